@@ -1,0 +1,70 @@
+"""What is wrong or unused in a run's data is said before its first step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.trainer.data.families import r1
+from tests.trainer.data.test_chat_template import ONE, turn, write_data
+from tests.trainer.small_model import write_model
+from trainer.checkpoint.trained_model import load_trained
+from trainer.config.run import RunConfig, load
+from trainer.run.composition import roles
+from trainer.run.composition.roles import Placement
+from trainer.run.inputs import read_inputs
+from trainer.system.errors import InputError
+
+ALONE = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
+CUT = [turn("user", "17+5?"), turn("assistant", "<think>Two more.</think>22")]
+ACCEPTED = "data: the chat template leaves out text of 1 of 3 samples, which data.lost_text accepts"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cut")
+    (folder / "seed.jsonl").write_text(json.dumps({"text": "user assistant"}) + "\n")
+    model = write_model(folder / "model", folder / "seed.jsonl")
+    path = model / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps(settings | {"chat_template": r1().plain, "bos_token": ""}))
+    return model
+
+
+def config(model: Path, folder: Path, **changes: Any) -> RunConfig:
+    data = write_data(folder / "train.jsonl", (ONE, None), (CUT, None), (ONE, None))
+    settings = {"task": "causal-lm", "model.path": str(model), "data.train": str(data)}
+    more = {"output": str(folder / "output"), "training.max_steps": 1}
+    return load(None, settings | more | changes)
+
+
+def test_a_line_that_a_template_cuts_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"train\.jsonl:2: .*'Two more\.'.*data\.lost_text") as one:
+        read_inputs(config(model, tmp_path), "run", lambda _: None)
+    assert "\n" not in str(one.value)
+
+
+def test_where_it_is_accepted_it_is_counted_once(model: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    accepting = config(model, tmp_path, **{"data.lost_text": "accept"})
+    read_inputs(accepting, "run", said.append)
+    assert said.count(ACCEPTED) == 1
+    assert accepting.agreement() != config(model, tmp_path).agreement()
+
+
+def test_a_checkpoint_is_scored_as_it_was_trained(model: Path, tmp_path: Path) -> None:
+    accepting = config(model, tmp_path, **{"data.lost_text": "accept"})
+    assert roles.run_local(accepting, "run", ALONE) == 0
+    assert load_trained(tmp_path / "output").config.data.lost_text == "accept"
+
+
+def test_keys_that_are_not_used_are_said(model: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    settings = config(model, tmp_path)
+    path = tmp_path / "train.jsonl"
+    path.write_text((json.dumps({"text": "hello there", "lable": 1}) + "\n") * 2)
+    read_inputs(settings, "run", said.append)
+    assert "data: keys of a data line that are not used: 'lable' (2 times)" in said
