@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.data.values import BadLineError, kind_of, objects_of, shown, string_of
+from trainer.data.values import BadLineError, check_unicode, kind_of, objects_of, shown, string_of
 from trainer.system.key_table import KeyTable
 
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {
@@ -103,6 +103,10 @@ def read_tools(value: Any, key: str, *, wrap: bool) -> tuple[dict[str, Any], ...
         BadLineError: they are no list of objects.
     """
     found = objects_of(value, key)
+    for each in found:
+        if not isinstance(each.get("function", each), dict):
+            raise BadLineError(f"'{key}' has a 'function' that is no object")
+    check_unicode(found, f"'{key}'")
     if wrap:
         found = [
             each if "function" in each or "name" not in each else _wrapped(each) for each in found
@@ -154,6 +158,7 @@ def _read_turn(
         more["tool_calls"] = _calls_of_text(string_of(more, said))
         more.pop(said)
     _read_calls(more)
+    check_unicode({key: more[key] for key in more if key != said}, "a key of the turn")
     for key in REASONING:
         if key in more:
             string_of(more, key)
@@ -196,7 +201,9 @@ def _read_calls(more: dict[str, Any]) -> None:
 
 def _with_object(each: dict[str, Any]) -> dict[str, Any]:
     function = each.get("function", each)
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadLineError("a call must have a function with a 'name'")
+    if not isinstance(function.get("arguments"), str):
         return each
     given = function["arguments"]
     try:

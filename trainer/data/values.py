@@ -35,11 +35,20 @@ def string_of(tree: dict[str, Any], key: str) -> str:
     value = tree[key]
     if not isinstance(value, str):
         raise BadLineError(f"'{key}' must be a string, got {kind_of(value)}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:  # JSON can have half a surrogate pair, a tokenizer cannot
-        raise BadLineError(f"'{key}' holds a lone surrogate, which is not text") from None
+    check_unicode(value, f"'{key}'")
     return value
+
+
+def check_unicode(value: Any, what: str) -> None:
+    """Check that a JSON value is text throughout.
+
+    Raises:
+        BadLineError: it has half a surrogate pair, which JSON can have and a tokenizer cannot.
+    """
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadLineError(f"{what} holds a lone surrogate, which is not text") from None
 
 
 def objects_of(value: Any, key: str) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ def function(name: str = "clock", **more: Any) -> dict[str, Any]:
     return {"name": name, **more}
 
 
-def called(arguments: Any, name: str = "clock") -> dict[str, Any]:
+def called(arguments: Any, name: str | None = "clock") -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -209,6 +209,14 @@ def test_glaive_calls_are_calls_and_its_functions_tools() -> None:
             "has both 'function_call' and 'tool_calls'",
         ),
         ({"messages": [ASK, turn("assistant", "a", function_call="auto")]}, "must be an object"),
+        ({"messages": [ASK, turn("assistant", "", tool_calls=[{"function": 3}])]}, "a 'name'"),
+        ({"messages": [ASK, turn("assistant", "", tool_calls=[called({}, None)])]}, "a 'name'"),
+        (
+            {"messages": [ASK, turn("assistant", "", tool_calls=[called({"a": ["\ud800"]})])]},
+            "a key of the turn holds a lone surrogate",
+        ),
+        ({"messages": [ASK, ANSWER], "tools": [{"function": "f"}]}, "'function' that is no object"),
+        ({"messages": [ASK, ANSWER], "tools": [function("\ud800")]}, "'tools' holds a lone"),
         ({"messages": [ASK, turn("assistant", "a", reasoning_content=["b"])]}, "must be a string"),
         (
             {"messages": [turn("user", [{"type": "image_url", "image_url": {}}]), ANSWER]},
