@@ -401,6 +401,11 @@ def setting_keys() -> list[str]:
     return settings.setting_keys(RunConfig)
 
 
+def is_preset(source: str | Path | None) -> bool:
+    """Whether a source is the name of a preset, and no file."""
+    return str(source) in presets() and not Path(str(source)).exists()
+
+
 def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """Read a run config from a YAML file or a preset's name and apply dotted overrides.
 
@@ -409,4 +414,7 @@ def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) 
     Raises:
         InputError: the file cannot be read, or a key or value is wrong (names its path).
     """
-    return load_settings(RunConfig, source, presets(), overrides)
+    given = dict(overrides or {})
+    if not {"data.train", "data"}.isdisjoint(given) and is_preset(source):
+        given.setdefault("data.validation", None)  # a preset's is of its own data
+    return load_settings(RunConfig, source, presets(), given)

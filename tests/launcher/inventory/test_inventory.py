@@ -340,3 +340,26 @@ def test_ansible_s_settings_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         settings.write("ssh_executable = /opt/ssh\n")
     with pytest.raises(ConfigError, match="host a: 'ssh_executable' is not used"):
         load_inventory(tmp_path / "hosts.ini")
+
+
+@pytest.mark.usefixtures("forked_ansible")
+def test_a_script_and_a_limit_beside_a_host_that_cannot_be_read(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        '#!/bin/sh\necho \'{"gpu": {"hosts": ["box"]}, "_meta": {"hostvars":'
+        ' {"box": {"ansible_host": "192.0.2.9", "ansible_user": "o"}}}}\'\n',
+        "dyn.sh",
+    )
+    script.chmod(0o755)
+    (host,) = load_inventory(script)
+    assert (host.name, host.address, host.user) == ("box", "192.0.2.9", "o")
+    text = """
+all:
+  children:
+    servers: {hosts: {box: {ansible_host: 192.0.2.9, ansible_become: yes}}}
+    cloud: {hosts: {vps: {ansible_host: "{{ vault_vps_ip }}"}}}
+"""
+    path = write(tmp_path, text)
+    assert [host.address for host in load_inventory(path, limit="servers")] == ["192.0.2.9"]
+    with pytest.raises(ConfigError, match=r"host vps: ansible_host: .*vault_vps_ip"):
+        load_inventory(path)

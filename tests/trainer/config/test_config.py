@@ -84,6 +84,29 @@ def test_a_section_in_short(tmp_path: Path):
     assert found.distillation is None
 
 
+def test_yaml_of_any_editor_and_keys_that_occur_twice(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    least = "model: m\ndata: t\nnum_classes: 2\n"
+    text = f"\ufeff{least}optimizer: {{learning_rate: 2e-4}}\n".replace("\n", "\r\n")
+    path.write_bytes(text.encode())
+    assert load(path).optimizer.learning_rate == 2e-4
+    for lines, message in (
+        ("training: {seed: 1}\ntraining: {seed: 3}", r"5:1: .*the key 'training' occurs twice"),
+        ("training: {seed: 4, seed: 2}", r"4:21: .*the key 'seed' occurs twice"),
+        ("name: no", "name: .*; got False"),
+    ):
+        path.write_text(f"{least}{lines}\n")
+        with pytest.raises(InputError, match=message):
+            load(path)
+
+
+def test_a_preset_with_data_of_ones_own_has_no_validation_of_others():
+    assert load("quickstart", {"model.path": "mine"}).data.validation is not None
+    assert load("quickstart", {"data.train": "mine.jsonl"}).data.validation is None
+    given = {"data": "mine.jsonl", "data.validation": "v.jsonl"}
+    assert load("quickstart", given).data.validation == "v.jsonl"
+
+
 def test_null_is_as_in_a_file(tmp_path: Path):
     path = tmp_path / "run.yaml"
     path.write_text("model: m\ndata: {train: t, validation: v}\nnum_classes: 2\nexchange: null\n")
