@@ -134,6 +134,7 @@ def test_codec_and_rounds_in_use_are_shown(run: Run) -> None:
     assert "4,200 tokens/s, int8, rounds of 20 steps" in progress(training)
     assert progress({**training, "round_of": None}).endswith("tokens/s, int8")
     assert progress(TRAINING).endswith("tokens/s")
+    assert "step 120/480, loss -, 4,200" in progress({**TRAINING, "loss": None})
 
 
 def test_without_a_gpu_no_column_is_empty(run: Run) -> None:

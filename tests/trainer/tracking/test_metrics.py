@@ -176,7 +176,9 @@ def test_tensorboard_shows_events_and_drops_the_abandoned_future(tmp_path: Path)
         log.step(metrics(step))
     log.event("resumed", 1, reason="coordinator restarted")
     log.step(metrics(2, loss=9.0))
+    log.step(metrics(3, loss=None))  # no token of it was learned
     log.close()
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["loss"] is None
     board = EventAccumulator(str(tmp_path / "tensorboard"))
     board.Reload()
     assert [(s.step, s.value) for s in board.Scalars("loss")] == [(1, 1.5), (2, 9.0)]

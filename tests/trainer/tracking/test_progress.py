@@ -59,10 +59,10 @@ def test_a_plain_line_for_each_interval_and_for_the_last_step():
     view = PlainView(stream, interval=1.0, clock=clock)
     for step in range(1, 101):
         clock.now = 0.25 * step
-        view.update(status(step))
+        view.update(status(step, loss=None if step == 5 else 1.25))
     lines = stream.getvalue().splitlines()
     assert lines[0] == "step 1/100  loss 1.2500  lr 5.00e-05  12,346 tok/s  1/2 workers"
-    assert lines[1].startswith("step 5/100")
+    assert lines[1].startswith("step 5/100  loss -  lr 5.00e-05")
     assert lines[1].endswith("0:24 left")
     assert lines[-1].startswith("step 100/100")
     assert len(lines) == 26
