@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from blake3 import blake3
 
+from trainer.checkpoint.publication import write_publication
 from trainer.checkpoint.reader import (
     BEST_EVALUATED,
     FOLDER,
@@ -116,6 +117,7 @@ class CheckpointStore:
         self._layout = layout
         self._config = config
         self._disk = disk or Disk()
+        self._model_dir = model_dir
         self._companions = companions(config, model_dir)
         atomic_folder.prepare_folder(folder)
         try:
@@ -179,6 +181,15 @@ class CheckpointStore:
     def best(self) -> Path | None:
         """Return the checkpoint with the best metric, if it is complete."""
         return best_checkpoint(self.folder)
+
+    def publish(self) -> Path | None:
+        """Write the folder to publish from the best checkpoint, else the newest.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        found = self.best() or self.latest()
+        return found and write_publication(found, self._config, self._model_dir)
 
     def load(self, path: Path) -> tuple[TrainState, RunProgress]:
         """Read one checkpoint back, every byte checked against its manifest.

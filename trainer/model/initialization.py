@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,19 @@ def uniform(seed: int, name: str, size: int, bound: float) -> np.ndarray:
     # An fp32 mantissa holds 24 bits, so the conversion is exact.
     unit = (integers >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-23)
     return (unit - np.float32(1.0)) * np.float32(bound)
+
+
+def is_untrained(model_dir: Path) -> bool:
+    """Whether a model's weights are as they were drawn: its last norm is nothing but ones."""
+    norms = [
+        header
+        for name, header in read_headers(model_dir).items()
+        if name.endswith(("norm.weight", "ln_f.weight")) and not re.search(r"\.\d+\.", name)
+    ]
+    # Gemma's norms add one to what is stored.
+    return bool(norms) and all(
+        any((read_tensor(header) == drawn).all() for drawn in (0.0, 1.0)) for header in norms
+    )
 
 
 def read_tensor(header: TensorHeader) -> np.ndarray:

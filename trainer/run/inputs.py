@@ -25,6 +25,7 @@ from trainer.model.architecture import fit_length
 from trainer.model.class_names import read_class_names
 from trainer.model.config_keys import notices
 from trainer.model.files import model_digest, resolve_model, weights_digest
+from trainer.model.initialization import is_untrained
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError
@@ -106,6 +107,11 @@ def read_inputs(
     if tell is not None:
         for line in notices(model_dir):
             tell(line)
+        if config.method == "lora" and is_untrained(model_dir):
+            tell(
+                f"{model_dir}: its weights are random, and LoRA changes too few of them to learn"
+                " from nothing: give --method full, or a trained model"
+            )
         for file in filter(None, (train_file, validation_file)):
             # By the coordinator alone: the workers have the same data.
             for line in check_conversations(file, encoder):

@@ -15,6 +15,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.publication import publication_folder
 from trainer.checkpoint.reader import FOLDER, linked_checkpoint, read_progress
 from trainer.config.run import RunConfig
 from trainer.data.samples import iterate
@@ -55,6 +56,8 @@ def make_card(config: RunConfig, run_id: str = "", *, stopped: bool = False) -> 
             kind = "adapter" if config.method == "lora" else "model"
             if config.class_names is not None:
                 lines.insert(0, f"classes: {shortened(', '.join(config.class_names))}")
+            if (ready := publication_folder(config)).is_dir():
+                lines.append(f"to publish: {ready} (with tokenizer and model card)")
             return [f"{kind}: {store / pointer} ({scores})", *lines, "next:", *_next(config)]
     return lines
 

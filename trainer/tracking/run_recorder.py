@@ -203,6 +203,11 @@ class RunRecorder:
         saved = (0, UnprovedError.exit_code, BudgetStopError.exit_code)
         if exit_code in saved and self._failed_save:
             exit_code, reason = StorageError.exit_code, self._failed_save
+        if exit_code in saved:
+            try:
+                self._store.publish()
+            except StorageError as error:  # the checkpoint that it is made of is safe
+                log.warning("%s", error)
         if self._budget:
             self._budget.close(ended=exit_code not in RESTARTED)
             self._status["budget"] = self._budget.status

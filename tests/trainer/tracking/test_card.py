@@ -105,7 +105,7 @@ def test_a_loss_that_is_not_finite_does_no_harm(tmp_path: Path) -> None:
     """JSON has no NaN and no infinity; a card is never worth a run."""
     config = tiny_config(output=str(tmp_path))
     state, progress = tiny_state(2), tiny_progress(2)
-    CheckpointStore(tmp_path / "checkpoints", tiny_layout(), config, tmp_path).save(
+    CheckpointStore(tmp_path / "checkpoints", tiny_layout(), config, Path("base")).save(
         state.snapshot(), progress, 0.5
     )
     lines = [{**step(2), "loss": None}, {"kind": "validation", "step": 2, "loss": None}]
@@ -133,7 +133,7 @@ def test_a_model_is_asked_as_its_data_asks(
         data.write_text(json.dumps(line) + "\n")
     changes = {"output": str(tmp_path), "task": "causal-lm", "num_classes": None}
     config = tiny_config(**changes, data={"train": str(data)})
-    CheckpointStore(tmp_path / "checkpoints", tiny_layout(), config, tmp_path).save(
+    CheckpointStore(tmp_path / "checkpoints", tiny_layout(), config, Path("base")).save(
         tiny_state(2).snapshot(), tiny_progress(2), 0.5
     )
     assert any(f" generate {tmp_path} {asks} Hello" in command for command in make_card(config))
@@ -175,9 +175,13 @@ def test_a_language_model_is_evaluated_generates_and_is_merged(tmp_path: Path) -
     card, _ = train(tmp_path, data, *words)
     assert card[0].startswith("adapter: out/checkpoints/best (step 2, validation loss ")
     assert card[1].startswith("step 2, loss ")
-    assert card[2:4] == ["lost and recovered: nothing", "next:"]
+    assert card[2:5] == [
+        "lost and recovered: nothing",
+        "to publish: out/adapter (with tokenizer and model card)",
+        "next:",
+    ]
     program = BIN / "trainer"  # not on the path that the test has
-    assert [line.split()[0] for line in card[4:]] == [str(program)] * 3
+    assert [line.split()[0] for line in card[5:]] == [str(program)] * 3
     evaluated, generated, merged = run_commands(card, tmp_path, os.environ["PATH"])
     assert "perplexity" in evaluated
     assert generated.strip()

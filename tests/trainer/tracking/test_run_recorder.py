@@ -36,6 +36,9 @@ class StuckStore:
         snapshot.close()
         return Path(f"step-{snapshot.step:06d}")
 
+    def publish(self) -> None:
+        pass
+
     def release(self) -> None:
         pass
 
@@ -63,7 +66,7 @@ class BrokenStore(StuckStore):
 
 
 def journal_of(store: StuckStore, folder: Path) -> RunRecorder:
-    job: Any = SimpleNamespace(run_id="run", data="d" * 64)
+    job: Any = SimpleNamespace(run_id="run", data="d" * 64, model="m" * 64, base=None)
     stands: Any = store
     return RunRecorder(folder, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
 
@@ -189,7 +192,7 @@ def test_a_mark_that_cannot_be_made_is_no_reason_not_to_save(
     store: StuckStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SAVING_VARIABLE, str(tmp_path / "gone" / "saving"))
-    job: Any = SimpleNamespace(run_id="run", data="d" * 64)
+    job: Any = SimpleNamespace(run_id="run", data="d" * 64, model="m" * 64, base=None)
     stands: Any = store
     recorder = RunRecorder(tmp_path, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
     store.free.set()
@@ -247,7 +250,7 @@ def test_the_end_is_said_where_the_checkpoints_lie(store: StuckStore, tmp_path: 
     config = tiny_config()
     elsewhere = config.checkpoint.model_copy(update={"folder": str(share.folder)})
     config = config.model_copy(update={"checkpoint": elsewhere})
-    job: Any = SimpleNamespace(run_id="run", data="d" * 64)
+    job: Any = SimpleNamespace(run_id="run", data="d" * 64, model="m" * 64, base=None)
     recorder = RunRecorder(tmp_path / "output", share, config, job, StepPlan(100, 10, 1), 1)
     assert not (share.folder / "status.json").exists()
     assert recorder.close(5, "NaN in the loss") == 5

@@ -246,6 +246,23 @@ def test_another_base_of_the_same_shapes_is_another_run(model: Path, tmp_path: P
     assert read_progress(adapter).model is None
 
 
+def test_lora_on_random_weights_is_warned_about(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    said: list[str] = []
+    read_inputs(config(model, tmp_path), "run", said.append)
+    assert not any("its weights are random" in line for line in said), "method full"
+    short: dict[str, object] = {"method": "lora", "training.max_steps": 1}
+    read_inputs(config(model, tmp_path, **short), "run", said.append)
+    assert f"{model}: its weights are random, and LoRA changes too few of them" in "\n".join(said)
+    trained = config(model, tmp_path / "full", **{"training.max_steps": 1})
+    assert roles.run_local(trained, "run", ALONE) == 0
+    on_it: dict[str, object] = {**short, "model.path": str(tmp_path / "full" / "model")}
+    said.clear()
+    read_inputs(config(model, tmp_path, **on_it), "run", said.append)
+    assert not any("its weights are random" in line for line in said)
+
+
 def test_a_run_that_is_extended_says_what_its_learning_rate_does(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

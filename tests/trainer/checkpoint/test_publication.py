@@ -1,0 +1,101 @@
+"""The folder to publish: PEFT and transformers load it as it is; nothing of the run is in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.trainer.small_model import write_data, write_model
+from trainer.checkpoint.publication import model_card, write_publication
+from trainer.checkpoint.store import find_checkpoint
+from trainer.checkpoint.trained_model import load_trained
+from trainer.config.run import RunConfig, load
+from trainer.run.composition import roles
+from trainer.run.composition.roles import Placement
+from trainer.system.errors import StorageError
+from trainer.system.storage.atomic_folder import verify
+
+ALONE = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
+USED = """
+model.eval()
+print(type(model).__name__, model.config.id2label, tokenizer("ls")["input_ids"])
+"""
+
+
+def trained(tmp_path: Path, **settings: Any) -> RunConfig:
+    data = write_data(tmp_path / "train.jsonl", count=12)
+    model = write_model(tmp_path / "base", data)
+    given = {
+        "num_classes": 3,
+        "class_names": ["good", "bad", "odd"],
+        "model.path": str(model),
+        "data.train": str(data),
+        "data.validation": str(data),
+        "output": str(tmp_path / "out"),
+        "training.max_steps": 2,
+    }
+    config = load(None, {k: v for k, v in (given | settings).items() if v is not None})
+    assert roles.run_local(config, "run", ALONE) == 0
+    return config
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_classifier_is_loaded_by_the_lines_of_its_card(tmp_path: Path, method: str) -> None:
+    config = trained(tmp_path, method=method)
+    folder = tmp_path / "out" / ("adapter" if method == "lora" else "model")
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"README.md", "tokenizer.json", "tokenizer_config.json", "manifest.json"}
+    assert not names & {"optimizer.safetensors", "run.json"}
+    verify(folder)
+    weights = next(folder.glob("*model.safetensors"))
+    best = find_checkpoint(Path(config.output))
+    assert weights.stat().st_ino == (best / weights.name).stat().st_ino, "linked, not copied"
+    text = (folder / "README.md").read_text()
+    about = yaml.safe_load(text.split("---")[1])
+    assert about["library_name"] == {"lora": "peft", "full": "transformers"}[method]
+    assert about["pipeline_tag"] == "text-classification"
+    assert "base_model" not in about  # a folder of this machine means nothing on a hub
+    code = text.partition("```python\n")[2].partition("```")[0] + USED
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=folder,
+        env={**os.environ, "TRANSFORMERS_VERBOSITY": "error"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "{0: 'good', 1: 'bad', 2: 'odd'}" in done.stdout
+    assert load_trained(folder).config.class_names == ("good", "bad", "odd")
+
+
+def test_a_base_of_a_hub_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = trained(tmp_path, num_classes=None, class_names=None, task="causal-lm")
+    hub = config.with_settings({"model.path": "Qwen/Qwen3-0.6B"})
+    best = find_checkpoint(Path(config.output))
+    folder = write_publication(best, hub, tmp_path / "base")
+    tree = json.loads((folder / "adapter_config.json").read_text())
+    assert tree["base_model_name_or_path"] == "Qwen/Qwen3-0.6B"
+    about = yaml.safe_load((folder / "README.md").read_text().split("---")[1])
+    assert (about["base_model"], about["base_model_relation"]) == ("Qwen/Qwen3-0.6B", "adapter")
+    assert about["pipeline_tag"] == "text-generation"
+    card = model_card({"step": 2}, hub, tmp_path / "base")
+    assert "AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-0.6B')" in card
+    monkeypatch.setattr(os, "link", no_links)
+    assert write_publication(best, hub, tmp_path / "base") == folder
+    verify(folder)
+    (folder.parent / "file").write_text("")
+    elsewhere = config.with_settings({"output": str(folder.parent / "file")})
+    with pytest.raises(StorageError, match="cannot be written"):
+        write_publication(best, elsewhere, tmp_path / "base")
+
+
+def no_links(source: Path, target: Path) -> None:
+    raise PermissionError(1, "Operation not permitted")
