@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,7 +20,7 @@ _SHOWN = 1500  # characters of a sample
 @click.command("inspect-data")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--model", metavar="DIR|NAME", help="The model whose tokens are counted.")
-@click.option("--validation", type=click.Path(path_type=Path), help="Held-out data to compare.")
+@click.option("--validation", type=click.Path(), help="Held-out data to compare.")
 @click.option("--task", type=click.Choice(["classify", "causal-lm"]), help="Default: by the data.")
 @click.option(
     "--max-seq-len", type=click.IntRange(min=1), help="Tokens; default: as a run would take."
@@ -32,22 +32,22 @@ _SHOWN = 1500  # characters of a sample
     show_default=True,
     help="Samples to show as the model sees them.",
 )
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any other setting.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect_data(
     file: Path,
     model: str | None,
-    validation: Path | None,
-    task: str | None,
-    max_seq_len: int | None,
+    settings: tuple[str, ...],
     samples: int,
     as_json: bool,
+    **flags: Any,
 ) -> None:
     """Show what FILE holds: shapes, classes, tokens, repetitions, and samples with what is learned.
 
     Settings that are not given are those that a run derives from the data.
     """
+    from trainer.commands.run_options import overrides
     from trainer.config.run import load
-    from trainer.data.chat_marks import ConversationError
     from trainer.data.encoder import Encoder
     from trainer.data.inspection import inspect
     from trainer.data.labelling import with_names
@@ -55,22 +55,18 @@ def inspect_data(
     from trainer.model.files import resolve_model
     from trainer.model.safetensors_headers import read_config
     from trainer.planning.defaults import derive, provisional
-    from trainer.system.errors import InputError
     from trainer.system.process.announcement import announced
 
-    given = {"task": task, "data.max_seq_len": max_seq_len}
-    given = {key: value for key, value in given.items() if value is not None}
+    given = overrides(flags, {"task": "task"}, settings)
     paths = {"model.path": model or "none", "data.train": str(file)}
     config = load(None, {**paths, **provisional(given), **given})
     folder = resolve_model(model) if model is not None else None
     found = {part.key: part.value for part in derive(config, given, folder, ())}
     config = config.with_settings(found)
     config = with_names(config, read_class_names(read_config(folder)) if folder else ())
-    try:
-        with announced("measuring the data"):
-            inspection = inspect(config, Encoder(folder) if folder else None, validation, samples)
-    except ConversationError as error:
-        raise InputError(f"{file}: {error}") from None
+    encoder = Encoder(folder, config.data.lost_text) if folder else None
+    with announced("measuring the data"):
+        inspection = inspect(config, encoder, samples)
     if as_json:
         click.echo(json.dumps(inspection.as_json(), ensure_ascii=False))
         return

@@ -91,7 +91,7 @@ def overrides(
         InputError: a --set is not KEY=VALUE.
     """
     known = {**_SETTINGS, **own}
-    given = {path: flags[flag] for flag, path in known.items() if flags[flag] is not None}
+    given = {path: flags[flag] for flag, path in known.items() if flags.get(flag) is not None}
     return given | dict(map(_setting, settings))
 
 

@@ -20,6 +20,7 @@ from trainer.data.samples import read_file
 from trainer.data.shapes import Sample, shape_of
 from trainer.data.survey import (
     Repetitions,
+    check_conversations,
     class_lines,
     count_classes,
     find_repetitions,
@@ -57,7 +58,7 @@ class Inspection:
     classes: dict[str, int]
     """Samples of each class of a classification."""
     unused: list[str]
-    """Lines on keys that are not used."""
+    """Lines on keys, and on text, that are not used."""
     max_seq_len: int
     measurement: Measurement | None
     """None without a model."""
@@ -107,23 +108,21 @@ class Inspection:
         }
 
 
-def inspect(
-    config: RunConfig, encoder: Encoder | None, validation: Path | None, examples: int
-) -> Inspection:
-    """Return what the training data of a config holds; every sample is measured.
+def inspect(config: RunConfig, encoder: Encoder | None, examples: int) -> Inspection:
+    """Return what the data of a config holds; every training sample is measured.
 
     Args:
         encoder: the model's; None leaves the tokens out.
-        validation: a file to compare with.
         examples: how many samples to show.
 
     Raises:
         DataError, InputError: a file cannot be read.
-        ConversationError: the chat template cannot express a sample.
     """
     path, classes, limit = Path(config.data.train), config.classes, config.data.max_seq_len
     file = read_file(path, config.task, classes)
-    other = read_file(validation, config.task, classes).samples if validation else []
+    held_out = config.data.validation
+    other = read_file(Path(held_out), config.task, classes).samples if held_out else []
+    lost = check_conversations(file, encoder) if encoder else []
     names = count_classes(file.samples, classes)
     step = max(1, len(file.samples) // max(examples, 1))
     shown = file.samples[::step][:examples]
@@ -132,7 +131,7 @@ def inspect(
         samples=len(file.samples),
         shapes=_shapes(path, labelled=classes is not None),
         classes=names,
-        unused=file.unused,
+        unused=[*file.unused, *lost],
         max_seq_len=limit,
         measurement=measure(file.samples, encoder, limit) if encoder else None,
         repetitions=find_repetitions(file.samples, other),

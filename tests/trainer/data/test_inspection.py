@@ -132,6 +132,15 @@ def test_what_is_learned_is_green_or_marked(
     assert marked in shown(data, "--model", model, **{**plain, **environment})
 
 
+def test_other_settings_are_taken_as_a_run_takes_them(model: Path, tmp_path: Path) -> None:
+    rows = [{"text": "x", "label": label} for label in ("a", "b")]
+    data = write(tmp_path / "a.jsonl", *rows)
+    names = ("--set", "class_names=[b, c, a]")
+    assert inspected(data, "--model", model, *names)["classes"] == {"b": 1, "c": 0, "a": 1}
+    tree = inspected(data, "--model", model, "--task", "causal-lm")
+    assert tree["unused"] == ["keys of a data line that are not used: 'label' (2 times)"]
+
+
 def test_without_a_model_there_are_no_tokens(tmp_path: Path) -> None:
     data = write(tmp_path / "a.jsonl", {"text": "x", "label": 0}, {"text": "y", "label": 2})
     tree = inspected(data)
