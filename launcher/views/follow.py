@@ -65,10 +65,15 @@ def watch_run(run: Run, as_json: bool) -> None:
                 render.print_json(render.status_tree(view))
                 time.sleep(LOOK_EVERY)
             render.print_json(render.status_tree(view))
-        elif sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        elif draws_pictures():
             _draw(Telemetry(RunMonitor(run)))
         else:
             _print_changes(Telemetry(RunMonitor(run)))
+
+
+def draws_pictures() -> bool:
+    """Whether stdout is a terminal that can move its cursor."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def is_over(view: RunView) -> bool:

@@ -1,6 +1,7 @@
 """The picture of `status --watch` on narrow and wide terminals, and who feeds it."""
 
 import io
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from launcher.runs.processes.session import ProcessState, SessionSupervisor
 from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor, RunView
 from launcher.views import render, telemetry
+from launcher.views.follow import draws_pictures
 from launcher.views.live import curve, live_view
 from launcher.views.render import progress
 from launcher.views.telemetry import StepRate, Telemetry, TelemetrySnapshot
@@ -135,6 +137,20 @@ def test_codec_and_rounds_in_use_are_shown(run: Run) -> None:
     assert progress({**training, "round_of": None}).endswith("tokens/s, int8")
     assert progress(TRAINING).endswith("tokens/s")
     assert "step 120/480, loss -, 4,200" in progress({**TRAINING, "loss": None})
+
+
+@pytest.mark.parametrize(
+    ("terminal", "kind", "drawn"),
+    [(True, "xterm", True), (True, "dumb", False), (True, None, False), (False, "xterm", False)],
+)
+def test_a_terminal_that_cannot_draw_gets_lines(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, kind: str | None, drawn: bool
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.delenv("TERM", raising=False)
+    if kind is not None:
+        monkeypatch.setenv("TERM", kind)
+    assert draws_pictures() is drawn
 
 
 def test_without_a_gpu_no_column_is_empty(run: Run) -> None:
