@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -66,10 +67,9 @@ MISTAKES = (
     Mistake("no such file", TRAIN.format("nothing.jsonl"), ("nothing.jsonl",)),
     Mistake("a folder as data", TRAIN.format("folder"), ("folder",)),
     Mistake("empty data", TRAIN.format("empty.jsonl"), ("empty.jsonl",)),
-    Mistake("CSV", TRAIN.format("data.csv"), ("data.csv", "CSV")),
-    Mistake("a JSON array", TRAIN.format("array.json"), ("array.json", "array")),
-    Mistake("gzip", TRAIN.format("data.jsonl.gz"), ("data.jsonl.gz", "gzip")),
-    Mistake("UTF-16", TRAIN.format("utf16.jsonl"), ("utf16.jsonl", "UTF-16")),
+    Mistake("CSV of other columns", TRAIN.format("data.csv"), ("data.csv", "body")),
+    Mistake("a torn JSON array", TRAIN.format("array.json"), ("array.json",)),
+    Mistake("a torn gzip", TRAIN.format("data.jsonl.gz"), ("data.jsonl.gz",)),
     Mistake("a malformed line", TRAIN.format("torn.jsonl"), ("torn.jsonl:2:",)),
     Mistake("a key twice in a line", TRAIN.format("twice.jsonl"), ("twice.jsonl:1", "twice")),
     Mistake("an unknown shape", TRAIN.format("odd.jsonl"), ("odd.jsonl:1", "text")),
@@ -185,10 +185,9 @@ def prepare(folder: Path) -> None:
     files: dict[str, str | bytes] = {
         "text.jsonl": "\n".join(texts),
         "empty.jsonl": "",
-        "data.csv": "text,label\nls,0\nrm -rf $x,4\n",
-        "array.json": f"[{','.join(texts)}]",
-        "data.jsonl.gz": gzip.compress("\n".join(texts).encode()),
-        "utf16.jsonl": "\n".join(texts).encode("utf-16"),
+        "data.csv": "body,kind\nls,0\nrm -rf $x,4\n",
+        "array.json": f"[{','.join(texts)[:-9]}",
+        "data.jsonl.gz": gzip.compress("\n".join(texts).encode())[:-40],
         "torn.jsonl": f"{texts[0]}\n{texts[1][:-3]}\n",
         "twice.jsonl": '{"text": "a", "text": "b"}\n',
         "odd.jsonl": '{"body": "ls"}\n',
@@ -229,7 +228,8 @@ def answered(
 ) -> Answer:
     """Return the answer that a command has written."""
     program = mistake.command.split()[0]
-    said = [line for line in done.stderr.splitlines() if line.strip()]
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    said = [line for line in lines if not re.match(r"\d\d:\d\d:\d\d ", line)]  # not its log
     named = [line for line in said if line.startswith(f"{program}: ")]
     is_short = len(said) <= _LINES and "Traceback" not in done.stderr
     return Answer(done.returncode, seconds, [*named, *said[-1:], ""][0], is_short)
