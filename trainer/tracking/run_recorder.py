@@ -122,9 +122,10 @@ class RunRecorder:
             learning_rate_at(step, total, self._config.optimizer)
             for step, total in ((last, old.total_inner), (following, plan.total_inner))
         ]
+        change = "extended" if plan.total_inner > old.total_inner else "shortened"
         return (
-            f"the run has {plan.total_inner} steps now, before {old.total_inner}: its schedule is"
-            f" laid over all of them, so the learning rate goes from {rates[0]:.1e} to"
+            f"the run is {change} from {old.total_inner} to {plan.total_inner} steps: its schedule"
+            f" is laid over all of them, so the learning rate goes from {rates[0]:.1e} to"
             f" {rates[1]:.1e} at step {progress.step + 1}"
         )
 

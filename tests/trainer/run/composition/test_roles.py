@@ -278,8 +278,8 @@ def test_a_run_that_is_extended_says_what_its_learning_rate_does(
     }
     assert rates[5] > 2 * rates[4]
     assert line == (
-        "the run has 8 steps now, before 4: its schedule is laid over all of them, so the learning"
-        f" rate goes from {rates[4]:.1e} to {rates[5]:.1e} at step 5"
+        "the run is extended from 4 to 8 steps: its schedule is laid over all of them, so the"
+        f" learning rate goes from {rates[4]:.1e} to {rates[5]:.1e} at step 5"
     )
 
 
