@@ -25,13 +25,14 @@ export VENV VULKAN TORCH TORCH_VERSION TORCH_CPU_INDEX
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-distill test test-fast test-all test-real testbed soak lint bench clean
+.PHONY: help setup lock demo demo-distill demo-real test test-fast test-all test-real testbed soak lint bench clean
 
 help:
 	@echo "make setup      make or update .venv: Python packages only, no root"
 	@echo "make lock       after a change of pyproject.toml: write launcher/locks (UPGRADE=1: newest versions)"
 	@echo "make demo       three workers fine-tune one model on this machine, from nothing to a report"
 	@echo "make demo-distill  a teacher, its student and an eval runner at once, to a table of losses"
+	@echo "make demo-real  a published model learns to sort Debian's packages; answers before and after"
 	@echo "make test       quick lint, the fast tests, the wgpu engine, real processes"
 	@echo "make test-fast  quick lint and the fast tests"
 	@echo "make test-all   make test, and every further cell of its matrices (docs/testing.md)"
@@ -54,6 +55,9 @@ demo: setup
 
 demo-distill: setup
 	@bash scripts/demo_distill.sh
+
+demo-real: setup
+	@bash scripts/demo_real.sh
 
 test: setup
 	@bash scripts/test.sh lint fast+cluster vulkan
@@ -85,5 +89,5 @@ bench: setup
 	@bash scripts/bench.sh
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo demo-distill soak
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache demo demo-distill demo-real soak
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -34,12 +34,12 @@ from trainer.planning.replica import plan_memory, shared_memory_needed
 LENGTH, ROWS = 64, 4
 METHODS = ("lora", "qlora", "full", "fsdp")
 EMPTY = ModelSizes(
-    hidden_size=32,
+    hidden_size=64,
     num_layers=1,
     num_heads=2,
     num_kv_heads=1,
-    head_dim=16,
-    intermediate_size=32,
+    head_dim=32,
+    intermediate_size=64,
     vocab_size=300,
 )
 GOAL = 0.1

