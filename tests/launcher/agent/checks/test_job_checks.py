@@ -1,8 +1,11 @@
 """What is found out about model, data, output and memory, on the host that is asked."""
 
+from __future__ import annotations
+
 import json
 import struct
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,6 +25,9 @@ from tests.launcher.hollow_model import make_model
 from trainer.config.run import load
 from trainer.model.layout import build_layout
 from trainer.replica.wgpu.planning import budget
+
+if TYPE_CHECKING:
+    from tests.conftest import TinyModel
 
 SETTING = Setting(run_id="x-1", trainer_command=("trainer",), state_folder="/s", routes={})
 
@@ -83,6 +89,22 @@ def test_the_checkpoints_of_another_run_are_not_written_over(tmp_path: Path) -> 
     assert check_output(tmp_path, "run-1").status == "ok"
     (tmp_path / "status.json").write_text("torn {")
     assert check_output(tmp_path, "run-2").status == "ok"  # the trainer judges by the manifests
+
+
+def test_a_model_that_wgpu_does_not_compute_is_not_placed_on_it(
+    tiny_model: TinyModel,
+) -> None:
+    card = Host(
+        name="localhost",
+        connection="local",
+        devices=(Device("wgpu", "0000:03:00.0", "Radeon", 8 << 30),),
+    )
+    for model_type, status in (("mistral", "ok"), ("gemma2", "fail")):
+        config = load("quickstart", {"model.path": str(tiny_model(model_type))})
+        finding = check_memory(place([card], config, None, SETTING), config, ["localhost"])
+        assert finding.status == status
+    assert "computes with wgpu: layers of gemma2 are computed by transformers'" in finding.detail
+    assert "motley_devices" in finding.remedy
 
 
 def test_a_plan_above_the_memory_is_refused(
