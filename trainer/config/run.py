@@ -112,7 +112,10 @@ class LoraSettings(Section):
 
 
 class DataConfig(Section):
-    """JSON Lines files; the shapes of a line are in `trainer.data.shapes`."""
+    """Files of `trainer.data.formats`, folders of them, or data sets of the hub.
+
+    The shapes of a record are in `trainer.data.shapes`.
+    """
 
     SHORT = "train"
     train: str = Field(min_length=1)
@@ -126,6 +129,8 @@ class DataConfig(Section):
     lost_text: LostText = "refuse"
     """What to do about a conversation of which the chat template leaves out text: refuse it, or
     use the rest."""
+    columns: dict[str, str] = Field(default_factory=dict[str, str])
+    """The names of keys in the data: `{input: body, label: intent}`. Other keys are not read."""
 
     @model_validator(mode="after")
     def _one_validation(self) -> Self:

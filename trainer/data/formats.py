@@ -37,6 +37,8 @@ from trainer.system.errors import InputError
 HEAD_BYTES = 4096
 """Bytes that decide on the format; a shorter head is a whole file."""
 _TABLES = frozenset((".csv", ".tsv"))
+KEYS = LINE_KEYS.used | LABELLED_KEYS.used
+"""The keys that `data.columns` can name."""
 _DELIMITERS = "\t;,|"
 _MOST_NESTED = 3
 """Archives in archives."""
@@ -81,7 +83,7 @@ def read_records(
     Args:
         problems: receives the records that cannot be read; the caller adds those that are not
             samples, and calls `problems.check()` at the end.
-        columns: `data.columns`, our name of a key to the file's. The others are not read.
+        columns: our name of a key to the file's. The others are not read.
 
     Raises:
         InputError: the file cannot be read, is of a format that is not read, was cut, or changed
@@ -105,6 +107,19 @@ def _read_file(
         if error.errno is None:  # of a decompressor
             raise InputError(f"{path}: is cut or damaged: {error}; copy it again") from None
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def count_records(path: Path, columns: Mapping[str, str] | None = None) -> int:
+    """Return how many records data has, bad ones counted as well where lines can be counted.
+
+    Raises:
+        InputError: see `read_records`.
+    """
+    files = find_data(path).files
+    if len(files) == 1 and is_json_lines(files[0]):
+        with files[0].open("rb") as file:
+            return sum(1 for line in file if line.strip())
+    return sum(1 for _ in read_records(path, Problems(), columns))
 
 
 def is_json_lines(path: Path) -> bool:
@@ -305,7 +320,7 @@ def _delimiter(name: str, head: bytes, columns: Mapping[str, str]) -> str | None
     lines = head.decode("utf-8", "replace").splitlines(keepends=True)
     if lines and lines[0].startswith("sep=") and len(lines[0].strip()) == 5:  # of Excel
         return lines[0][4]
-    known = {*LINE_KEYS.used, *LABELLED_KEYS.used, *columns.values()}
+    known = {*KEYS, *columns.values()}
     named = PurePath(name).suffix.lower() in _TABLES
     best, most = None, 1
     for delimiter in _DELIMITERS:

@@ -8,7 +8,7 @@ order, or in that of a base model that has all of them.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,20 +46,23 @@ class Labelling:
     """Classes below the highest that no line has."""
 
 
-def find_labels(path: Path, base: Sequence[str] = ()) -> Labelling | None:
+def find_labels(
+    path: Path, base: Sequence[str] = (), columns: Mapping[str, str] | None = None
+) -> Labelling | None:
     """Return what all lines of a file are; None if it has no line that can be read.
 
     The file's reader reports bad lines, so they are passed over.
 
     Args:
         base: the names of the base model's classes, if it is a classifier.
+        columns: `data.columns`.
 
     Raises:
         InputError: some lines have labels and some have none; a key may be meant as `label`; or the
             labels are no classes.
     """
     found = _Findings(path)
-    for record in objects(path):
+    for record in objects(path, columns):
         found.add(record)
     return found.decide(tuple(base))
 
@@ -73,12 +76,11 @@ def with_names(config: RunConfig, base: Sequence[str]) -> RunConfig:
     count, data = config.num_classes, Path(config.data.train)
     if count is None or config.class_names is not None:
         return config
-    first = next(
-        (label for record in objects(data) if (label := record.tree.get(LABEL)) is not None), 0
-    )
+    labels = (record.tree.get(LABEL) for record in objects(data, config.data.columns))
+    first = next((label for label in labels if label is not None), 0)
     found = None
     if isinstance(first, str | bool):  # numbers need no other look: the reader refuses words
-        found = find_labels(data, base)
+        found = find_labels(data, base, config.data.columns)
     names = found.classes if found is not None else None
     if not isinstance(names, tuple):
         names = tuple(base)
@@ -206,9 +208,9 @@ class _Lines:
         return f"{self.count:,} {noun} ({word} {', '.join(map(str, self._first))}{more})"
 
 
-def objects(path: Path) -> Iterator[Record]:
+def objects(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[Record]:
     """Yield the objects of a data file; those that cannot be read are left to its reader."""
     with contextlib.suppress(InputError):
-        for record in read_records(path, Problems()):
+        for record in read_records(path, Problems(), columns):
             if isinstance(record.tree, dict):
                 yield record

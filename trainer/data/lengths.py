@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from trainer.config.run import Classes
 from trainer.data.chat_marks import ConversationError
 from trainer.data.encoder import Encoder
+from trainer.data.formats import is_json_lines, read_records
 from trainer.data.labels import LabelColumn
-from trainer.data.records import MAX_RECORD_BYTES
+from trainer.data.records import MAX_RECORD_BYTES, Problems
 from trainer.data.shapes import Sample, parse_sample
+from trainer.data.sources import find_data
 from trainer.data.values import BadLineError
 
 MEASURED_BYTES = 1 << 19
@@ -22,8 +25,13 @@ _PLACES = 1000
 _GOLDEN = (5**0.5 - 1) / 2  # the fractions of its multiples are spread evenly at any count
 
 
-def measure_lengths(path: Path, tokenizer_dir: Path, classes: Classes | None) -> list[int]:
-    """Return the tokens of samples from evenly spaced places of a JSON Lines file.
+def measure_lengths(
+    path: Path,
+    tokenizer_dir: Path,
+    classes: Classes | None,
+    columns: Mapping[str, str] | None = None,
+) -> list[int]:
+    """Return the tokens of samples from evenly spaced places of data.
 
     A bad line is skipped: the reader of all lines reports it.
 
@@ -32,20 +40,47 @@ def measure_lengths(path: Path, tokenizer_dir: Path, classes: Classes | None) ->
     """
     encoder = Encoder(tokenizer_dir, "accept")  # the run itself refuses
     lengths: list[int] = []
-    for sample in _spread(path, classes):
+    for sample in _spread(path, classes, columns):
         with contextlib.suppress(ConversationError):
             ids, _ = encoder.encode(sample)
             lengths.append(len(ids))
     return lengths
 
 
-def _spread(path: Path, classes: Classes | None) -> Iterator[Sample]:
-    """Yield all samples of a small file, else those after evenly spread bytes."""
+def _spread(
+    path: Path, classes: Classes | None, columns: Mapping[str, str] | None
+) -> Iterator[Sample]:
+    """Yield all samples of little data, else some from evenly spread places."""
     labels = None if classes is None else LabelColumn(classes)
+    files = find_data(path).files
+    if len(files) == 1 and not columns and is_json_lines(files[0]):
+        trees = _of_lines(files[0])
+    else:
+        trees = _of_records(record.tree for record in read_records(path, Problems(), columns))
+    for tree in trees:
+        with contextlib.suppress(BadLineError):
+            yield parse_sample(tree, 0, labels)
+
+
+def _of_records(trees: Iterator[Any]) -> Iterator[Any]:
+    """Yield every n-th of the records, which are all read: only lines can be sought."""
+    kept: list[Any] = []
+    step = 1
+    for index, tree in enumerate(trees):
+        if index % step == 0:
+            kept.append(tree)
+        if len(kept) > 2 * _PLACES:
+            kept, step = kept[::2], 2 * step
+    sizes = [len(str(tree)) for tree in kept]
+    share = max(1, math.ceil(sum(sizes) / MEASURED_BYTES))
+    yield from kept[::share]
+
+
+def _of_lines(path: Path) -> Iterator[Any]:
     with path.open("rb") as file:
         for raw in _lines(file, path.stat().st_size):
-            with contextlib.suppress(ValueError, RecursionError, BadLineError):
-                yield parse_sample(json.loads(raw), 0, labels)
+            with contextlib.suppress(ValueError, RecursionError):
+                yield json.loads(raw)
 
 
 def _lines(file: BinaryIO, size: int) -> Iterator[bytes]:

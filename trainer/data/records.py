@@ -334,7 +334,8 @@ def choose_columns(
     for ours, theirs in columns.items():
         if theirs not in names:
             there = ", ".join(repr(name[:40]) for name in names[:20]) or "none"
-            raise InputError(f"{source} data.columns.{ours}: no column {theirs!r}; it has {there}")
+            setting = "" if ours == theirs else f" (data.columns.{ours})"
+            raise InputError(f"{source} no key {theirs!r}{setting}; it has {there}")
     return columns
 
 

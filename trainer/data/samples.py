@@ -14,7 +14,7 @@ from typing import get_args
 from blake3 import blake3
 
 from trainer.config.run import Classes, Task
-from trainer.data.formats import read_records
+from trainer.data.formats import KEYS, read_records
 from trainer.data.labels import Kind, LabelColumn
 from trainer.data.records import MAX_RECORD_BYTES, DataError, Problems, parse
 from trainer.data.shapes import Sample, UnusedKeys, parse_sample
@@ -92,6 +92,10 @@ def read_file(
     """
     assert task in get_args(Task)
     assert (classes is not None) == (task == "classify")
+    for key in columns or ():
+        if key not in KEYS:
+            known = ", ".join(sorted(KEYS))
+            raise InputError(f"data.columns: {key!r} is no key of a data line; those are {known}")
     if note := find_data(path).note(path):
         log.info(note)
     labels = None if classes is None else LabelColumn(classes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import math
 import os
 from collections.abc import Iterable, Sequence
@@ -11,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from trainer.data.formats import read_records
+from trainer.data.records import Problems
 from trainer.evaluate.sandbox import Sandbox, Trial, TrialResult
 from trainer.system.cgroups import processors
 from trainer.system.errors import InputError
@@ -21,6 +21,9 @@ STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 """The end of a function: the paper's own, section 3.2."""
 REPORTED = (1, 10, 100)
 """The k for which pass@k is reported, up to the number of samples."""
+
+
+_KEYS = ("prompt", "test", "entry_point")
 
 
 @dataclass(frozen=True)
@@ -45,31 +48,23 @@ class Problem:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Return the problems of a JSON Lines file; further keys are ignored.
+    """Return the problems of a data file; further keys are not read.
 
     Raises:
         InputError: the file cannot be read, is empty, or a line is not a problem.
     """
     problems: list[Problem] = []
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            tree: Any = json.loads(line)
-            prompt, test, name = (tree[key] for key in ("prompt", "test", "entry_point"))
-        except (ValueError, TypeError, KeyError):
-            raise InputError(
-                f"{path}:{number}: expected an object with prompt, test and entry_point"
-            ) from None
+    bad = Problems()
+    for record in read_records(path, bad, {key: key for key in _KEYS}):
+        if not isinstance(record.tree, dict):
+            raise InputError(f"{record.place}: expected an object with {', '.join(_KEYS)}")
+        prompt, test, name = (record.tree[key] for key in _KEYS)
         if not all(isinstance(value, str) for value in (prompt, test, name)):
-            raise InputError(f"{path}:{number}: prompt, test and entry_point must be strings")
+            raise InputError(f"{record.place}: {', '.join(_KEYS)} must be strings")
         if not name.isidentifier():
-            raise InputError(f"{path}:{number}: entry_point {name!r} is not a name")
+            raise InputError(f"{record.place}: entry_point {name!r} is not a name")
         problems.append(Problem(prompt, test, name))
+    bad.check()
     if not problems:
         raise InputError(f"{path}: holds no problems, expected one JSON object a line")
     return problems

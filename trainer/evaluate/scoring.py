@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainer.checkpoint.trained_model import Trained
 from trainer.config.run import Backend
 from trainer.data.encoder import Encoder
+from trainer.data.formats import read_records
 from trainer.data.holdout import hold_out
 from trainer.data.metrics import accuracy, add_confusion, matthews, mean_loss
+from trainer.data.records import Problems
 from trainer.data.samples import SampleFile, hash_files, read_file
 from trainer.data.tokens import make_dataset
 from trainer.replica.base import EvalResult
@@ -100,7 +102,7 @@ def score(
     held_out: bool = False,
     opener: Callable[[Trained], tuple[Evaluator, str]] | None = None,
 ) -> EvaluationScores:
-    """Evaluate a trained model on a JSON Lines file.
+    """Evaluate a trained model on a data file.
 
     Args:
         held_out: only on the part of its training data that its run held out.
@@ -112,7 +114,11 @@ def score(
         InputError: the data, the tokenizer or the model cannot be used.
     """
     config = trained.config
-    file = read_file(data, config.task, config.classes)
+    columns = config.data.columns
+    if columns and not held_out and not _has_keys(data, columns):
+        columns = {}
+        log.info("%s: lacks the data.columns of the run, so its own keys are read", data)
+    file = read_file(data, config.task, config.classes, columns)
     if held_out:
         file = _held_out(trained, file)
     encoder = Encoder(trained.base_dir, config.data.lost_text)
@@ -154,6 +160,12 @@ def score(
         confusion=confusion,
         names=config.class_names,
     )
+
+
+def _has_keys(data: Path, columns: Mapping[str, str]) -> bool:
+    """Whether the first record has all keys that a run's `data.columns` name."""
+    first = next(read_records(data, Problems()), None)
+    return first is None or {*columns.values()} <= {*first.tree}
 
 
 def _held_out(trained: Trained, file: SampleFile) -> SampleFile:

@@ -7,7 +7,6 @@ action item is found if owner and task are the reference's, letter case and punc
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -19,9 +18,11 @@ import numpy as np
 
 from trainer.data.encoder import Encoder
 from trainer.data.fitting import fit
+from trainer.data.formats import read_records
 from trainer.data.meetings.minutes import ActionItem, find_action_items
-from trainer.data.samples import read_samples
-from trainer.data.shapes import Sample
+from trainer.data.records import Problems
+from trainer.data.shapes import Sample, parse_sample
+from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
 
 RESAMPLES = 1000
@@ -56,26 +57,33 @@ class Score:
 
 
 def read_references(path: Path) -> list[Reference]:
-    """Return the conversations of a JSON Lines file.
+    """Return the conversations of a data file.
 
     Action items are those of the key `action_items`, without it those that the answer lists.
 
     Raises:
         InputError: a line is no conversation that ends with an answer, or cannot be read.
     """
-    samples = read_samples(path, "causal-lm")
-    lines = path.read_bytes().split(b"\n")
+    problems = Problems()
     references: list[Reference] = []
-    for sample in samples:
-        place = f"{path}:{sample.line}"
+    for record in read_records(path, problems):
+        place = record.place
+        try:
+            sample = parse_sample(record.tree, record.number)
+        except BadLineError as error:
+            problems.add(place, error)
+            continue
         if not sample.messages or sample.messages[-1].role != "assistant":
             raise InputError(f"{place}: has no answer at its end to compare with")
-        given = json.loads(lines[sample.line - 1]).get("action_items")
+        given = record.tree.get("action_items")
         if given is None:
             items = find_action_items(sample.messages[-1].content)
         else:
             items = _items(given, place)
         references.append(Reference(sample, place, items))
+    problems.check()
+    if not references:
+        raise InputError(f"{path}: holds no samples")
     return references
 
 

@@ -84,7 +84,7 @@ class Loss:
     def __init__(self, data: Sequence[Path]) -> None:
         if not data:
             raise InputError("task loss: give --data FILE")
-        if missing := [str(path) for path in data if not path.is_file()]:
+        if missing := [str(path) for path in data if not path.exists()]:
             raise InputError(f"{missing[0]}: no such data file")
         stems = [path.stem for path in data]
         if len(set(stems)) < len(stems):

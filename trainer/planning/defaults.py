@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.run import RunConfig
+from trainer.data.formats import count_records
 from trainer.data.labelling import check_count, find_labels, objects
 from trainer.model.architecture import read_positions
 from trainer.model.class_names import read_class_names
@@ -86,7 +87,7 @@ def derive(
         InputError: some lines have labels and some have none, or the labels are no classes.
     """
     data = Path(config.data.train)
-    if config.distillation is not None or next(objects(data), None) is None:
+    if config.distillation is not None or next(objects(data, config.data.columns), None) is None:
         return []
     found = [part for part in _task(config, given, model_dir) if part.key not in given]
     with contextlib.suppress(InputError):  # such as 4,000 classes: reported on use
@@ -105,7 +106,9 @@ def run_work(config: RunConfig, model_dir: Path) -> tuple[float, float]:
         OSError: the data cannot be read.
     """
     limit = config.data.max_seq_len
-    left = _count_lines(Path(config.data.train)) * (1 - config.data.validation_fraction)
+    left = count_records(Path(config.data.train), config.data.columns) * (
+        1 - config.data.validation_fraction
+    )
     lengths = [min(length, limit) for length in _lengths(config, model_dir)]
     samples = config.training.samples(left)
     return samples, samples * (sum(lengths) / len(lengths) if lengths else limit)
@@ -160,7 +163,7 @@ def _task(config: RunConfig, given: Collection[str], model_dir: Path | None) -> 
     if named == "class_names":
         yield Derived("task", "classify", "class_names is given")
         return
-    found = find_labels(data, base)
+    found = find_labels(data, base, config.data.columns)
     assert found is not None
     if "task" not in given:
         task = "classify" if named else found.task
@@ -188,7 +191,7 @@ def _task(config: RunConfig, given: Collection[str], model_dir: Path | None) -> 
 
 def _schedule(config: RunConfig, given: Collection[str]) -> Iterator[Derived]:
     """Yield the settings that follow from the number of samples."""
-    count = _count_lines(Path(config.data.train))
+    count = count_records(Path(config.data.train), config.data.columns)
     fraction = config.data.validation_fraction
     if not {"data.validation", "data.validation_fraction"} & set(given):
         fraction, why = 0.0, f"{count} samples are too few to hold some out"
@@ -236,8 +239,8 @@ def _lengths(config: RunConfig, model_dir: Path) -> list[int]:
         from trainer.data.lengths import measure_lengths
     except ModuleNotFoundError:  # a laptop that drives a cluster has no library of tokenizers
         return []
-    path = Path(config.data.train)
-    return measure_lengths(path, model_dir, config.classes)
+    data = config.data
+    return measure_lengths(Path(data.train), model_dir, config.classes, data.columns)
 
 
 def _length(lengths: Sequence[int], limit: int | None) -> Derived:
@@ -295,8 +298,3 @@ def _fit(
 
 def _by_size(steps: Sequence[tuple[Any, ...]], size: float) -> tuple[Any, ...]:
     return next(tuple(rest) for most, *rest in steps if size <= most)
-
-
-def _count_lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())

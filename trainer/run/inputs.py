@@ -85,7 +85,9 @@ def read_inputs(
     length = config.data.max_seq_len
 
     def read(path: str | None) -> SampleFile | None:
-        return read_file(Path(path), config.task, config.classes) if path else None
+        if not path:
+            return None
+        return read_file(Path(path), config.task, config.classes, config.data.columns)
 
     def dataset(file: SampleFile | None) -> Dataset | None:
         return make_dataset(file, encoder, config.task, length) if file else None

@@ -372,6 +372,6 @@ def test_columns_are_named_by_the_config(tmp_path: Path, suffix: str) -> None:
         (f"text {n}", n % 2) for n in range(3)
     ]
     with pytest.raises(
-        InputError, match=r"data\.columns\.input: no column 'bdy'; it has 'intent', "
+        InputError, match=r"no key 'bdy' \(data\.columns\.input\); it has 'intent', "
     ):
         read_samples(path, "classify", 2, {**COLUMNS, "input": "bdy"})

@@ -44,16 +44,20 @@ def test_problems_come_from_json_lines(tmp_path: Path) -> None:
     assert read_problems(path) == [TRIANGLE]
     for content, message in (
         ("", "holds no problems"),
-        ("{", ":1: expected an object"),
-        ("[]", ":1: expected an object"),
-        ('{"prompt": "", "test": ""}', ":1: expected an object"),
+        ('{"prompt"', ":1: not JSON"),
+        ("[]", "holds no problems"),
+        ("[1]", ":1: expected an object"),
+        ('{"prompt": "", "test": ""}', ": no key 'entry_point'; it has 'prompt', 'test'"),
         ('{"prompt": "", "test": 1, "entry_point": "f"}', ":1: .* must be strings"),
         ('{"prompt": "", "test": "", "entry_point": "f()"}', ":1: .* is not a name"),
     ):
         path.write_text(content)
         with pytest.raises(InputError, match=message):
             read_problems(path)
-    with pytest.raises(InputError, match="cannot be read"):
+    rows = [{**vars(TRIANGLE), "task_id": 1, "added": "x"}]
+    path.write_text(json.dumps(rows))
+    assert read_problems(path) == [TRIANGLE]
+    with pytest.raises(InputError, match="no such data file"):
         read_problems(tmp_path / "none")
 
 

@@ -73,7 +73,7 @@ def check_ahead(config: RunConfig, fresh: FreshStudent | None) -> SampleFile | N
     if not config.data.validation:
         return None
     encoder, length = Encoder(tokenizer_dir, config.data.lost_text), config.data.max_seq_len
-    file = read_file(Path(config.data.validation), "causal-lm")
+    file = read_file(Path(config.data.validation), "causal-lm", columns=config.data.columns)
     make_dataset(file, encoder, "causal-lm", length)
     lost = check_conversations(file, encoder)
     for line in (*lost, *survey(None, file, encoder, length, None)):
