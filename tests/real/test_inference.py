@@ -1,0 +1,89 @@
+"""SmolLM2-135M computes what transformers computes: tokens, and a teacher's scores."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.cluster.warm_command import run
+from tests.real.data import Described, write_lines
+from trainer.distill.logits.dataset import LogitsFolder
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated"),
+]
+
+PATIENCE = 600.0
+QUESTIONS = ("What is the capital of France?", "Write a haiku about rain.", "Count to ten: 1, 2,")
+
+
+@pytest.fixture(scope="module")
+def published(smollm2: Path) -> Any:
+    """Return the model in transformers, fp32."""
+    import transformers
+
+    torch.set_num_threads(1)
+    return transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
+
+
+def test_greedy_generation_is_that_of_transformers(
+    smollm2: Path, published: Any, tmp_path: Path
+) -> None:
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    data = write_lines(tmp_path / "prompts.jsonl", [{"messages": chat} for chat in chats])
+    command = [sys.executable, "-m", "trainer.cli", "generate", str(smollm2), "--json"]
+    command += ["--data", str(data), "--max-new-tokens", "24", "--gpu-backend", "cpu"]
+    done = run(command, os.environ, PATIENCE)
+    assert done.returncode == 0, done.stderr
+    completions = [json.loads(line) for line in done.stdout.splitlines()]
+    for chat, completion in zip(chats, completions, strict=True):
+        ids = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_tensors="pt", return_dict=False
+        )
+        with torch.no_grad():
+            out = published.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24
+            )
+        expected = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        assert completion["text"] == expected
+    assert "Paris" in completions[0]["text"]
+
+
+def test_a_teachers_scores_are_those_of_transformers(
+    smollm2: Path, published: Any, sections: list[Described], tmp_path: Path
+) -> None:
+    data = write_lines(tmp_path / "texts.jsonl", [{"text": row.text} for row in sections[:6]])
+    output = tmp_path / "logits"
+    command = [sys.executable, "-m", "trainer.cli", "distill", "teacher", str(smollm2)]
+    command += ["--data", str(data), "--out", str(output), "--values", "float32"]
+    command += ["--dtype", "float32", "--tail-samples", "0", "--max-seq-len", "64"]
+    done = run([*command, "--gpu-backend", "cpu", "--threads", "1"], os.environ, PATIENCE)
+    assert done.returncode == 0, done.stderr
+    folder, seen = LogitsFolder(output), 0
+    for shard in folder.description.shards:
+        for window in folder.read(shard.number):
+            ids = torch.from_numpy(window.tokens.astype(np.int64))[None]
+            with torch.no_grad():
+                expected = published(input_ids=ids).logits[0].double().log_softmax(-1)
+            scores = window.scores
+            assert scores.logprobs is not None
+            for at in range(1, len(window.tokens)):
+                part = slice(scores.offsets[at], scores.offsets[at + 1])
+                kept = expected[at - 1][torch.from_numpy(scores.ids[part].astype(np.int64))]
+                np.testing.assert_allclose(scores.logprobs[part], kept.numpy(), atol=2e-4)
+                likely = expected[at - 1].topk(len(kept)).values
+                np.testing.assert_allclose(kept.numpy(), likely.numpy(), atol=2e-4)
+                seen += 1
+    assert seen > 40
