@@ -39,7 +39,7 @@ NAMES = (
 """Every tokenizer may have these special tokens; a template gets them by name."""
 
 _RESAVE = (
-    "save the tokenizer again: python -c 'import transformers as t, sys;"
+    "save the tokenizer again: python -P -c 'import transformers as t, sys;"
     " t.AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[1])' FOLDER"
 )
 

@@ -306,7 +306,7 @@ def test_an_odd_figure_of_a_report_is_shown_as_invalid(lab: Lab, odd: float) -> 
     view = RunMonitor(lab.run()).observe()
     assert view.training is not None
     shown = progress(view.training)
-    assert shown == "step 3/9, invalid in its report: loss, validation.accuracy"
+    assert shown == "step 3/9, loss -, invalid in its report: loss, validation.accuracy"
 
 
 def test_names_of_logs_that_are_no_numbers_are_passed_over(lab: Lab) -> None:

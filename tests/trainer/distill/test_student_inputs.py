@@ -33,7 +33,7 @@ def student(*words: object) -> subprocess.CompletedProcess[str]:
     ("content", "problem"),
     [
         (None, "held-out.jsonl: no such data file"),
-        ("text,label\nls,0\n", "is CSV, expected JSON Lines"),
+        ("\0\0\0\0", "held-out.jsonl:1: not JSON"),
         ('{"text": "ls"}\n{"text": 3}\n', "held-out.jsonl:2: "),
         ('{"messages": [{"role": "tool", "content": "x"}]}\n', "held-out.jsonl:1: "),
     ],

@@ -164,6 +164,8 @@ def test_no_number_is_too_large_to_compute_with(message: Message, number: str):
     """A worker's 1.7e308 seconds or watts made an infinite sum of the coordinator's."""
     tree = fields(message)
     for name, value in tree.items():
+        if name in ("loss", "loss_sum"):
+            continue  # F-DP-003: a run whose loss is no number halts
         if isinstance(value, int | float) and not isinstance(value, bool):
             text = json.dumps({**tree, name: "HERE"}).replace('"HERE"', number)
             assert name in refused(message.type, text)

@@ -22,7 +22,6 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Watts = Annotated[float, Field(ge=0, le=1e6)]
 Size = Annotated[float, Field(ge=0, le=1e60)]
 """A norm of fp32 values, or a factor: its square is a finite float64."""
-Loss = Annotated[float, Field(ge=-1e60, le=1e60)]
 Text = Annotated[str, Field(max_length=1000)]
 Line = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
 """A text that is logged as it comes: one line without control characters."""
@@ -147,7 +146,7 @@ class ShardResult(Message):
 
     type = MessageType.SHARD_RESULT
     shard: Count
-    loss_sum: Loss | None
+    loss_sum: float | None
     """None when the loss is NaN or Inf, which JSON cannot say."""
     weight: Count
     tokens: Count
@@ -168,7 +167,7 @@ class StepCommit(Message):
 
     type = MessageType.STEP_COMMIT
     step: Count
-    loss: Loss | None
+    loss: float | None
     """None: no token of the step was learned."""
     grad_norm: Size
     clip_scale: Size

@@ -13,8 +13,8 @@ from tests.trainer.replica.torch.parallel.one_process import parallel_replica
 from trainer.data.tokens import Encoded
 from trainer.model.architecture import read_architecture
 from trainer.planning.activations import of_head, of_layer
+from trainer.planning.model_config import read_shape
 from trainer.planning.replica import training_of
-from trainer.planning.shapes import shape_of
 from trainer.planning.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def kept_bytes(folder: str, settings: dict[str, Any]) -> list[float]:
     measured = (saved(4) - saved(2)) / (2 * LENGTH)
     architecture = read_architecture(Path(folder))
     shape, training = (
-        shape_of(architecture),
+        read_shape(Path(folder)),
         training_of(config, accelerator=False, recompute=False),
     )
     strategy = Strategy(world=2, tensor=2, sequence=config.parallel.sequence)
