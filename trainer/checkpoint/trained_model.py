@@ -14,7 +14,7 @@ from blake3 import blake3
 from trainer.checkpoint.adapter import PREFIX, Adapter, find_adapter, open_adapter
 from trainer.checkpoint.merge_lora import merged_files
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, find_checkpoint, read_progress
-from trainer.config.run import RunConfig, load
+from trainer.config.run import LostText, RunConfig, load
 from trainer.model.architecture import fit_length
 from trainer.model.class_names import read_class_names
 from trainer.model.files import resolve_model, weights_digest
@@ -47,7 +47,12 @@ class Trained:
     """Where its run stood, for a checkpoint."""
 
 
-def load_trained(path: Path, base: str | None = None, max_seq_len: int | None = None) -> Trained:
+def load_trained(
+    path: Path,
+    base: str | None = None,
+    max_seq_len: int | None = None,
+    lost_text: LostText | None = None,
+) -> Trained:
     """Return what an output folder (its best checkpoint), checkpoint, adapter or model holds.
 
     An adapter that is more than LoRA on the linears that Motley trains is merged into the cache.
@@ -56,10 +61,19 @@ def load_trained(path: Path, base: str | None = None, max_seq_len: int | None = 
         base: the base model of an adapter, if it is not at the adapter's stored path.
         max_seq_len: tokens of a sample; None takes the run's own, else 512 or what the base knows.
 
+        lost_text: see `data.lost_text`; None takes the run's own, else refuse.
+
     Raises:
         InputError: the folder holds none of them, or its base is missing or differs.
         StorageError: a checkpoint is damaged.
     """
+    trained = _load(path, base, max_seq_len)
+    if lost_text is None:
+        return trained
+    return replace(trained, config=trained.config.with_settings({"data.lost_text": lost_text}))
+
+
+def _load(path: Path, base: str | None, max_seq_len: int | None) -> Trained:
     if gguf_file(path) is not None:
         path = resolve_model(str(path))
     if find_adapter(path) is not None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.commands.place import open_ranks, parallel_option, place_options
-from trainer.config.run import Backend
+from trainer.commands.place import lost_text_option, open_ranks, parallel_option, place_options
+from trainer.config.run import Backend, LostText
 from trainer.system.commandline.number import Number
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _LONGEST_NAME = 20
 @place_options("auto", "cuda", "wgpu", "cpu")
 @parallel_option
 @click.option("--max-seq-len", type=click.IntRange(min=1), help="Tokens; default: as trained.")
+@lost_text_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--watch", type=_Path, metavar="DIR", help="Score the checkpoints of this run.")
 @click.option(
@@ -91,6 +92,7 @@ def evaluate(
     threads: int | None,
     parallel: str | None,
     max_seq_len: int | None,
+    lost_text: LostText | None,
     as_json: bool,
     watch: Path | None,
     tasks: str,
@@ -121,7 +123,7 @@ def evaluate(
         if len(data) != 1:
             raise click.UsageError("give --data FILE" if not data else "give --data once")
         with open_ranks(parallel, backend, gpu, threads) as ranks:
-            trained = load_trained(model, base, max_seq_len)
+            trained = load_trained(model, base, max_seq_len, lost_text)
             scores = _score(trained, data[0], held_out, backend, gpu, threads, ranks)
         if ranks is None or ranks.leads:
             _print(scores, as_json)
@@ -152,6 +154,7 @@ def evaluate(
         once=once,
         base=base,
         max_seq_len=max_seq_len,
+        lost_text=lost_text,
         with_student=with_student,
     )
     Runner(watch, make_tasks(tasks, material), Compute(backend, gpu, threads), manner).run()

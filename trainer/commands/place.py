@@ -1,4 +1,4 @@
-"""The options of all commands that compute: one device, or several processes."""
+"""The options of commands that compute: where, and from what of the data."""
 
 from __future__ import annotations
 
@@ -49,6 +49,14 @@ parallel_option = click.option(
     "--parallel",
     metavar="KEY=VALUE,...",
     help="Run on the processes that torchrun starts, such as tensor=2; see docs/strategies.md.",
+)
+
+
+lost_text_option = click.option(
+    "--lost-text",
+    type=click.Choice(["refuse", "accept"]),
+    help="What to do about a conversation of which the chat template leaves out text; default: "
+    "as trained, else refuse.",
 )
 
 

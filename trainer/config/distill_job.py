@@ -20,6 +20,7 @@ from trainer.config.run import (
     CheckpointConfig,
     DistillationConfig,
     LoraSettings,
+    LostText,
     Method,
     OptimizerConfig,
     Positive,
@@ -50,6 +51,7 @@ class TeacherJob(Section):
     temperature: float | None = Field(default=None, gt=0)
     values: Literal["float16", "float32"] | None = None
     max_seq_len: Positive | None = None
+    lost_text: LostText | None = None
     shard_bytes: Positive | None = None
     batch_tokens: Positive | None = None
     dtype: Literal["bfloat16", "float32"] | None = None

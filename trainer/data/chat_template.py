@@ -132,7 +132,8 @@ class ChatTemplate:
         if lost is not None and self._on_lost == "refuse":
             raise ConversationError(
                 f"the chat template leaves out {lost}; change the line, make the turn context with"
-                " 'weight' 0, or set data.lost_text: accept to use the rest"
+                " 'weight' 0, or set data.lost_text: accept to use the rest (without a run:"
+                " --lost-text accept)"
             )
         learned = sorted(span for number in targets for span in spans.get(number, ()))
         return replace(layout(text, learned), lost=lost)

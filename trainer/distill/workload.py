@@ -50,7 +50,8 @@ def read_scoring(
     if sum(map(_size, data)) > MOST:
         raise InputError(f"more than {MOST >> 30} GiB of text are not counted before a start")
     length = window_length(model_dir, max_seq_len)
-    windows = Windows(Documents(data), Encoder(tokenizer_dir), length)
+    encoder = Encoder(tokenizer_dir, "accept")  # the teachers themselves refuse
+    windows = Windows(Documents(data), encoder, length)
     ranges = windows.ranges(SHARD_BYTES)
     # Without the last one, which may be short and would stand for many.
     part = ranges if len(ranges) <= _MEASURED else ranges[: -1 : -(-len(ranges) // _MEASURED)]

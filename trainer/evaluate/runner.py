@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainer.checkpoint.trained_model import Trained, load_trained
+from trainer.config.run import LostText
 from trainer.evaluate.base import Compute, Outcome, Task
 from trainer.evaluate.claims import ChainEnd, Claim, Claims
 from trainer.evaluate.results import EVALUATIONS, SCHEMA, Record, Results
@@ -45,6 +46,8 @@ class Manner:
     base: str | None = None
     """The base model of an adapter, if it is not at the adapter's stored path."""
     max_seq_len: int | None = None
+    lost_text: LostText | None = None
+    """None: as trained."""
     with_student: bool = False
     """End at once with a run that ends early, or shows no sign of life; it waits for the scores."""
 
@@ -146,7 +149,8 @@ class Runner:
 
         def load() -> Trained:
             pins.enter_context(pin(checkpoint.path))
-            return load_trained(checkpoint.path, self._manner.base, self._manner.max_seq_len)
+            manner = self._manner
+            return load_trained(checkpoint.path, manner.base, manner.max_seq_len, manner.lost_text)
 
         try:
             trained = self._reading(checkpoint, load)

@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click.testing
 import pytest
 
 from tests.trainer.data.families import r1
 from tests.trainer.data.test_chat_template import ONE, turn, write_data
 from tests.trainer.small_model import write_model
 from trainer.checkpoint.trained_model import load_trained
+from trainer.commands.distill.teacher import teacher
+from trainer.commands.evaluate import evaluate
 from trainer.config.run import RunConfig, load
 from trainer.run.composition import roles
 from trainer.run.composition.roles import Placement
@@ -59,6 +62,19 @@ def test_a_checkpoint_is_scored_as_it_was_trained(model: Path, tmp_path: Path) -
     accepting = config(model, tmp_path, **{"data.lost_text": "accept"})
     assert roles.run_local(accepting, "run", ALONE) == 0
     assert load_trained(tmp_path / "output").config.data.lost_text == "accept"
+
+
+@pytest.mark.parametrize("command", [evaluate, teacher], ids=["evaluate", "teacher"])
+def test_a_model_without_a_run_takes_an_option(
+    command: click.Command, model: Path, tmp_path: Path
+) -> None:
+    data = write_data(tmp_path / "train.jsonl", (ONE, None), (CUT, None))
+    words = [str(model), "--data", str(data), "--gpu-backend", "cpu", "--threads", "1"]
+    words += ["--out", str(tmp_path / "logits")] if command is teacher else []
+    run = click.testing.CliRunner().invoke
+    assert "train.jsonl:2: " in str(refused := run(command, words).exception)
+    assert "--lost-text accept" in str(refused)
+    assert run(command, [*words, "--lost-text", "accept"], catch_exceptions=False).exit_code == 0
 
 
 def test_keys_that_are_not_used_are_said(model: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.commands.place import place_options
+from trainer.commands.place import lost_text_option, place_options
 from trainer.config.run import Backend
 from trainer.system.commandline.number import Number
 from trainer.system.errors import InputError
@@ -107,6 +107,7 @@ class Share(click.ParamType):
     help="Tokens of a window; longer documents become several. Default: 1024, or the teacher's "
     "limit.",
 )
+@lost_text_option
 @click.option(
     "--batch-tokens",
     type=click.IntRange(min=1),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.config.run import LostText
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.distill.logits.dataset import LogitsFolder
@@ -48,6 +49,8 @@ class ScoringRequest:
     values: Values = "float16"
     max_seq_len: int | None = None
     """Tokens of a window; None: 1,024, or the teacher's maximum if that is less."""
+    lost_text: LostText | None = None
+    """See `data.lost_text`; None: refuse."""
     shard_bytes: int = SHARD_BYTES
     seed: int = 0
     dtype: str = "bfloat16"
@@ -77,7 +80,8 @@ def assign(request: ScoringRequest) -> Assignment:
     max_seq_len = window_length(model_dir, request.max_seq_len)
     vocabulary = Vocabulary.load(tokenizer_dir, model_dir)
     documents = Documents(request.data)
-    windows = Windows(documents, Encoder(tokenizer_dir), max_seq_len)
+    encoder = Encoder(tokenizer_dir, request.lost_text or "refuse")
+    windows = Windows(documents, encoder, max_seq_len)
     folder = LogitsFolder(request.output)
     is_local = Path(request.model).expanduser().is_dir()
     teacher = TeacherInfo(
