@@ -245,6 +245,7 @@ def _run(
     kept, output = Activations.take(pool, shape), pool.take(dy.shape)
     layer = Layer(
         **linears,
+        rotates=True,
         input_norm=norms["input_norm"],
         post_norm=norms["post_norm"],
         q_norm=norms["q_norm"],
