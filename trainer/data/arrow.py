@@ -6,10 +6,12 @@ nothing and do no harm.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+from trainer.data.labels import LABEL, ClassNumber
 from trainer.data.records import MAX_RECORD_BYTES, Record, choose_columns
 from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS
 from trainer.system.errors import InputError
@@ -143,6 +145,7 @@ def _rows(
     """Yield the rows of batches; a column that is not decoded has the value `...`."""
     others = {} if columns else {name: ... for name in schema.names if name not in chosen}
     odd = [ours for ours, theirs in chosen.items() if not _is_plain(pa, schema.field(theirs).type)]
+    names = _class_names(schema, chosen.get(LABEL))
     source, number = f"{place}: row ", 0
     for batch in batches:
         values = [batch.column(theirs).to_pylist() for theirs in chosen.values()]
@@ -151,7 +154,21 @@ def _rows(
             tree = dict(zip(chosen, row, strict=True))
             for ours in odd:
                 tree[ours] = _as_json(tree[ours])
+            if names and isinstance(tree[LABEL], int):
+                tree[LABEL] = ClassNumber(tree[LABEL])
+                tree[LABEL].names = names
             yield Record(tree | others, source, number)
+
+
+def _class_names(schema: Any, column: str | None) -> tuple[str, ...]:
+    """Return the names of a column's classes, which `datasets` writes beside a table's columns."""
+    try:
+        info = json.loads((schema.metadata or {})[b"huggingface"])["info"]
+        feature = info["features"][column]
+        names = feature["names"] if feature["_type"] == "ClassLabel" else ()
+    except (KeyError, TypeError, ValueError):  # none, or of another writer
+        return ()
+    return tuple(map(str, names))
 
 
 def _as_json(value: Any) -> Any:

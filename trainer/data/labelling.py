@@ -2,7 +2,7 @@
 
 The whole file decides. Every line has a label, or none has. A label is the number of its class,
 from 0 on, or a word; `true` and `false` are words. The classes of words have names, in the words'
-order, or in that of a base model that has all of them.
+order, or in that of a base model that has all of them; so have those that the file itself names.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trainer.data.labels import (
     LABEL,
     NAMED,
     TEXTS,
+    ClassNumber,
     Kind,
     listed,
     near_misses,
@@ -79,7 +80,9 @@ def with_names(config: RunConfig, base: Sequence[str]) -> RunConfig:
     labels = (record.tree.get(LABEL) for record in objects(data, config.data.columns))
     first = next((label for label in labels if label is not None), 0)
     found = None
-    if isinstance(first, str | bool):  # numbers need no other look: the reader refuses words
+    if isinstance(
+        first, str | bool | ClassNumber
+    ):  # other numbers need no other look: the reader refuses words
         found = find_labels(data, base, config.data.columns)
     names = found.classes if found is not None else None
     if not isinstance(names, tuple):
@@ -112,6 +115,7 @@ class _Findings:
         self._near: dict[str, _Lines] = {}
         self._kinds: dict[Kind, _Lines] = {}
         self._values: dict[int | str, int] = {}  # with the first line
+        self._names: tuple[str, ...] = ()
 
     def add(self, record: Record) -> None:
         tree, number = record.tree, record.number
@@ -130,6 +134,10 @@ class _Findings:
                     f"has a 'label' beside '{beside}', and answers are not classified; remove the"
                     " label, or learn every answer with --task causal-lm"
                 )
+            if isinstance(label, ClassNumber):
+                if self._names not in ((), label.names):
+                    raise BadLineError("names other classes than the files before it; give one")
+                self._names = label.names
             value, kind = read_label(label)
             self._kinds.setdefault(kind, _Lines()).add(number)
             if value not in self._values:
@@ -173,6 +181,8 @@ class _Findings:
 
     def _classes(self, base: tuple[str, ...]) -> Labelling:
         kind = next(iter(self._kinds))
+        if self._names:
+            return Labelling("classify", base if set(self._names) <= set(base) else self._names)
         numbers = {whole_number(value) for value in self._values}
         if numbers <= set(range(MOST_CLASSES)):
             highest = max(filter(None, numbers), default=0)

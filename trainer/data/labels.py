@@ -26,6 +26,12 @@ NAMED = 5
 Kind = Literal["number", "word", "boolean"]
 
 
+class ClassNumber(int):
+    """A label of a file that names its classes in their order, as `datasets` writes it."""
+
+    names: tuple[str, ...] = ()
+
+
 class LabelColumn:
     """Reads the labels of one file as classes; they are all numbers, or all words."""
 
@@ -43,7 +49,7 @@ class LabelColumn:
         Raises:
             BadLineError: it is none, or of another kind than the labels before it.
         """
-        value, kind = read_label(label)
+        value, kind = read_label(self._as_ordered(label))
         if value in self._indices:
             index, kind = self._indices[str(value)], "word"
         elif (whole := whole_number(value)) is not None:
@@ -57,6 +63,13 @@ class LabelColumn:
         elif kind != self.kind:
             raise BadLineError(f"'label' is a {kind}, that of line {self._first} is a {self.kind}")
         return index
+
+    def _as_ordered(self, label: Any) -> Any:
+        """Return a class's name for its number if the file has these names in another order."""
+        if not isinstance(label, ClassNumber) or not 0 <= label < len(label.names):
+            return label
+        same = label.names == tuple(self._indices)
+        return label if same or self._indices.keys().isdisjoint(label.names) else label.names[label]
 
     def _allowed(self) -> str:
         if not self._indices:

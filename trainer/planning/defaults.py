@@ -179,7 +179,7 @@ def _task(config: RunConfig, given: Collection[str], model_dir: Path | None) -> 
         if named == "num_classes":
             assert config.num_classes is not None
             check_count(data, names, config.num_classes)
-        yield Derived("num_classes", count, f"the labels are {count} words")
+        yield Derived("num_classes", count, f"the labels name {count} classes")
     else:
         lacking = ", ".join(map(str, found.absent[:5])) + (", ..." if found.absent[5:] else "")
         none = f"; no label is {lacking}" if found.absent else ""

@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from trainer.config.run import load
 from trainer.data import arrow
 from trainer.data.formats import read_records
+from trainer.data.labelling import Labelling, find_labels, with_names
 from trainer.data.records import DataError, Problems
 from trainer.data.samples import hash_files, read_file, read_samples
 from trainer.system.errors import InputError
@@ -92,6 +94,44 @@ def test_rows_are_samples_and_other_columns_are_said(tmp_path: Path, form: str) 
     assert "timestamp" not in line  # harmless by its name
     inner = "/a.parquet" if form == "parquet in zip" else ""
     assert file.place(file.samples[150]) == f"{tmp_path}/a{inner}: row 151"
+
+
+@pytest.mark.parametrize("form", ["parquet", "stream", "file"])
+@pytest.mark.parametrize("column", ["label", "rating"])
+def test_classes_that_a_file_names_keep_names_and_order(
+    tmp_path: Path, form: str, column: str
+) -> None:
+    """As `datasets` writes a ClassLabel; the file has no line of the last class."""
+    columns, names = ({} if column == "label" else {"label": column, "text": "text"}), tuple("zax")
+
+    def named(path: Path, names: tuple[str, ...], labels: list[int | None]) -> Path:
+        features = {"text": {"_type": "Value"}, column: {"_type": "ClassLabel", "names": names}}
+        told = {"huggingface": json.dumps({"info": {"features": features}})}
+        table = pa.table({"text": ["one"] * len(labels), column: labels})
+        path.write_bytes(FORMATS[form](table.replace_schema_metadata(told)))
+        return path
+
+    path = named(tmp_path / "one.parquet", names, [1, 0])
+    assert find_labels(path, (), columns) == Labelling("classify", names)
+    assert find_labels(path, tuple("axyz"), columns) == Labelling("classify", tuple("axyz"))
+    settings = {"model.path": "m", "data.train": str(path), "num_classes": 3}
+    assert with_names(load(None, settings | {"data.columns": columns}), ()).class_names == names
+    for classes, labels in (
+        (names, [1, 0]),
+        (tuple("axz"), [0, 2]),
+        (3, [1, 0]),
+        (("p", "q"), [1, 0]),
+    ):
+        file = read_file(path, "classify", classes, columns)
+        assert [sample.label for sample in file.samples] == labels
+    with pytest.raises(DataError, match="must be one of the classes 'a', 'b', got 'z'"):
+        read_file(path, "classify", ("a", "b"), columns)
+    with pytest.raises(DataError, match="must be from 0 to 2, got -1"):
+        read_file(named(tmp_path / "none.parquet", names, [-1]), "classify", names, columns)
+    named(tmp_path / "two.parquet", ("a", "z"), [1, 0])
+    (tmp_path / "none.parquet").unlink()
+    with pytest.raises(InputError, match=r"two\.parquet: row 1: names other classes"):
+        find_labels(tmp_path, (), columns)
 
 
 @pytest.mark.parametrize("form", ["parquet", "stream", "file"])
