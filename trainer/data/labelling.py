@@ -72,18 +72,22 @@ def with_names(config: RunConfig, base: Sequence[str]) -> RunConfig:
     """Return a config with the names of its classes: the words of its data, or the base's.
 
     Raises:
-        InputError: the data has other labels, or another number of words than of classes.
+        InputError: the data has no labels, others, or another number of words than of classes.
     """
     count, data = config.num_classes, Path(config.data.train)
     if count is None or config.class_names is not None:
         return config
     labels = (record.tree.get(LABEL) for record in objects(data, config.data.columns))
-    first = next((label for label in labels if label is not None), 0)
+    first = next((label for label in labels if label is not None), None)
     found = None
-    if isinstance(
-        first, str | bool | ClassNumber
-    ):  # other numbers need no other look: the reader refuses words
+    # Numbers without names need no other look: the reader refuses words among them.
+    if first is None or isinstance(first, str | bool | ClassNumber):
         found = find_labels(data, base, config.data.columns)
+    if found is not None and found.task != "classify":
+        raise InputError(
+            f"{data}: no line has a 'label', and task is classify; to learn its texts give"
+            " --set task=causal-lm --set num_classes=null"
+        )
     names = found.classes if found is not None else None
     if not isinstance(names, tuple):
         names = tuple(base)

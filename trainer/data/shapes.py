@@ -310,6 +310,6 @@ def shape_of(tree: Tree) -> Shape:
     wrong = "are of several shapes" if shapes else "are no known shape"
     spelled = ", ".join(shape.spelled for shape in SHAPES)
     raise BadLineError(
-        f"its keys ({given}) {wrong}; rename or remove keys until they are one of: {spelled},"
-        " {input, label}, {text, label}"
+        f"its keys ({given}) {wrong}; rename or remove keys, or name them with data.columns, until"
+        f" they are one of: {spelled}, {{input, label}}, {{text, label}}"
     )

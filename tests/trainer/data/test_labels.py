@@ -199,6 +199,15 @@ def test_a_config_without_names_takes_the_datas_words(
     assert with_names(given, base) is given
 
 
+def test_data_without_labels_names_the_settings_of_its_task(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", {"text": "one"}, {"text": "two"})
+    config = load("quickstart", {"data.train": str(path)})
+    with pytest.raises(InputError, match=r"a\.jsonl: no line has a 'label', and task is classify"):
+        with_names(config, ())
+    other = load("quickstart", {"data.train": str(path), "task": "causal-lm", "num_classes": None})
+    assert with_names(other, ()) is other
+
+
 def test_as_many_words_as_classes(tmp_path: Path) -> None:
     path = labelled(tmp_path / "a.jsonl", ["a", "b"])
     settings = {"model.path": "m", "data.train": str(path), "num_classes": 3}

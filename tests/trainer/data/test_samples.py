@@ -161,7 +161,7 @@ def test_a_bad_classify_line_is_named(tmp_path, line, problem):
         ({}, "its keys (none) are no known shape"),
         (
             {"body": "x"},
-            "('body') are no known shape; rename or remove keys until they are one of: {",
+            "('body') are no known shape; rename or remove keys, or name them with data.columns",
         ),
         (
             {"text": "x", "prompt": "y", "completion": "z"},
