@@ -1,4 +1,4 @@
-"""SmolLM2-135M computes what transformers computes: tokens, and a teacher's scores."""
+"""SmolLM2-135M computes what transformers computes: tokens, scores, and gradients on wgpu."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ import torch
 
 from tests.cluster.warm_command import run
 from tests.real.data import Described, write_lines
+from tests.real.peft_loop import PeftLoop, encode
+from tests.trainer.replica import driving
+from trainer.config.run import load
+from trainer.data import tokens
 from trainer.distill.logits.dataset import LogitsFolder
+from trainer.model.layout import build_layout
+from trainer.replica.wgpu.gpu.device import Device
+from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
+from trainer.replica.wgpu.replica import WgpuReplica
 
 pytestmark = [
     pytest.mark.real,
@@ -87,3 +95,30 @@ def test_a_teachers_scores_are_those_of_transformers(
                 np.testing.assert_allclose(kept.numpy(), likely.numpy(), atol=2e-4)
                 seen += 1
     assert seen > 40
+
+
+def test_gradients_on_wgpu_are_within_1e_5_of_float64(
+    smollm2: Path, sections: list[Described], vulkan: Adapter
+) -> None:
+    """The head's backward adds up 49,152 classes."""
+    torch.set_num_threads(1)
+    row = min(sections[:100], key=lambda row: len(row.text)).conversation
+    settings = {"model.path": str(smollm2), "data.train": "none.jsonl", "task": "causal-lm"}
+    config = load(None, settings)
+    (encoded,) = encode(smollm2, [row], 96)
+    weights = driving.drawn_weights(smollm2, config)
+    loop = PeftLoop(smollm2, config, torch.float64)
+    loop.write(weights)
+    loss, _ = loop.backward([encoded])
+    expected = loop.gradient()
+    del loop
+
+    replica = WgpuReplica(smollm2, config, build_layout(smollm2, config), Device(vulkan))
+    replica.write_trainable(weights)
+    ids, labels = (part[0].numpy().astype(np.int32) for part in (encoded.ids, encoded.labels))
+    sample = tokens.Encoded(ids, labels)
+    found, result, _ = driving.gradient(replica, [sample])
+    assert result.loss_sum == pytest.approx(loss, rel=1e-5)
+    error = driving.relative(found, expected)
+    print(f"off by {error:.1e}")
+    assert error < 1e-5

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated"),
 ]
 
-STEPS, ROWS, LENGTH = 5, 4, 96
+STEPS, ROWS, LENGTH = 3, 4, 64
 CASES: dict[str, dict[str, Any]] = {
     "lora": {"task": "causal-lm"},
     "qlora": {"task": "causal-lm", "model__quantization": "nf4"},
@@ -126,8 +126,11 @@ def losses(run: Cluster) -> list[float]:
     return [step["loss"] for step in run.records("step")]
 
 
-@pytest.mark.parametrize(("case", "processes"), [("full", 3)])
-def test_losses_of_five_steps_are_those_of_a_peft_loop(
+@pytest.mark.parametrize(
+    ("case", "processes"),
+    [("lora", 1), ("lora", 3), ("qlora", 1), ("full", 3), ("classifier", 1), ("classifier", 3)],
+)
+def test_losses_are_those_of_a_peft_loop(
     started: Callable[..., Cluster],
     reference: Callable[[str], Trained],
     smollm2: Path,
