@@ -103,9 +103,16 @@ def model_card(run: Mapping[str, Any], config: RunConfig, model_dir: Path) -> st
         facts["classes"] = ", ".join(config.class_names)
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
     what = "A LoRA adapter" if lora else "A model"
+    local = ""
+    if lora and not base:
+        local = (
+            f" Its base is `{model_dir}`, a folder or file of this computer. Before you publish the"
+            " adapter, put the base's name on the hub in place of this path, below and as"
+            f" `base_model_name_or_path` in {ADAPTER_CONFIG}, and add `base_model:` above."
+        )
     return (
         f"---\n{chr(10).join(about)}\n---\n\n# {config.name}\n\n{what}, trained with Motley"
-        f" {version('motley')}. Its licence is for you to choose: add `license:` above.\n\n"
+        f" {version('motley')}. Its licence is for you to choose: add `license:` above.{local}\n\n"
         f"| | |\n|---|---|\n{rows}\n```python\n{_use(config, base or str(model_dir))}```\n"
     )
 

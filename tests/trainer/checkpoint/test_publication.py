@@ -62,6 +62,8 @@ def test_a_classifier_is_loaded_by_the_lines_of_its_card(tmp_path: Path, method:
     assert about["library_name"] == {"lora": "peft", "full": "transformers"}[method]
     assert about["pipeline_tag"] == "text-classification"
     assert "base_model" not in about  # a folder of this machine means nothing on a hub
+    local = f"`{tmp_path / 'base'}`, a folder or file of this computer"
+    assert (local in text) == (method == "lora")
     code = text.partition("```python\n")[2].partition("```")[0] + USED
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
@@ -88,6 +90,7 @@ def test_a_base_of_a_hub_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert about["pipeline_tag"] == "text-generation"
     card = model_card({"step": 2}, hub, tmp_path / "base")
     assert "AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-0.6B')" in card
+    assert "of this computer" not in card
     monkeypatch.setattr(os, "link", no_links)
     assert write_publication(best, hub, tmp_path / "base") == folder
     verify(folder)

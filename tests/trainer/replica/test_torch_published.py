@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import warnings
 from collections.abc import Sequence
 from itertools import product
@@ -37,6 +39,10 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 CPU = torch.device("cpu")
+
+
+def without(tree: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in tree.items() if name != key}
 
 
 @pytest.mark.parametrize(
@@ -107,6 +113,46 @@ def test_rarer_shapes_and_packed_rows_too(
         for model in models
     ]
     assert relative(found[0].detach().numpy(), found[1].detach().numpy()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 4.0}},
+            {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+        ),
+        (
+            {"rope_theta": 5e5, "rope_scaling": without(LLAMA3, "rope_theta")},
+            LLAMA3,
+        ),
+    ],
+    ids=["theta", "linear", "llama3"],
+)
+@pytest.mark.parametrize("load", [load_model, load_published])
+def test_the_config_json_of_transformers_4_gives_the_same_gradient(
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    make_batch: MakeBatch,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    load: Any,
+    old: dict[str, Any],
+    new: dict[str, Any],
+) -> None:
+    monkeypatch.setattr(torch_replica, "load_model", load)
+    folder, plain = tiny_model("llama", rope_parameters=new), tiny_model("llama")
+    other = shutil.copytree(folder, tmp_path / "old")
+    tree = json.loads((folder / "config.json").read_bytes())
+    (other / "config.json").write_text(json.dumps(without(tree, "rope_parameters") | old))
+    batch = make_batch(6, "causal-lm")
+
+    def computed(model: Path) -> np.ndarray:
+        return gradient(start(model, make_config(model, task="causal-lm"))[0], batch)[0]
+
+    assert np.array_equal(computed(other), computed(folder))
+    assert not np.array_equal(computed(other), computed(plain))
 
 
 def test_what_the_decoder_does_not_compute_is_left_to_transformers(
