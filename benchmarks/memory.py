@@ -26,9 +26,9 @@ from rig.report import Ratio, Report, skip
 
 from trainer.config.run import RunConfig, load
 from trainer.init_model import ModelSizes, init_model
-from trainer.model.architecture import read_architecture
 from trainer.model.files import resolve_model
 from trainer.model.layout import build_layout, read_headers
+from trainer.planning.model_config import read_shape
 from trainer.planning.replica import plan_memory, shared_memory_needed
 
 LENGTH, ROWS = 64, 4
@@ -93,13 +93,11 @@ def settings(method: str, model: Path, data: Path) -> dict[str, Any]:
 def plan(model: Path, data: Path, method: str) -> int:
     """Return the bytes planned for the process that needs most."""
     config: RunConfig = load(None, settings(method, model, data))
-    architecture, headers = read_architecture(model), read_headers(model)
+    shape, headers = read_shape(model), read_headers(model)
     if method == "fsdp":
-        return shared_memory_needed(
-            architecture, headers, config, 2, accelerator=False, recompute=False
-        )
+        return shared_memory_needed(shape, headers, config, 2, accelerator=False, recompute=False)
     found = plan_memory(
-        architecture, headers, build_layout(model, config), config,
+        shape, headers, build_layout(model, config), config,
         accelerator=False, recompute=False, coordinates=True,
     )  # fmt: skip
     return found.fixed + ROWS * LENGTH * found.per_token

@@ -90,7 +90,7 @@ def recorded(
         slots.tensors(slots.arrays(pool, "gradients")),
         (pool.take(tables, purpose="frozen"), pool.take(tables, purpose="frozen")),
     )
-    decoder = Decoder(architecture, read_config(folder), config, tensors, "config.json")
+    decoder = Decoder(architecture, read_config(folder), config, tensors)
     sums = LossSums(Array(None, (1,)), Array(None, (1,)), Array(None, (1,), "u32"))
     entries = PLANNED_ENTRIES if config.distillation else 0
     bucket = Bucket(samples, length, config.task == "classify", entries)

@@ -60,7 +60,8 @@ def test_transformers_and_peft_see_the_names(output: Path) -> None:
     model = PeftModel.from_pretrained(base, str(adapter))
     assert model.config.id2label == dict(enumerate(NAMES))
     assert model.config.label2id == {name: number for number, name in enumerate(NAMES)}
-    assert model.base_model.model.score.weight.shape[0] == 3
+    shapes = {name: weight.shape for name, weight in model.named_parameters()}
+    assert [shape[0] for name, shape in shapes.items() if "score" in name and shape[0] == 3]
     assert not (adapter / "config.json").exists(), "transformers takes it for a whole model"
 
 
