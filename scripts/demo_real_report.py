@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from trainer.tracking.metrics import read_metrics
 
@@ -37,7 +38,8 @@ def main() -> None:
     table = Table("package", "section", "answer before", "answer after", highlight=False)
     for package, section, first, last in rows[:SHOWN]:
         style = "green" if last == section else ""
-        table.add_row(package[:44], section, first[:34], f"[{style}]{last}[/]" if style else last)
+        # Brackets in them are no markup.
+        table.add_row(*map(Text, (package[:44], section, first[:34])), Text(last, style))
     Console().print(table)
     steps = [row for row in read_metrics(demo / "output/metrics.jsonl") if row["kind"] == "step"]
     right = [sum(section == row[place] for _, section, *row in rows) for place in (0, 1)]
