@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+_ELSEWHERE = ("inputs/", "hf://")
+"""Data that need not be on this machine: what `launch sync inputs` brings, and the hub's."""
 _TEXT = """\
 # A run config of Motley; start the run with: launch cluster up --config {file}
 # Every setting: docs/config.md. Commented-out settings show their defaults.
@@ -47,7 +49,7 @@ checkpoint:
     "--model", type=click.Path(), default="model", metavar="DIR|NAME", help="The base model."
 )
 @click.option(
-    "--data", type=click.Path(), default="train.jsonl", metavar="FILE", help="JSON Lines."
+    "--data", type=click.Path(), default="train.jsonl", metavar="FILE", help="Training data."
 )
 @click.option(
     "--from",
@@ -66,6 +68,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
     from launcher.errors import ConfigError
     from launcher.views import render
     from trainer.config.run import load
+    from trainer.data.sources import find_data
     from trainer.planning.defaults import HELD_OUT, derive, provisional
     from trainer.system.errors import InputError
 
@@ -81,6 +84,8 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
     config = load(None, {"model.path": model, "data.train": data, **provisional({})})
     folder = Path(model) if Path(model).is_dir() else None
     try:
+        if _is_given(context, "data") and not data.startswith(_ELSEWHERE):
+            find_data(Path(data))
         settled = {part.key: part.value for part in derive(config, (), folder, ())}
         config = config.with_settings(settled or {"data.validation_fraction": HELD_OUT})
     except InputError as error:

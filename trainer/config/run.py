@@ -365,7 +365,9 @@ class RunConfig(Section):
         """
 
         def absolute(path: str | None) -> str | None:
-            return path and str((folder / Path(path).expanduser()).absolute())
+            if path is None or path.startswith("hf://"):  # a data set of the hub
+                return path
+            return str((folder / Path(path).expanduser()).absolute())
 
         def section(part: Section, *names: str) -> Any:
             paths = {name: absolute(getattr(part, name)) for name in names}

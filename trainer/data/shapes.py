@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from blake3 import blake3
-
 from trainer.data import glaive
 from trainer.data.labels import LABEL, TEXTS, LabelColumn, parse_labelled
 from trainer.data.turns import (
@@ -45,6 +43,8 @@ class Sample:
 
     def digest(self) -> bytes:
         """Return 32 bytes that identify its text, independent of its label and position."""
+        from blake3 import blake3  # of the extras that train
+
         turns = [
             [
                 message.role,

@@ -23,8 +23,8 @@ _SETTLED = 3.0
 _MOST = 4096
 
 
-def digests(paths: Sequence[Path], state_folder: Path) -> dict[str, str]:
-    """Return `SIZE:BLAKE3` of each file by its name.
+def digests(paths: Sequence[Path], state_folder: Path, below: Path | None = None) -> dict[str, str]:
+    """Return `SIZE:BLAKE3` of each file by its name, or by its path below a folder.
 
     Raises:
         OSError: a file cannot be read.
@@ -42,7 +42,8 @@ def digests(paths: Sequence[Path], state_folder: Path) -> dict[str, str]:
         if known.get(key, ["", ""])[0] != mark:
             hasher = blake3(max_threads=blake3.AUTO).update_mmap(path)
             known[key] = [mark, f"{before.st_size}:{hasher.hexdigest()}"]
-        result[path.name] = known[key][1]
+        name = path.relative_to(below) if below in path.parents and below else path.name
+        result[str(name)] = known[key][1]
         if time.time() - before.st_ctime < _SETTLED:
             del known[key]
     if known != memory:
@@ -51,8 +52,10 @@ def digests(paths: Sequence[Path], state_folder: Path) -> dict[str, str]:
 
 
 def file_content(path: str, state_folder: str) -> dict[str, str]:
-    """Return the digest of one file."""
-    return digests([Path(path)], Path(state_folder))
+    """Return the digests of data: a file, or the files that are read of a folder."""
+    from trainer.data.sources import find_data
+
+    return digests(find_data(Path(path)).files, Path(state_folder), Path(path))
 
 
 def difference(one: dict[str, str], other: dict[str, str]) -> str:

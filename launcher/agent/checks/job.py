@@ -23,6 +23,9 @@ from launcher.plan.configuration import DEFAULT_PRESET
 from launcher.plan.hub import cache_folder, cached_snapshot, is_offline
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig, load
+from trainer.data.formats import read_records
+from trainer.data.records import Problems
+from trainer.data.sources import HUB
 from trainer.model import layout as trainer_layout
 from trainer.model.output_folder import check_output as check_folder_of_run
 from trainer.planning.defaults import Derived, derive, run_work
@@ -129,19 +132,21 @@ def check_training_data(path: Path, *, taught: bool) -> Finding:
 
 @validate_call
 def check_data(path: Path, remedy: str) -> Finding:
-    """Whether a data file is there and begins with a JSON object; the trainer reads all of it."""
+    """Whether data is there and its first record can be read; the trainer reads all of it."""
+    if HUB.fullmatch(str(path)):
+        return Finding("warn", f"{path} is not checked", "the trainer will download it")
+    if path.is_fifo():
+        detail = f"{path}: is a pipe, of which each process would read another part"
+        return Finding("fail", detail, f"give {remedy}")
+    problems = Problems()
     try:
-        with path.open("rb") as stream:
-            first = stream.readline(1 << 20)
-    except OSError as error:
-        return Finding("fail", f"{path}: {(error.strerror or '').lower()}", f"give {remedy}")
-    if not first.strip():
-        return Finding("fail", f"{path}:1: empty", "it must hold one JSON object a line")
-    try:
-        whole = isinstance(json.loads(first), dict)
-    except ValueError:
-        whole = len(first) == 1 << 20  # a very long line: the trainer checks it
-    if not whole:
+        first = next(read_records(path, problems), None)
+        problems.check()
+    except InputError as error:
+        return Finding("fail", str(error).splitlines()[0], f"give {remedy}")
+    if first is None:
+        return Finding("fail", f"{path}: empty", "it must hold one sample a line")
+    if not isinstance(first.tree, dict):
         return Finding("fail", f"{path}:1: not a JSON object", "it must hold one a line")
     return Finding("ok", str(path))
 

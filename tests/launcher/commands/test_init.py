@@ -72,3 +72,9 @@ def test_text_is_a_language_model_and_nothing_is_overwritten(
     assert Path("mine.yaml").read_bytes() == before
     assert run(["init", "absent/run.yaml"]) == 2
     assert "absent/run.yaml: cannot be written: No such file" in capsys.readouterr().err
+
+
+def test_data_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["init", "--data", "nope.jsonl"]) == 2
+    assert capsys.readouterr().err == "launch: nope.jsonl: no such data file\n"
+    assert run(["init", "--data", "inputs/nope.jsonl"]) == 0, "sync inputs brings it"

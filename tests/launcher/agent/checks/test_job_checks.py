@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from launcher.agent.checks.digests import file_content
 from launcher.agent.checks.job import (
     check_data,
     check_memory,
@@ -51,7 +54,7 @@ def test_data_files(tmp_path: Path, content: bytes, status: str) -> None:
 
 def test_a_missing_data_file_and_a_missing_model(tmp_path: Path) -> None:
     finding = check_data(tmp_path / "absent", "--data FILE")
-    assert "no such file" in finding.detail
+    assert "no such data file" in finding.detail
     assert finding.remedy == "give --data FILE"
     config = load("quickstart", {"model.path": str(tmp_path / "absent")})
     assert f"no model folder {tmp_path / 'absent'}" in check_model(config).detail
@@ -65,7 +68,7 @@ def test_training_data_is_a_file_without_a_teacher_and_its_folder_with_one(tmp_p
     file.write_text('{"text": "a"}\n')
     logits.mkdir()
     assert check_training_data(file, taught=False).status == "ok"
-    assert "is a directory" in check_training_data(logits, taught=False).detail
+    assert "holds no data files" in check_training_data(logits, taught=False).detail
     (logits / "dataset.json").write_text('{"shards": []}')
     assert check_training_data(logits, taught=True).status == "ok"
     unsaid = check_training_data(logits, taught=False)
@@ -176,3 +179,16 @@ def test_the_content_of_a_model_is_config_weights_and_tokenizer(tmp_path: Path) 
     assert set(found) == {"config.json", "model.safetensors", "tokenizer.json"}
     absent = load("quickstart", {"model.path": str(tmp_path / "absent")})
     assert model_content(absent, tmp_path) == {}
+
+
+def test_data_of_every_format_is_data(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("text,id\nhello,1\n")
+    with gzip.open(tmp_path / "t.jsonl.gz", "wt") as file:
+        file.write('{"text": "hello"}\n')
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "t.csv", tmp_path / "t.jsonl.gz", tmp_path):
+        assert check_data(path, "--data FILE").status == "ok"
+    assert "is a pipe" in check_data(tmp_path / "pipe", "--data FILE").detail
+    assert check_data(Path("hf://datasets/owner/name"), "--data FILE").status == "warn"
+    content = file_content(str(tmp_path), str(tmp_path / "state"))
+    assert sorted(content) == ["t.csv", "t.jsonl.gz"]
