@@ -1,7 +1,7 @@
 """The folder of an exported run: config, model, data, Motley, and a checkpoint to resume from.
 
 run.yaml            the settings; every path is in this folder
-inputs/             model, train.jsonl, validation.jsonl
+inputs/             model, train and validation, each a file with its suffix or a folder
 output/             the trainer's output, with the newest checkpoint of an existing run
 motley-*.whl        this version; requirements*.txt lock its packages, setup.sh installs all
 export.json         the run that it was exported from (`homecoming.py`)
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -106,8 +107,8 @@ def _inputs(config: RunConfig, model: Path | None) -> dict[str, Path]:
     if config.data.validation is not None:
         found["data.validation"] = Path(config.data.validation)
     for key, path in found.items():
-        if not path.is_file():
-            raise ConfigError(f"{key}: {path} is not a file")
+        if not (path.is_file() or path.is_dir()):
+            raise ConfigError(f"{key}: {path} is not a file or folder")
     if model is not None:
         if not (model / "config.json").is_file():
             raise ConfigError(f"model.path: {model} is not a model folder: it has no config.json")
@@ -122,11 +123,15 @@ def _write(
     (made / INPUTS).mkdir(parents=True, mode=0o755)
     settings: dict[str, str] = {"output": OUTPUT}
     for key, source in sources.items():
-        name = f"{INPUTS}/{key.rpartition('.')[2]}.jsonl"
+        # The suffix tells how a text is read.
+        kept = (one for one in source.suffixes[-2:] if re.fullmatch(r"\.[a-z]{1,7}", one))
+        name = f"{INPUTS}/{key.rpartition('.')[2]}{''.join(kept)}"
         if key == "model.path":
             name = f"{INPUTS}/model"
             hidden = shutil.ignore_patterns(".*")
             shutil.copytree(source, made / name, copy_function=_link_or_copy, ignore=hidden)
+        elif source.is_dir():
+            shutil.copytree(source, made / name)
         else:
             shutil.copyfile(source, made / name)
         settings[key] = name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -119,9 +119,11 @@ def inspect(config: RunConfig, encoder: Encoder | None, examples: int) -> Inspec
         DataError, InputError: a file cannot be read.
     """
     path, classes, limit = Path(config.data.train), config.classes, config.data.max_seq_len
-    file = read_file(path, config.task, classes)
-    held_out = config.data.validation
-    other = read_file(Path(held_out), config.task, classes).samples if held_out else []
+    columns, held_out = config.data.columns, config.data.validation
+    file = read_file(path, config.task, classes, columns=columns)
+    other: list[Sample] = []
+    if held_out:
+        other = read_file(Path(held_out), config.task, classes, columns=columns).samples
     lost = check_conversations(file, encoder) if encoder else []
     names = count_classes(file.samples, classes)
     step = max(1, len(file.samples) // max(examples, 1))
@@ -129,7 +131,7 @@ def inspect(config: RunConfig, encoder: Encoder | None, examples: int) -> Inspec
     return Inspection(
         task=config.task,
         samples=len(file.samples),
-        shapes=_shapes(path, labelled=classes is not None),
+        shapes=_shapes(path, columns, labelled=classes is not None),
         classes=names,
         unused=[*file.unused, *lost],
         max_seq_len=limit,
@@ -147,12 +149,12 @@ def inspect(config: RunConfig, encoder: Encoder | None, examples: int) -> Inspec
     )
 
 
-def _shapes(path: Path, *, labelled: bool) -> dict[str, int]:
+def _shapes(path: Path, columns: Mapping[str, str], *, labelled: bool) -> dict[str, int]:
     counts = Counter(
         f"{{{next(key for key in TEXTS if key in record.tree)}, label}}"
         if labelled
         else shape_of(record.tree).spelled
-        for record in read_records(path, Problems())
+        for record in read_records(path, Problems(), columns)
     )
     return dict(counts.most_common())
 

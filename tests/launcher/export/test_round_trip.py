@@ -322,6 +322,21 @@ def test_what_is_no_result_is_one_line(
     assert says in refused(["import-run", str(folder)], 2, capsys)
 
 
+def test_data_keeps_its_suffix_and_may_be_a_folder(
+    inputs: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("to be\n")
+    table = tmp_path / "v.1.csv"
+    table.write_text("text\nto be\n")
+    more = ("--data", str(folder), "--set", f"data.validation={table}")
+    command = ["export", "--to", "slurm", *TARGET, *inputs, *more, "--into", str(tmp_path / "away")]
+    assert run(command) == 0, capsys.readouterr().err
+    assert (tmp_path / "away/inputs/train/a.txt").read_text() == "to be\n"
+    assert (tmp_path / "away/inputs/validation.csv").is_file()
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -335,7 +350,7 @@ def test_what_is_no_result_is_one_line(
         (("--set", "name='$(reboot)'"), "name"),
         (("--run", "$(reboot)"), "no run $(reboot)"),
         (("--model", "/nowhere"), "/nowhere is not a model folder"),
-        (("--data", "/nowhere.jsonl"), "/nowhere.jsonl is not a file"),
+        (("--data", "/nowhere.jsonl"), "/nowhere.jsonl is not a file or folder"),
         (("--into", "missing/away"), "is not a folder; create it first"),
         (("--into", "."), "exists already; name another folder"),
         (("--wheel", "/nowhere.whl"), "/nowhere.whl: No such file"),

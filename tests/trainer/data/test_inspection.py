@@ -159,3 +159,12 @@ def test_data_that_no_run_takes(tmp_path: Path, rows: list[Any], problem: str) -
     done = CliRunner().invoke(inspect_data, [str(write(tmp_path / "a.jsonl", *rows))])
     assert done.exit_code != 0
     assert problem in str(done.exception)
+
+
+def test_columns_of_another_name(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("body,kind\nhello,a\nbye,b\n")
+    columns = ("--set", "data.columns={input: body, label: kind}")
+    found = inspected(table, "--validation", table, *columns)
+    assert (found["task"], found["samples"], found["validation_samples"]) == ("classify", 2, 2)
+    assert found["classes"] == {"a": 1, "b": 1}
