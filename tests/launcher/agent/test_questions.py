@@ -30,7 +30,7 @@ def test_a_finding_is_a_mapping(tmp_path: Path) -> None:
     asked = {"path": str(tmp_path / "x"), "remedy": "--data FILE"}
     assert LocalConnection().call("data", asked) == {
         "status": "fail",
-        "detail": f"{tmp_path / 'x'}: no such file or directory",
+        "detail": f"{tmp_path / 'x'}: no such data file",
         "remedy": "give --data FILE",
     }
 
