@@ -61,7 +61,7 @@ soak() {
 }
 newcomer() {
     # What the README promises: its two commands, whole, on a computer with what it asks for alone.
-    "${pytest[@]}" -m testbed -s tests/testbed/test_newcomer.py
+    "${pytest[@]}" -m testbed -s tests/testbed/test_newcomer.py ${SUITE:+-k "$SUITE"}
 }
 
 # What failed is said once more at the end, where it is seen even if only the last lines are kept.

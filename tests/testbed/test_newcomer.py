@@ -2,7 +2,7 @@
 
 The tier `newcomer` of scripts/test.sh, on Debian 12 and 13. Both commands run whole, as an ordinary
 user without sudo, and leave nothing behind. `NEWCOMER="make test-fast"` runs that instead, to work
-on this file, and `pytest -k trixie` one of the two. `NEWCOMER_PASSED=FILE` keeps the names of the
+on this file, and `SUITE=trixie` one of the two. `NEWCOMER_PASSED=FILE` keeps the names of the
 tests that passed on Debian 12, whose Python is the one here (tests/passed_elsewhere.py).
 """
 
