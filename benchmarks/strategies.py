@@ -129,14 +129,14 @@ def run_config(name: str, world: int, folder: Path, options: argparse.Namespace)
 def measure(name: str, world: int, folder: Path, options: argparse.Namespace) -> Any:
     """Return the figures of a strategy, or why there are none."""
     from trainer.model.layout import build_layout
-    from trainer.model.tensor_shards import check_tensor_shards
+    from trainer.model.shards import check_shards
 
     if "-x-" in name and world < 4:
         return "needs four processes"
     try:
         config = run_config(name, world, folder, options)
         config.parallel.copies(world)
-        check_tensor_shards(folder, config)
+        check_shards(folder, config)
         config.parallel.pipeline.check_layers(build_layout(folder, config).num_layers)
     except InputError as error:
         return str(error)

@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.errors import ConfigError
 from launcher.inventory.hosts import Host
 from trainer.config.run import RunConfig
-from trainer.model.tensor_shards import check_tensor_shards
+from trainer.model.shards import check_shards
 from trainer.planning.devices import find_device
 from trainer.system.errors import InputError
 
@@ -134,7 +134,7 @@ def check_strategy(config: RunConfig, target: Target, model: Path | None) -> Non
     try:
         config.parallel.copies(target.world)
         if model is not None:
-            check_tensor_shards(model, config)
+            check_shards(model, config)
     except InputError as error:
         raise ConfigError(f"{target.text}: {error}") from None
 

@@ -163,20 +163,22 @@ def test_a_missing_rank_is_named(hands: Hands) -> None:
     assert "Traceback" not in alone.text + late.text
 
 
-def test_a_model_that_is_not_computed_here_is_refused_by_all(hands: Hands) -> None:
-    """Its rotation is another; by then rank 0 has opened the output folder."""
-    folder = hands.folder / "scaled"
+def test_layers_of_transformers_are_trained_and_not_divided(hands: Hands) -> None:
+    folder = hands.folder / "gelu"
     shutil.copytree(hands.model, folder)
     tree = json.loads((folder / "config.json").read_text())
     tree["hidden_act"] = "gelu"
     (folder / "config.json").write_text(json.dumps(tree))
     hands.model = folder
-    both = [hands.rank(number) for number in range(2)]
+    both = [hands.rank(number, "--set", "parallel.tensor=2") for number in range(2)]
     for process in both:
         assert process.wait() == 2, process.text
-        assert "which --distributed does not use; train it without" in process.text
+        assert "which tensor parallelism and pipelines do not divide" in process.text
         assert "Traceback" not in process.text
-    assert (hands.status["state"], hands.status["exit_code"]) == ("failed", 2)
+    assert not (hands.output / "checkpoints").exists()
+    hands.port = free_port()
+    both = [hands.rank(number, "--max-steps", "2") for number in range(2)]
+    assert [process.wait() for process in both] == [0, 0], both[0].text
 
 
 def test_what_rank_0_finds_in_the_output_folder_ends_all(hands: Hands) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,13 @@ def compile_layers(model: Any) -> None:
 
     Not the whole model: its loops and caches would be recompiled repeatedly.
     """
-    for layer in getattr(backbone(model), "layers", None) or backbone(model).h:
+    for layer in layers_of(model):
         layer.compile()
+
+
+def layers_of(model: Any) -> Iterable[Any]:
+    """Return the layers of a decoder, ours or transformers'."""
+    return getattr(backbone(model), "layers", None) or backbone(model).h
 
 
 def backbone(model: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from trainer.config.run import Backend, RunConfig
 from trainer.exchange.transport import tls
 from trainer.model.output_folder import check_output
-from trainer.model.tensor_shards import check_tensor_shards
+from trainer.model.shards import check_shards
 from trainer.run.composition import run as build
 from trainer.run.distributed.environment import quieten_torch
 from trainer.run.inputs import RunInputs, read_inputs
@@ -168,7 +168,7 @@ def run_distributed(
     else:
         logging.getLogger().setLevel(logging.WARNING)
         inputs = read_inputs(config, run_id)
-    check_tensor_shards(inputs.model_dir, inputs.config)
+    check_shards(inputs.model_dir, inputs.config)
     config.parallel.pipeline.check_layers(inputs.layout.num_layers)
     stop = Stop()
     on_signal(stop.ask)

@@ -14,7 +14,7 @@ from trainer.checkpoint.trained_model import Trained
 from trainer.config.parallel import ParallelConfig
 from trainer.config.run import Backend, RunConfig
 from trainer.config.section import build
-from trainer.model.tensor_shards import check_tensor_shards
+from trainer.model.shards import check_shards
 from trainer.replica.base import EvalResult
 from trainer.run.distributed.environment import read_environment
 from trainer.system.errors import InputError, TrainerError
@@ -148,7 +148,7 @@ class Ranks:
 
     def _join(self, trained: Trained) -> tuple[torch.device, DeviceMesh]:
         """Check the model, meet the others and return this rank's device and the mesh."""
-        check_tensor_shards(trained.base_dir, self._config(trained))
+        check_shards(trained.base_dir, self._config(trained))
         environment = self._environment
         with importing("torch"):
             import torch

@@ -11,7 +11,7 @@ def cut_nf4(linear: Any, dim: int, rank: int, ranks: int) -> None:
     """Keep a part of bitsandbytes' NF4 linear, by its outputs (0) or its inputs (1), in place.
 
     A byte has two neighbours of a row, and a scale is for 64 of them: the parts of a row must be
-    whole blocks. `trainer.model.tensor_shards` refuses others before a model is loaded.
+    whole blocks. `trainer.model.shards` refuses others before a model is loaded.
     """
     weight, state = linear.weight, linear.weight.quant_state
     rows, columns = state.shape

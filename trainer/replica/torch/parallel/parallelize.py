@@ -6,8 +6,9 @@ activations, then copies of what is left share the samples.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,10 +17,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.run import RunConfig
+from trainer.model.families import left_to_transformers, logits_of
+from trainer.model.safetensors_headers import read_config
 from trainer.replica.torch import kd_loss
-from trainer.replica.torch.decoder import Decoder, Layer
 from trainer.replica.torch.loader import load_model
-from trainer.replica.torch.model import recompute_activations
+from trainer.replica.torch.model import layers_of, recompute_activations
 from trainer.replica.torch.parallel.losses import Losses
 from trainer.replica.torch.parallel.tensor import TensorParallel
 
@@ -29,7 +31,7 @@ class Parallelized(NamedTuple):
 
     module: nn.Module
     """Its forward takes a `MicroBatch` and returns what `Losses` returns."""
-    model: Decoder
+    model: nn.Module
     """Inside it."""
     summed: frozenset[str]
     """Parameters of the model whose gradients are still to be summed over the mesh's `tensor`."""
@@ -46,7 +48,7 @@ def parallelize(
     """Load a model and cut it for this rank; every rank of the mesh calls this, with equal files.
 
     A layer is cut before the next one is read, so that a rank never holds more than its part of
-    the layers, a whole one, and the embedding and head.
+    the layers, a whole one, and the embedding and head. transformers reads all layers first.
 
     Args:
         mesh: of `mesh.make_mesh`.
@@ -61,7 +63,7 @@ def parallelize(
     copies = mesh["data"]
     shards = copies.size() > 1 and config.parallel.data == "fsdp"
 
-    def cut(number: int, layer: Layer) -> None:
+    def cut(number: int, layer: Any) -> None:
         if tensor is not None:
             tensor.cut_layer(number, layer)
         if shards:  # it is gathered for its forward, and again for its backward
@@ -69,13 +71,18 @@ def parallelize(
 
     # A frozen base that is whole may stay in the file; weights that train may not.
     is_kept = tensor is None and not shards and config.method != "full"
-    model = load_model(model_dir, config, device, cut=None if is_kept else cut)
-    assert isinstance(model, Decoder)
+    tree = read_config(model_dir)
+    whole = left_to_transformers(tree, config.data.max_seq_len) is not None
+    model: Any = load_model(model_dir, config, device, cut=None if is_kept or whole else cut)
+    if whole and shards:
+        for number, layer in enumerate(layers_of(model)):
+            cut(number, layer)
     if tensor is not None:
         tensor.cut_ends(model)
     if recompute:
         recompute_activations(model)
-    token_losses = kd_loss.token_losses if tensor is None else tensor.losses
+    plain = partial(kd_loss.token_losses, shape=logits_of(tree))
+    token_losses = plain if tensor is None else tensor.losses
     module: nn.Module = Losses(model, config, device, token_losses)
     if shards:  # what remains, the embedding, the last norm and the head, is gathered once a step
         fully_shard(module, mesh=copies)

@@ -19,10 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.run import RunConfig
-from trainer.model.families import left_to_transformers
 from trainer.model.initialization import initial_tensor
 from trainer.model.layout import GradientLayout
-from trainer.model.safetensors_headers import read_config, read_headers
+from trainer.model.safetensors_headers import read_headers
 from trainer.planning.replica import BUSY_TOKENS, CPU_TOKENS
 from trainer.replica.base import EvalResult, StepResult
 from trainer.replica.microbatch import Limit, pack, split
@@ -32,7 +31,6 @@ from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.parallelize import parallelize
 from trainer.replica.torch.parallel.tensor import sum_gradients
 from trainer.replica.torch.precision import SCALE_OF_MEAN, LossScale
-from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
@@ -70,10 +68,6 @@ class ParallelReplica:
         """Of the model, which work on different samples."""
         self._scale = LossScale(config, device, SCALE_OF_MEAN, dist.group.WORLD)
         self._pipeline = None
-        if reason := left_to_transformers(read_config(model_dir), config.data.max_seq_len):
-            raise InputError(
-                f"{model_dir}: {reason}, which --distributed does not use; train it without"
-            )
         if config.parallel.pipeline.stages > 1:
             from trainer.replica.torch.parallel.pipeline import Pipeline  # takes a second
 

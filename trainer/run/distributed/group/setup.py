@@ -13,7 +13,7 @@ from trainer.config.parallel import GroupStrategy, ParallelConfig
 from trainer.config.run import RunConfig
 from trainer.model.files import model_digest
 from trainer.model.layout import build_layout
-from trainer.model.tensor_shards import check_tensor_shards
+from trainer.model.shards import check_shards
 from trainer.system.errors import InputError
 
 
@@ -49,7 +49,7 @@ class Setup:
                 f"--strategy {self.strategy} computes no soft targets of a teacher; take ddp"
             )
         config = self.config.model_copy(update={"parallel": self.parallel})
-        check_tensor_shards(self.model_dir, config)
+        check_shards(self.model_dir, config)
 
     def to_json(self) -> dict[str, Any]:
         """Return the message that `from_json` reads."""
