@@ -58,6 +58,20 @@ def test_data(home: Path, tmp_path: Path, role: str, content: str | None, proble
     assert problem in refused(home, *words, role=role)
 
 
+@pytest.mark.parametrize("flag", ["--data", "--validation"])
+@pytest.mark.parametrize("role", ["coordinator", "worker", "distributed"])
+def test_a_pipe_that_several_processes_would_read(
+    home: Path, tmp_path: Path, role: str, flag: str
+) -> None:
+    """Nothing writes to it: a process that opened it would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    words: list[object] = [home / "model", "--data", home / "good.jsonl", flag, tmp_path / "pipe"]
+    if role == "distributed":
+        words += ["--distributed", "--world-size", 2, "--rank", 0, "--master", "127.0.0.1:1"]
+    line = refused(home, *words, role="local" if role == "distributed" else role)
+    assert line.startswith(f"{tmp_path / 'pipe'}: is a pipe, which one process can read; ")
+
+
 @pytest.mark.parametrize(
     ("files", "problem"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import click
@@ -109,14 +110,14 @@ def finetune(
     if source is None and not (flags["model_dir"] and flags["data"]):
         raise InputError("give MODEL_DIR and --data FILE, or --config FILE|PRESET")
     given = overrides(flags, _SETTINGS, settings)
+    config = run_config.load(source, given if source else provisional(given) | given)
+    alone = role == "local" and environment is None
+    if not alone:
+        _check_no_pipe(config)
     notes: list[str] = []
     if source is None:
         # Members of a run differ in memory, but must have the same settings.
-        alone = role == "local" and environment is None
-        backend = flags["gpu_backend"] if alone else None
-        config, notes = _follow_data(given, backend)
-    else:
-        config = run_config.load(source, given)
+        config, notes = _follow_data(config, given, flags["gpu_backend"] if alone else None)
     if role != "worker":
         budget = with_environment(config.budget, os.environ)
         config = config.model_copy(update={"budget": budget})
@@ -185,13 +186,24 @@ def _environment(role: str, flags: dict[str, Any]) -> Environment | None:
     return read_environment(os.environ, world_size=size, rank=flags["rank"], master=master)
 
 
-def _follow_data(given: dict[str, Any], backend: str | None) -> tuple[RunConfig, list[str]]:
-    """Derive a run's config from its data and model; return it and lines that explain it.
+def _check_no_pipe(config: RunConfig) -> None:
+    """Refuse data that only one process can read, in a run of several."""
+    for path in filter(None, (config.data.train, config.data.validation)):
+        if Path(path).is_fifo():
+            raise InputError(
+                f"{path}: is a pipe, which one process can read; every process of this run reads"
+                " the data: write it to a file"
+            )
+
+
+def _follow_data(
+    config: RunConfig, given: dict[str, Any], backend: str | None
+) -> tuple[RunConfig, list[str]]:
+    """Derive what is not given from data and model; return the config and lines that explain it.
 
     Args:
         backend: where it computes, which limits memory; None: memory is ignored.
     """
-    config = run_config.load(None, provisional(given) | given)
     rooms = () if backend is None else own_rooms(backend)
     found = derive(config, given, resolve_model(config.model.path), rooms)
     settled = config.with_settings({part.key: part.value for part in found})

@@ -157,11 +157,12 @@ def read_student_inputs(
         tell(f"data.max_seq_len is lowered to {length}: {model_dir} has no more positions")
     check_student(config, folder.description, model_dir)
     layout = build_layout(model_dir, config)
+    encoder = Encoder(model_dir, config.data.lost_text)
+    for line in (*notices(model_dir), *encoder.unused):
+        tell(line)
     validation = None
     if validation_file is not None:
-        validation = make_dataset(
-            validation_file, Encoder(model_dir, config.data.lost_text), "causal-lm", length
-        )
+        validation = make_dataset(validation_file, encoder, "causal-lm", length)
     job = _job(config, run_id, layout, model_dir, folder.digest)
     return RunInputs(config, model_dir, layout, job, folder, validation)
 

@@ -223,6 +223,6 @@ def test_templates_in_files_replace_those_of_the_settings(tmp_path: Path) -> Non
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}new")
     encoder = Encoder(folder)
     turns = (ChatMessage("user", "a"),)
-    for tools, expected in (([], "anew"), ([{"name": "b"}], "tools: [{'name': 'b'}]")):
+    for tools, expected in (([], "again"), ([{"name": "b"}], "tools: [{'name': 'b'}]")):
         ids = encoder.prompt(Sample("", messages=turns, tools=tuple(tools)))
         assert encoder.tokenizer.decode(ids) == expected

@@ -71,7 +71,9 @@ def test_the_data_is_said_before_the_run(
     short = tmp_path / "short"
     shutil.copytree(model, short)
     tree = json.loads((short / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps({**tree, "max_position_embeddings": 16}))
+    tree |= {"max_position_embeddings": 16, "attention_dropout": 0.1}
+    (short / "config.json").write_text(json.dumps(tree))
+    (short / "tokens_of_ours.json").write_text("{}")
     validation = tmp_path / "held-out.jsonl"
     validation.write_text('{"text": "ls"}\n' * 3 + json.dumps({"text": "ls " * 40}) + "\n")
     course = Course(
@@ -87,3 +89,5 @@ def test_the_data_is_said_before_the_run(
         line.startswith("validation: 1 sample is longer than max_seq_len 16") for line in lines
     )
     assert f"data.max_seq_len is lowered to 16: {short} has no more positions" in lines
+    assert any("attention_dropout 0.1 is not applied" in line for line in lines)
+    assert any("that are not used: 'tokens_of_ours.json' (1 time)" in line for line in lines)

@@ -57,6 +57,8 @@ def test_devices_by_the_name_that_their_driver_reports(reported: str, name: str)
 def test_a_card_by_its_memory_and_this_machine() -> None:
     spaced = parse_cluster("2 x RTX 4090 pcie; 1xRX 6800, 1gbit")
     assert spaced.text.startswith("2 RTX4090 + 1 RX6800")
+    (group,) = parse_cluster("2xRTX 2080 Ti nvlink").groups
+    assert group.inside == 50e9
     (group,) = parse_cluster("2x8GB").groups
     assert (group.device.name, group.device.memory, group.device.flops) == ("8GB", 8 * GIB, None)
     (here,) = parse_cluster("1xCPU").groups
