@@ -69,6 +69,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
     from launcher.views import render
     from trainer.config.run import load
     from trainer.data.sources import find_data
+    from trainer.model.files import local_model
     from trainer.planning.defaults import HELD_OUT, derive, provisional
     from trainer.system.errors import InputError
 
@@ -82,8 +83,8 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
             render.say(line)
         return
     config = load(None, {"model.path": model, "data.train": data, **provisional({})})
-    folder = Path(model) if Path(model).is_dir() else None
     try:
+        folder = local_model(Path(model))
         if _is_given(context, "data") and not data.startswith(_ELSEWHERE):
             find_data(Path(data))
         settled = {part.key: part.value for part in derive(config, (), folder, ())}

@@ -35,6 +35,7 @@ from launcher.export.target import Target, check_strategy
 from launcher.transfer.wheel import wheel_to_push
 from trainer.checkpoint.reader import FOLDER, step_of
 from trainer.config.run import RunConfig
+from trainer.model.files import local_model
 from trainer.system.errors import InputError
 
 SCHEMA = "motley.export/1"
@@ -79,8 +80,8 @@ def export_run(
             config.budget.check_guarded()
         except InputError as error:
             raise ConfigError(f"{error}; its hosts are the target's") from None
-    model = Path(config.model.path) if Path(config.model.path).is_absolute() else None
-    sources = _inputs(config, model)
+    sources = _inputs(config)
+    model = sources.get("model.path")
     check_strategy(config, target, model)
     if folder.exists() or folder.is_symlink():
         raise ConfigError(f"{folder}: exists already; name another folder with --into")
@@ -101,17 +102,22 @@ def export_run(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _inputs(config: RunConfig, model: Path | None) -> dict[str, Path]:
-    """Return what is handed over, by its setting's dotted key."""
+def _inputs(config: RunConfig) -> dict[str, Path]:
+    """Return what is handed over, by its setting's dotted key; a GGUF file's folder."""
     found = {"data.train": Path(config.data.train)}
     if config.data.validation is not None:
         found["data.validation"] = Path(config.data.validation)
     for key, path in found.items():
         if not (path.is_file() or path.is_dir()):
             raise ConfigError(f"{key}: {path} is not a file or folder")
-    if model is not None:
-        if not (model / "config.json").is_file():
-            raise ConfigError(f"model.path: {model} is not a model folder: it has no config.json")
+    path = Path(config.model.path)
+    if path.is_absolute():
+        try:
+            model = local_model(path)
+        except InputError as error:
+            raise ConfigError(str(error)) from None
+        if model is None or not (model / "config.json").is_file():
+            raise ConfigError(f"model.path: {path} is not a model folder: it has no config.json")
         found["model.path"] = model
     return found
 

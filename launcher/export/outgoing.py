@@ -14,6 +14,7 @@ from launcher.runs.records.kept_configs import Start, config_of, keep_config, ke
 from launcher.runs.records.registry import Registry, new_run_id
 from launcher.runs.status import RunMonitor
 from trainer.config.run import RunConfig
+from trainer.model.files import local_model
 from trainer.planning.defaults import derive
 from trainer.system.errors import InputError
 
@@ -42,8 +43,8 @@ def new_run(order: Order) -> Outgoing:
     config = order.job(_HERE)
     assert isinstance(config, RunConfig)
     if order.own is not None:
-        folder = Path(config.model.path) if Path(config.model.path).is_dir() else None
         try:
+            folder = local_model(Path(config.model.path))
             found = {part.key: part.value for part in derive(config, order.own, folder, ())}
             config = config.with_settings(found)
         except InputError as error:

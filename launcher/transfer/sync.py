@@ -70,8 +70,9 @@ def push_inputs(hosts: Sequence[Host], paths: Sequence[Path], report: Report) ->
     names: dict[str, Path] = {}
     for path in paths:
         name = path.resolve().name
-        if not path.exists():
-            raise ConfigError(f"{path}: does not exist")
+        if not (path.is_file() or path.is_dir()):
+            what = "is neither a file nor a folder" if path.exists() else "does not exist"
+            raise ConfigError(f"{path}: {what}")
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{path}: its name may have only letters, digits and . _ + -")
         if name in names:

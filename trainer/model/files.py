@@ -35,12 +35,8 @@ def resolve_model(name: str) -> Path:
         InputError: there is no such folder, or the hub does not serve the model.
     """
     local = Path(name).expanduser()
-    if (gguf := gguf_file(local)) is not None:
-        from trainer.model.gguf.conversion import converted
-
-        return converted(gguf.resolve())
-    if local.is_dir():
-        return local.resolve()
+    if (folder := local_model(local)) is not None:
+        return folder
     if local.exists():
         other = way_in(local) or "is a file, a model is a folder with config.json"
         raise InputError(f"{name}: {other}")
@@ -48,6 +44,19 @@ def resolve_model(name: str) -> Path:
     if name.startswith((".", "/", "~")) or not owner or not model or "/" in model:
         raise InputError(f"{name}: no such model folder")
     return _from_hub(name)
+
+
+def local_model(path: Path) -> Path | None:
+    """Return the folder of a model on this machine, a GGUF file's too; None if there is none.
+
+    Raises:
+        InputError: a GGUF file cannot be converted.
+    """
+    if (gguf := gguf_file(path)) is not None:
+        from trainer.model.gguf.conversion import converted
+
+        return converted(gguf.resolve())
+    return path.resolve() if path.is_dir() else None
 
 
 def model_digest(model_dir: Path) -> str:

@@ -27,6 +27,7 @@ from trainer.data.formats import read_records
 from trainer.data.records import Problems
 from trainer.data.sources import HUB
 from trainer.model import layout as trainer_layout
+from trainer.model.files import local_model
 from trainer.model.output_folder import check_output as check_folder_of_run
 from trainer.planning.defaults import Derived, derive, run_work
 from trainer.planning.distillation import Scoring
@@ -48,10 +49,13 @@ def model_folder(config: RunConfig) -> Path | None:
     """Return the base model's folder, or its folder in the hub cache if that is complete.
 
     None for a model that this machine does not have.
+
+    Raises:
+        InputError: it is a GGUF file that cannot be converted.
     """
-    folder = Path(config.model.path)
-    if folder.is_absolute():
-        return folder if folder.is_dir() else None
+    path = Path(config.model.path)
+    if path.is_absolute():
+        return local_model(path)
     snapshot = cached_snapshot(config.model.path)
     if snapshot is None or not (snapshot / "config.json").is_file():
         return None
@@ -68,10 +72,10 @@ def check_model(config: RunConfig) -> Finding:
 
     A model that is only on the hub is not checked: the trainer downloads it.
     """
-    folder = model_folder(config)
-    if folder is None:
-        return _absent_model(config.model.path)
     try:
+        folder = model_folder(config)
+        if folder is None:
+            return _absent_model(config.model.path)
         layout = trainer_layout.build_layout(folder, config)
     except InputError as error:
         return Finding("fail", str(error))
@@ -86,10 +90,10 @@ def model_content(config: RunConfig, state_folder: Path) -> dict[str, str]:
 
     Empty when this machine does not have the model, or not all of it.
     """
-    folder = model_folder(config)
-    if folder is None:
-        return {}
     try:
+        folder = model_folder(config)
+        if folder is None:
+            return {}
         weights = {header.file for header in trainer_layout.read_headers(folder).values()}
     except InputError:
         return {}
@@ -154,13 +158,14 @@ def check_data(path: Path, remedy: str) -> Finding:
 @validate_call
 def check_model_folder(path: Path) -> Finding:
     """Whether a folder holds a complete model and a tokenizer; the trainer checks the rest."""
-    if not path.is_dir():
-        return Finding("fail", f"no model folder {path}", _BRING)
     try:
-        headers = trainer_layout.read_headers(path)
+        folder = local_model(path)
+        if folder is None:
+            return Finding("fail", f"no model folder {path}", _BRING)
+        headers = trainer_layout.read_headers(folder)
     except InputError as error:
         return Finding("fail", str(error))
-    if lacking := [name for name in _MODEL_FILES[:2] if not (path / name).is_file()]:
+    if lacking := [name for name in _MODEL_FILES[:2] if not (folder / name).is_file()]:
         return Finding("fail", f"{path} lacks {' and '.join(lacking)}", _BRING)
     size = sum(file.stat().st_size for file in {header.file for header in headers.values()})
     available = available_memory()
@@ -230,10 +235,10 @@ class Workload:
 @validate_call
 def workload(config: RunConfig) -> Workload | None:
     """Return the workload of a run; None if the model or the data cannot be read here."""
-    folder = model_folder(config)
-    if folder is None:
-        return None
     try:
+        folder = model_folder(config)
+        if folder is None:
+            return None
         if config.distillation is None:
             return Workload(read_shape(folder), *run_work(config, folder))
         from trainer.distill.workload import taught_work  # with tokenizers
@@ -256,7 +261,8 @@ def scoring(
     try:
         from trainer.distill.workload import read_scoring
 
-        return read_scoring(model, data, tokenizer or model, logits, max_seq_len, shard_bytes)
+        folder = local_model(model) or model
+        return read_scoring(folder, data, tokenizer or folder, logits, max_seq_len, shard_bytes)
     except (InputError, OSError, ModuleNotFoundError):
         return None
 
@@ -267,7 +273,7 @@ def student(model: Path | None, config: str | None, tokenizer: Path | None) -> M
     try:
         from trainer.distill.workload import student_shape
 
-        return student_shape(model, config, tokenizer)
+        return student_shape(model and (local_model(model) or model), config, tokenizer)
     except (InputError, OSError, ModuleNotFoundError):
         return None
 
@@ -281,10 +287,10 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
     Args:
         hosts: the inventory's names of this machine.
     """
-    folder = model_folder(config)
-    if folder is None:
-        return Finding("warn", "not planned: the model is not on this machine")
     try:
+        folder = model_folder(config)
+        if folder is None:
+            return Finding("warn", "not planned: the model is not on this machine")
         memory = RunMemory.of(folder, config)
     except InputError:
         return Finding("warn", "not planned: the model cannot be read")

@@ -31,11 +31,18 @@ class _Input:
     content: str
     """The question for its digests."""
     subject: dict[str, Any]
+    deadline: float = DEADLINE
+    """Seconds."""
 
 
 def _model(config: RunConfig) -> _Input:
     model = {"config": config.model_dump(mode="json")}
-    return _Input(config.model.path, "model", model, "model_content", model)
+    return _Input(config.model.path, "model", model, "model_content", model, _patience(config))
+
+
+def _patience(config: RunConfig) -> float:
+    """Return the seconds for an answer about the model: a host converts a GGUF file first."""
+    return HASH_DEADLINE if config.model.path.endswith(".gguf") else DEADLINE
 
 
 def _data(config: RunConfig) -> _Input:
@@ -59,12 +66,13 @@ def _declare(check: str, files_of: Callable[[RunConfig], _Input | None]) -> Decl
         files, head = files_of(cluster.config), cluster.head
         if files is None:
             return
-        ask = partial(ask_finding, cluster.connection(name), files.question, files.arguments)
+        there, deadline = cluster.connection(name), files.deadline
+        ask = partial(ask_finding, there, files.question, files.arguments, deadline)
         if _is_compared(cluster, name, files.path):
             own, reference = (_content(cluster, each, files) for each in (name, head))
-            yield partial(compare_content, ask, own, reference, head), HASH_DEADLINE + DEADLINE
+            yield partial(compare_content, ask, own, reference, head), HASH_DEADLINE + deadline
         else:
-            yield ask
+            yield ask, deadline
 
     return Declared(check, "training", who)
 
@@ -122,4 +130,6 @@ def memory(cluster: Examination, name: str) -> Asked:
     twins = [other for other in cluster.names if cluster.same_machine(name, other)]
     if name == twins[0]:
         plan, config = json.loads(cluster.plan.to_json()), cluster.config.model_dump(mode="json")
-        yield {"plan": plan, "config": config, "hosts": twins}
+        asked = {"plan": plan, "config": config, "hosts": twins}
+        patience = _patience(cluster.config)
+        yield partial(ask_finding, cluster.connection(name), "memory", asked, patience), patience

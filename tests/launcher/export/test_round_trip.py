@@ -16,9 +16,11 @@ import yaml
 from launcher.cli import run
 from tests.launcher.handmade import make_wheel
 from tests.trainer.replica.torch.parallel.models import write_drawn_model
+from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.config.run import RunConfig, load
 from trainer.model.layout import build_layout
+from trainer.model.safetensors_headers import read_headers
 from trainer.optimizer.adamw import TrainState
 from trainer.system.storage import lease
 
@@ -335,6 +337,22 @@ def test_data_keeps_its_suffix_and_may_be_a_folder(
     assert run(command) == 0, capsys.readouterr().err
     assert (tmp_path / "away/inputs/train/a.txt").read_text() == "to be\n"
     assert (tmp_path / "away/inputs/validation.csv").is_file()
+
+
+def test_a_gguf_file_goes_as_the_folder_that_it_stands_for(
+    inputs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf", reason="the launcher-only install has none")
+    from tests.trainer.gguf_files import write_gguf
+
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    model = write_model(tmp_path / "m", write_data(tmp_path / "lines.jsonl"))
+    file = write_gguf(tmp_path / "m.gguf", model)
+    command = ["export", "--to", "slurm", *TARGET, *inputs, "--model", str(file)]
+    assert run([*command, "--into", str(tmp_path / "away")]) == 0
+    config = load(tmp_path / "away/run.yaml")
+    assert config.model.path == "inputs/model"
+    assert read_headers(tmp_path / "away/inputs/model").keys() == read_headers(model).keys()
 
 
 @pytest.mark.parametrize(

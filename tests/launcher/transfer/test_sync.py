@@ -261,6 +261,7 @@ def test_all_hosts_finish_and_every_error_is_said(
     ("arguments", "words"),
     [
         (["inputs", "nothing-here"], "nothing-here: does not exist"),
+        (["inputs", "/dev/null"], "/dev/null: is neither a file nor a folder"),
         (["inputs", "a b.jsonl"], "only letters, digits"),
         (["inputs", "one/x", "two/x"], "would have the same name"),
         (["logits"], "--from HOST"),

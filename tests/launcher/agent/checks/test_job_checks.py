@@ -16,6 +16,7 @@ from launcher.agent.checks.job import (
     check_data,
     check_memory,
     check_model,
+    check_model_folder,
     check_output,
     check_training_data,
     model_content,
@@ -25,6 +26,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.setting import Setting
 from tests.launcher.hollow_model import make_model
+from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import load
 from trainer.model.layout import build_layout
 from trainer.replica.wgpu.planning import budget
@@ -179,6 +181,31 @@ def test_the_content_of_a_model_is_config_weights_and_tokenizer(tmp_path: Path) 
     assert set(found) == {"config.json", "model.safetensors", "tokenizer.json"}
     absent = load("quickstart", {"model.path": str(tmp_path / "absent")})
     assert model_content(absent, tmp_path) == {}
+
+
+def test_a_gguf_file_is_a_model_and_a_damaged_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf", reason="the launcher-only install has none")
+    from tests.trainer.gguf_files import write_gguf
+
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    model = write_model(tmp_path / "model", write_data(tmp_path / "train.jsonl"))
+    file = write_gguf(tmp_path / "small.gguf", model)
+    config = load("quickstart", {"model.path": str(file)})
+    finding = check_model(config)
+    assert finding.status == "ok", finding
+    assert f"{build_layout(model, config).size:,} trainable values" in finding.detail
+    assert "model.safetensors" in model_content(config, tmp_path / "state")
+    host = Host(name="localhost", connection="local", devices=(Device("cpu", "cpu"),))
+    plan = place([host], config, None, SETTING)
+    assert check_memory(plan, config, ["localhost"]).status == "ok"
+    assert check_model_folder(file).status == "ok"
+    damaged = load("quickstart", {"model.path": str(tmp_path / "damaged.gguf")})
+    (tmp_path / "damaged.gguf").write_bytes(file.read_bytes()[:100])
+    assert "damaged.gguf" in check_model(damaged).detail
+    assert check_memory(plan, damaged, ["localhost"]).status == "warn"
+    assert model_content(damaged, tmp_path / "state") == {}
 
 
 def test_data_of_every_format_is_data(tmp_path: Path) -> None:
