@@ -140,7 +140,7 @@ def _from_foreign(
         if program is None:
             known = " or ".join(one.name for one in PROGRAMS)
             raise ConfigError(f"{source}: not a config of {known}")
-        taken = take(program, tree)
+        taken = take(program, tree, source.parent)
         settings = given | taken.settings | {key: given[key] for key in chosen}
         config = build(RunConfig, {}, settings, source)
     except InputError as error:

@@ -1,15 +1,17 @@
 """Configs of other trainers: which of their keys become settings of a run, and which do not.
 
 Each program has one table (F-IN-001). A used key becomes settings, a harmless one changes nothing
-that is learned here, a refused one would and has no counterpart. Pure.
+that is learned here, a refused one would and has no counterpart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from trainer.config.dataset_info import NotTakenError, data_set
 from trainer.system.key_table import KeyTable
 
 Settings = dict[str, Any]
@@ -17,15 +19,11 @@ Tree = Mapping[str, Any]
 _LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-class _NotTakenError(Exception):
-    """A value that no setting stands for; the message says why, and what to do."""
-
-
 Rule = Callable[[Any, Tree], Settings]
 """Returns the settings of a key's value; the tree has the other keys.
 
 Raises:
-    _NotTakenError: there are none.
+    NotTakenError: there are none.
 """
 
 
@@ -48,6 +46,8 @@ class Program:
     """Keys that tell its configs: all of one group are there."""
     rules: Mapping[str, Rule]
     keys: KeyTable
+    named: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Keys whose value is a name in dataset_info.json, and the setting of each."""
 
 
 def recognise(tree: Tree) -> Program | None:
@@ -55,8 +55,12 @@ def recognise(tree: Tree) -> Program | None:
     return next((one for one in PROGRAMS if any(s <= tree.keys() for s in one.signs)), None)
 
 
-def take(program: Program, tree: Tree) -> Taken:
-    """Return the settings that a config of a program stands for, and the keys that are left."""
+def take(program: Program, tree: Tree, folder: Path) -> Taken:
+    """Return the settings that a config of a program stands for, and the keys that are left.
+
+    Args:
+        folder: the config's.
+    """
     taken = Taken({"task": "causal-lm"})
     for key, value in tree.items():
         try:
@@ -66,7 +70,13 @@ def take(program: Program, tree: Tree) -> Taken:
                 taken.left[key] = "is not known"
             elif key in program.rules and value is not None:
                 taken.settings |= program.rules[key](value, tree)
-        except _NotTakenError as why:
+            elif key in program.named and value is not None:
+                found = data_set(value, program.named[key], tree, folder)
+                columns = found["data.columns"]
+                if taken.settings.get("data.columns", columns) != columns:
+                    raise NotTakenError(f"{value!r} has other columns; write both files alike")
+                taken.settings |= found
+        except NotTakenError as why:
             taken.left[key] = str(why)
     if "method" not in taken.settings:
         taken.settings["method"] = "full"
@@ -88,7 +98,7 @@ def _only(*accepted: Any, instead: str) -> Rule:
 
     def rule(value: Any, _: Tree) -> Settings:
         if value not in accepted:
-            raise _NotTakenError(f"{value!r}: {instead}")
+            raise NotTakenError(f"{value!r}: {instead}")
         return {}
 
     return rule
@@ -98,7 +108,7 @@ def _samples(per_device: str) -> Rule:
     def rule(_: Any, tree: Tree) -> Settings:
         counts = (tree.get(per_device, 1), tree.get("gradient_accumulation_steps", 1))
         if not all(isinstance(count, int) for count in counts):
-            raise _NotTakenError("is no number; set training.batch_size")
+            raise NotTakenError("is no number; set training.batch_size")
         return {"training.batch_size": counts[0] * counts[1]}
 
     return rule
@@ -112,13 +122,13 @@ def _adapter(value: Any, _: Tree) -> Settings:
         "": {"method": "full"},
     }
     if value not in known:
-        raise _NotTakenError(f"{value!r}: Motley trains lora, qlora or full; set method")
+        raise NotTakenError(f"{value!r}: Motley trains lora, qlora or full; set method")
     return known[value]
 
 
 def _bits(value: Any, _: Tree) -> Settings:
     if value not in (4, True):
-        raise _NotTakenError(f"{value!r}: a frozen base is stored in 4 bits (nf4) or 16")
+        raise NotTakenError(f"{value!r}: a frozen base is stored in 4 bits (nf4) or 16")
     return {"model.quantization": "nf4"}
 
 
@@ -128,7 +138,7 @@ def _targets(value: Any, _: Tree) -> Settings:
         return {}
     other = [str(name) for name in names if name not in _LINEARS]
     if other:
-        raise _NotTakenError(f"{', '.join(other)}: targets are some of {', '.join(_LINEARS)}")
+        raise NotTakenError(f"{', '.join(other)}: targets are some of {', '.join(_LINEARS)}")
     return {"lora.target_modules": list(names)}
 
 
@@ -137,7 +147,7 @@ def _precision(name: str) -> Rule:
         if value in ("auto", False):
             return {}
         if value is not True:
-            raise _NotTakenError(f"{value!r}: set training.precision")
+            raise NotTakenError(f"{value!r}: set training.precision")
         return {"training.precision": name}
 
     return rule
@@ -150,20 +160,20 @@ def _recompute(value: Any, _: Tree) -> Settings:
 def _warmup_steps(value: Any, tree: Tree) -> Settings:
     steps = tree.get("max_steps")
     if not isinstance(value, int | float) or (value >= 1 and not isinstance(steps, int)):
-        raise _NotTakenError("is a number of steps; set optimizer.warmup_ratio, a share of all")
+        raise NotTakenError("is a number of steps; set optimizer.warmup_ratio, a share of all")
     return {"optimizer.warmup_ratio": value if value < 1 else value / max(steps or 1, 1)}
 
 
 def _fraction(value: Any, _: Tree) -> Settings:
     if not isinstance(value, int | float) or not 0 <= value < 1:
-        raise _NotTakenError("is a number of samples; set data.validation_fraction, a share of all")
+        raise NotTakenError("is a number of samples; set data.validation_fraction, a share of all")
     return {"data.validation_fraction": value}
 
 
 def _steps(setting: str) -> Rule:
     def rule(value: Any, _: Tree) -> Settings:
         if not isinstance(value, int) or value < 1:
-            raise _NotTakenError(f"{value!r} is no number of steps; set {setting}")
+            raise NotTakenError(f"{value!r} is no number of steps; set {setting}")
         return {setting: value}
 
     return rule
@@ -176,17 +186,13 @@ def _datasets(setting: str) -> Rule:
         sets: Sequence[Any] = value if isinstance(value, list) else [value]
         paths = [one.get("path") if isinstance(one, dict) else one for one in sets]  # pyright: ignore
         if len(paths) != 1 or not isinstance(paths[0], str):
-            raise _NotTakenError(f"{len(paths)} data sets; join their files and set {setting}")
+            raise NotTakenError(f"{len(paths)} data sets; join their files and set {setting}")
         more = sorted({*sets[0]} - {"path", "type", "ds_type"}) if isinstance(sets[0], dict) else []
         if more:
-            raise _NotTakenError(f"has {', '.join(map(str, more))}; prepare a file, set {setting}")
+            raise NotTakenError(f"has {', '.join(map(str, more))}; prepare a file, set {setting}")
         return {setting: paths[0]}
 
     return rule
-
-
-def _named_set(value: Any, _: Tree) -> Settings:
-    raise _NotTakenError(f"{value!r} is a name in dataset_info.json; set data.train to its file")
 
 
 _SHARED: dict[str, Rule] = {
@@ -265,8 +271,6 @@ _FACTORY: dict[str, Rule] = {
     "quantization_bit": _bits,
     "lora_rank": _is("lora.lora_rank"),
     "lora_target": _targets,
-    "dataset": _named_set,
-    "eval_dataset": _named_set,
     "val_size": _fraction,
     "cutoff_len": _is("data.max_seq_len"),
     "packing": _is("training.pack"),
@@ -278,6 +282,7 @@ _FACTORY: dict[str, Rule] = {
     "lr_scheduler_type": _COSINE,
     "optim": _ADAMW,
 }
+_NAMED = {"dataset": "data.train", "eval_dataset": "data.validation"}
 PROGRAMS = (
     Program(
         "axolotl",
@@ -326,10 +331,10 @@ PROGRAMS = (
         _FACTORY,
         KeyTable(
             "a LLaMA-Factory config",
-            frozenset(_FACTORY),
+            frozenset((*_FACTORY, *_NAMED, "dataset_dir")),
             harmless=_LOGGING
             | {
-                *("do_train", "do_eval", "dataset_dir", "overwrite_cache", "flash_attn"),
+                *("do_train", "do_eval", "overwrite_cache", "flash_attn"),
                 *("preprocessing_num_workers", "per_device_eval_batch_size", "eval_strategy"),
                 *("evaluation_strategy", "save_strategy", "cache_dir", "use_fast_tokenizer"),
                 *("quantization_method", "ray_run_name", "include_num_input_tokens_seen"),
@@ -351,5 +356,6 @@ PROGRAMS = (
                 "use_galore": "is another optimizer than AdamW",
             },
         ),
+        _NAMED,
     ),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,11 @@ bf16: true
 """
 
 
-def taken(text: str) -> tuple[Program, dict[str, Any], dict[str, str]]:
+def taken(text: str, folder: Path = Path()) -> tuple[Program, dict[str, Any], dict[str, str]]:
     tree = yaml.safe_load(text)
     program = recognise(tree)
     assert program is not None
-    found = take(program, tree)
+    found = take(program, tree, folder)
     return program, found.settings, found.left
 
 
@@ -102,6 +103,74 @@ def test_llama_factory() -> None:
     assert list(left) == ["dataset", "template", "max_samples", "lr_scheduler_type"]
 
 
+MAPPED = {"instruction": "q", "output": "a"}
+
+
+@pytest.mark.parametrize(
+    ("entry", "columns"),
+    [
+        ({}, {}),
+        ({"columns": {"prompt": "q", "response": "a"}}, MAPPED),
+        ({"columns": {"prompt": "instruction", "response": "output"}}, {}),
+        ({"formatting": "sharegpt"}, {}),
+        ({"formatting": "sharegpt", "columns": {"messages": "chat", "system": "rules"}},
+         {"conversations": "chat", "system": "rules"}),
+        ({"formatting": "sharegpt", "columns": {"messages": "messages"}, "tags": {
+            "role_tag": "role", "content_tag": "content", "user_tag": "user",
+            "assistant_tag": "assistant"}}, {}),
+        ({"formatting": "sharegpt", "tags": {"role_tag": "who"}},
+         "turns tagged who, value, human, gpt are not read"),
+        ({"columns": {"prompt": "q", "images": "i"}}, "has a column of images, which is not read"),
+        ({"ranking": True}, "'ranking' is of preference training"),
+        ({"ranking": False}, {}),
+        ({"hf_hub_url": "a/b"}, "'hf_hub_url' is not on this machine"),
+        ({"num_samples": 3}, "'num_samples' takes a part of the data"),
+        ({"colour": 1}, "'colour' is not known"),
+        ({"columns": 3}, "dataset_info.json: is not described there"),
+        ({"formatting": "sharegpt", "tags": "openai"}, "dataset_info.json: is not described there"),
+        ({"file_name": "gone.json"}, "there is no"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("home", ["data", "."])
+def test_a_data_set_that_dataset_info_describes(
+    tmp_path: Path, entry: dict[str, Any], columns: dict[str, str] | str, home: str
+) -> None:
+    """Its file and columns are taken; what is read in another way is named."""
+    folder = tmp_path / home
+    folder.mkdir(exist_ok=True)
+    (folder / "mine.json").write_text("[]")
+    info = {"alpaca_en_demo": {"file_name": "mine.json", **entry}}
+    (folder / "dataset_info.json").write_text(json.dumps(info, indent="\t"))
+    text = FACTORY.replace("identity,", "")
+    _, settings, left = taken(text, tmp_path)
+    if isinstance(columns, str):
+        assert columns in left["dataset"]
+        assert "data.train" not in settings
+        return
+    assert "dataset" not in left
+    config = load(None, settings)
+    assert (config.data.train, config.data.columns) == (str(folder / "mine.json"), columns)
+    _, settings, _ = taken(f"{text}eval_dataset: alpaca_en_demo\n", tmp_path)
+    assert settings["data.validation"] == settings["data.train"]
+
+
+def test_a_data_set_for_pretraining_is_text(tmp_path: Path) -> None:
+    info = {
+        "a": {"file_name": "a.json", "columns": {"prompt": "body"}},
+        "b": {"file_name": "a.json"},
+    }
+    (tmp_path / "a.json").write_text("[]")
+    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
+    for name, column in (("a", "body"), ("b", "instruction")):
+        tree = f"model_name_or_path: m\nstage: pt\ndataset: {name}\n"
+        assert taken(tree, tmp_path)[1]["data.columns"] == {"text": column}
+    _, settings, left = taken(f"{tree}eval_dataset: a\n", tmp_path)
+    assert "has other columns" in left["eval_dataset"]
+    assert "data.validation" not in settings
+    (tmp_path / "dataset_info.json").write_text("[")
+    assert "is not described there" in taken(tree, tmp_path)[2]["dataset"]
+
+
 @pytest.mark.parametrize(
     ("lines", "key"),
     [
@@ -129,11 +198,11 @@ def test_a_value_without_a_counterpart_is_left_by_its_name(lines: str, key: str)
 def test_every_key_of_a_table(program: Program) -> None:
     signs = dict.fromkeys(program.signs[0], "m")
     for key in program.keys.refused:
-        found = take(program, signs | {key: True})
+        found = take(program, signs | {key: True}, Path())
         assert key in found.left
-        assert key not in take(program, signs | {key: False}).left
-    assert take(program, signs | {"nope": 1}).left["nope"] == "is not known"
-    assert not {key for key in program.keys.harmless if key in take(program, {key: 1}).left}
+        assert key not in take(program, signs | {key: False}, Path()).left
+    assert take(program, signs | {"nope": 1}, Path()).left["nope"] == "is not known"
+    assert not {key for key in program.keys.harmless if key in take(program, {key: 1}, Path()).left}
 
 
 def test_the_command_writes_a_config_and_lists_the_rest(

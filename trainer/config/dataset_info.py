@@ -1,0 +1,93 @@
+"""Data sets that a config of LLaMA-Factory names: entries of its dataset_info.json.
+
+A local file becomes `data.train` or `data.validation`, and its columns `data.columns`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.system.key_table import KeyTable
+
+FILE = "dataset_info.json"
+_ELSEWHERE = "is not on this machine; download it and set data.train"
+_PART = "takes a part of the data; make a file of it"
+ENTRY_KEYS = KeyTable(
+    f"an entry of {FILE}",
+    used=frozenset(("file_name", "formatting", "columns", "tags")),
+    harmless=frozenset(("split",)),
+    refused={
+        **dict.fromkeys(("hf_hub_url", "ms_hub_url", "om_hub_url"), _ELSEWHERE),
+        **dict.fromkeys(("script_url", "cloud_file_name"), _ELSEWHERE),
+        **dict.fromkeys(("num_samples", "subset", "folder"), _PART),
+        "ranking": "is of preference training, which Motley does not do",
+    },
+)
+_ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
+_BESIDE = {"system": "system", "tools": "tools", "history": "history"}
+_TURNS = {
+    ("from", "value", "human", "gpt"): "conversations",
+    ("role", "content", "user", "assistant"): "messages",
+}
+"""The tags of a turn, and the key of a data line that has such turns."""
+
+
+class NotTakenError(Exception):
+    """A value that no setting stands for; the message says why, and what to do."""
+
+
+def data_set(name: Any, setting: str, tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the settings of the data set that a config names.
+
+    Args:
+        setting: `data.train` or `data.validation`.
+        tree: the config, whose `dataset_dir` has the descriptions.
+        folder: the config's; they may also lie there.
+
+    Raises:
+        NotTakenError: it is not one local file that can be read as it is.
+    """
+    if not isinstance(name, str) or "," in name:
+        raise NotTakenError(f"{name!r}: join the files of several data sets and set {setting}")
+    place = Path(str(tree.get("dataset_dir") or "data"))
+    for home in (place, folder / place, folder):
+        if (home / FILE).is_file():
+            break
+    else:
+        raise NotTakenError(f"{name!r} is a name in {FILE}, which is not here; set {setting}")
+    where = f"{name!r} in {home / FILE}"
+    try:
+        entry = json.loads((home / FILE).read_bytes())[name]
+        given = {key: entry[key] for key in entry if entry[key] not in (None, False)}
+        unknown = "".join(f"'{key}' is not known" for key in ENTRY_KEYS.unknown(given)[:1])
+        if why := ENTRY_KEYS.refusal(given) or unknown:
+            raise NotTakenError(f"{where}: {why}")
+        columns = _columns(given, tree.get("stage") == "pt")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise NotTakenError(f"{where}: is not described there; set {setting}") from None
+    file = home / str(given.get("file_name"))
+    if not file.exists():
+        raise NotTakenError(f"{where}: there is no {file}; set {setting}")
+    return {setting: str(file), "data.columns": columns}
+
+
+def _columns(entry: Mapping[str, Any], pretrains: bool) -> dict[str, str]:
+    """Return `data.columns` for an entry; {} if the lines have our keys."""
+    named, tags = entry.get("columns") or {}, entry.get("tags") or {}
+    if entry.get("formatting", "alpaca") == "alpaca":
+        keys = {"prompt": "text"} if pretrains else _ALPACA | _BESIDE
+        named = named or {"prompt": "instruction"} if pretrains else named
+    else:
+        form = ("role_tag", "from"), ("content_tag", "value"), ("user_tag", "human")
+        turn = tuple(tags.get(tag, usual) for tag, usual in (*form, ("assistant_tag", "gpt")))
+        if (key := _TURNS.get(turn)) is None:
+            raise NotTakenError(f"turns tagged {', '.join(map(str, turn))} are not read")
+        keys = {"messages": key} | _BESIDE
+        named = {"messages": "conversations"} | named
+    if other := [key for key in named if key not in keys]:
+        raise NotTakenError(f"has a column of {other[0]}, which is not read; prepare a file")
+    columns = {keys[key]: column for key, column in named.items()}
+    return {} if all(key == column for key, column in columns.items()) else columns
