@@ -86,7 +86,7 @@ def model_card(run: Mapping[str, Any], config: RunConfig, model_dir: Path) -> st
     about += ["tags:", *(f"- {tag}" for tag in (["lora"] if lora else []) + ["motley"])]
     training = config.training
     facts = {
-        "base model": base or model_dir.name,
+        "base model": base or Path(config.model.path).name,
         "task": config.task,
         "steps": run["step"],
         "batch size": training.batch_size,

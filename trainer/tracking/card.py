@@ -57,7 +57,9 @@ def make_card(config: RunConfig, run_id: str = "", *, stopped: bool = False) -> 
             if config.class_names is not None:
                 lines.insert(0, f"classes: {shortened(', '.join(config.class_names))}")
             if (ready := publication_folder(config)).is_dir():
-                lines.append(f"to publish: {ready} (with tokenizer and model card)")
+                lines.append(
+                    f"to publish: {ready} (with tokenizer and model card, without optimizer state)"
+                )
             return [f"{kind}: {store / pointer} ({scores})", *lines, "next:", *_next(config)]
     return lines
 

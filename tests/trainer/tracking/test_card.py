@@ -177,7 +177,7 @@ def test_a_language_model_is_evaluated_generates_and_is_merged(tmp_path: Path) -
     assert card[1].startswith("step 2, loss ")
     assert card[2:5] == [
         "lost and recovered: nothing",
-        "to publish: out/adapter (with tokenizer and model card)",
+        "to publish: out/adapter (with tokenizer and model card, without optimizer state)",
         "next:",
     ]
     program = BIN / "trainer"  # not on the path that the test has
