@@ -13,18 +13,21 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from launcher.errors import UnreachableError
 from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import agent_command, explain
+from launcher.hosts.host_keys import CHANGED
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink, NoAgentError
 from launcher.hosts.ssh_config import SshRoute, route_to
-from launcher.hosts.ssh_errors import CHANGED
-from launcher.hosts.ssh_pipe import SshPipe
 from launcher.hosts.visitor import archive, explain_visit, visitor_command
 from launcher.inventory.hosts import Host
+
+if TYPE_CHECKING:
+    from launcher.hosts.ssh_pipe import SshPipe
 
 
 def connect(host: Host) -> Connection:
@@ -190,6 +193,8 @@ def _open_visit(host: Host) -> AgentLink:
 
 
 def _logged_in(host: Host, route: SshRoute, command: str) -> SshPipe:
+    from launcher.hosts.ssh_pipe import SshPipe  # Fabric: 0.2 s that only a remote host costs
+
     pipe = SshPipe(f"host {host.name}", route, command)
     _POOL.host_keys[_key(host)] = pipe.host_key
     return pipe

@@ -1,8 +1,9 @@
-"""The OpenSSH command for a host: the operator's ssh_config, overridden by Motley's settings.
+"""How ssh reaches a host: the operator's ssh_config, overridden by Motley's settings.
 
-ssh itself reads the configuration, so Include, Match, ProxyJump, IdentityFile and aliases work as
-usual; Ansible's variables are passed on its command line as Ansible does. Host keys are verified
-regardless of StrictHostKeyChecking, also on jump hosts.
+`ssh -G` reads the configuration, so Include, Match, ProxyJump, IdentityFile and aliases work as
+usual; Ansible's variables are passed on its command line as Ansible does. `login.py` follows the
+result with Fabric, rsync with OpenSSH's command. Host keys are verified regardless of
+StrictHostKeyChecking, also on jump hosts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pwd import getpwuid
@@ -25,7 +26,7 @@ from launcher.files import write_atomically
 from launcher.inventory.hosts import Host
 
 CONNECT_TIMEOUT = 8
-"""Seconds that a host may take for TCP, the greeting and the key exchange together."""
+"""Seconds that a host may take for each: TCP, the greeting, the key exchange and the login."""
 
 _DEADLINE = 10.0
 """Seconds for `ssh -G`, which may run what `Match exec` names."""
@@ -65,8 +66,15 @@ class SshRoute:
     user: str
     jumps: tuple[str, ...]
     """The jump hosts, in the order of the route, as ssh_config or `-J` names them."""
-    records: bool
-    """Whether there is a known_hosts file that new hosts can be written to."""
+    settings: Mapping[str, Sequence[str]]
+    """Every setting of ssh in lower case with its values, as `ssh -G` prints them."""
+    accept_new: bool
+    """Whether the keys of unknown hosts are recorded."""
+
+    def one(self, name: str) -> str | None:
+        """Return the first value of a setting; None if it is absent or `none`."""
+        value = self.settings.get(name, ["none"])[0]
+        return None if value.lower() == "none" else value
 
 
 def route_to(host: Host, accept_new: bool = False) -> SshRoute:
@@ -86,7 +94,6 @@ def route_to(host: Host, accept_new: bool = False) -> SshRoute:
         raise ConfigError(f"{where}: there is no `ssh` here; install openssh-client")
     arguments, file = _arguments(host, where)
     named = [] if file is None else ["-F", file]
-    found = _resolve([program, *arguments, *named, "-G", "--", destination], where)
     # What ssh reads without `-F`; it does not ask the variable HOME.
     own = [f"{getpwuid(os.getuid()).pw_dir}/.ssh/config", "/etc/ssh/ssh_config"]
     settings = {
@@ -98,17 +105,25 @@ def route_to(host: Host, accept_new: bool = False) -> SshRoute:
     # to a jump host but `-F`, so the settings are in both.
     options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
     config = _write_config(settings, own if file is None else [file])
-    jumps = found.get("proxyjump", "none")
-    recorded = found.get("userknownhostsfile", "").split()
-    return SshRoute(
-        command=(program, "-T", *options, *arguments, "-F", str(config)),
-        destination=destination,
-        address=found.get("hostname", destination),
-        port=int(found.get("port", "22")),
-        user=found.get("user", ""),
-        jumps=() if jumps == "none" else tuple(jumps.split(",")),
-        records=recorded[:1] not in ([], ["none"], ["/dev/null"]),
-    )
+    command = (program, "-T", *options, *arguments, "-F", str(config))
+    # With the operator's files themselves, so that a mistake in them is named with its line.
+    return _route((program, *arguments, *named), command, destination, where, accept_new)
+
+
+def jump_to(route: SshRoute, where: str) -> SshRoute | None:
+    """Return how ssh reaches the last jump host before a host; None if there is none.
+
+    Raises:
+        ConfigError: as `route_to`.
+    """
+    if not route.jumps:
+        return None
+    *before, last = route.jumps
+    program, *_, flag, config = route.command
+    # ssh passes nothing else on; the first jump host's own ProxyJump counts.
+    command = (program, "-T", *(["-J", ",".join(before)] if before else []), flag, config)
+    uri = last if last.startswith("ssh://") else f"ssh://{last}"
+    return _route(command, command, uri, f"{where}: jump host {last}", route.accept_new)
 
 
 def private_folder() -> Path:
@@ -136,6 +151,23 @@ def environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("LC_") and name not in ("LANG", "LANGUAGE")
     }
+
+
+def _route(
+    asked: Sequence[str], command: tuple[str, ...], destination: str, where: str, accept_new: bool
+) -> SshRoute:
+    settings = _resolve([*asked, "-G", "--", destination], where)
+    jumps = settings.get("proxyjump", ["none"])[0]
+    return SshRoute(
+        command=command,
+        destination=destination,
+        address=settings.get("hostname", [destination])[0],
+        port=int(settings["port"][0]),
+        user=settings["user"][0],
+        jumps=() if jumps == "none" else tuple(jumps.split(",")),
+        settings=settings,
+        accept_new=accept_new,
+    )
 
 
 def _arguments(host: Host, where: str) -> tuple[list[str], str | None]:
@@ -166,8 +198,8 @@ def _options(words: Sequence[str], where: str) -> tuple[list[str], str | None]:
     return [word for pair in kept for word in pair if word], dict(options).get("-F")
 
 
-def _resolve(command: Sequence[str], where: str) -> dict[str, str]:
-    """Return the first value of each of ssh's settings."""
+def _resolve(command: Sequence[str], where: str) -> dict[str, list[str]]:
+    """Return the values of each of ssh's settings."""
     try:
         done = subprocess.run(
             command,
@@ -184,10 +216,10 @@ def _resolve(command: Sequence[str], where: str) -> dict[str, str]:
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise ConfigError(f"{where}: ssh cannot use its settings: {said[0].strip()}")
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         name, _, value = line.partition(" ")
-        found.setdefault(name, value)
+        found.setdefault(name, []).append(value)
     return found
 
 

@@ -1,48 +1,24 @@
-"""Bytes to and from a program on a host, through an ssh process with a shared login."""
+"""Bytes to and from a program on a host: a channel of a login."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import os
-import re
-import secrets
-import select
-import shlex
-import socket
-import subprocess
 import threading
 import time
 from collections import deque
 
 from launcher.errors import UnreachableError
 from launcher.hosts.bootstrap import STARTED
-from launcher.hosts.ssh_config import SshRoute, environment, private_folder
-from launcher.hosts.ssh_errors import UNWRITTEN, login_error, shown_key
+from launcher.hosts.login import Login
+from launcher.hosts.ssh_config import SshRoute
 
 LOGIN_DEADLINE = 20.0
-"""Seconds until the login shell has started, jump hosts included."""
+"""Seconds until the login shell has started a command."""
 
 _SEND_TIMEOUT = 10.0
 _PART = 1 << 16
 _LONGEST = 1000
 """Bytes of a line of stderr that are kept in one piece."""
-_MOST_OUTPUT = 1 << 20
-"""Bytes of a program's output that are kept."""
-_FAILED = 255
-"""Exit code of ssh when it has failed itself."""
-_OWN = re.compile(r"debug\d: |Transferred: |Bytes per second: ")
-"""What `ssh -v` writes besides errors."""
-
-
-_OPEN: set[SshPipe] = set()
-
-
-@atexit.register
-def _close_all() -> None:
-    """End every ssh, also those that a thread still waits for."""
-    for pipe in _OPEN.copy():
-        pipe.close()
 
 
 class SshPipe:
@@ -52,144 +28,83 @@ class SshPipe:
         """Log in.
 
         Raises:
-            UnreachableError: the login failed; each cause has its own message.
+            UnreachableError, ConfigError: as `Login`, or the login shell does not start.
         """
-        self._control = private_folder() / secrets.token_hex(4)
-        self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(_SEND_TIMEOUT)
-        self._readable = select.poll()  # select() knows no descriptors above 1023
-        self._readable.register(self._socket, select.POLLIN)
-        self._closed = False
-        self._reading, self._writing = threading.Lock(), threading.Lock()
-        self._log: deque[str] = deque(maxlen=1000)
+        self._login = Login(where, route)
+        self.run = self._login.run
+        self.host_key = self._login.host_key
+        """The fingerprint of the key that the host has shown."""
         self._words: deque[str] = deque(maxlen=64)
-        self._decided = threading.Event()
-        self._program, *options = route.command
-        master = ["-o", "ControlMaster=yes", "-o", f"ControlPath={self._control}"]
-        with theirs:
-            self._process = subprocess.Popen(
-                [self._program, *master, *options, "-v", "--", route.destination, command],
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                stderr=subprocess.PIPE,
-                env=environment(),
-                start_new_session=True,  # Ctrl-C is for the launcher alone
-            )
-        _OPEN.add(self)
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._rest = b""
+        self._draining = threading.Lock()
         try:
-            self._await_login(where, route)
+            self._channel = self._login.start(command)
+            self._await_start(where)
         except BaseException:
-            self.close()
+            self._login.close()
             raise
 
-    def _await_login(self, where: str, route: SshRoute) -> None:
-        if not self._decided.wait(LOGIN_DEADLINE):
-            raise UnreachableError(f"{where}: no login shell within {LOGIN_DEADLINE:.0f} s")
-        log = "\n".join(self._log)
-        if STARTED in self._log:
-            if UNWRITTEN not in log:
-                return
-        elif self._process.wait() != _FAILED:
-            return  # the login shell has ended; what it wrote says why
-        last = self._words[-1] if self._words else "the login failed"
-        error = login_error(where, log, route.jumps, route.records)
-        raise error or UnreachableError(f"{where}: {last}")
+    def _await_start(self, where: str) -> None:
+        until = time.monotonic() + LOGIN_DEADLINE
+        while STARTED not in self._words:
+            self._channel.settimeout(max(0.01, until - time.monotonic()))
+            try:
+                data = self._channel.recv_stderr(_PART)
+            except TimeoutError:
+                raise UnreachableError(
+                    f"{where}: no login shell within {LOGIN_DEADLINE:.0f} s"
+                ) from None
+            self._take(data)
+            if not data:
+                return  # the login shell has ended; what it wrote says why
+        while self._words.popleft() != STARTED:
+            pass
 
     def send(self, data: bytes) -> None:
         """Send all of it, or raise OSError."""
-        with self._writing:
-            self._socket.sendall(data)
+        until = time.monotonic() + _SEND_TIMEOUT
+        view = memoryview(data)
+        while view:
+            try:
+                sent = self._channel.send(bytes(view[:_PART]))
+            except TimeoutError:  # the channel has one timeout, and `receive` a short one
+                if time.monotonic() > until:
+                    raise
+                continue
+            if sent == 0:
+                raise BrokenPipeError(32, "the channel is closed")
+            view = view[sent:]
 
     def receive(self, seconds: float) -> bytes | None:
         """Return received bytes, None after a timeout, b"" at the end."""
-        with self._reading:
-            if self._closed:
-                return b""
-            if not self._readable.poll(seconds * 1000):
-                return None
-            data = self._socket.recv(_PART)
-        if not data:
-            self._listener.join(1.0)  # the end of stderr may come after that of stdout
+        self._channel.settimeout(seconds)
+        try:
+            data = bytes(self._channel.recv(_PART))
+        except TimeoutError:
+            data = None
+        if data == b"":
+            self._channel.status_event.wait(1.0)  # stderr comes before the exit status
+        self._drain()
         return data
-
-    @property
-    def host_key(self) -> str:
-        """The fingerprint of the key that the host has shown."""
-        return shown_key("\n".join(self._log))
 
     def last_output(self) -> str:
         """Return the end of stderr."""
-        return "\n".join(tuple(self._words))
-
-    def run(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
-        """Run a program on the host in the same login."""
-        until = time.monotonic() + deadline
-        # If the login is gone, the proxy that ends at once keeps ssh from opening another.
-        shared = ["-S", str(self._control), "-o", "ControlMaster=no", "-o", "ProxyCommand=false"]
-        process = subprocess.Popen(
-            [self._program, "-T", "-F", "none", *shared, "--", "host", shlex.join(argv)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment(),
-            start_new_session=True,
-        )
-        output = bytearray()
-        with process:
-            try:
-                while part := _read(process, until):
-                    output += part[: _MOST_OUTPUT - len(output)]
-                code = process.wait(max(0.0, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise TimeoutError from None
-            finally:
-                process.kill()
-        text = output.decode(errors="replace")
-        if code == _FAILED:
-            raise OSError(text.strip().rpartition("\n")[2] or "ssh failed")
-        return code, text
+        self._drain()
+        return "\n".join((*self._words, self._rest.decode(errors="replace"))).strip("\n")
 
     def close(self) -> None:
         """End it and its login. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        _OPEN.discard(self)
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who sends or receives
-        self._process.terminate()
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            self._control.unlink(missing_ok=True)
-        with self._reading, self._writing:
-            self._socket.close()
-        self._listener.join(1.0)
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.close()
+        self._login.close()
 
-    def _listen(self) -> None:
-        assert self._process.stderr is not None
-        with self._process.stderr as stream:
-            for line in iter(lambda: stream.readline(_LONGEST), b""):
-                text = line.decode(errors="replace").rstrip("\r\n")
-                if not self._decided.is_set():
-                    self._log.append(text)
-                if text == STARTED:
-                    self._words.clear()
-                    self._decided.set()
-                elif not _OWN.match(text):
-                    self._words.append(text)
-        self._decided.set()
+    def _drain(self) -> None:
+        with self._draining:
+            while self._channel.recv_stderr_ready() and (data := self._channel.recv_stderr(_PART)):
+                self._take(data)
 
-
-def _read(process: subprocess.Popen[bytes], until: float) -> bytes:
-    assert process.stdout is not None
-    readable = select.poll()
-    readable.register(process.stdout, select.POLLIN)
-    seconds = until - time.monotonic()  # even if it never stops sending
-    if seconds <= 0 or not readable.poll(seconds * 1000):
-        raise TimeoutError
-    return os.read(process.stdout.fileno(), _PART)
+    def _take(self, data: bytes) -> None:
+        *lines, rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._words.append(line[:_LONGEST].decode(errors="replace").rstrip("\r"))
+        self._rest = rest[:_LONGEST]

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import IO, Literal
 
 from launcher.errors import LauncherError, PartialError, PreflightError, UnreachableError
-from launcher.hosts.ssh_errors import login_error
 
 SERVER = "sudo -n -u motley -- /usr/bin/rsync --config=/etc/motley/rsyncd.conf"
 """What the share role's sudo rule allows on a host; rsync adds `--server --daemon .`."""
@@ -158,7 +157,8 @@ def explain(host: str, code: int, text: str) -> LauncherError:
     words = [
         line for line in lines if not re.match(r"rsync error: |rsync: .*connection unexpe", line)
     ]
-    said = (words or lines or [f"rsync ended with {code}"])[0]
+    # ssh ends with its reason, rsync begins with it.
+    said = (words or lines or [f"rsync ended with {code}"])[-1 if code == 255 else 0]
     if "command not found" in text or "rsync: not found" in text:
         return PreflightError(f"host {host}: rsync is missing there; install the package rsync")
     if "is your shell clean" in text:
@@ -170,8 +170,6 @@ def explain(host: str, code: int, text: str) -> LauncherError:
         return PreflightError(
             f"host {host}: {said}; run: ansible-playbook recipes/gpu-training.yml --tags share"
         )
-    if code == 255 and (refused := login_error(f"host {host}", text)):
-        return refused
     if code in _LOST:
         again = "the same command resumes where it stopped"
         return UnreachableError(f"host {host}: the transfer broke off ({said}); {again}")

@@ -27,6 +27,8 @@ HEAVY = (
     "pydantic",
     "rich",
     "cryptography",
+    "fabric",
+    "paramiko",
     "yaml",
 )
 LIGHT_OF_TRAINER = {

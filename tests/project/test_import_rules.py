@@ -57,6 +57,7 @@ PLANTED = (
     ("trainer/replica/wgpu/gpu/device.py", "import trainer.replica.wgpu.kernels", "wgpu-layers"),
     ("launcher/commands/__init__.py", "import launcher.hosts.ssh_pipe", "one-ssh-door"),
     ("launcher/commands/runs.py", "import launcher.inventory.hosts", "commands-through-services"),
+    ("launcher/hosts/fleet.py", "import paramiko", "one-login"),
     ("trainer/distill/stopping.py", "import trainer.checkpoint.resume", "composition-root"),
 )
 """Files, lines at their ends, and the contracts that forbid them."""

@@ -42,7 +42,7 @@ def test_include_aliases_and_wildcards_count(tmp_path: Path) -> None:
     )
     host = Host(name="intel", ssh_args=("-F", config))
     route = route_to(host)
-    assert (route.user, route.jumps, route.records) == ("me", (), True)
+    assert (route.user, route.jumps) == ("me", ())
     found = settings(host)
     assert (found["hostname"], found["port"], found["user"]) == ("10.0.0.3", "2200", "me")
     assert found["identityfile"] == f"{tmp_path}/a key"
@@ -132,12 +132,6 @@ def test_without_a_file_of_the_inventory_the_operator_s_own_counts(
     assert settings(Host(name="intel"))["port"] == "2201"
     assert settings(Host(name="other"))["port"] == "2202"
     assert settings(Host(name="other", ssh_args=("-F", "none")))["port"] == "22"
-
-
-def test_a_known_hosts_file_that_keeps_nothing_is_noticed(tmp_path: Path) -> None:
-    for file, records in (("none", False), ("/dev/null", False), (f"{tmp_path}/one", True)):
-        config = write(tmp_path, f"Host *\n  UserKnownHostsFile {file}\n")
-        assert route_to(Host(name="intel", ssh_args=("-F", config))).records is records
 
 
 @pytest.mark.parametrize(

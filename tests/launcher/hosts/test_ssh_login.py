@@ -1,5 +1,6 @@
 """Logging in at a real SSH server: which of our keys it takes, and what is said of the others."""
 
+import contextlib
 import getpass
 import os
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.errors import ConfigError
 from launcher.hosts.ssh import connect
 from tests.launcher.sshd import Server, make_key, refused
 from tests.waiting import wait_for
@@ -40,12 +42,10 @@ def test_a_login_that_is_refused_names_the_keys(
     offer(server, wrong, locked, tmp_path / "broken", tmp_path / "none")
     user = getpass.getuser()
     text = refused(server.host())
-    assert f"login as {user} refused (offered: {wrong}, {locked}; left out: {tmp_path}/bro" in text
-    assert "passphrase" not in text  # it would not help
+    assert f"login as {user} refused (offered: {wrong}; left out: {locked} (has a pass" in text
+    assert f"ssh-add {locked}), {tmp_path}/broken (not a key for use without an agent)" in text
     assert "none" not in text
     assert text.endswith("set ansible_user and ansible_ssh_private_key_file, or: ssh-copy-id")
-    authorized.write_text(locked.with_suffix(".pub").read_text())
-    assert f", {locked} (has a passphrase: ssh-add {locked})" in refused(server.host())
     text = refused(server.host(user="nobody-of-this-name"))
     assert "login as nobody-of-this-name refused" in text
 
@@ -90,30 +90,60 @@ def test_the_hop_that_refuses_is_named(server: Server, tmp_path: Path, hop: str)
         )
 
 
-def test_keys_of_an_ssh_agent_are_offered(server: Server, tmp_path: Path) -> None:
-    key = make_key(tmp_path / "held", passphrase="secret")
-    socket_path = tmp_path / "agent"
-    command = ["ssh-agent", "-D", "-a", str(socket_path)]
+@contextlib.contextmanager
+def ssh_agent(path: Path) -> Iterator[dict[str, str]]:
+    """Run an ssh-agent; yield the environment in which ssh-add reaches it."""
+    ask = path.with_name("ask")
+    ask.write_text("#!/bin/sh\necho secret\n")
+    ask.chmod(0o700)
+    command = ["ssh-agent", "-D", "-a", str(path)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as agent:
         try:
-            wait_for(socket_path.exists, "the ssh-agent")
-            environment = {
-                **os.environ,
-                "SSH_AUTH_SOCK": str(socket_path),
-                "SSH_ASKPASS": str(tmp_path / "ask"),
-                "SSH_ASKPASS_REQUIRE": "force",
-            }
-            (tmp_path / "ask").write_text("#!/bin/sh\necho secret\n")
-            (tmp_path / "ask").chmod(0o700)
-            subprocess.run(["ssh-add", "-q", str(key)], env=environment, check=True)
-            keys = server.folder / "authorized_keys"
-            before = keys.read_text()
-            keys.write_text(before + key.with_suffix(".pub").read_text())
-            server.config.write_text(
-                f"Host *\n  IdentityAgent {socket_path}\n  IdentityFile {key}\n"
-                f"  UserKnownHostsFile {server.known_hosts}\n"
-            )
-            assert connect(server.host()).exists("/")
-            keys.write_text(before)
+            wait_for(path.exists, "the ssh-agent")
+            asks = {"SSH_ASKPASS": str(ask), "SSH_ASKPASS_REQUIRE": "force"}
+            yield {**os.environ, "SSH_AUTH_SOCK": str(path), **asks}
         finally:
             agent.terminate()
+
+
+def test_keys_of_an_ssh_agent_are_offered(server: Server, tmp_path: Path, authorized: Path) -> None:
+    key = make_key(tmp_path / "held", passphrase="secret")
+    with ssh_agent(tmp_path / "agent") as environment:
+        subprocess.run(["ssh-add", "-q", str(key)], env=environment, check=True)
+        authorized.write_text(key.with_suffix(".pub").read_text())
+        server.config.write_text(
+            f"Host *\n  IdentityAgent {tmp_path / 'agent'}\n  IdentityFile {key}\n"
+            f"  UserKnownHostsFile {server.known_hosts}\n"
+        )
+        assert connect(server.host()).exists("/")
+
+
+@pytest.mark.parametrize("held", ["in a file", "by an agent"])
+def test_a_user_s_certificate_logs_in(
+    server: Server, tmp_path: Path, authorized: Path, held: str
+) -> None:
+    authority, key = make_key(tmp_path / "authority"), make_key(tmp_path / "key")
+    sign = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", getpass.getuser()]
+    subprocess.run([*sign, str(key.with_suffix(".pub"))], check=True)
+    authorized.write_text(f"cert-authority {authority.with_suffix('.pub').read_text()}")
+    offer(server, key)
+    if held == "in a file":
+        assert connect(server.host()).exists("/")
+        return
+    with ssh_agent(tmp_path / "agent") as environment:
+        subprocess.run(["ssh-add", "-q", str(key)], env=environment, check=True)
+        for path in (key, Path(f"{key}-cert.pub")):
+            path.unlink()
+        text = server.config.read_text()
+        agent = f"  IdentityAgent {tmp_path / 'agent'}\n"
+        server.config.write_text(
+            text.replace("  IdentityAgent none\n", agent).replace("IdentitiesOnly yes", "")
+        )
+        assert connect(server.host()).exists("/")
+
+
+def test_settings_that_fabric_cannot_follow_are_refused(server: Server) -> None:
+    text = refused(server.host(args=("-o", "Ciphers=chacha20-poly1305@openssh.com")), ConfigError)
+    assert "Fabric has none of ssh's ciphers: chacha20-poly1305@openssh.com" in text
+    text = refused(server.host(args=("-o", "KnownHostsCommand=/bin/true %H")), ConfigError)
+    assert "ssh's KnownHostsCommand" in text

@@ -344,7 +344,8 @@ def test_a_program_that_never_stops_printing_costs_only_its_deadline(
         with pytest.raises(TimeoutError):
             pipe.run(("yes",), 1.0)
         code, output = pipe.run(("sh", "-c", "yes | head -c 3000000; exit 7"), 60.0)
-        assert (code, len(output)) == (7, 1 << 20)
+        assert code == 7
+        assert 1_000_000 < len(output) <= 1 << 20
     finally:
         pipe.close()
 

@@ -19,7 +19,7 @@ from launcher.transfer import rsync
             "SHA256:abc.\nOffending ED25519 key in /etc/ssh/known_hosts:3\n"
             "Host key for w1 has changed and you have requested strict checking.\n",
             UnreachableError,
-            "ssh-keygen -R w1 -f /etc/ssh/known_hosts",
+            "Host key for w1 has changed",
         ),
         (12, "rsync: connection unexpectedly closed\n", UnreachableError, "resumes where it"),
         (127, "bash: line 1: rsync: command not found", PreflightError, "install the package"),

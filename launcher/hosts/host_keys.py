@@ -1,0 +1,156 @@
+"""Which key a host must show: OpenSSH's known_hosts files, and what is said of any other key.
+
+`ssh-keygen -F` finds the lines about a host, hashed names and patterns included (sshd(8),
+"SSH_KNOWN_HOSTS FILE FORMAT").
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import UnreachableError
+from launcher.hosts.ssh_config import SshRoute
+
+CHANGED = "ITS HOST KEY HAS CHANGED"
+"""In the message about a host that shows another key than the known one."""
+
+_COMPARE = "at its console (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub)"
+
+
+@dataclass(frozen=True)
+class KnownKey:
+    """A line of a known_hosts file that is about a host."""
+
+    file: str
+    line: int
+    marker: str
+    """`@revoked`, `@cert-authority` or empty."""
+    kind: str
+    """The key's type, such as `ssh-ed25519`."""
+    key: str
+    """The key in base64."""
+
+
+class HostKeys:
+    """The keys that are known of one host."""
+
+    def __init__(self, where: str, route: SshRoute) -> None:
+        self._where = where
+        self._route = route
+        alias = route.one("hostkeyalias")
+        bare = (alias or route.address).lower()
+        self.name = bare if alias or route.port == 22 else f"[{bare}]:{route.port}"
+        """The host's name in the files."""
+        self.known = _find(self.name, self._files("user") + self._files("global"))
+        # As OpenSSH: a key that is known without a port is trusted with one.
+        portless = () if bare == self.name else _find(bare, self._files("user"))
+        self._portless = [entry for entry in portless if not entry.marker]
+
+    def verify(self, kind: str, key: bytes) -> None:
+        """Return if a host may show this key; records the key of an unknown host if asked to.
+
+        Raises:
+            UnreachableError: it is unknown, changed or revoked, or cannot be recorded.
+        """
+        text = base64.b64encode(key).decode()
+        ours = f"its host key {fingerprint(key)}"
+        if self._is_revoked(kind, text):
+            raise self._refuse(
+                f"{ours} is revoked (@revoked in known_hosts, or RevokedHostKeys), so it may be "
+                f"compromised; give {self.name} another key"
+            )
+        plain = [entry for entry in self.known if not entry.marker]
+        if any(entry.key == text for entry in (*plain, *self._portless)):
+            return
+        if plain:
+            old = next((entry for entry in plain if entry.kind == kind), plain[0])
+            raise self._refuse(
+                f"{CHANGED}: {old.file}:{old.line} has another key than the {fingerprint(key)} it "
+                f"shows; it was reinstalled, or the connection is intercepted. Compare {_COMPARE}; "
+                "if it is right, remove the old key: "
+                f"ssh-keygen -R {shlex.quote(self.name)} -f {shlex.quote(old.file)}"
+            )
+        if self._route.accept_new and self._files("user"):
+            self._record(f"{kind} {text}", ours)
+            return
+        accept = "accept it: --accept-new-host-keys, or log in once with ssh"
+        if not self._files("user"):
+            accept = "set UserKnownHostsFile to a file that can keep it"
+        by = next((entry for entry in self.known if entry.marker == "@cert-authority"), None)
+        note = (
+            f"; the authority in {by.file}:{by.line} is for ssh alone (docs/ssh.md)" if by else ""
+        )
+        short = kind.removeprefix("ssh-").partition("-")[0].upper()
+        raise self._refuse(
+            f"{ours} ({short}) is not known yet as {self.name}{note}; compare it {_COMPARE}, "
+            f"then {accept}"
+        )
+
+    def _refuse(self, why: str) -> UnreachableError:
+        return UnreachableError(f"{self._where}: {why}")
+
+    def _files(self, whose: str) -> tuple[str, ...]:
+        paths = " ".join(self._route.settings.get(f"{whose}knownhostsfile", ())).split()
+        kept = [path for path in paths if path not in ("none", "/dev/null")]
+        return tuple(str(Path(path).expanduser()) for path in kept)
+
+    def _is_revoked(self, kind: str, key: str) -> bool:
+        if any(entry.marker == "@revoked" and entry.key == key for entry in self.known):
+            return True
+        file = self._route.one("revokedhostkeys")
+        if file is None:
+            return False
+        try:
+            listed = Path(file).expanduser().read_bytes()
+        except OSError as error:  # ssh, too, trusts no key then
+            raise self._refuse(f"RevokedHostKeys: {file}: {error.strerror}") from None
+        if key.encode() in listed.split():
+            return True
+        command = ["ssh-keygen", "-Q", "-f", file, "/dev/stdin"]  # it may be a binary list
+        done = subprocess.run(command, input=f"{kind} {key}\n".encode(), capture_output=True)
+        return done.returncode == 1
+
+    def _record(self, key: str, ours: str) -> None:
+        path = Path(self._files("user")[0])
+        name = self.name
+        if self._route.one("hashknownhosts") == "yes":
+            from paramiko import HostKeys as Hashing  # a login is under way: it is loaded
+
+            name = Hashing.hash_host(name)
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with path.open("a+b") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+                line = f"{name} {key}\n".encode()
+                file.write(line if file.read() in (b"", b"\n") else b"\n" + line)
+        except OSError as error:
+            raise self._refuse(f"{ours} cannot be written to {path}: {error.strerror}") from None
+
+
+def fingerprint(key: bytes) -> str:
+    """Return a key's SHA-256 as ssh prints it."""
+    return f"SHA256:{base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip('=')}"
+
+
+def _find(name: str, files: Sequence[str]) -> tuple[KnownKey, ...]:
+    found: list[KnownKey] = []
+    for file in filter(os.path.isfile, files):
+        command = ["ssh-keygen", "-F", name, "-f", file]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        number = 0
+        for line in done.stdout.splitlines():
+            if place := re.match(r"# Host .* found: line (\d+)", line):
+                number = int(place[1])
+                continue
+            fields = line.split()
+            marker = fields.pop(0) if fields[0].startswith("@") else ""
+            found.append(KnownKey(file, number, marker, *fields[1:3]))
+    return tuple(found)
