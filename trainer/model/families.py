@@ -15,6 +15,22 @@ from trainer.system.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a layer of transformers' code keeps for backward; the defaults are Motley's decoder."""
+
+    norms: int = 2
+    """Norms of the residual stream."""
+    inner: int = 4
+    """Tensors of the MLP's columns; experts that do not train keep one less."""
+    queries: int = 2
+    """Tensors of all queries' columns."""
+    repeated: bool = False
+    """Keys and values are repeated for the heads that share them."""
+    scores: int = 0
+    """Tensors with a number for each head and pair of tokens: attention is not fused."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """Models of one `model_type`."""
 
@@ -58,6 +74,8 @@ class Family:
     """Layers keep the samples of a row apart."""
     recurrent: bool = False
     """Layers pass a state from token to token, also through padding."""
+    kept: Kept = Kept()
+    """Counted in tests/trainer/planning/test_replica_memory.py."""
 
     @property
     def has_windows(self) -> bool:
@@ -134,6 +152,7 @@ FAMILIES: dict[str, Family] = {
         classifier="Gemma2ForSequenceClassification",
         defaults={**_TIED, "head_dim": 256, "final_logit_softcapping": 30.0},
         logit_cap="final_logit_softcapping",
+        kept=Kept(norms=4, repeated=True, scores=2),
     ),
     "gemma3_text": Family(
         code="transformers",
@@ -142,16 +161,19 @@ FAMILIES: dict[str, Family] = {
         defaults={**_TIED, "head_dim": 256},
         normalised_heads=True,
         logit_cap="final_logit_softcapping",
+        kept=Kept(norms=4, repeated=True),
     ),
     "phi3": Family(
         code="transformers",
         causal="Phi3ForCausalLM",
         classifier="Phi3ForSequenceClassification",
+        kept=Kept(queries=5),
     ),
     "olmo2": Family(
         code="transformers",
         causal="Olmo2ForCausalLM",
         classifier="Olmo2ForSequenceClassification",
+        normalised_heads=True,
     ),
     "granite": Family(
         code="transformers", causal="GraniteForCausalLM", logit_divisor="logits_scaling"
@@ -180,6 +202,7 @@ FAMILIES: dict[str, Family] = {
         classifier="GptOssForSequenceClassification",
         defaults={"num_key_value_heads": 8, "head_dim": 64, "num_experts_per_tok": 4},
         packs=False,
+        kept=Kept(inner=7, repeated=True, scores=1),
     ),
     "gpt2": Family(
         code="transformers",
@@ -191,6 +214,7 @@ FAMILIES: dict[str, Family] = {
         layers="h",
         embedding="wte",
         transposed=True,
+        kept=Kept(inner=5),
         ignored=r"\.attn\.(masked_)?bias$",
     ),
     "qwen2_moe": Family(),

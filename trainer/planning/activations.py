@@ -6,17 +6,21 @@ with fused attention; a GPT as Megatron-LM does, by Korthikanti et al. (arXiv 22
 
 from __future__ import annotations
 
+from trainer.model.families import Kept
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import Recompute, Strategy, TrainingSetup
 from trainer.planning.term import Term, term
 
 KORTHIKANTI = "Korthikanti et al., arXiv 2205.05198, equations 1 to 6"
+RECURRENT, RECURRENT_NARROW = 37, 5.75
+"""Bytes for a column of a recurrent layer's keys and values: in fp32, and tensors of the products'
+format (measured)."""
 COUNTED = "Motley's decoder, counted in tests/trainer/planning/test_replica_memory.py"
 
 
 def of_layer(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:
     """Return the bytes that one layer keeps for a token."""
-    if shape.gated:
+    if shape.gated or shape.kept is not None:
         return _of_decoder_layer(shape, training, strategy)
     return of_gpt_layer(
         shape, training.length, strategy.tensor, strategy.sequence, training.recompute
@@ -48,11 +52,16 @@ def of_gpt_layer(
 
 def _of_decoder_layer(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:
     element = training.precision.activation
-    keys = shape.queries if training.packed else shape.keys  # with a mask, groups are repeated
-    inner = _inner(shape)
+    kept = shape.kept or Kept()
+    # With a mask, groups are repeated.
+    keys = shape.queries if training.packed or kept.repeated else shape.keys
     # Attention: turned queries and its result, turned keys and values. MLP: gate, its SiLU, up and
     # their product.
-    sharded = element * (2 * shape.queries + 2 * keys + 4 * inner)
+    sharded = element * (kept.queries * shape.queries + 2 * keys)
+    sharded += _mlp(shape, training, kept)
+    if kept.scores:  # softmax works in fp32; its result is copied to another format
+        copies = kept.scores - 1 + (element < 4)
+        sharded += (4 + element * copies) * shape.heads * training.length
     heads = (4 + (4 if shape.normalised_heads else 0)) * shape.heads
     if shape.normalised_heads:
         each = 4 if training.method != "full" else 8 if element == 4 else 6
@@ -61,10 +70,15 @@ def _of_decoder_layer(shape: ModelShape, training: TrainingSetup, strategy: Stra
     adapters = 0
     if training.method != "full":
         adapters = element * training.rank * len(training.targets)
+    if shape.recurrent_layers:
+        share = shape.recurrent_layers / shape.layers
+        attention = element * (kept.queries * shape.queries + 2 * keys)
+        recurrent = (RECURRENT + RECURRENT_NARROW * element) * shape.recurrent_columns
+        sharded += share * (recurrent - attention)
     # Rows of several samples have a mask, of which each attention makes one of numbers.
     mask = training.length if training.packed else 0
     whole = strategy.tensor if strategy.sequence else 1
-    norms, inputs = norm_bytes(training)
+    norms, inputs = norm_bytes(shape, training)
     value = (
         (norms / whole + inputs) * shape.hidden
         + (sharded + heads) / strategy.tensor
@@ -90,18 +104,38 @@ def _of_decoder_layer(shape: ModelShape, training: TrainingSetup, strategy: Stra
     )
 
 
-def norm_bytes(training: TrainingSetup) -> tuple[int, int]:
-    """Return the bytes for each column of a token that both norms of a layer keep, and their users.
+def _mlp(shape: ModelShape, training: TrainingSetup, kept: Kept) -> float:
+    """Return the bytes that an MLP keeps for a token, or the experts that it passes through.
 
-    RMSNorm works in fp32 and keeps its input, for a trained weight also the normalised one. Its
-    result is the input of two or three linears, which sequence parallelism gathers first; where
-    its format is not that of the products, autocast makes a copy for each.
+    Experts compute in the format of their weights.
     """
+    if shape.experts == 1 or shape.kept is None:
+        return training.precision.activation * kept.inner * _inner(shape)
+    trained = training.method == "full"
+    columns = (kept.inner - (not trained)) * shape.inner + (1 + trained) * shape.hidden
+    return _expert_element(training) * columns * shape.active_experts
+
+
+def _expert_element(training: TrainingSetup) -> int:
+    return 4 if training.method == "full" else training.precision.frozen
+
+
+def norm_bytes(shape: ModelShape, training: TrainingSetup) -> tuple[int, int]:
+    """Return the bytes for each column of a token that the norms of a layer keep, and their users.
+
+    LayerNorm, of a GPT, keeps its input as it is. RMSNorm works in fp32 and keeps its input, for a
+    trained weight also the normalised one. Its result is the input of two or three linears, which
+    sequence parallelism gathers first; where its format is not that of the products, autocast makes
+    a copy for each.
+    """
+    if not shape.gated:
+        return 2 * stream_bytes(training), 2 * training.precision.activation
+    count = 2 if shape.kept is None else shape.kept.norms
     own = 8 if training.method == "full" else 4
     if training.precision.activation == 4:
-        return 2 * own, 2 * 4
+        return count * own, 2 * 4
     copies = 2 if stream_bytes(training) == 2 else 2 + 3
-    return 2 * own, 2 * copies
+    return count * own, 2 * copies
 
 
 def stream_bytes(training: TrainingSetup) -> int:
@@ -117,18 +151,22 @@ def _inner(shape: ModelShape) -> int:
 def of_backward(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:
     """Return the bytes for a token of gradients that exist while a layer's backward runs.
 
-    The most are around the MLP: of the product, its two factors, and the residual stream.
+    The most are around the MLP: of the product, its two factors, and the residual stream; or those
+    of the scores, if attention is not fused.
     """
-    element = training.precision.activation
+    experts = shape.experts > 1 and shape.kept is not None
+    element = _expert_element(training) if experts else training.precision.activation
     whole = strategy.tensor if strategy.sequence else 1
     inner = _inner(shape) if shape.gated else shape.inner
+    scores = shape.heads * training.length if shape.kept and shape.kept.scores else 0
     return term(
         "gradients of one layer's activations, each token",
-        3 * element * inner / strategy.tensor + 2 * 4 * shape.hidden / whole,
-        "3 * element * inner / tensor + 2 * 4 * hidden / whole",
+        max(3 * element * inner, 12 * scores) / strategy.tensor + 2 * 4 * shape.hidden / whole,
+        "max(3 * element * inner, 12 * scores) / tensor + 2 * 4 * hidden / whole",
         COUNTED,
         element=element,
         inner=inner,
+        scores=scores,
         tensor=strategy.tensor,
         hidden=shape.hidden,
         whole=whole,

@@ -69,7 +69,7 @@ class Held:
 
     linears: float
     rest: float
-    """Tables, norms, biases."""
+    """Tables, norms, biases, experts."""
     new: float
     """Adapters, and the head of a classifier."""
 
@@ -83,19 +83,22 @@ def held(shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: 
     """Return what tensor and pipeline parallelism leave to a device of a stage."""
     stages, tensor = strategy.stages, strategy.tensor
     share = math.ceil(shape.layers / stages) / shape.layers
-    linears = shape.linear_parameters() * share / tensor
+    linears = shape.linear_parameters() - shape.expert_parameters
     if stages == 1:
-        rest = shape.parameters - shape.linear_parameters() - shape.small_parameters
+        rest = shape.parameters - linears - shape.small_parameters
         if training.classes is not None and not shape.tied and shape.counted is None:
             rest -= shape.table_parameters  # a classifier needs no output matrix
         rest = rest / tensor + shape.small_parameters
     else:
-        rest = shape.table_parameters / tensor + shape.small_parameters * share
+        rest = (shape.table_parameters + shape.expert_parameters * share) / tensor
+        rest += shape.small_parameters * share
         rest += shape.positions * shape.hidden if stage == 0 else 0
     new = (training.classes or 0) * shape.hidden if stage == stages - 1 else 0
-    if training.method != "full":
+    if training.adapters is not None:
+        new = training.adapters
+    elif training.method != "full":
         new += adapter_parameters(shape, training, tensor) * share
-    return Held(linears, rest, new)
+    return Held(linears * share / tensor, rest, new)
 
 
 def adapter_parameters(shape: ModelShape, training: TrainingSetup, tensor: int = 1) -> float:
@@ -185,7 +188,8 @@ def frozen(kept: Held, training: TrainingSetup, shards: int) -> tuple[Term, ...]
             elements=kept.linears, codes=codes, scales=scales, shards=shards,
         ),
         term(
-            "frozen tables and norms", kept.rest * size / shards, "elements * size / shards", LORA,
+            "frozen tables, norms and experts", kept.rest * size / shards,
+            "elements * size / shards", LORA,
             elements=kept.rest, size=size, shards=shards,
         ),
     )  # fmt: skip
@@ -298,7 +302,7 @@ def logit_bytes(shape: ModelShape, training: TrainingSetup, strategy: Strategy) 
     """
     if training.classes is not None:
         return term("logits of classes", 0, "0", OWN)
-    if not shape.gated:
+    if not shape.gated and shape.kept is None:
         return term(
             "logits", 4 * training.tokens * shape.vocab / strategy.tensor,
             "4 * tokens * vocab / tensor", activations.KORTHIKANTI,
@@ -334,11 +338,14 @@ def _buffers(
         )  # fmt: skip
     if gathers:
         size = NF4_BYTES if training.method == "qlora" else precision.activation
+        whole = precision.frozen if training.method == "qlora" else size
+        experts = shape.expert_parameters / max(1, shape.layers - shape.dense_layers)
+        linears = shape.layer_parameters - experts
         found.append(
             term(
-                "two gathered layers", 2 * size * shape.layer_parameters / strategy.tensor,
-                "2 * size * layer / tensor", FSDP, size=size, layer=shape.layer_parameters,
-                tensor=strategy.tensor,
+                "two gathered layers", 2 * (size * linears + whole * experts) / strategy.tensor,
+                "2 * (size * linears + whole * experts) / tensor", FSDP, size=size,
+                linears=linears, whole=whole, experts=experts, tensor=strategy.tensor,
             )
         )  # fmt: skip
         tables = (1 if shape.tied else 2) * shape.table_parameters

@@ -74,8 +74,15 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         names = tree.get("architectures")
         shown = names[0] if isinstance(names, list) and names else kind
         remark = f"architecture {shown} is not known here; planned by the sizes of its config alone"
+    types = tree.get("layer_types") or ()
+    states = [
+        size(f"linear_{key}", default=0)
+        for key in ("num_value_heads", "key_head_dim", "value_head_dim")
+    ]
     shape = ModelShape(
         name=name,
+        recurrent_layers=sum(kind == "linear_attention" for kind in types),
+        recurrent_columns=states[0] * sum(states[1:]),
         layers=size("num_hidden_layers", "n_layer"),
         hidden=hidden,
         heads=heads,
@@ -93,6 +100,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         positions=0 if gated else size("n_positions", "max_position_embeddings", default=0),
         biases=0 if gated else 11 * hidden,
         normalised_heads=family is not None and family.normalised_heads,
+        kept=family.kept if family is not None and family.code == "transformers" else None,
         remark=remark,
     )
     return replace(shape, biases=_biases(tree, family, shape)) if gated else shape

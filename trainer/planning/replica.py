@@ -102,6 +102,8 @@ def plan_memory(
     training = training_of(
         config, accelerator=accelerator, recompute=recompute, coordinates=coordinates
     )
+    if config.method != "full":
+        training = replace(training, adapters=layout.size)
     parts = plan_memory_by_part(
         replace(model, counted=_counted(headers, config)),
         training,

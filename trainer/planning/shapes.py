@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from trainer.model.families import Kept
+
 Linear = tuple[int, int]
 """Rows and columns, `[out, in]`."""
 
@@ -37,6 +39,12 @@ class ModelShape:
     biases: int = 0
     """Elements of a layer's biases, and of its norms beyond the two of RMSNorm."""
     normalised_heads: bool = False
+    recurrent_layers: int = 0
+    """Layers without attention, which pass a state from token to token."""
+    recurrent_columns: int = 0
+    """Columns of their keys and values, each for all heads."""
+    kept: Kept | None = None
+    """What transformers' code keeps; None: Motley's decoder, or Megatron-LM's GPT."""
     counted: int | None = None
     """Parameters counted in the headers of the weights; None: by the sizes."""
     remark: str = ""
@@ -63,13 +71,21 @@ class ModelShape:
         return 2 * self.hidden * (self.queries + self.keys)
 
     def linear_parameters(self, *, active: bool = False) -> int:
-        """Return the elements of the matrices of all layers: what NF4 quantises."""
+        """Return the elements of the matrices of all layers."""
         experts = self.active_experts if active else self.experts
         matrix = self.mlp_matrices * self.hidden
         sparse = matrix * (experts * self.inner + self.shared_inner)
         dense = matrix * self.dense_inner
         mlp = (self.layers - self.dense_layers) * sparse + self.dense_layers * dense
         return self.layers * self.attention_parameters + mlp
+
+    @property
+    def expert_parameters(self) -> int:
+        """Elements of all experts, which transformers stacks: NF4 leaves them as they are."""
+        if self.experts == 1:
+            return 0
+        sparse = self.layers - self.dense_layers
+        return sparse * self.mlp_matrices * self.hidden * self.experts * self.inner
 
     @property
     def small_parameters(self) -> int:

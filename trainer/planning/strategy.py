@@ -115,6 +115,8 @@ class TrainingSetup:
     method: Method = "full"
     rank: int = 16
     targets: Collection[str] = EVERY_LINEAR
+    adapters: int | None = None
+    """Elements of adapters and a classifier's head by the layout; None: by the targets."""
     length: int = 2048
     """Tokens of a row."""
     rows: int = 1

@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from tests.covering import covering
+from tests.families import COMPUTED_HERE
+from tests.families import FAMILIES as OWN
+from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout, read_headers
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
     from trainer.planning.replica import MemoryPlan
 
 
+OTHERS = [name for name in OWN if name not in COMPUTED_HERE]
+
+
 def plan_of(folder: Path, config: RunConfig, **settings: bool) -> MemoryPlan:
     return plan_memory(
         read_shape(folder),
@@ -64,6 +70,29 @@ def test_a_run_of_one_process_holds_the_coordinators_vectors_too(
     assert on_card.state == 0
 
 
+def saved_per_token(replica: TorchReplica, length: int, *, classes: bool = True) -> float:
+    """Return the bytes that autograd saves for each token of a further sample."""
+
+    def saved(samples: int) -> int:
+        sizes: dict[int, int] = {}
+        alive: list[torch.Tensor] = []
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)  # or its address would be given out again
+            return tensor
+
+        ids = np.arange(length, dtype=np.int32)
+        batch = [Encoded(ids, 0 if classes else np.where(ids < length - 1, IGNORED, ids))] * samples
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            replica.forward_backward(batch, lambda *_: None)
+        return sum(sizes.values())
+
+    # Weights and their copies are in both and cancel out.
+    return (saved(4) - saved(2)) / (2 * length)
+
+
 PRECISIONS = {
     "float32": ("float32", "auto"),
     "bfloat16": ("bfloat16", "auto"),
@@ -84,7 +113,6 @@ def test_activations_are_counted(
     precision: str,
     recompute: bool,
 ) -> None:
-    """Counts the bytes that autograd saves for each further sample."""
     # Wide enough that the terms of the estimate carry their real weight.
     folder = tiny_model(model_type, hidden_size=256, intermediate_size=768)
     config = make_config(
@@ -97,25 +125,7 @@ def test_activations_are_counted(
     layout = build_layout(folder, config)
     replica = TorchReplica(folder, config, layout, threads=1)
     replica.write_trainable(initial_weights(layout, folder, config))
-    length = 64
-
-    def saved(samples: int) -> int:
-        sizes: dict[int, int] = {}
-        alive: list[torch.Tensor] = []
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-            alive.append(tensor)  # or its address would be given out again
-            return tensor
-
-        batch = [Encoded(np.arange(length, dtype=np.int32), 0)] * samples
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            replica.forward_backward(batch, lambda *_: None)
-        return sum(sizes.values())
-
-    # Weights and their copies are in both and cancel out.
-    measured = (saved(4) - saved(2)) / (2 * length)
+    measured = saved_per_token(replica, length=64)
     training = training_of(config, accelerator=False, recompute=recompute)
     shape, one = read_shape(folder), Strategy()
     layer = of_layer_input if recompute else of_layer
@@ -124,6 +134,52 @@ def test_activations_are_counted(
     unused = 0 if recompute or method == "full" else 4 * shape.hidden
     small = 24  # means of norms, positions: a few numbers for each token
     assert planned - unused <= measured <= 1.005 * (planned - unused) + small
+
+
+@pytest.mark.parametrize(
+    ("model_type", "method", "dtype", "length"),
+    covering(product(OTHERS, ["lora", "full"], ["float32", "bfloat16"], [64, 192])),
+)
+def test_activations_of_layers_of_transformers_are_counted(
+    tiny_model: TinyModel,
+    make_config: MakeConfig,
+    model_type: str,
+    method: str,
+    dtype: str,
+    length: int,
+) -> None:
+    """Queries twice as many as keys, heads of 64, and scores that weigh."""
+    wide = {
+        "gpt2": {"n_inner": 768},
+        "qwen3_moe": {"moe_intermediate_size": 192},
+        "qwen3_5_text": {"linear_key_head_dim": 64, "linear_value_head_dim": 64},
+    }
+    head = {} if OWN[model_type].get("head_dim", 64) is None else {"head_dim": 64}
+    sizes = {"hidden_size": 256, "intermediate_size": 768, **head, **wide.get(model_type, {})}
+    folder = tiny_model(model_type, **sizes)
+    config = make_config(
+        folder, task="causal-lm", method=method, model__dtype=dtype, data__max_seq_len=length
+    )
+    layout = build_layout(folder, config)
+    replica = TorchReplica(folder, config, layout, threads=1)
+    replica.write_trainable(initial_weights(layout, folder, config))
+    measured = saved_per_token(replica, length, classes=False)
+    training = training_of(config, accelerator=False, recompute=False)
+    shape = read_shape(folder)
+    planned = 2 * of_layer(shape, training, Strategy()).value + of_head(shape, training).value
+    assert 0.85 * planned < measured < 1.06 * planned
+
+
+def test_nf4_leaves_experts_as_they_are(tiny_model: TinyModel, make_config: MakeConfig) -> None:
+    folder = tiny_model("mixtral", hidden_size=256, intermediate_size=768)
+    config = make_config(folder, model__quantization="nf4")
+    replica = TorchReplica(folder, config, build_layout(folder, config), threads=1)
+    model = replica._model
+    held = sum(part.nbytes for part in model.parameters() if not part.requires_grad)
+    states = [m.weight.quant_state for m in model.modules() if hasattr(m, "quant_state")]
+    held += sum(state.absmax.nbytes for state in states if state is not None)
+    held -= sum(part.nbytes for name, part in model.named_parameters() if "score" in name)
+    assert plan_of(folder, config).frozen == pytest.approx(held, rel=0.02)
 
 
 def test_parts(tiny_model: TinyModel, make_config: MakeConfig) -> None:
