@@ -47,27 +47,22 @@ def logs(
 ) -> None:
     """Print the logs of processes, such as worker-2 or coordinator; by default of all."""
     from launcher.errors import ConfigError
-    from launcher.runs.status import RunMonitor
     from launcher.terminal import note
-    from launcher.views import logs as process_logs
     from launcher.views import render
-    from launcher.views.log_printer import Printer, parse_pattern, parse_since
+    from launcher.views.log_printer import parse_pattern, parse_since
+    from launcher.views.logs import Selection, logs_of
 
     if follow and attempt is not None:
         raise ConfigError("--follow continues with the latest attempt; leave out --attempt")
-    selection = process_logs.Selection(
+    selection = Selection(
         attempt=attempt,
         tail=tail,
         since=parse_since(since) if since else None,
         grep=parse_pattern(grep) if grep is not None else None,
     )
     run = cluster.find(run_id)
-    if run is None:
-        raise ConfigError("no run has been started here; start one with: launch cluster up")
-    chosen = process_logs.choose(run, names)
-    printer = Printer(as_json, chosen)
-    reader = process_logs.LogReader(RunMonitor(run), chosen, printer, selection)
-    if not follow:
+    reader = logs_of(run, names, selection, as_json)
+    if run is None or not follow:
         reader.print_existing(note)
         return
     with render.detaching(" ".join(["launch logs", *names, "-f"]), run.run_id):

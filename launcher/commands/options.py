@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from launcher.commands import complete
 from trainer.system.commandline.number import Number
@@ -45,14 +46,22 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def call(
         inventory: Path | None,
+        nodes: str | None = None,
         limit: str = "all",
         extra_vars: tuple[str, ...] = (),
         expect_workers: int | None = None,
         accept_new_host_keys: bool = False,
         **others: Any,
     ) -> None:
+        from launcher.errors import ConfigError
         from launcher.runs.cluster import Cluster
         from launcher.runs.records.kept_configs import Start
+
+        if nodes is not None:
+            source = click.get_current_context().get_parameter_source("inventory")
+            if source is ParameterSource.COMMANDLINE:
+                raise ConfigError("give --inventory or --nodes, not both")
+            inventory = Path(f"{nodes},")
 
         start = Start(limit, extra_vars, expect_workers)
         cluster = Cluster(inventory, start, accept_new_host_keys=accept_new_host_keys)
@@ -61,12 +70,19 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-_inventory = click.option(
-    "--inventory",
-    "-i",
-    type=click.Path(path_type=Path),
-    envvar="MOTLEY_INVENTORY",
-    help="An Ansible inventory; default: $MOTLEY_INVENTORY, else this machine.",
+_inventory = together(
+    click.option(
+        "--inventory",
+        "-i",
+        type=click.Path(path_type=Path),
+        envvar="MOTLEY_INVENTORY",
+        help="An Ansible inventory; default: $MOTLEY_INVENTORY, else this machine.",
+    ),
+    click.option(
+        "--nodes",
+        metavar="HOST,...",
+        help="Hosts without an inventory, by ssh_config; the first one coordinates.",
+    ),
 )
 inventory_option = together(_inventory, _on_cluster)
 """Selects the cluster whose runs a command is about."""

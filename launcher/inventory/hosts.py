@@ -100,6 +100,7 @@ def load_inventory(
 ) -> tuple[Host, ...]:
     """Return the hosts of an inventory in its order; the embedded one without `source`.
 
+    A source with a comma, such as `lambda,intel`, is a list of names, as for Ansible.
     `limit` is an Ansible host pattern; `extra` overrides variables, as `-e` does for Ansible.
 
     Raises:
@@ -107,12 +108,15 @@ def load_inventory(
             type, or no host is left.
     """
     path = (source or EMBEDDED).absolute()
-    if not path.exists():
+    place = str(path)
+    if not path.exists() and "," in path.name and len(Path(str(source)).parts) == 1:
+        place = f"{path.name.strip(',')},"
+    elif not path.exists():
         raise ConfigError(f"no inventory {source}: the file does not exist")
     plain = not any(name.startswith("ansible_") for name in extra or ())
     if source is None and limit == "all" and plain and not _has_variables_here():
-        return parse_answer(str(path), limit, json.dumps(_embedded(path, extra or {})), "")
-    request = {"source": str(path), "pattern": limit, "extra": dict(extra or {})}
+        return parse_answer(place, limit, json.dumps(_embedded(path, extra or {})), "")
+    request = {"source": place, "pattern": limit, "extra": dict(extra or {})}
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "launcher.inventory.rendering"],
@@ -124,8 +128,8 @@ def load_inventory(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{path}: Ansible did not render it within {_DEADLINE:.0f} s") from None
-    return parse_answer(str(path), limit, done.stdout, done.stderr)
+        raise ConfigError(f"{place}: Ansible did not render it within {_DEADLINE:.0f} s") from None
+    return parse_answer(place, limit, done.stdout, done.stderr)
 
 
 def _has_variables_here() -> bool:

@@ -161,6 +161,20 @@ class ProcessLog:
             self._offsets[attempt] = page.end
 
 
+def logs_of(
+    run: Run | None, names: Sequence[str], selection: Selection, as_json: bool
+) -> LogReader:
+    """Return what prints the logs of a run's processes, all of them without names.
+
+    Raises:
+        ConfigError: there is no run, or it has no such process; lists those it has.
+    """
+    if run is None:
+        raise ConfigError("no run has been started here; start one with: launch cluster up")
+    chosen = choose(run, names)
+    return LogReader(RunMonitor(run), chosen, Printer(as_json, chosen), selection)
+
+
 class LogReader:
     """Prints the logs of some processes."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.errors import ConfigError
 from launcher.hosts.received import receive
-from launcher.inventory.hosts import EMBEDDED, load_inventory, parse_answer
+from launcher.inventory.hosts import EMBEDDED, head_of, load_inventory, parse_answer
 from launcher.plan.plan import LaunchPlan
 from tests import ROOT
 
@@ -55,6 +55,19 @@ def test_the_embedded_default_is_read_as_ansible_reads_it(
         "motley_price_kwh: 0.5\nmotley_currency: EUR\n"
     )
     assert load_inventory() == load_inventory(EMBEDDED)
+
+
+@pytest.mark.parametrize("source", ["lambda,intel", "lambda,intel,", "me@lambda,intel"])
+def test_names_are_an_inventory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hosts = load_inventory(Path(source))
+    assert [host.name.removeprefix("me@") for host in hosts] == ["lambda", "intel"]
+    assert head_of(hosts) is hosts[0]
+    assert not any(host.is_local or host.coordinator for host in hosts)
+    with pytest.raises(ConfigError, match="no inventory there/lambda,intel: the file does not"):
+        load_inventory(Path("there/lambda,intel"))
 
 
 @pytest.mark.parametrize(
