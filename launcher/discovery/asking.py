@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,7 +18,7 @@ from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.files import MANAGED_STATE
 from launcher.hosts import ssh
 from launcher.hosts.base import Connection
-from launcher.hosts.fleet import REACH, at_once
+from launcher.hosts.fleet import AT_ONCE, REACH, at_once
 from launcher.hosts.received import receive
 from launcher.inventory.facts.devices import Detection
 from launcher.inventory.facts.machine import Machine
@@ -44,6 +45,8 @@ class Found:
     """Fingerprint of the verified SSH host key."""
     missing: str = ""
     """Why no installed Motley answered; empty if one did."""
+    is_open: bool = True
+    """Whether its connection is still open; `AT_ONCE` of them stay open."""
 
     @property
     def name(self) -> str:
@@ -74,9 +77,10 @@ class Refused:
 
 
 def ask_all(candidates: Sequence[Candidate]) -> tuple[list[Found], list[Refused]]:
-    """Ask all candidates at once; two names of one machine are one, the first one's."""
+    """Ask all candidates; two names of one machine are one, the first one's."""
     keyed = {str(number): candidate for number, candidate in enumerate(candidates)}
-    tasks = {key: partial(_ask, candidate) for key, candidate in keyed.items()}
+    opened = itertools.count(1)
+    tasks = {key: partial(_ask, candidate, opened) for key, candidate in keyed.items()}
     answers = at_once(tasks, REACH + DEVICES_DEADLINE)
     refused: list[Refused] = []
     for key, error in answers.errors.items():
@@ -110,7 +114,7 @@ def shared_keys(found: Sequence[Found]) -> list[str]:
     ]
 
 
-def _ask(candidate: Candidate) -> Found:
+def _ask(candidate: Candidate, opened: Iterator[int]) -> Found:
     host = candidate.host
     connection, missing = ssh.visit(host)
     route = ssh.route_of(host)
@@ -120,6 +124,9 @@ def _ask(candidate: Candidate) -> Found:
         disk = _free_disk(host, connection, bool(missing))
     except (ValueError, RuntimeError) as error:
         raise PreflightError(f"host {host.name}: {error}") from None
+    is_open = next(opened) <= AT_ONCE
+    if not is_open:
+        connection.close()
     learned, _ = with_devices(host, detection)
     return Found(
         host=replace(learned, cores=machine.cores, memory=machine.memory),
@@ -133,15 +140,17 @@ def _ask(candidate: Candidate) -> Found:
         disk=disk,
         host_key=ssh.host_key(host),
         missing=missing,
+        is_open=is_open,
     )
 
 
 def _free_disk(host: Host, connection: Connection, visiting: bool) -> int | None:
     folder = host.state_folder or (MANAGED_STATE if visiting else connection.state_folder)
     try:
-        return receive(int, connection.call("free_disk", {"path": folder}), "free_disk")
+        answer = connection.call("free_disk", {"path": folder})
     except ValueError:  # an agent of an earlier version
         return None
+    return receive(int, answer, "free_disk", least=0)
 
 
 def _with_names(found: Sequence[Found]) -> list[Found]:

@@ -16,8 +16,8 @@ from typing import Any
 from launcher.agent.checks.link import Crossing, Listening
 from launcher.discovery.asking import Found, by_name
 from launcher.discovery.survey import routes_of
-from launcher.errors import ConfigError, LauncherError
-from launcher.hosts.fleet import at_once
+from launcher.errors import ConfigError, LauncherError, PreflightError
+from launcher.hosts.fleet import at_once, line_of
 from launcher.hosts.received import receive
 from launcher.inventory.facts.network import Route
 from launcher.plan.routes import choose
@@ -47,7 +47,9 @@ class MeasuredLink:
     back: float | None = None
     round_trip: float | None = None
     problem: str = ""
-    """Why there is no link; empty if there is one."""
+    """Why there is no link, or why it is not known; empty if there is one."""
+    unknown: bool = False
+    """Whether the link was not tried, for the reason in `problem`."""
 
     @property
     def rate(self) -> float | None:
@@ -57,7 +59,8 @@ class MeasuredLink:
     @property
     def line(self) -> str:
         """The missing link in one line."""
-        return f"no link between {self.one} and {self.other}: {self.problem}"
+        what = "the link is not measured" if self.unknown else "no link"
+        return f"{what} between {self.one} and {self.other}: {self.problem}"
 
 
 def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
@@ -83,23 +86,29 @@ def measure(found: Sequence[Found], port: int) -> list[MeasuredLink]:
     machines = by_name(found)
     targets = [entry.address for one in found for entry in one.machine.network.addresses]
     asked = {one.name: partial(_routes, one, targets) for one in found}
-    routes = at_once(asked, _DEADLINE).found
+    routes = at_once(asked, _DEADLINE)
     links: dict[tuple[str, str], MeasuredLink] = {}
     for pairs in rounds([one.name for one in found]):
         tasks = {
-            f"{a}\0{b}": partial(_cross, machines[a], machines[b], routes.get(b, {}), port)
+            f"{a}\0{b}": partial(_cross, machines[a], machines[b], routes.found[b], port)
             for a, b in pairs
+            if b in routes.found
         }
         answers = at_once(tasks, _DEADLINE + 2 * _MARGIN)
         for a, b in pairs:
-            late = MeasuredLink(a, b, problem=f"no answer within {_DEADLINE + 2 * _MARGIN:.0f} s")
-            links[a, b] = answers.found.get(f"{a}\0{b}", late)
+            late = f"no answer within {_DEADLINE + 2 * _MARGIN:.0f} s"
+            why = line_of(b, routes.errors[b]) if b in routes.errors else late
+            lost = MeasuredLink(a, b, problem=why, unknown=True)
+            links[a, b] = answers.found.get(f"{a}\0{b}", lost)
     order = [one.name for one in found]
     return sorted(links.values(), key=lambda link: (order.index(link.one), order.index(link.other)))
 
 
 def _routes(one: Found, targets: Sequence[str]) -> dict[str, Route]:
-    return routes_of(one.connection.call("routes", {"targets": list(targets)}, _DEADLINE))
+    try:
+        return routes_of(one.connection.call("routes", {"targets": list(targets)}, _DEADLINE))
+    except (ValueError, RuntimeError) as error:
+        raise PreflightError(str(error)) from None
 
 
 def _cross(here: Found, there: Found, routes: Mapping[str, Route], port: int) -> MeasuredLink:
@@ -121,7 +130,7 @@ def _cross(here: Found, there: Found, routes: Mapping[str, Route], port: int) ->
         }  # fmt: skip
         try:
             answer = here.connection.call("listen", arguments, _DEADLINE + _MARGIN)
-            listening.append(receive(Listening, answer, "listen"))
+            listening.append(receive(Listening, answer, "listen", least=0))
         except (LauncherError, OSError, ValueError, RuntimeError) as error:
             listening.append(Listening(str(error)))
 
@@ -132,14 +141,15 @@ def _cross(here: Found, there: Found, routes: Mapping[str, Route], port: int) ->
     }  # fmt: skip
     try:
         answer = there.connection.call("connect", arguments, _DEADLINE + _MARGIN)
-        crossing = receive(Crossing, answer, "connect")
+        crossing = receive(Crossing, answer, "connect", least=0)
     except (LauncherError, OSError, ValueError, RuntimeError) as error:
-        return link(problem=str(error))
+        return link(problem=line_of(there.name, PreflightError(str(error))), unknown=True)
+    finally:
+        waiting.join(_DEADLINE + _MARGIN)  # the next round listens at that port again
     if crossing.stage == "done":
         return link(crossing.down, crossing.up, crossing.round_trip)
-    waiting.join(_DEADLINE + _MARGIN)
     if listening and listening[0].problem:
-        return link(problem=f"not measured: {here.name}: {listening[0].problem}")
+        return link(problem=line_of(here.name, PreflightError(listening[0].problem)), unknown=True)
     at = f"{address}:{port}"
     reason = _FAILURES.get(crossing.stage, "{detail}")
     return link(problem=reason.format(at=at, port=port, detail=crossing.detail))

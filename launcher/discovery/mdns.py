@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import select
@@ -13,12 +14,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zeroconf import ServiceInfo
+    from zeroconf import ServiceInfo, Zeroconf
 
 SERVICES = ("_motley._tcp.local.", "_ssh._tcp.local.")
 """What the recipe announces, and what many systems do."""
 
 _GROUP, _PORT = "224.0.0.251", 5353
+_MOST_NAMES = 256
+"""Announced names that are read: any machine on a network can announce any number."""
+_DETAILS = 1.0
+"""Seconds for the addresses of all names that are not known yet."""
 _ECHO = 2.0
 """Seconds in which this machine's own question has to come back to it."""
 
@@ -35,8 +40,15 @@ class Announced:
 
 
 def browse(seconds: float) -> tuple[list[Announced], str]:
-    """Return the announcements, and the reason if mDNS cannot be used here (empty if it can)."""
-    from zeroconf import InterfaceChoice, IPVersion, ServiceBrowser, ServiceStateChange, Zeroconf
+    """Return the announcements, and why they are not all (empty if they are)."""
+    from zeroconf import (
+        InterfaceChoice,
+        IPVersion,
+        ServiceBrowser,
+        ServiceInfo,
+        ServiceStateChange,
+        Zeroconf,
+    )
 
     seen: set[tuple[str, str]] = set()
 
@@ -56,19 +68,22 @@ def browse(seconds: float) -> tuple[list[Announced], str]:
         return [], f"mDNS cannot be used here: {error.strerror or error}"
     try:
         browser = ServiceBrowser(zeroconf, list(SERVICES), handlers=[note])
-        until = time.monotonic() + seconds
         time.sleep(seconds)
         browser.cancel()
-        found: list[Announced] = []
-        for service_type, name in sorted(seen):
-            # Mostly in the cache by now; a name without an address is asked for once more.
-            left = max(200, int(1000 * (until + 1 - time.monotonic())))
-            info = zeroconf.get_service_info(service_type, name, timeout=left)
-            if info is not None and (announced := _announced(info)) is not None:
-                found.append(announced)
-        return found, ""
+        names = sorted(seen.copy())
+        infos = [ServiceInfo(*name) for name in names[:_MOST_NAMES]]
+        # Mostly in the cache by now; names without an address are asked for once more.
+        assert zeroconf.loop is not None
+        asyncio.run_coroutine_threadsafe(_complete(zeroconf, infos), zeroconf.loop).result()
+        found = [one for info in infos if (one := _announced(info)) is not None]
+        problem = f"mDNS: {len(names)} names are announced, the first {_MOST_NAMES} were read"
+        return found, problem if len(names) > _MOST_NAMES else ""
     finally:
         zeroconf.close()
+
+
+async def _complete(zeroconf: Zeroconf, infos: list[ServiceInfo]) -> None:
+    await asyncio.gather(*(info.async_request(zeroconf, 1000 * _DETAILS) for info in infos))
 
 
 def blocked() -> str:

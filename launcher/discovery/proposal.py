@@ -57,7 +57,10 @@ def _coordinator(hosts: Sequence[Host], links: Sequence[MeasuredLink]) -> Role:
     own = {
         host.name: [link for link in links if host.name in (link.one, link.other)] for host in hosts
     }
-    reached = {name: sum(not link.problem for link in found) for name, found in own.items()}
+    # An unknown link is no evidence against a host.
+    reached = {
+        name: sum(link.unknown or not link.problem for link in found) for name, found in own.items()
+    }
     slowest = {
         name: min((link.rate or 0.0 for link in found if not link.problem), default=0.0)
         for name, found in own.items()
@@ -72,8 +75,10 @@ def _coordinator(hosts: Sequence[Host], links: Sequence[MeasuredLink]) -> Role:
     parts: list[str] = []
     if links:
         others = len(hosts) - 1
-        whom = "every other host" if most == others else f"{most} of {others} other hosts"
-        parts.append(f"reaches {whom}")
+        unknown = sum(link.unknown for link in own[best.name])
+        sure = most - unknown
+        whom = "every other host" if sure == others else f"{sure} of {others} other hosts"
+        parts.append(f"reaches {whom}" + (f", {unknown} not measured" if unknown else ""))
         if slowest[best.name]:
             parts.append(f"its slowest link is {speed(slowest[best.name])}")
     if len(fast) > 1 and best.memory:

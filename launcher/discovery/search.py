@@ -22,7 +22,7 @@ from launcher.discovery.mdns import Announced, browse
 from launcher.discovery.proposal import Proposal, propose
 from launcher.errors import ConfigError, LauncherError, PreflightError, UnreachableError
 from launcher.hosts import ssh
-from launcher.hosts.fleet import at_once
+from launcher.hosts.fleet import AT_ONCE, at_once
 from launcher.inventory.hosts import Host, load_inventory
 from launcher.terminal import working
 
@@ -95,7 +95,14 @@ def discover(search: Search) -> Discovery:
     problems: list[LauncherError] = [PreflightError(line) for line in shared_keys(found)]
     alike = bool(problems)
     links: list[MeasuredLink] = []
-    if search.links and not alike:
+    if search.links and not all(one.is_open for one in found):
+        problems.append(
+            PreflightError(
+                f"the links of more than {AT_ONCE} machines are not measured; name fewer of them, "
+                "or --no-links"
+            )
+        )
+    elif search.links and not alike:
         with working("measuring the links"):
             links = measure(found, search.port)
     problems += [one.error for one in refused if one.matters]

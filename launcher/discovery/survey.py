@@ -238,7 +238,7 @@ class _Asking:
 
 def machine_of(answer: Any) -> Machine:
     """Return a host's answer to `machine`; ValueError if it is invalid."""
-    machine = receive(Machine, answer, "machine")
+    machine = receive(Machine, answer, "machine", least=0)
     for entry in machine.network.addresses:
         ipaddress.ip_address(entry.address)  # other hosts connect to it
     return machine
@@ -246,7 +246,7 @@ def machine_of(answer: Any) -> Machine:
 
 def detection_of(answer: Any) -> Detection:
     """Return a host's answer to `devices`; ValueError if it is invalid."""
-    detection = receive(Detection, answer, "devices")
+    detection = receive(Detection, answer, "devices", least=0)
     for device in (*detection.devices, *detection.vulkan):
         if not _DEVICE_ID.fullmatch(device.id):
             raise ValueError(f"devices: {device.id!r} is not a device id")
@@ -255,7 +255,7 @@ def detection_of(answer: Any) -> Detection:
 
 def routes_of(answer: Any) -> dict[str, Route]:
     """Return a host's answer to `routes`; ValueError if it is invalid."""
-    routes = receive(dict[str, Route], answer, "routes")
+    routes = receive(dict[str, Route], answer, "routes", least=0)
     for route in routes.values():
         if route.source:
             ipaddress.ip_address(route.source)

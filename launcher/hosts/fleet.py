@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +21,8 @@ LOOK = 3.0
 """Seconds that a look at the hosts may take: `status` as a whole answers within five."""
 REACH = 20.0
 """Seconds that reaching the hosts may take before something is changed on them."""
+AT_ONCE = 64
+"""Hosts that are queried concurrently: each needs threads and processes here."""
 _SILENCE = 10.0
 """Seconds for which an unreachable host is not queried again."""
 
@@ -61,24 +65,31 @@ def line_of(name: str, error: Trouble) -> str:
 def at_once(
     tasks: Mapping[str, Callable[[], T]], deadline: float, enough: str | None = None
 ) -> Answers[T]:
-    """Run all tasks at once; return the results and errors of the finished ones, the rest is late.
+    """Run tasks concurrently; return the results and errors of the finished ones, the rest is late.
 
-    A late task continues in a daemon thread whose result is dropped. With `enough` the success of
-    that one task ends the wait for the others, which then are in neither part.
+    At most `AT_ONCE` run at a time, and the deadline is for each `AT_ONCE` of them. A late task
+    continues in a daemon thread whose result is dropped. With `enough` the success of that one task
+    ends the wait for the others, which then are in neither part.
     """
+    waiting = deque(tasks.items())
     ended: queue.SimpleQueue[tuple[str, T | None, BaseException | None]] = queue.SimpleQueue()
 
-    def work(name: str, task: Callable[[], T]) -> None:
-        try:
-            ended.put((name, task(), None))
-        except BaseException as error:  # raised again in the waiting thread
-            ended.put((name, None, error))
+    def work() -> None:
+        while True:
+            try:
+                name, task = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                ended.put((name, task(), None))
+            except BaseException as error:  # raised again in the waiting thread
+                ended.put((name, None, error))
 
-    for name, task in tasks.items():
-        threading.Thread(target=work, args=(name, task), daemon=True).start()
+    for _ in range(min(len(tasks), AT_ONCE)):
+        threading.Thread(target=work, daemon=True).start()
     found: dict[str, T] = {}
     errors: dict[str, Trouble] = {}
-    until = time.monotonic() + deadline
+    until = time.monotonic() + deadline * math.ceil(len(tasks) / AT_ONCE)
     while len(found) + len(errors) < len(tasks) and enough not in found:
         try:
             name, result, error = ended.get(timeout=max(0.0, until - time.monotonic()))
@@ -94,7 +105,9 @@ def at_once(
         elif isinstance(error, LauncherError | OSError):
             errors[name] = error
         else:
+            waiting.clear()
             raise error
+    waiting.clear()
     ordered = {name: found[name] for name in tasks if name in found}
     return Answers(ordered, {name: errors[name] for name in tasks if name in errors})
 

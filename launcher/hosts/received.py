@@ -26,17 +26,20 @@ REPORTED = 8
 """Places of invalid values that a report lists."""
 
 
-def receive(kind: type[T], tree: object, what: str, *, lines: bool = False) -> T:
+def receive(
+    kind: type[T], tree: object, what: str, *, lines: bool = False, least: float = -LARGEST
+) -> T:
     """Convert a host's data to a type: a dataclass, a model, `list[str]`, `float`.
 
     Args:
         lines: texts may have line ends and control characters; who prints them escapes them.
+        least: no number is less: 0 for sizes, counts, rates and times.
 
     Raises:
         ValueError: it is something else, or not plain; the message says what and where.
     """
     try:
-        for path, problem in _odd_values(tree, lines):
+        for path, problem in _odd_values(tree, lines, least):
             raise ValueError(f"{what}: {path and f'{path}: '}{problem}")
         return _adapter(kind).validate_python(tree)
     except ValidationError as error:
@@ -52,7 +55,7 @@ def plain(tree: dict[str, Any]) -> dict[str, Any]:
 
     Their places are listed under the key `invalid`, so that the rest of it can be shown.
     """
-    odd = [path for path, _ in _odd_values(tree, lines=True)]
+    odd = [path for path, _ in _odd_values(tree, True, -LARGEST)]
     return {**_without(tree, {*odd}, ""), "invalid": odd[:REPORTED]} if odd else tree
 
 
@@ -80,15 +83,17 @@ def parse(data: bytes, what: str) -> Any:
         raise ValueError(f"{what}: not JSON") from None
 
 
-def _odd_values(tree: object, lines: bool, path: str = "") -> Iterator[tuple[str, str]]:
+def _odd_values(
+    tree: object, lines: bool, least: float, path: str = ""
+) -> Iterator[tuple[str, str]]:
     """Yield where a value is not plain, and why."""
     if isinstance(tree, dict):
         for key, value in cast("dict[object, object]", tree).items():
-            yield from _odd_values(key, lines, _below(path, key))
-            yield from _odd_values(value, lines, _below(path, key))
+            yield from _odd_values(key, lines, least, _below(path, key))
+            yield from _odd_values(value, lines, least, _below(path, key))
     elif isinstance(tree, list | tuple):
         for number, value in enumerate(cast("list[object]", tree)):
-            yield from _odd_values(value, lines, _below(path, number))
+            yield from _odd_values(value, lines, least, _below(path, number))
     elif isinstance(tree, str):
         if len(tree) > LONGEST:
             yield path, f"a text of {len(tree):,} characters; at most {LONGEST:,} are taken"
@@ -96,6 +101,8 @@ def _odd_values(tree: object, lines: bool, path: str = "") -> Iterator[tuple[str
             yield path, f"{visible(tree)[:60]!r} has line ends or control characters"
     elif isinstance(tree, int | float) and not -LARGEST < tree < LARGEST:  # NaN is in no range
         yield path, "is not a finite number of 64 bits"
+    elif isinstance(tree, int | float) and tree < least:
+        yield path, f"is {tree}, less than {least:g}"
 
 
 def _below(path: str, key: object) -> str:

@@ -71,7 +71,13 @@ def _row(one: Found) -> list[str]:
 
 def _link(link: MeasuredLink) -> list[str]:
     if link.problem:
-        return [link.one, link.other, f"none: {link.problem}", "", ""]
+        return [
+            link.one,
+            link.other,
+            f"{'unknown' if link.unknown else 'none'}: {link.problem}",
+            "",
+            "",
+        ]
     rates = [speed(rate) if rate is not None else "?" for rate in (link.forth, link.back)]
     return [link.one, link.other, *rates, f"{1e3 * (link.round_trip or 0):.1f} ms"]
 

@@ -72,9 +72,19 @@ class Machine:
             seconds=60.0,
         )
 
-    def announce(self, name: str | None = None, address: str | None = None) -> None:
-        """Start its responder; returns once it has announced itself."""
-        words = [name or self.name, address or self.address, "22"]
+    def hold(self, port: int) -> None:
+        """Start a program that has a TCP port, as its `holder`."""
+        code = f"import socket; _ = socket.create_server(({self.address!r}, {port}))"
+        command = [sys.executable, "-c", f"{code}; print('held', flush=True); input()"]
+        process = self._start("holder", command)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+
+    def announce(
+        self, name: str | None = None, address: str | None = None, *, without_address: int = 0
+    ) -> None:
+        """Start its responder, also for that many names without an address; returns then."""
+        words = [name or self.name, address or self.address, "22", str(without_address)]
         command = [sys.executable, "-P", "-m", "tests.launcher.discovery.announcer", *words]
         process = self._start("responder", command)
         assert process.stdout is not None
@@ -162,14 +172,16 @@ class Lan:
             finally:
                 process.kill()
 
-    def discover(self, *arguments: str | Path, code: int = 0) -> tuple[dict[str, Any], str]:
+    def discover(
+        self, *arguments: str | Path, code: int = 0, seconds: float = 200
+    ) -> tuple[dict[str, Any], str]:
         """Run `launch discover --json` there; return what it printed, and what it said."""
         command = [sys.executable, "-m", "launcher.cli", "discover", "--json", "--seconds", "2"]
         command += ["--ssh-config", str(self.config), *map(str, arguments)]
-        done = warm_command.run(command, os.environ, 200, self._launch)
+        done = warm_command.run(command, os.environ, seconds, self._launch)
         assert "Traceback" not in done.stderr
         assert done.returncode == code, done.stderr + done.stdout
-        assert all(line.startswith(("launch: ", "host", "no link", "mDNS"))
+        assert all(line.startswith(("launch: ", "host", "no link", "the link", "mDNS"))
                    for line in done.stderr.splitlines()), done.stderr  # fmt: skip
         tree, _ = json.JSONDecoder().raw_decode(done.stdout)
         return tree, done.stderr

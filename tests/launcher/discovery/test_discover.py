@@ -153,6 +153,35 @@ def test_no_link_between_two_machines(lan: Lan, tmp_path: Path) -> None:
     assert {name for name, _ in head.link_rates} == {"m1", "m2"}
 
 
+def test_three_machines_do_not_collide_with_themselves(lan: Lan) -> None:
+    """Each listens at the same port in the round after it listened for another one."""
+    tree, _ = lan.discover(*(machine.address for machine in lan.machines), "--no-mdns")
+    assert [link["problem"] for link in tree["links"]] == ["", "", ""]
+
+
+def test_a_port_in_use_is_no_missing_link(lan: Lan) -> None:
+    """The host whose port another program has is not ruled out by links that were not tried."""
+    first, *_ = lan.machines
+    first.hold(9000)
+    try:
+        addresses = [machine.address for machine in lan.machines]
+        tree, said = lan.discover(*addresses, "--no-mdns", code=4)
+    finally:
+        first.end("holder")
+    assert "the link is not measured between m1 and m2: host m1: port 9000" in said
+    assert "no link between" not in said
+    assert [link["unknown"] for link in tree["links"]] == [True, True, False]
+    assert "1 not measured" in tree["proposal"]["coordinator"]["reason"]
+
+
+def test_many_names_without_an_address_cost_one_wait(lan: Lan) -> None:
+    first, *_ = lan.machines
+    first.announce(without_address=400)
+    tree, said = lan.discover("--no-links", code=3, seconds=60)
+    assert [host["name"] for host in tree["hosts"]] == ["m1"]
+    assert "mDNS: 401 names are announced, the first 256 were read" in said
+
+
 HOLD = (
     "import socket as s; h = s.socket(s.AF_INET, s.SOCK_DGRAM); h.bind(('', 5353)); print(input())"
 )

@@ -18,6 +18,19 @@ LAMBDA = Host(name="lambda", memory=64 * GIB, cores=32, devices=(CARD,))
 LAPTOP = Host(name="laptop", memory=16 * GIB, cores=8, devices=(Device("cpu", "cpu"),))
 
 
+def test_a_link_that_was_not_tried_is_no_evidence_against_a_host() -> None:
+    links = [
+        link("lambda", "intel", 900),
+        link("lambda", "laptop", 90),
+        MeasuredLink("intel", "laptop", problem="port 9000 is in use", unknown=True),
+    ]
+    found = propose([LAMBDA, INTEL, LAPTOP], {}, links).coordinator
+    assert (found.host, found.reason) == (
+        "intel",
+        "reaches 1 of 2 other hosts, 1 not measured; its slowest link is 900 Mbit/s",
+    )
+
+
 def link(one: str, other: str, megabits: float | None, problem: str = "") -> MeasuredLink:
     rate = None if megabits is None else megabits * 1e6
     return MeasuredLink(one, other, rate, rate, 1e-3, problem)

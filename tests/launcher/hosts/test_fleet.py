@@ -1,13 +1,14 @@
 """Several hosts at once: one that hangs, refuses or has a defect costs the others nothing."""
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 
 from launcher.errors import PartialError, PreflightError, UnreachableError
 from launcher.hosts import fleet
-from launcher.hosts.fleet import Answers, ask_hosts, at_once, line_of
+from launcher.hosts.fleet import AT_ONCE, Answers, ask_hosts, at_once, line_of
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
 
@@ -58,6 +59,33 @@ def test_one_success_may_be_enough() -> None:
     answers = at_once({"slow": never.wait, "head": lambda: True}, 60, enough="head")
     never.set()
     assert answers == Answers({"head": True}, {})
+
+
+def test_few_of_many_are_asked_concurrently() -> None:
+    """Each takes a thread here, and most of them a process."""
+    under_way: set[int] = set()
+    most = 0
+
+    def task(number: int) -> int:
+        nonlocal most
+        under_way.add(number)
+        most = max(most, len(under_way))
+        barrier.wait(60)
+        under_way.discard(number)
+        return number
+
+    barrier = threading.Barrier(AT_ONCE)
+    answers = at_once({str(n): partial(task, n) for n in range(3 * AT_ONCE)}, 60)
+    assert [*answers.found.values()] == list(range(3 * AT_ONCE))
+    assert most == AT_ONCE
+
+
+def test_those_behind_late_ones_are_late_too() -> None:
+    never = threading.Event()
+    tasks = {str(n): never.wait for n in range(2 * AT_ONCE)}
+    answers = at_once(tasks, 0.1)
+    never.set()
+    assert [*answers.errors] == [*tasks]
 
 
 def test_a_defect_is_no_answer() -> None:

@@ -54,6 +54,13 @@ def test_plain_values_pass(tree: Any) -> None:
     assert receive(object, tree, "answer") == tree
 
 
+@given(nested(st.sampled_from((-1, -0.5, -(2**62)))))
+def test_negative_numbers_are_refused_where_none_can_be(tree: Any) -> None:
+    assert receive(object, tree, "answer") == tree
+    with pytest.raises(ValueError, match=r"less than 0$"):
+        receive(object, tree, "answer", least=0)
+
+
 def test_keys_are_texts_too() -> None:
     with pytest.raises(ValueError, match="control characters"):
         receive(dict[str, int], {"a\nb": 1}, "answer")
