@@ -68,7 +68,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
     from launcher.errors import ConfigError
     from launcher.views import render
     from trainer.config.run import load
-    from trainer.data.sources import find_data
+    from trainer.data.sources import find_data, refuse_pipe
     from trainer.model.files import local_model
     from trainer.planning.defaults import HELD_OUT, derive, provisional
     from trainer.system.errors import InputError
@@ -86,6 +86,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
     try:
         folder = local_model(Path(model))
         if _is_given(context, "data") and not data.startswith(_ELSEWHERE):
+            refuse_pipe(Path(data))
             find_data(Path(data))
         settled = {part.key: part.value for part in derive(config, (), folder, ())}
         config = config.with_settings(settled or {"data.validation_fraction": HELD_OUT})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import resource
 import subprocess
@@ -150,7 +151,19 @@ MISTAKES = (
         TRAIN.format("text.jsonl").replace("out", "model"),
         ("holds a model",),
     ),
-    Mistake("en dashes", "trainer finetune model \u2013data text.jsonl", ("no hyphen", "--data")),
+    *(
+        Mistake(
+            f"{dash!r}", f"trainer finetune model {dash}data text.jsonl", ("no hyphen", "--data")
+        )
+        for dash in ("\u2013", "-\u2013", "\u2014")
+    ),
+    Mistake("a setting without a name", TRAIN.format("text.jsonl") + " --set =3", ("KEY=VALUE",)),
+    Mistake("a new model over all", "trainer init-model --data text.jsonl -o /", ("a new folder",)),
+    Mistake("a card of no maker", "launch plan --shape 7b --cluster 8xFOO", ("8GB", "RTX4090")),
+    *(
+        Mistake(f"{command} with a pipe", f"{command} --model model --data pipe", ("is a pipe",))
+        for command in ("launch cluster up", "launch cluster up --dry-run", "launch init run.yaml")
+    ),
     *(
         Mistake(f"{words}, of another program", words, says)
         for words, says in (
@@ -199,6 +212,7 @@ def prepare(folder: Path) -> None:
         "adapter/adapter_model.safetensors": b"",
     }
     (folder / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)

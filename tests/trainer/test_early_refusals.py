@@ -69,7 +69,7 @@ def test_a_pipe_that_several_processes_would_read(
     if role == "distributed":
         words += ["--distributed", "--world-size", 2, "--rank", 0, "--master", "127.0.0.1:1"]
     line = refused(home, *words, role="local" if role == "distributed" else role)
-    assert line.startswith(f"{tmp_path / 'pipe'}: is a pipe, which one process can read; ")
+    assert line.startswith(f"{tmp_path / 'pipe'}: is a pipe, which only one process can read; ")
 
 
 @pytest.mark.parametrize(

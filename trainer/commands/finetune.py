@@ -13,6 +13,7 @@ from trainer.config import run as run_config
 from trainer.config.budget import with_environment
 from trainer.config.parallel import GROUP_STRATEGIES
 from trainer.config.run import RunConfig
+from trainer.data.sources import refuse_pipe
 from trainer.model.files import resolve_model
 from trainer.planning.defaults import derive, own_rooms, provisional, table
 from trainer.run.composition import preload
@@ -113,7 +114,8 @@ def finetune(
     config = run_config.load(source, given if source else provisional(given) | given)
     alone = role == "local" and environment is None
     if not alone:
-        _check_no_pipe(config)
+        for path in filter(None, (config.data.train, config.data.validation)):
+            refuse_pipe(Path(path))
     notes: list[str] = []
     if source is None:
         # Members of a run differ in memory, but must have the same settings.
@@ -184,16 +186,6 @@ def _environment(role: str, flags: dict[str, Any]) -> Environment | None:
     if flags["gpu_backend"] == "wgpu":
         raise InputError("--gpu-backend wgpu: --distributed runs on cuda or cpu")
     return read_environment(os.environ, world_size=size, rank=flags["rank"], master=master)
-
-
-def _check_no_pipe(config: RunConfig) -> None:
-    """Refuse data that only one process can read, in a run of several."""
-    for path in filter(None, (config.data.train, config.data.validation)):
-        if Path(path).is_fifo():
-            raise InputError(
-                f"{path}: is a pipe, which one process can read; every process of this run reads"
-                " the data: write it to a file"
-            )
 
 
 def _follow_data(

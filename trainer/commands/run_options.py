@@ -100,7 +100,7 @@ def _setting(text: str) -> tuple[str, Any]:
     import yaml
 
     key, equals, value = text.partition("=")
-    if not equals:
+    if not (key and equals):
         raise InputError(f"--set {text}: give KEY=VALUE, such as training.seed=3")
     try:
         return key, yaml.safe_load(value)

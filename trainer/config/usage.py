@@ -37,9 +37,9 @@ def usage_line(
     message = _NO_NUMBER.sub(_no_number, error.format_message())
     parameters = context.command.params if context else []
     options = [name for parameter in parameters for name in parameter.opts]
-    dashed = next((word for word in arguments if re.match(f"[{_DASHES}]+[a-zA-Z]", word)), None)
+    dashed = next((word for word in arguments if re.match(f"-?[{_DASHES}]+[a-zA-Z]", word)), None)
     if dashed is not None:
-        name = dashed.lstrip(_DASHES)
+        name = dashed.lstrip(f"-{_DASHES}")
         meant = f"-{name}" if len(name.partition("=")[0]) == 1 else f"--{name}"
         message = f"{dashed} begins with a dash that is no hyphen; type {meant}"
     elif isinstance(error, click.NoSuchOption):

@@ -86,6 +86,8 @@ def _check(output: Path) -> None:
         return
     if not output.is_dir():
         raise InputError(f"{output}: is a file, choose another output folder")
+    if output.samefile("."):
+        raise InputError(f"{output}: is the current folder, which is replaced; give one below it")
     present = {path.name for path in output.iterdir()}
     ours: set[str] = set()
     if MANIFEST in present:

@@ -81,6 +81,16 @@ def find_data(path: Path) -> DataFiles:
     raise InputError(f"{path}: is a device or a socket, expected a file, a folder or a pipe")
 
 
+def refuse_pipe(path: Path) -> None:
+    """Refuse data that only one process can read, for a run that reads it in several.
+
+    Raises:
+        InputError: it is a pipe.
+    """
+    if path.is_fifo():
+        raise InputError(f"{path}: is a pipe, which only one process can read; write it to a file")
+
+
 def _hint(path: Path) -> str:
     if str(path) == "-":
         return "; standard input is /dev/stdin"

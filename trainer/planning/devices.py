@@ -235,8 +235,9 @@ def find_device(name: str) -> DeviceModel:
         if _plain(device.name.partition("-")[0]) == wanted:
             return device
     close = difflib.get_close_matches(wanted, [_plain(known) for known in DEVICES], n=3, cutoff=0.4)
-    near = [known for known in DEVICES if _plain(known) in close] or list(DEVICES)
-    raise InputError(f"unknown device {name}; near it: {', '.join(near)}")
+    near = ", ".join(known for known in DEVICES if _plain(known) in close)
+    near = f"near it: {near}" if near else f"known: {', '.join(DEVICES)}"
+    raise InputError(f"unknown device {name}; {near}; any card by its memory: 8GB")
 
 
 def _plain(name: str) -> str:

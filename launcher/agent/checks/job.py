@@ -25,7 +25,7 @@ from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig, load
 from trainer.data.formats import read_records
 from trainer.data.records import Problems
-from trainer.data.sources import HUB
+from trainer.data.sources import HUB, refuse_pipe
 from trainer.model import layout as trainer_layout
 from trainer.model.files import local_model
 from trainer.model.output_folder import check_output as check_folder_of_run
@@ -139,11 +139,9 @@ def check_data(path: Path, remedy: str) -> Finding:
     """Whether data is there and its first record can be read; the trainer reads all of it."""
     if HUB.fullmatch(str(path)):
         return Finding("warn", f"{path} is not checked", "the trainer will download it")
-    if path.is_fifo():
-        detail = f"{path}: is a pipe, of which each process would read another part"
-        return Finding("fail", detail, f"give {remedy}")
     problems = Problems()
     try:
+        refuse_pipe(path)
         first = next(read_records(path, problems), None)
         problems.check()
     except InputError as error:
@@ -217,6 +215,7 @@ def own_settings(config: RunConfig, given: list[str], rooms: list[Room]) -> list
         ConfigError: the data is no task, such as labels on some lines only.
     """
     try:
+        refuse_pipe(Path(config.data.train))
         return derive(config, given, model_folder(config), rooms)
     except InputError as error:
         raise ConfigError(str(error)) from None
@@ -240,6 +239,7 @@ def workload(config: RunConfig) -> Workload | None:
         if folder is None:
             return None
         if config.distillation is None:
+            refuse_pipe(Path(config.data.train))
             return Workload(read_shape(folder), *run_work(config, folder))
         from trainer.distill.workload import taught_work  # with tokenizers
 

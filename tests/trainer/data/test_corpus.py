@@ -1,4 +1,5 @@
 import errno
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -37,6 +38,13 @@ def test_an_earlier_corpus_is_replaced_and_other_files_never(tmp_path):
     assert (folder / "notes.txt").read_text() == "mine"
     with pytest.raises(InputError, match="is a file"):
         write_shell_safety(folder / "notes.txt", 20, 10, seed=0)
+
+
+def test_the_current_folder_is_not_replaced(tmp_path, monkeypatch):
+    """A shell in it would be left in a folder that is gone."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="is the current folder"):
+        write_shell_safety(Path(), 20, 10, seed=0)
 
 
 def test_a_full_disk_leaves_the_earlier_corpus(tmp_path, monkeypatch):

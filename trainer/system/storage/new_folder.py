@@ -16,7 +16,7 @@ def check_new(output: Path) -> None:
         InputError: it holds something.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"{output}: exists already, remove it or choose another output")
+        raise InputError(f"{output}: exists already; give a new folder")
 
 
 def write_new(output: Path, files: Mapping[str, Iterable[bytes | memoryview]]) -> Path:
