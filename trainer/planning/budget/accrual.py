@@ -66,8 +66,8 @@ class Accrual:
         return sum(cost.money or 0.0 for cost in costs)
 
     def take(self) -> list[HostSpend]:
-        """Return what was counted since the last call, host by host."""
-        taken = [part for part in self._open.values() if part.seconds]
+        """Return what was counted since the last call, of every host."""
+        taken = list(self._open.values())
         self._open = {rate.name: HostSpend(rate.name) for rate in self.rates}
         return taken
 

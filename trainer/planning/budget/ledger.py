@@ -78,7 +78,7 @@ def earlier_attempts(records: Iterable[SpendRecord], run: str, currency: str | N
     return Earlier(
         money=sum(record.money for record in own),
         until=last,
-        ended=any(record.end for record in own if record.until == last),
+        ended=own[-1].end,
         progress_at=min(record.until for record in own if record.step == most),
     )
 

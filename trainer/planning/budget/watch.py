@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 RECORD_EVERY = 60.0
 """Seconds between lines; what a killed process did not write, the next attempt counts."""
 LATEST_RETURN = 900.0
-"""Seconds after which the next attempt does not count a killed one's hosts as kept meanwhile."""
+"""Seconds after which the next attempt does not count a killed one's hosts as kept meanwhile, but
+only the `RECORD_EVERY` that the killed one may not have written."""
 FRESH = 120.0
 """Seconds for which a worker's reading of its host's power holds."""
 
@@ -58,8 +59,9 @@ class BudgetWatch:
         away = 0.0 if before.until is None else today - before.until
         # The hosts of an attempt that was killed kept running: their time counts.
         back_soon = not before.ended and 0 <= away <= LATEST_RETURN
+        kept = away if back_soon else 0.0 if before.ended else min(max(0.0, away), RECORD_EVERY)
         idle = today - before.progress_at if back_soon and before.progress_at is not None else 0.0
-        self._accrual = Accrual(budget.hosts, now - (away if back_soon else 0.0))
+        self._accrual = Accrual(budget.hosts, now - kept)
         self._guard = Guard(
             budget,
             self._accrual,
@@ -76,7 +78,8 @@ class BudgetWatch:
         self._written = True
         self._meter.recent()
         self._accrual.advance(now, {})
-        self._record()
+        # Before anything costs: an attempt that is killed at once has begun all the same.
+        self._record(begin=True)
 
     def happened(self, kind: str, details: Mapping[str, Any]) -> None:
         """Take an event of the exchange in: steps are progress, and carry readings of power."""
@@ -150,9 +153,10 @@ class BudgetWatch:
             self._accrual.advance(now, self._present(now))
             self._record(end=ended)
 
-    def _record(self, end: bool = False) -> None:
+    def _record(self, *, begin: bool = False, end: bool = False) -> None:
         """Append a line for each host; those that the disk does not take stay for the next time."""
         parts, until = self._accrual.take(), self._wall()
+        parts = [part for part in parts if part.seconds or begin or end]
         if not parts:
             return
         lines = [
@@ -186,7 +190,7 @@ class BudgetWatch:
 
 
 def open_watch(
-    budget: BudgetConfig | None, run_id: str, output: Path, *, every: int, total_steps: int
+    budget: BudgetConfig | None, run_id: str, output: Path, *, every: int, total_steps: int = 0
 ) -> BudgetWatch | None:
     """Return the guard of a run; None without a budget.
 

@@ -22,7 +22,7 @@ from trainer.checkpoint.resume import (
 from trainer.checkpoint.store import CheckpointStore, Reopened
 from trainer.checkpoint.stored_state import StoredState
 from trainer.data.tokens import Dataset
-from trainer.planning.budget.watch import open_watch
+from trainer.planning.budget.watch import BudgetWatch
 from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.replica.torch.recomputation import recomputes_together
@@ -46,6 +46,7 @@ from trainer.tracking.run_recorder import RunRecorder, progress_at
 def make_distributed(
     inputs: RunInputs,
     environment: Environment,
+    watch: BudgetWatch | None,
     store: Store,
     members: Sequence[RankReport],
     device: device,
@@ -57,6 +58,7 @@ def make_distributed(
     Rank 0 alone reads and writes the output folder.
 
     Args:
+        watch: rank 0's guard of the run's budget.
         explaining: `Watch.explaining`.
 
     Raises:
@@ -69,7 +71,7 @@ def make_distributed(
 
     rank, world, patience = environment.rank, environment.world_size, config.exchange.join_deadline
     opened, told = prepared(
-        store, rank, world, patience, partial(_open, inputs, world), _Opened.tell
+        store, rank, world, patience, partial(_open, inputs, world, watch), _Opened.tell
     )
     recorder = opened and opened.recorder
     resumed: Resumed | None = opened and opened.restored
@@ -177,7 +179,7 @@ class _Opened:
         return step, generation, self.sharded, self.whole
 
 
-def _open(inputs: RunInputs, expect_workers: int) -> _Opened:
+def _open(inputs: RunInputs, expect_workers: int, watch: BudgetWatch | None) -> _Opened:
     """Open the record of a run in its output folder, and find where it resumes."""
     config, job = inputs.config, inputs.job
     output = Path(config.output)
@@ -195,8 +197,6 @@ def _open(inputs: RunInputs, expect_workers: int) -> _Opened:
             refuse_changes(parts, read_progress(parts), config, job)
         else:
             restored = continue_run(store, store.reopen, job.run_id, config, job)
-        every, total = config.checkpoint.every, inputs.plan.total_steps
-        watch = open_watch(config.budget, job.run_id, output, every=every, total_steps=total)
         write_run_file(config, job.run_id)
         recorder = RunRecorder(output, store, config, job, inputs.plan, expect_workers, held, watch)
         until_made.pop_all()

@@ -7,7 +7,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,11 @@ from trainer.config.run import Backend, RunConfig
 from trainer.exchange.transport import tls
 from trainer.model.output_folder import check_output
 from trainer.model.shards import check_shards
+from trainer.planning.budget.watch import BudgetWatch, open_watch
 from trainer.run.composition import run as build
 from trainer.run.distributed.environment import quieten_torch
 from trainer.run.inputs import RunInputs, read_inputs
-from trainer.system.errors import InputError
+from trainer.system.errors import RESTARTED, InputError, TrainerError
 from trainer.system.process.imports import importing
 from trainer.system.process.local_workers import LocalWorkers
 from trainer.system.process.stopping import Stop, on_stop_signals
@@ -95,18 +97,19 @@ def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[
     from trainer.exchange.worker.session import Session
 
     _check_output(config)
-    inputs = _read_inputs(config, run_id, notes)
-    choice = open_replica(inputs, place, coordinates=True)
-    coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic())
-    request = build.make_request(inputs, choice, 0)
-    settings = config.exchange
-    session = Session(request, inputs.layout, settings.codec, settings.may_have_rounds)
-    exchange = LocalExchange(coordinator, session, recorder)
-    worker = build.make_worker(inputs, choice, lambda: exchange)
-    on_signal(exchange.interrupt)
-    end = worker.run()
-    finish = exchange.finish or end  # the coordinator's code: a worker did what it was asked to
-    return recorder.close(finish.exit_code, finish.reason)
+    with _guarded(config, run_id) as watch:
+        inputs = _read_inputs(config, run_id, notes, watch)
+        choice = open_replica(inputs, place, coordinates=True)
+        coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic(), watch)
+        request = build.make_request(inputs, choice, 0)
+        settings = config.exchange
+        session = Session(request, inputs.layout, settings.codec, settings.may_have_rounds)
+        exchange = LocalExchange(coordinator, session, recorder)
+        worker = build.make_worker(inputs, choice, lambda: exchange)
+        on_signal(exchange.interrupt)
+        end = worker.run()
+        finish = exchange.finish or end  # the coordinator's code: a worker did what it was asked to
+        return recorder.close(finish.exit_code, finish.reason)
 
 
 def run_coordinator(
@@ -126,24 +129,25 @@ def run_coordinator(
         tls.require_run(folder, run_id)
     _check_output(config)
     expect = expect_workers or max(len(place.gpus), 1)
-    inputs = _read_inputs(config, run_id, notes)
-    coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic())
-    config = inputs.config
-    del inputs  # a coordinator counts samples and keeps none
-    server = GradientServer(coordinator, recorder, address, folder)
-    with tempfile.TemporaryFile() as run_file:  # unnamed: a kill leaves nothing
-        run_file.write(config.to_yaml().encode())
-        run_file.flush()
-        local = LocalWorkers(run_file.fileno(), server.halt)
+    with _guarded(config, run_id) as watch:
+        inputs = _read_inputs(config, run_id, notes, watch)
+        coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic(), watch)
+        config = inputs.config
+        del inputs  # a coordinator counts samples and keeps none
+        server = GradientServer(coordinator, recorder, address, folder)
+        with tempfile.TemporaryFile() as run_file:  # unnamed: a kill leaves nothing
+            run_file.write(config.to_yaml().encode())
+            run_file.flush()
+            local = LocalWorkers(run_file.fileno(), server.halt)
 
-        def start_workers() -> None:
-            fixed, here = (run_file.fileno(), run_id, place), _reachable(bind, server.port)
-            local.start([worker_command(*fixed, *each, here) for each in enumerate(place.gpus)])
+            def start_workers() -> None:
+                fixed, here = (run_file.fileno(), run_id, place), _reachable(bind, server.port)
+                local.start([worker_command(*fixed, *each, here) for each in enumerate(place.gpus)])
 
-        try:
-            return server.run(on_listening=start_workers)
-        finally:
-            local.stop()
+            try:
+                return server.run(on_listening=start_workers)
+            finally:
+                local.stop()
 
 
 def run_distributed(
@@ -164,27 +168,29 @@ def run_distributed(
     first = environment.rank == 0
     if first:
         _check_output(config)
-        inputs = _read_inputs(config, run_id, notes)
-    else:
-        logging.getLogger().setLevel(logging.WARNING)
-        inputs = read_inputs(config, run_id)
-    check_shards(inputs.model_dir, inputs.config)
-    config.parallel.pipeline.check_layers(inputs.layout.num_layers)
-    stop = Stop()
-    on_signal(stop.ask)
-    quieten_torch()
-    with importing("torch"):
-        from trainer.run.composition.distributed import make_distributed
-        from trainer.run.distributed.run import run
-    return run(
-        inputs,
-        environment,
-        backend=place.backend,
-        gpu="".join(place.gpus),
-        threads=place.threads,
-        stop=stop,
-        make=partial(make_distributed, inputs, environment),
-    )
+    with _guarded(config, run_id) if first else nullcontext() as watch:
+        if first:
+            inputs = _read_inputs(config, run_id, notes, watch)
+        else:
+            logging.getLogger().setLevel(logging.WARNING)
+            inputs = read_inputs(config, run_id)
+        check_shards(inputs.model_dir, inputs.config)
+        config.parallel.pipeline.check_layers(inputs.layout.num_layers)
+        stop = Stop()
+        on_signal(stop.ask)
+        quieten_torch()
+        with importing("torch"):
+            from trainer.run.composition.distributed import make_distributed
+            from trainer.run.distributed.run import run
+        return run(
+            inputs,
+            environment,
+            backend=place.backend,
+            gpu="".join(place.gpus),
+            threads=place.threads,
+            stop=stop,
+            make=partial(make_distributed, inputs, environment, watch),
+        )
 
 
 def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: str) -> int:
@@ -223,8 +229,28 @@ def _check_output(config: RunConfig) -> None:
     lease.refuse_if_held(Path(config.output))
 
 
-def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str]) -> RunInputs:
+@contextmanager
+def _guarded(config: RunConfig, run_id: str) -> Iterator[BudgetWatch | None]:
+    """Count the run's cost from here on; an attempt that is not recorded ends with the block."""
+    watch = open_watch(config.budget, run_id, Path(config.output), every=config.checkpoint.every)
+    ended = False
+    try:
+        yield watch
+        ended = True
+    except TrainerError as error:
+        ended = error.exit_code not in RESTARTED
+        raise
+    finally:
+        if watch is not None:  # the recorder of a run that had begun has closed it
+            watch.close(ended=ended)
+
+
+def _read_inputs(
+    config: RunConfig, run_id: str, notes: Sequence[str], watch: BudgetWatch | None
+) -> RunInputs:
     inputs = read_inputs(config, run_id, log.info)
+    if watch is not None:
+        watch.planned(inputs.plan.total_steps)
     for line in notes:
         log.info("%s", line)
     return inputs

@@ -26,7 +26,6 @@ from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import TrainState
 from trainer.optimizer.nesterov import Update
 from trainer.planning.budget.power import PowerMeter
-from trainer.planning.budget.watch import open_watch
 from trainer.run.inputs import RunInputs
 from trainer.system.errors import InputError
 from trainer.system.storage import lease
@@ -51,9 +50,12 @@ log = logging.getLogger(__name__)
 
 
 def make_coordinator(
-    inputs: RunInputs, expect_workers: int, now: float
+    inputs: RunInputs, expect_workers: int, now: float, watch: BudgetWatch | None = None
 ) -> tuple[Coordinator, RunRecorder]:
     """Return the coordinator at step 0, or at this run's newest checkpoint.
+
+    Args:
+        watch: the guard of the run's budget, which counts from its start on.
 
     Raises:
         InputError: data, model or output folder cannot be used.
@@ -74,8 +76,6 @@ def make_coordinator(
         else:
             state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
             generation = 0
-        every, total = config.checkpoint.every, plan.total_steps
-        watch = open_watch(config.budget, job.run_id, output, every=every, total_steps=total)
         write_run_file(config, job.run_id)
         recorder = RunRecorder(output, store, config, job, plan, expect_workers, held, watch)
         until_told.pop_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.config.budget import HostRate
-from trainer.planning.budget.accrual import Accrual
+from trainer.planning.budget.accrual import Accrual, HostSpend
 from trainer.planning.cost import Prices, host_cost, hosts_cost, plan_cost
 from trainer.planning.devices import parse_cluster
 
@@ -46,7 +46,7 @@ def test_measured_power_takes_the_place_of_the_planned() -> None:
     (part,) = accrual.take()
     assert (part.seconds, part.measured) == (3600.0, 1800.0)
     assert part.kwh == pytest.approx(0.1 + 0.25)
-    assert accrual.take() == []
+    assert accrual.take() == [HostSpend("home")], "and each second is taken once"
 
 
 def test_what_could_not_be_recorded_is_recorded_later() -> None:

@@ -18,7 +18,6 @@ from trainer.planning.budget.ledger import SpendLedger
 from trainer.planning.budget.power import PowerMeter
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.composition import roles
-from trainer.run.composition import run as build
 from trainer.run.composition.roles import Placement
 from trainer.system.errors import InputError
 
@@ -75,9 +74,8 @@ def test_a_line_a_minute_for_each_host_and_the_rest_at_the_end(desk: Desk) -> No
     desk.wait(watch, 150)
     records = SpendLedger(desk.path).read()
     assert [(r.host, r.seconds, r.end) for r in records] == [
-        ("rack", 60.0, False),
-        ("home", 60.0, False),
-    ] * 2
+        (host, seconds, False) for seconds in (0.0, 60.0, 60.0) for host in ("rack", "home")
+    ]
     watch.close()
     assert desk.spent == pytest.approx(150 * A_SECOND)
     assert [r.end for r in SpendLedger(desk.path).read()[-2:]] == [True, True]
@@ -120,7 +118,57 @@ def test_a_run_that_died_long_ago_is_not_billed_for_the_time_since(desk: Desk) -
     killed = desk.open()
     desk.wait(killed, 90)
     desk.wait(None, 5000)
-    assert desk.open().status["spent"] == pytest.approx(60 * A_SECOND)
+    # But for the minute that it may not have written: what it had told does not shrink.
+    assert desk.open().status["spent"] == pytest.approx(120 * A_SECOND)
+
+
+@pytest.mark.parametrize("away", [0, 20, 890, 910, 100_000])
+@pytest.mark.parametrize("lasted", [0, 5, 59, 61, 130])
+def test_what_a_killed_run_has_told_never_shrinks(desk: Desk, lasted: int, away: int) -> None:
+    """After a clean end too: the attempt that follows it is killed before its first minute."""
+    watch = desk.open()
+    desk.wait(watch, 200)
+    watch.close()
+    desk.wait(None, 4000)
+    watch = desk.open()
+    told = 0.0
+    for _ in range(4):
+        desk.wait(watch, lasted)
+        told, before = watch.status["spent"], told
+        assert told >= before
+        desk.wait(None, away)
+        watch = desk.open()
+        assert watch.status["spent"] >= told
+
+
+def test_a_crash_loop_that_dies_at_once_reaches_its_ceiling(desk: Desk) -> None:
+    reason, attempts = None, 0
+    while reason is None and attempts < 1000:
+        attempts += 1
+        reason = desk.wait(desk.open(ceiling=0.2), 3) or desk.wait(None, 10)
+    assert reason is not None
+    assert reason.startswith("budget.ceiling: 0.17 of 0.20 EUR are spent")
+    assert desk.spent == pytest.approx(0.2 - 30 * A_SECOND, abs=13 * A_SECOND)
+
+
+@pytest.mark.parametrize("fault", ["data", "kill"])
+def test_a_start_that_fails_before_it_has_read_its_inputs_is_on_record(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*_: Any) -> None:
+        raise InputError("no data") if fault == "data" else Killed
+
+    monkeypatch.setattr(roles, "read_inputs", die)
+    alone = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
+    with pytest.raises((InputError, Killed)):
+        roles.run_local(config(model, tmp_path, 90.0), "run", alone)
+    records = SpendLedger(tmp_path / "spend.jsonl").read()
+    assert [record.host for record in records] == ["here", "here"]
+    assert records[-1].end == (fault == "data"), "after a kill the time until the next start counts"
+    assert records[-1].seconds > 0
 
 
 def test_a_clock_that_was_set_back_takes_nothing_away(desk: Desk) -> None:
@@ -150,7 +198,7 @@ def test_the_power_that_workers_measure_counts_for_their_host(desk: Desk) -> Non
     watch.happened("step", {"step": 1, "watts": {0: 250.0, 5: 9999.0}})
     desk.wait(watch, 60)
     watch.close()
-    rack, home = SpendLedger(desk.path).read()
+    rack, home = [r for r in SpendLedger(desk.path).read() if r.seconds]
     assert (rack.measured, home.measured) == (0.0, 60.0)
     assert home.kwh == pytest.approx(250 * 60 / 3.6e6)
     watch = desk.open()
@@ -164,6 +212,7 @@ def test_a_disk_that_takes_no_line_stops_nothing_and_loses_nothing(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch = desk.open(ceiling=1.0)
+    desk.path.unlink()
     desk.path.mkdir()
     with caplog.at_level(logging.ERROR):
         assert desk.wait(watch, 200) is None
@@ -228,7 +277,7 @@ def test_a_run_stops_in_order_and_goes_on_with_a_higher_ceiling(
     def open_stepping(budget: Any, run_id: str, output: Path, **steps: int) -> BudgetWatch:
         return Stepping(budget, run_id, output / "spend.jsonl", **steps)
 
-    monkeypatch.setattr(build, "open_watch", open_stepping)
+    monkeypatch.setattr(roles, "open_watch", open_stepping)
     alone = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
     whole = config(model, tmp_path, 1000.0)
     assert roles.run_local(config(model, tmp_path, 90.0), "run", alone) == 9

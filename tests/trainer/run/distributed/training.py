@@ -62,7 +62,7 @@ def together(
     store = PrefixStore(f"{output}-{until}", default)
     inputs = read_inputs(config, "test")
     stop = StopAt(until) if until is not None and rank == world - 1 else Stop()
-    made = make_distributed(inputs, here, store, members, device(), stop)
+    made = make_distributed(inputs, here, None, store, members, device(), stop)
     if isinstance(stop, StopAt):
         stop.run = made
     reason, exit_code = made.run()
