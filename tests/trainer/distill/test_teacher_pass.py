@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +28,16 @@ from tests.trainer.small_teacher import (
 from tests.waiting import wait_for
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.heartbeat import TeacherWatch
+from trainer.distill.logits.scores import Scheme
 from trainer.distill.logits.verify import verdicts
 from trainer.distill.teacher.assignment import assign
 from trainer.distill.teacher.run import TeacherRun
 from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.windows import Windows
-from trainer.system.errors import InputError, RefusedError
+from trainer.distill.tokenizer.vocabulary import Vocabulary
+from trainer.system.errors import InputError, InUseError, RefusedError
 from trainer.system.process.interruption import Interrupted, Interruption
+from trainer.system.storage.lease import take
 
 
 @pytest.fixture(scope="module")
@@ -311,3 +316,42 @@ def test_a_trimmed_vocabulary_holds_student_ids_and_counts_the_rest_as_dropped(
     assert max(int(window.scores.ids.max(initial=0)) for window in windows) < size
     assert max(float(window.scores.dropped.max()) for window in windows) > 0
     assert all(np.all(window.scores.dropped <= window.scores.tail + 1e-6) for window in windows)
+
+
+def test_two_teachers_of_one_part_are_refused_and_a_killed_one_is_replaced(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    request = wish(*files, tmp_path / "logits")
+    assignment = assign(request)
+    held = take(assignment.folder.path / "teachers" / "part-1-of-1", "the first")
+    with pytest.raises(InUseError, match="part-1-of-1"):
+        teach(request)
+    assert not [*assignment.folder.path.glob("shard-*")]
+    held.release()
+    teach(request)
+    assert not LogitsFolder(tmp_path / "logits").missing()
+
+
+@pytest.mark.parametrize("documents", ["several", "one"])
+def test_a_full_shard_that_cannot_be_written_is_refused_at_the_plan(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: str
+) -> None:
+    model, corpus = files
+    request = wish(
+        model, corpus, tmp_path / "logits", scheme=Scheme(kind="full"), shard_bytes=10**6
+    )
+    vocabulary = Vocabulary.load(model, model).size
+    if documents == "one":
+        request = replace(request, shard_bytes=1)
+        monkeypatch.setattr("trainer.distill.teacher.assignment.MOST_ENTRIES", vocabulary)
+        message = r"split document \d+, or use topk"
+    else:
+        monkeypatch.setattr("trainer.distill.teacher.assignment.MOST_ENTRIES", 1000 * vocabulary)
+        message = r"give --shard-bytes (\d+), or use topk"
+    with pytest.raises(InputError, match=message) as refused:
+        assign(request)
+    assert not (tmp_path / "logits").exists()
+    if documents == "several":
+        found = re.search(message, str(refused.value))
+        assert found is not None
+        assign(replace(request, shard_bytes=int(found[1])))

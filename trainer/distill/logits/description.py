@@ -15,6 +15,9 @@ SCHEMA = "motley.logits/1"
 
 Values = Literal["float16", "float32"]
 
+MOST_ENTRIES = 2**31 - 1
+"""Scores that a shard can hold: Arrow counts those of a column in 32 bits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherInfo:

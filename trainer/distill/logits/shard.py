@@ -16,14 +16,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from trainer.distill.logits.description import SCHEMA, Description, ShardPlan
+from trainer.distill.logits.description import MOST_ENTRIES, SCHEMA, Description, ShardPlan
 from trainer.distill.logits.scores import Scores, Window
 from trainer.system.errors import InputError
 
 _POSITION_FIELDS = ("tail", "dropped", "entropy")
 _ENTRY_KINDS = {"ids": pa.int32(), "logprobs": pa.float32(), "counts": pa.int16()}
 _HALF = ("logprobs", *_POSITION_FIELDS)
-_MOST_ENTRIES = 2**31 - 1
+_ENTRY_BYTES = 16
+"""Of one entry in memory, at most, with its place; a position and a window have some more."""
+_SLACK = 1 << 20
+_ROUNDED = 0.01
+"""What float16 and sums of float32 may add to a probability, its logarithm or an entropy."""
 LEVEL = 3
 """Of zstd, its default: smaller than 1, and 9 is much slower for little gain."""
 
@@ -35,8 +39,8 @@ def encode(description: Description, plan: ShardPlan, windows: Sequence[Window])
         InputError: it has more than the lists of one column can hold.
     """
     schema = shard_schema(description, plan)
-    if sum(int(window.scores.offsets[-1]) for window in windows) > _MOST_ENTRIES:
-        raise InputError(f"{plan.name}: more than {_MOST_ENTRIES} scores; make shards smaller")
+    if sum(int(window.scores.offsets[-1]) for window in windows) > MOST_ENTRIES:
+        raise InputError(f"{plan.name}: more than {MOST_ENTRIES} scores; make shards smaller")
     columns: dict[str, pa.Array] = {
         "document": pa.array([window.document for window in windows], pa.int64()),
         "start": pa.array([window.start for window in windows], pa.int32()),
@@ -70,27 +74,44 @@ def decode(description: Description, plan: ShardPlan, content: bytes) -> Sequenc
     """Return the windows of a shard's Parquet file.
 
     Raises:
-        ValueError: it is not Parquet, or not this shard of this folder.
+        ValueError: it is not Parquet, not this shard of this folder, or holds values that no
+            teacher gives; names the window of the first one.
     """
     try:
+        file = pq.ParquetFile(pa.BufferReader(content))
+        _check_metadata(file, description, plan)
         # In this thread alone, not through pq.read_table: its threads keep a reference to our bytes
         # for a moment after it has returned. If one releases it while the interpreter exits, the
         # thread is ended inside a C++ destructor, and the process aborts (exit code -6).
-        table = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
+        table = file.read(use_threads=False)
     except pa.ArrowException as error:
         raise ValueError(f"not usable Parquet: {error}") from None
+    windows = ShardWindows(description.tokenizer.size, table.combine_chunks())
+    windows.check(description)
+    return windows
+
+
+def _check_metadata(file: pq.ParquetFile, description: Description, plan: ShardPlan) -> None:
+    """Check what a file says of itself, before anything is unpacked.
+
+    Raises:
+        ValueError: it is not this shard, or would become larger than its scores can be.
+    """
     wanted = shard_schema(description, plan)
-    if not table.schema.equals(wanted):
+    if not file.schema_arrow.equals(wanted):
         raise ValueError("its columns are not those of this folder")
-    metadata = table.schema.metadata or {}
+    metadata = file.schema_arrow.metadata or {}
     for key in (b"motley.dataset", b"motley.shard"):
         if metadata.get(key) != wanted.metadata[key]:
             raise ValueError(
                 f"{key.decode()} is {metadata.get(key)!r}, not {wanted.metadata[key]!r}"
             )
-    if table.num_rows != plan.windows:
-        raise ValueError(f"{table.num_rows} windows, expected {plan.windows}")
-    return ShardWindows(description.tokenizer.size, table.combine_chunks())
+    told = file.metadata
+    if told.num_rows != plan.windows:
+        raise ValueError(f"{told.num_rows} windows, expected {plan.windows}")
+    size = sum(told.row_group(number).total_byte_size for number in range(told.num_row_groups))
+    if size > (most := _most_bytes(description, plan)):
+        raise ValueError(f"unpacks to {size:,} bytes; its scores have at most {most:,}")
 
 
 class ShardWindows(Sequence[Window]):
@@ -110,6 +131,46 @@ class ShardWindows(Sequence[Window]):
         }
         self._offsets = next(iter(nested.values())).offsets.to_numpy()
         self._entries = {name: column.values.to_numpy() for name, column in nested.items()}
+
+    def check(self, description: Description) -> None:
+        """Check every value against what a teacher can give.
+
+        Raises:
+            ValueError: names the window of the first wrong value.
+        """
+        last = self._vocabulary - 1
+        full = description.scheme.kind == "full"
+        ranges = {"ids": (0, last), "logprobs": (-np.inf, _ROUNDED), "counts": (0, 2**15)}
+        # NaN is in no range.
+        self._check("tokens", self._tokens, (0, last), self._bounds)
+        for name, values in self._positions.items():
+            most = np.log(self._vocabulary) if name == "entropy" else 1.0
+            self._check(name, values, (-_ROUNDED, most + _ROUNDED), self._bounds)
+        windows = self._offsets[self._bounds]
+        for name, values in self._entries.items():
+            self._check(name, values, ranges[name], windows)
+        counts = np.diff(self._offsets)
+        first = np.zeros(len(counts), np.bool_)
+        first[self._bounds[:-1]] = True
+        if np.any(counts[first]) or (full and np.any(counts[~first] != self._vocabulary)):
+            raise ValueError("the number of a position's scores is not that of its scheme")
+
+    def _check(
+        self,
+        name: str,
+        values: NDArray[Any],
+        allowed: tuple[float, float],
+        bounds: NDArray[np.integer],
+    ) -> None:
+        low, high = allowed
+        with np.errstate(invalid="ignore"):
+            wrong = ~((values >= low) & (values <= high))
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            window = int(np.searchsorted(bounds, at, "right")) - 1
+            raise ValueError(
+                f"window {window}: {name} has {values[at]}, outside {low:g} to {high:g}"
+            )
 
     def __len__(self) -> int:
         return len(self._documents)
@@ -176,9 +237,24 @@ def shard_schema(description: Description, plan: ShardPlan) -> pa.Schema:
     return pa.schema(fields, metadata=metadata)
 
 
+def _most_bytes(description: Description, plan: ShardPlan) -> int:
+    """Return the bytes that a shard's columns have at most when unpacked."""
+    scheme = description.scheme
+    entries = {
+        "topk": scheme.top_k + scheme.tail_samples,
+        "sampled": scheme.samples,
+        "full": description.tokenizer.size,
+    }[scheme.kind]
+    return plan.tokens * (entries + 4) * _ENTRY_BYTES + plan.windows * 64 + _SLACK
+
+
 def _column(table: pa.Table, name: str) -> Any:
     column = table[name]
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    found = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    inner = found.values if isinstance(found, pa.ListArray) else found
+    if found.null_count or inner.null_count:
+        raise ValueError(f"{name} has empty values")
+    return found
 
 
 def _per_token(arrays: Sequence[NDArray[Any]], kind: pa.DataType) -> pa.Array:

@@ -12,6 +12,7 @@ from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.description import (
+    MOST_ENTRIES,
     CorpusInfo,
     Description,
     ShardPlan,
@@ -95,6 +96,9 @@ def assign(request: ScoringRequest) -> Assignment:
     corpus = CorpusInfo(digest=documents.digest, documents=len(documents))
     ranges = windows.ranges(request.shard_bytes)
     known = _known_plan(folder, tokenizer, corpus, max_seq_len, ranges)
+    plans = known or windows.plan(ranges)
+    if request.scheme.kind == "full":
+        _check_size(plans, vocabulary.size)
     folder.describe(
         Description(
             teacher=teacher,
@@ -104,10 +108,24 @@ def assign(request: ScoringRequest) -> Assignment:
             values=request.values,
             max_seq_len=max_seq_len,
             seed=request.seed,
-            shards=known or windows.plan(ranges),
+            shards=plans,
         )
     )
     return Assignment(model_dir, vocabulary, windows, folder)
+
+
+def _check_size(plans: Sequence[ShardPlan], vocabulary: int) -> None:
+    """Check before any work that a shard can hold all tokens' scores."""
+    largest = max(plans, key=lambda plan: plan.tokens)
+    most = MOST_ENTRIES // vocabulary
+    if largest.tokens <= most:
+        return
+    where = f"--scheme full: {largest.name} has {largest.tokens:,} tokens, and scores of a "
+    where += f"vocabulary of {vocabulary:,} fit for {most:,} only"
+    if largest.stop_document - largest.first_document == 1:
+        raise InputError(f"{where}; split document {largest.first_document}, or use topk")
+    # A token has a byte or more, and a shard is longer than asked for by a document at most.
+    raise InputError(f"{where}; give --shard-bytes {max(1, most // 2)}, or use topk")
 
 
 def _known_plan(

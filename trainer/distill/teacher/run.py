@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
@@ -11,12 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer.distill.logits.dataset import TEACHERS
 from trainer.distill.logits.description import ShardPlan
 from trainer.distill.logits.heartbeat import INTERVAL, TeacherHeartbeat
 from trainer.distill.teacher.assignment import Assignment
 from trainer.distill.teacher.progress import Headway, Tally
 from trainer.system.errors import StorageError
 from trainer.system.process.interruption import Interrupted
+from trainer.system.storage.lease import take
 
 if TYPE_CHECKING:  # imports torch and transformers: not needed if all is scored
     from trainer.distill.teacher.scoring import Teacher
@@ -57,6 +60,7 @@ class TeacherRun:
         self._open_teacher = open_teacher
         self._teacher: Teacher | None = None
         index, count = share
+        self._part = self._folder.path / TEACHERS / f"part-{index}-of-{count}"
         self._share = self._folder.description.shards[index - 1 :: count]
         self._name = name or f"{socket.gethostname()}-{index}-of-{count}"
         self._over = over
@@ -71,9 +75,13 @@ class TeacherRun:
         Raises:
             NonFiniteError: the model computes NaN or Inf.
             StorageError: a shard could not be written; nothing half-written is left.
+            InUseError: another teacher scores this part; names its process.
             Interrupted: the pass was stopped; a scored shard is written first.
         """
-        with TeacherHeartbeat(self._folder, self._name) as beat:
+        # One teacher a part: two would score everything twice, under one heartbeat.
+        with contextlib.ExitStack() as stack:
+            stack.callback(take(self._part, self._name).release)
+            beat = stack.enter_context(TeacherHeartbeat(self._folder, self._name))
             try:
                 self._pass(beat, stay)
             except Interrupted:

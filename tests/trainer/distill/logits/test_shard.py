@@ -1,12 +1,27 @@
 """What is read from a shard is what was written."""
 
+import re
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
-from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
+from tests.trainer.tiny_logits import (
+    SCHEMES,
+    VOCABULARY,
+    tiny_description,
+    tiny_folder,
+    tiny_windows,
+)
+from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder, ShardPlan
+from trainer.distill.logits.shard import decode, encode
+from trainer.distill.logits.verify import verdicts
+from trainer.system.errors import StorageError
+from trainer.system.storage.atomic_folder import Disk, FolderWriter
 
 
 @pytest.mark.parametrize("values", ["float16", "float32"])
@@ -33,6 +48,79 @@ def test_windows_come_back(tmp_path, kind, values):
                     continue
                 assert mine.dtype == np.float32
                 np.testing.assert_allclose(mine, wanted, rtol=exact, atol=exact * 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tokens", VOCABULARY),
+        ("tokens", -1),
+        ("ids", VOCABULARY),
+        ("ids", -1),
+        ("ids", 2**30),
+        ("counts", -3),
+        ("logprobs", np.nan),
+        ("logprobs", np.inf),
+        ("logprobs", 3.0),
+        ("tail", -9.0),
+        ("tail", np.nan),
+        ("dropped", 1.5),
+        ("entropy", np.inf),
+        ("entropy", -1.0),
+    ],
+)
+def test_values_that_no_teacher_gives_are_damage(tmp_path, name, value):
+    """Ids of the vocabulary's size and above would be those of the next row."""
+    description = tiny_description(SCHEMES["topk"])
+    folder, plan = tiny_folder(tmp_path, description), description.shards[1]
+    windows = tiny_windows(description, plan.number)
+    part = windows[1] if name == "tokens" else windows[1].scores
+    getattr(part, name)[-1] = value
+    content = encode(description, plan, windows)
+    message = f"window 1: {name} has {value}, outside "
+    with pytest.raises(ValueError, match=re.escape(message)):
+        decode(description, plan, bytes(content))
+    replace_shard(folder, plan, content)
+    with pytest.raises(StorageError, match=re.escape(message)):
+        folder.verify(plan.number)
+    states = [verdict.state for verdict in verdicts(folder)]
+    assert states == ["whole", "damaged", "whole"]
+
+
+def replace_shard(folder: LogitsFolder, plan: ShardPlan, content: memoryview) -> None:
+    """Put a file in a shard's place, with a manifest that fits."""
+    shutil.rmtree(folder.shard_path(plan.number))
+    writer = FolderWriter(Disk(), folder.path, plan.name)
+    writer.add(SHARD_FILE, [content])
+    writer.publish()
+
+
+def test_a_position_has_the_scores_of_its_scheme(tmp_path):
+    description = tiny_description(SCHEMES["full"])
+    plan = description.shards[2]
+    windows = tiny_windows(description, plan.number)
+    windows[0].scores.offsets[1:-1] += 1
+    with pytest.raises(ValueError, match="the number of a position's scores"):
+        decode(description, plan, bytes(encode(description, plan, windows)))
+
+
+def test_a_small_file_that_unpacks_to_a_large_one_is_not_unpacked(monkeypatch):
+    description = tiny_description(SCHEMES["topk"])
+    plan = description.shards[1]
+    first, *others = tiny_windows(description, plan.number)
+    many = 1_000_000
+    scores = replace(
+        first.scores,
+        offsets=np.zeros(many + 1, np.int64),
+        **{name: np.zeros(many, np.float32) for name in ("tail", "dropped", "entropy")},
+        **{name: getattr(first.scores, name)[:0] for name in ("ids", "logprobs", "counts")},
+    )
+    bomb = replace(first, tokens=np.zeros(many, np.int32), scores=scores)
+    content = bytes(encode(description, plan, [bomb, *others]))
+    assert len(content) < 20_000
+    monkeypatch.setattr(pq.ParquetFile, "read", None)
+    with pytest.raises(ValueError, match=r"unpacks to [\d,]+ bytes; its scores have at most"):
+        decode(description, plan, content)
 
 
 IN_ONE_THREAD = """
