@@ -220,9 +220,9 @@ def test_templates_in_files_replace_those_of_the_settings(tmp_path: Path) -> Non
     folder = write(tmp_path / "m", ENDS, tokenizer_config=settings)
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("tools: {{ tools }}")
-    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}new")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }} now")
     encoder = Encoder(folder)
     turns = (ChatMessage("user", "a"),)
-    for tools, expected in (([], "again"), ([{"name": "b"}], "tools: [{'name': 'b'}]")):
+    for tools, expected in (([], "a now"), ([{"name": "b"}], "tools: [{'name': 'b'}]")):
         ids = encoder.prompt(Sample("", messages=turns, tools=tuple(tools)))
         assert encoder.tokenizer.decode(ids) == expected
