@@ -53,8 +53,9 @@ def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any
 
     init_plugin_loader([])
     loader: Any = DataLoader()
-    file: Any = constants.config.get_config_value("DEFAULT_VAULT_PASSWORD_FILE")  # pyright: ignore
-    ids: Any = constants.config.get_config_value("DEFAULT_VAULT_IDENTITY_LIST")  # pyright: ignore
+    config: Any = constants.config  # pyright: ignore
+    file: Any = config.get_config_value("DEFAULT_VAULT_PASSWORD_FILE")
+    ids: Any = config.get_config_value("DEFAULT_VAULT_IDENTITY_LIST")
     if file or ids:
         from ansible.cli import CLI  # pyright: ignore  # a tenth of Ansible's start
 
@@ -70,8 +71,8 @@ def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any
     manager: Any = VariableManager(loader=loader, inventory=inventory)
     manager._extra_vars = dict(extra)  # the manager's own entry point is the ansible command line
     ours = {*manager.get_vars(include_hostvars=False), "ansible_facts"} - extra.keys()
-    connection_loader.get("ssh", class_only=True)  # pyright: ignore  # reads the definitions of its options
-    config: Any = constants.config  # pyright: ignore
+    # Reads the definitions of the plugin's options.
+    connection_loader.get("ssh", class_only=True)  # pyright: ignore
     defined: Any = config.get_configuration_definitions(plugin_type="connection", name="ssh")
 
     def configured(option: str) -> Any:
@@ -87,25 +88,21 @@ def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any
         templar: Any = Templar(loader=loader, variables=variables)
         rendered: dict[str, Any] = {}
         errors: dict[str, str] = {}
-
-        def put(name: str, variable: str) -> None:
-            try:
-                rendered[name] = json.loads(json.dumps(templar.template(variables[variable])))  # noqa: B023 - called in the loop
-            except Exception as error:  # whatever Jinja or a vault raises, one line follows
-                errors[variable] = " ".join(str(error).split())  # noqa: B023
-
-        for variable in variables:
-            if variable.startswith(PREFIX) or variable == "ansible_connection":
-                put(variable, variable)
+        wanted = {v: v for v in variables if v.startswith(PREFIX) or v == "ansible_connection"}
         for option, name in OPTIONS.items():
             aliases = [entry["name"] for entry in defined[option]["vars"]]
             given = [
                 alias for alias in aliases if alias in variables and alias != "inventory_hostname"
             ]
             if given:
-                put(name, given[-1])  # the last of its names counts, as for the plugin
+                wanted[name] = given[-1]  # the last of its names counts, as for the plugin
             elif (value := configured(option)) is not None:
                 rendered[name] = value
+        for name, variable in wanted.items():
+            try:
+                rendered[name] = json.loads(json.dumps(templar.template(variables[variable])))
+            except Exception as error:  # whatever Jinja or a vault raises, one line follows
+                errors[variable] = " ".join(str(error).split())
         if "ansible_connection" not in errors:
             named = str(rendered.get("ansible_connection") or constants.DEFAULT_TRANSPORT)  # pyright: ignore
             rendered["ansible_connection"] = _BUILT_IN.sub("", named)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from launcher.runs.certificates.authority import Authority
 from tests.cluster.real_cluster import Bench, Cluster
 from tests.real.data import Described, write_lines
 from tests.real.peft_loop import PeftLoop, encode
@@ -62,7 +63,7 @@ def started(
         asked = CASES[case]
         data = write_lines(folder / f"{asked['task']}.jsonl", rows[asked["task"]])
         model = first_layers if case == "full" else smollm2
-        bench = Bench(model, data, data, folder, None)  # type: ignore[arg-type]
+        bench = Bench(model, data, data, folder, Authority.create())
         run = Cluster(bench, folder, f"{case}-{len(made)}")
         made.append(run)
         run.configure(

@@ -5,7 +5,6 @@ Every setting is used or refused by name, and every tensor has a place or is ref
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from trainer.model.safetensors_headers import (
     read_config,
     read_file_headers,
     read_metadata,
+    read_object,
 )
 from trainer.system.errors import InputError
 from trainer.system.key_table import KeyTable, UnknownKeys
@@ -162,7 +162,7 @@ class Adapter:
         if self.task != "classify":
             return None
         beside = self.path / CLASSIFIER_CONFIG
-        tree = _object(beside) if beside.is_file() else read_config(self.base_dir)
+        tree = read_object(beside) if beside.is_file() else read_config(self.base_dir)
         names = tuple(read_class_names(tree))
         return names if len(names) == self.num_classes else None
 
@@ -231,18 +231,8 @@ def _compare_base(path: Path, base: str | None, named: Any, base_dir: Path) -> l
     return []
 
 
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        tree = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        raise InputError(f"{path}: cannot be read as JSON") from None
-    if not isinstance(tree, dict):
-        raise InputError(f"{path}: not a JSON object")
-    return tree  # pyright: ignore[reportUnknownVariableType]
-
-
 def _settings(where: Path) -> dict[str, Any]:
-    tree = _object(where)
+    tree = read_object(where)
     if tree.get("peft_type") != "LORA" or tree.get("task_type") not in _TASKS:
         raise InputError(f"{where}: only LoRA adapters of SEQ_CLS or CAUSAL_LM can be read")
     # PEFT writes every key, and null, false or nothing where it is not used.

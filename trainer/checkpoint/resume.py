@@ -20,11 +20,19 @@ class Identity(Protocol):
     """The contents of data and model, by their digests."""
 
     @property
-    def data(self) -> str: ...  # noqa: D102
+    def data(self) -> str:
+        """Of all data."""
+        ...
+
     @property
-    def model(self) -> str: ...  # noqa: D102
+    def model(self) -> str:
+        """Of config, weights and tokenizer."""
+        ...
+
     @property
-    def base(self) -> str | None: ...  # noqa: D102
+    def base(self) -> str | None:
+        """Of the weights alone; None in older checkpoints."""
+        ...
 
 
 def checkpoint_path(config: RunConfig) -> Path:

@@ -6,7 +6,7 @@ that is learned here, a refused one would and has no counterpart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,14 +183,16 @@ def _datasets(setting: str) -> Rule:
     """A list of data sets, of which one is taken with its path alone."""
 
     def rule(value: Any, _: Tree) -> Settings:
-        sets: Sequence[Any] = value if isinstance(value, list) else [value]
-        paths = [one.get("path") if isinstance(one, dict) else one for one in sets]  # pyright: ignore
-        if len(paths) != 1 or not isinstance(paths[0], str):
-            raise NotTakenError(f"{len(paths)} data sets; join their files and set {setting}")
-        more = sorted({*sets[0]} - {"path", "type", "ds_type"}) if isinstance(sets[0], dict) else []
-        if more:
-            raise NotTakenError(f"has {', '.join(map(str, more))}; prepare a file, set {setting}")
-        return {setting: paths[0]}
+        match value:
+            case str(path) | [str(path)]:
+                return {setting: path}
+            case {"path": str(path), **more} | [{"path": str(path), **more}]:
+                unread = map(str, more.keys() - {"type", "ds_type"})
+            case _:
+                raise NotTakenError(f"not one data set; join their files and set {setting}")
+        if unread := ", ".join(sorted(unread)):
+            raise NotTakenError(f"has {unread}; prepare a file, set {setting}")
+        return {setting: path}
 
     return rule
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, TypeVar, Union, cast, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -31,16 +31,16 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_number(cls, value: object, info: ValidationInfo) -> object:
+    def _is_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse `yes` for a number: Python takes true as 1."""
         kinds = set(_kinds(cls.model_fields[str(info.field_name)].annotation))
         if not kinds.isdisjoint((int, float)):
-            parts = value if isinstance(value, list | tuple) else (value,)
-            if bool not in kinds and any(isinstance(part, bool) for part in parts):  # pyright: ignore
+            parts: Sequence[Any] = value if isinstance(value, list | tuple) else (value,)
+            if bool not in kinds and any(isinstance(part, bool) for part in parts):
                 raise ValueError(
                     "a number is needed; YAML reads yes, no, on and off as true, false"
                 )
-            if any(isinstance(part, int) and abs(part) > LARGEST for part in parts):  # pyright: ignore
+            if any(isinstance(part, int) and abs(part) > LARGEST for part in parts):
                 raise ValueError(f"input should be at most {LARGEST:,}")
         return value
 
@@ -167,7 +167,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}{where}: not valid YAML: {problem}") from None
     if not isinstance(tree, dict):
         raise InputError(f"{path}: a run config is a mapping of settings, see docs/config.md")
-    return tree  # pyright: ignore[reportUnknownVariableType]
+    return cast("dict[str, Any]", tree)
 
 
 def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:

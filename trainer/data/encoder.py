@@ -13,8 +13,9 @@ from trainer.data.chat import chat_format, check_plain, pieces
 from trainer.data.chat_marks import ConversationError, RenderedChat
 from trainer.data.chat_template import read_chat_template
 from trainer.data.shapes import Sample
-from trainer.data.tokenizer_folder import TokenizerFolder, read_object
+from trainer.data.tokenizer_folder import TokenizerFolder
 from trainer.data.turns import ChatMessage
+from trainer.model.safetensors_headers import read_object
 
 IGNORED = -100
 """Marks a token without loss, as in torch's cross-entropy."""
@@ -29,11 +30,11 @@ class Encoder:
         self.tokenizer = folder.tokenizer()
         self.unused = folder.unused()
         """Lines that name the files and settings of the tokenizer that are not used."""
-        model = read_object(tokenizer_dir / "config.json")
+        model = read_object(tokenizer_dir / "config.json", optional=True)
         known = model.get("vocab_size")
         self.known = known if isinstance(known, int) else None
         """How many tokens the model has embeddings for; None if unknown."""
-        generation = read_object(tokenizer_dir / "generation_config.json")
+        generation = read_object(tokenizer_dir / "generation_config.json", optional=True)
         self._ends = _ids(model.get("eos_token_id")) + _ids(generation.get("eos_token_id"))
         self.end = self._end_of_text(folder.names.get("eos_token"))
         """The token that ends a text."""

@@ -8,7 +8,6 @@ difference remains: for a few classes (`GPT2Tokenizer`) transformers replaces th
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -17,7 +16,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from trainer.model.formats import refuse_pointer
-from trainer.system.errors import InputError, plain_reason
+from trainer.model.safetensors_headers import read_object
+from trainer.system.errors import InputError
 from trainer.system.key_table import KeyTable, UnknownKeys
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -98,14 +98,14 @@ class TokenizerFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        settings = read_object(path / SETTINGS_FILE)
+        settings = read_object(path / SETTINGS_FILE, optional=True)
         present = [key for key, value in settings.items() if value not in (None, False, "", [], {})]
         if refusal := SETTINGS.refusal(present):
             raise InputError(f"{path / SETTINGS_FILE}: {refusal}")
         self._present = [key for key in present if not key.endswith("_token")]
         self._legacy = "added_tokens_decoder" not in settings
         if self._legacy:
-            settings |= read_object(path / OLD_NAMES_FILE)
+            settings |= read_object(path / OLD_NAMES_FILE, optional=True)
         self.settings = settings
         """tokenizer_config.json, with the names of an older special_tokens_map.json."""
         named = {key: value for key, value in settings.items() if key.endswith("_token")}
@@ -186,7 +186,7 @@ class TokenizerFolder:
         numbered: dict[int, AddedToken] = {}
         source = OLD_ADDED_FILE if self._legacy else SETTINGS_FILE
         if self._legacy:
-            for content, number in read_object(self.path / OLD_ADDED_FILE).items():
+            for content, number in read_object(self.path / OLD_ADDED_FILE, optional=True).items():
                 kind = content in special
                 numbered[number] = AddedToken(content, special=kind, normalized=not kind)
         else:
@@ -228,24 +228,6 @@ def special_token(tokenizer_dir: Path, tokenizer: Tokenizer, name: str) -> int |
     """Return the id of a special token by its name, None without one."""
     token = TokenizerFolder(tokenizer_dir).names.get(name)
     return None if token is None else tokenizer.token_to_id(token)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return a JSON object, an empty one if there is no such file.
-
-    Raises:
-        InputError: the file cannot be read.
-    """
-    try:
-        refuse_pointer(path)
-        tree: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read: {plain_reason(error)}") from None
-    if not isinstance(tree, dict):
-        raise InputError(f"{path}: holds no JSON object")
-    return tree
 
 
 def _token(value: Any, *, special: bool = True) -> AddedToken | None:

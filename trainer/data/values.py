@@ -71,14 +71,10 @@ def objects_of(value: Any, key: str) -> list[dict[str, Any]]:
 
 def kind_of(value: Any) -> str:
     """Return what JSON calls a value, with an article."""
-    names = {
-        dict: "an object",
-        list: "a list",
-        str: "a string",
-        bool: "a boolean",
-        int: "an integer",
-    }
-    return "null" if value is None else names.get(type(value), "a number")  # pyright: ignore[reportUnknownArgumentType]
+    kind: type = type(value)
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
+    names |= {int: "an integer", type(None): "null"}
+    return names.get(kind, "a number")
 
 
 def shown(value: object) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 
 def read_class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names by class; none if config.json has none, or only those that number them."""
-    names = config.get("id2label")
-    if not isinstance(names, dict) or not names:
+    tree: Any = config.get("id2label")
+    if not isinstance(tree, dict):
         return ()
-    found = [names.get(str(number)) for number in range(len(names))]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType, reportUnknownArgumentType]
+    names = cast("dict[str, Any]", tree)
+    found = [names.get(str(number)) for number in range(len(names))]
     named = [name for name in found if isinstance(name, str) and name.strip()]
-    if len(set(named)) < len(names) or named == _numbered(len(names)):  # pyright: ignore[reportUnknownArgumentType]
+    if len(set(named)) < len(names) or named == _numbered(len(names)):
         return ()
     return tuple(named)
 

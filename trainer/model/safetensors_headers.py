@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trainer.model.formats import refuse_pointer, way_in
 from trainer.system.errors import InputError
@@ -60,7 +60,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     if not path.is_file():
         other = way_in(model_dir) or "no config.json, so this is not a Hugging Face model"
         raise InputError(f"{model_dir}: {other}")
-    return _read_object(path)
+    return read_object(path)
 
 
 def read_headers(model_dir: Path) -> dict[str, TensorHeader]:
@@ -74,7 +74,7 @@ def read_headers(model_dir: Path) -> dict[str, TensorHeader]:
         if not (model_dir / SINGLE_FILE).exists() and (other := way_in(model_dir)):
             raise InputError(f"{model_dir}: {other}")
         return read_file_headers(model_dir / SINGLE_FILE)
-    weight_map = _read_object(index).get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index}: no weight_map, download the model again")
     shards: dict[str, dict[str, TensorHeader]] = {}
@@ -110,8 +110,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
     Raises:
         InputError: the file is missing, truncated or damaged.
     """
-    metadata = _read_header(path)[0].get("__metadata__")
-    return metadata if isinstance(metadata, dict) else {}  # pyright: ignore
+    metadata: Any = _read_header(path)[0].get("__metadata__")
+    return cast("dict[str, Any]", metadata) if isinstance(metadata, dict) else {}
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
@@ -125,7 +125,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
             if size < 8 or length > min(size - 8, _MAX_HEADER):
                 raise InputError(f"{path}: damaged or truncated safetensors file")
             raw = file.read(length)
-        tree = json.loads(raw)
+        tree: Any = json.loads(raw)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; weights must be in safetensors format") from None
     except OSError as error:
@@ -134,7 +134,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
         raise InputError(f"{path}: damaged safetensors header") from None
     if not isinstance(tree, dict):
         raise InputError(f"{path}: damaged safetensors header")
-    return tree, 8 + length, size  # pyright: ignore[reportUnknownVariableType]
+    return cast("dict[str, Any]", tree), 8 + length, size
 
 
 def _tensor(path: Path, name: str, entry: Any, origin: int, file_size: int) -> TensorHeader:
@@ -153,22 +153,33 @@ def _tensor(path: Path, name: str, entry: Any, origin: int, file_size: int) -> T
 
 def positions_of(config: Mapping[str, Any]) -> int | None:
     """Return the maximal length in tokens by a config.json; None if it has none."""
-    trees: list[Any] = [config, config.get("text_config")]
+    inner: Any = config.get("text_config")
+    trees = (config, cast("dict[str, Any]", inner) if isinstance(inner, dict) else {})
     for tree in trees:
         for name in _POSITIONS:
-            if isinstance(tree, dict) and type(tree.get(name)) is int and tree[name] > 0:  # pyright: ignore
-                return tree[name]  # pyright: ignore[reportUnknownVariableType]
+            if type(tree.get(name)) is int and tree[name] > 0:
+                return tree[name]
     return None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
+    """Return the object that a JSON file of a model holds.
+
+    Args:
+        optional: a file that is not there holds an empty one.
+
+    Raises:
+        InputError: it cannot be read, or holds something else.
+    """
     refuse_pointer(path)
     try:
-        tree = json.loads(path.read_bytes())
+        tree: Any = json.loads(path.read_bytes())
     except OSError as error:
+        if optional and isinstance(error, FileNotFoundError):
+            return {}
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise InputError(f"{path}: not valid JSON") from None
     if not isinstance(tree, dict):
         raise InputError(f"{path}: not a JSON object")
-    return tree  # pyright: ignore[reportUnknownVariableType]
+    return cast("dict[str, Any]", tree)

@@ -142,9 +142,10 @@ def table(found: Sequence[Derived], output: str) -> list[str]:
     return [f"settings by data and model, all of them in {output}/run.yaml:", *lines]
 
 
-def _shown(value: object) -> str:
+def _shown(value: Any) -> str:
     """Return a value in a line; names are cut, `run.yaml` has them all."""
-    text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    parts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
+    text = ", ".join(map(str, parts))
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 4]} ..."
 
 

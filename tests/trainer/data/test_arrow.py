@@ -23,7 +23,7 @@ from trainer.data.samples import hash_files, read_file, read_samples
 from trainer.system.errors import InputError
 
 pa = pytest.importorskip("pyarrow", reason="the launcher-only install has none")
-from pyarrow import ipc, parquet  # noqa: E402
+from pyarrow import ipc, parquet  # noqa: E402 - there only if pyarrow is
 
 COUNT = 200  # more than are decoded at once
 TIME = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)

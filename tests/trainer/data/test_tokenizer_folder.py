@@ -116,7 +116,7 @@ def test_ids_and_names_are_those_of_transformers(tmp_path: Path, name: str) -> N
             {"tokenizer_config": {"add_prefix_space": True}},
             "'add_prefix_space' is true, but false in tokenizer.json",
         ),
-        ({"special_tokens_map": ["x"]}, "special_tokens_map.json: holds no JSON object"),
+        ({"special_tokens_map": ["x"]}, "special_tokens_map.json: not a JSON object"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_refused(
