@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ def export(
     render.say(f"{folder}: run {done.run_id} for {system}, {target.text}, {begun}; next:")
     for step in done.steps:
         render.say(f"  {step}")
-    render.say(f"back here, with the folder: launch import-run {folder}")
+    render.say(f"back here, with the folder: launch import-run {shlex.quote(str(folder))}")
 
 
 @click.command("import-run")

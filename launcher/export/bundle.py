@@ -32,10 +32,12 @@ from launcher.export.job import (
     setup_script,
 )
 from launcher.export.target import Target, check_strategy
+from launcher.files import default_state_folder
 from launcher.transfer.wheel import wheel_to_push
 from trainer.checkpoint.reader import FOLDER, step_of
 from trainer.config.run import RunConfig
 from trainer.model.files import local_model
+from trainer.planning.budget.ledger import SPEND_FILE, SpendLedger
 from trainer.system.errors import InputError
 
 SCHEMA = "motley.export/1"
@@ -183,6 +185,14 @@ def _hand_over(run_id: str, config: RunConfig, output: Path) -> int:
         return 0
     if (home / METRICS).is_file():
         shutil.copyfile(home / METRICS, output / METRICS)
+    if config.budget is not None:
+        ledger = SpendLedger(Path(config.budget.ledger or default_state_folder() / SPEND_FILE))
+        try:
+            own = [record for record in ledger.read() if record.run == run_id]
+        except InputError as error:
+            raise ConfigError(str(error)) from None
+        if own:
+            SpendLedger(output / SPEND_FILE).append(own)
     return max(map(step_of, made))
 
 

@@ -27,6 +27,7 @@ from launcher.hosts.local import LocalConnection
 from launcher.hosts.received import parse, receive
 from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
+from launcher.runs.budget.spending import MOST_SPEND
 from launcher.runs.records.kept_configs import Start, keep_config, kept_config
 from launcher.runs.records.plan_file import RUN_ID
 from launcher.runs.records.registry import Registry, time_of
@@ -35,6 +36,7 @@ from launcher.runs.status import OVER, RunMonitor
 from launcher.runs.up import deliver
 from trainer.checkpoint.reader import FOLDER, step_of
 from trainer.config.run import RunConfig
+from trainer.planning.budget.ledger import SPEND_FILE, SpendLedger, SpendRecord, parse_spend
 from trainer.system.errors import InputError, InUseError, StorageError
 from trainer.system.storage import lease
 
@@ -96,12 +98,14 @@ def import_run(folder: Path, registry: Registry, output: Path | None = None) -> 
     stored = Path(config.checkpoint.folder or place / FOLDER)
     _refuse_others(place, stored, run_id, newest)
     state = str(status.get("state")) if status.get("state") in OVER else "stopped"
+    spent = _spending(folder / OUTPUT / SPEND_FILE, run_id)
     with _writing((place, stored), run_id) as workspace:
         checkpoints.bring(folder / OUTPUT / FOLDER, stored, run_id, workspace)
         for name in (METRICS, STATUS):
             source = folder / OUTPUT / name
             if source.is_file() and not source.is_symlink():
                 write_atomically(place / name, source.read_bytes(), 0o644)
+    _account(registry.folder / SPEND_FILE, spent)
     _register(registry, run_id, config, state, status.get("reason"), known is not None)
     return Homecoming(run_id=run_id, state=state, step=step_of(newest), output=place)
 
@@ -151,6 +155,36 @@ def _refuse_others(place: Path, stored: Path, run_id: str, incoming: Path) -> No
             f"{stored}: run {run_id} is at step {step_of(here)} here, and at {step_of(incoming)} in"
             " the result; nothing was changed"
         )
+
+
+def _spending(path: Path, run_id: str) -> list[SpendRecord]:
+    """Return what the run has cost where it ran, of a ledger that may be anything."""
+    if path.is_symlink() or not path.is_file():
+        return []
+    try:
+        with path.open("rb") as file:
+            data = file.read(MOST_SPEND)
+        found = parse_spend(data, str(path))
+        for record in found:
+            receive(SpendRecord, record.model_dump(), str(path))
+    except (InputError, ValueError) as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    return [record for record in found if record.run == run_id]
+
+
+def _account(path: Path, spent: list[SpendRecord]) -> None:
+    """Add what is not yet in this machine's ledger: an import may be repeated."""
+    ledger = SpendLedger(path)
+    try:
+        known = set(ledger.read())
+        if fresh := [record for record in spent if record not in known]:
+            ledger.append(fresh)
+    except InputError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
 
 
 @contextmanager

@@ -91,7 +91,12 @@ def setup_script(job: ExportedJob) -> str:
 set -eu
 cd "$(dirname "$0")"
 [ -x .venv/bin/trainer ] && exit 0
-[ -x .venv/bin/pip ] || python3 -P -m venv .venv
+python="${{PYTHON:-python3}}"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {{
+    echo "$python is no Python 3.11 or later; give one: PYTHON=python3.12 sh {SETUP}" >&2
+    exit 2
+}}
+[ -x .venv/bin/pip ] || "$python" -P -m venv .venv
 {lines}
 .venv/bin/python -P -m trainer.system.passes
 """

@@ -28,6 +28,18 @@ OBJECTS, VOLUME, IMAGE = "jobset.yaml", "files.yaml", "Containerfile"
 _MOUNT = "/motley"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108  # of the container: its default, 64 MiB, is too small
 _ROLE = "node"
+_ID = 1000
+_USER = {
+    "runAsNonRoot": True,
+    "runAsUser": _ID,
+    "runAsGroup": _ID,
+    "fsGroup": _ID,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+"""The image's user, to whom the volume's files belong."""
+_NO_PRIVILEGES = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_MEMORY = 8
+"""GiB of main memory that are requested for each process; larger models need more."""
 _LONGEST = 63
 """Characters of a pod's host name (RFC 1123)."""
 
@@ -66,9 +78,12 @@ def render_kubernetes(job: ExportedJob) -> Rendered:
 
 def _jobset(job: ExportedJob, name: str, image: str) -> dict[str, Any]:
     target = job.target
-    devices: dict[str, Any] = {"cpu": str(target.devices)}
-    if target.device is not None:
-        devices = {"nvidia.com/gpu": str(target.devices)}
+    cards = {} if target.device is None else {"nvidia.com/gpu": str(target.devices)}
+    requests = {
+        "cpu": str(target.devices * target.cores),
+        "memory": f"{target.devices * _MEMORY}Gi",
+        **cards,
+    }
     container = {
         "name": "trainer",
         "image": image,
@@ -76,7 +91,8 @@ def _jobset(job: ExportedJob, name: str, image: str) -> dict[str, Any]:
         # Kubernetes puts the pod's number in; no shell reads the line.
         "command": ["sh", SCRIPT, "$(JOB_COMPLETION_INDEX)", f"{name}-{_ROLE}-0-0.{name}"],
         "ports": [{"containerPort": PORT}],
-        "resources": {"requests": devices, "limits": devices},
+        "resources": {"requests": requests, **({"limits": cards} if cards else {})},
+        "securityContext": _NO_PRIVILEGES,
         "volumeMounts": [
             {"name": "files", "mountPath": _MOUNT},
             {"name": "memory", "mountPath": _SHARED_MEMORY},
@@ -85,6 +101,7 @@ def _jobset(job: ExportedJob, name: str, image: str) -> dict[str, Any]:
     pod = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE,
+        "securityContext": _USER,
         "containers": [container],
         "volumes": [
             {"name": "files", "persistentVolumeClaim": {"claimName": f"{name}-files"}},
@@ -131,10 +148,13 @@ def _loader(name: str, image: str) -> dict[str, Any]:
         "metadata": {"name": f"{name}-files"},
         "spec": {
             "restartPolicy": "Never",
+            "securityContext": _USER,
             "containers": [
                 {
                     "name": "files",
                     "image": image,
+                    "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+                    "securityContext": _NO_PRIVILEGES,
                     "command": ["sleep", "infinity"],
                     "volumeMounts": [{"name": "files", "mountPath": _MOUNT}],
                 }
@@ -152,7 +172,9 @@ FROM docker.io/library/python:3.12-slim
 WORKDIR /install
 COPY {REQUIREMENTS} {TORCH} {job.wheel} ./
 RUN {lines} \\
-    && python -P -m trainer.system.passes
+    && python -P -m trainer.system.passes \\
+    && useradd --create-home --uid {_ID} motley
+USER {_ID}
 WORKDIR {_MOUNT}
 """
 

@@ -15,6 +15,12 @@ from launcher.export.job import SETUP, ExportedJob, Rendered
 from launcher.export.torchrun import SCRIPT, torchrun_script
 
 TASK = "task.yaml"
+_PYTHON = """\
+# Motley needs Python 3.11; if the image has an earlier one, SkyPilot's conda brings 3.12.
+python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  export PYTHON="$HOME/motley-python/bin/python3"
+  [ -x "$PYTHON" ] || conda create --yes --quiet --prefix "$HOME/motley-python" python=3.12
+}"""
 _NAMES = {
     "V100-32G": "V100-32GB", "A100-40G": "A100", "A100-80G": "A100-80GB", "H100-80G": "H100",
     "A6000": "RTXA6000",
@@ -43,7 +49,7 @@ def render_skypilot(job: ExportedJob) -> Rendered:
         "workdir": ".",
         "num_nodes": target.nodes,
         "resources": resources,
-        "setup": f"sh {SETUP}",
+        "setup": f"{_PYTHON}\nsh {SETUP}\n",
         "run": f'sh {SCRIPT} "$SKYPILOT_NODE_RANK" "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"',
     }
     text = f"# Run {job.run_id}: {target.text}\n" + yaml.safe_dump(task, sort_keys=False, width=200)

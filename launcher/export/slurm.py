@@ -18,6 +18,7 @@ def render_slurm(job: ExportedJob) -> Rendered:
         "job-name": job.label,
         "nodes": target.nodes,
         "ntasks-per-node": target.devices,
+        "cpus-per-task": target.cores,
         **({} if target.device is None else {"gpus-per-node": target.devices}),
         "output": "slurm-%j.log",
         "open-mode": "append",
@@ -31,8 +32,8 @@ def render_slurm(job: ExportedJob) -> Rendered:
 # Run {job.run_id}: {target.text}. Submit it in its folder, which all nodes must see.
 set -eu
 [ -f {CONFIG} ] || {{ echo "submit this script in the folder of {CONFIG}" >&2; exit 2; }}
-export PATH="$PWD/.venv/bin:$PATH"
-exec srun --kill-on-bad-exit=1 trainer {job.finetune}
+exec srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \\
+    .venv/bin/python -P -m trainer {job.finetune}
 """
     steps = (
         "copy this folder to storage that all nodes see",

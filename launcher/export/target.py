@@ -46,6 +46,11 @@ class Target:
         return self.nodes * self.devices
 
     @property
+    def cores(self) -> int:
+        """Cores that are asked for each process: a card's reads data and feeds the card beside."""
+        return 1 if self.device is None else 4
+
+    @property
     def backend(self) -> str:
         """The trainer's backend."""
         return "cpu" if self.device is None else "cuda"

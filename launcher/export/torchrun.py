@@ -29,9 +29,10 @@ def torchrun_script(job: ExportedJob, restarts: int = RESTARTS) -> str:
 # A stopped or failed run resumes from its newest checkpoint.
 set -eu
 cd "$(dirname "$0")"
-{check}export PATH="$PWD/.venv/bin:$PATH"
-exec torchrun {sizes} --node-rank "${{1:-0}}" --master-addr "${{2:-127.0.0.1}}" \\
-    -m trainer {job.finetune}
+{check}python=.venv/bin/python
+[ -x "$python" ] || python=python3    # an image has all that is needed
+exec "$python" -P -m torch.distributed.run {sizes} \\
+    --node-rank "${{1:-0}}" --master-addr "${{2:-127.0.0.1}}" -m trainer {job.finetune}
 """
 
 

@@ -95,7 +95,10 @@ def test_the_budget_guard_ends_all_ranks_and_a_higher_ceiling_goes_on(
     assert sum(line["money"] for line in spent) == pytest.approx(
         hands.status["budget"]["spent"], abs=1e-5
     )
-    assert [line["step"] for line in spent if line["end"]] == [status["step"], hands.status["step"]]
+    assert [line["step"] for line in spent if line.get("end")] == [
+        status["step"],
+        hands.status["step"],
+    ]
     assert hands.status["budget"]["spent"] > status["budget"]["spent"]
 
 
@@ -270,6 +273,25 @@ def test_saving_in_parts_without_ranks_is_refused(hands: Hands) -> None:
         " out, or start with --distributed"
     ]
     assert not hands.output.exists()
+
+
+def test_torchrun_does_not_restart_what_its_budget_has_stopped(hands: Hands) -> None:
+    host = {"name": "here", "price_hour": 3.6}
+    config = hands.folder / "run.yaml"
+    budget = {"ceiling": 2.0, "currency": "EUR", "hosts": [host]}
+    tree = {"num_classes": 3, "budget": budget, "checkpoint": {"every": 1_000_000}}
+    config.write_text(json.dumps(tree))
+    text = command_block("docs/strategies.md", "Two processes on one machine").text
+    torchrun = typed(hands, text, f"--config {config} --max-steps 1000000 --batch-size 4")
+    hands.output = hands.folder / "outputs/two"
+    assert torchrun.wait() == 0, torchrun.text
+    assert (hands.status["state"], hands.status["exit_code"]) == ("stopped", 9)
+    lines = (hands.output / "spend.jsonl").read_text().splitlines()
+    spent = [json.loads(line) for line in lines]
+    assert len([line for line in spent if not line["seconds"]]) == 1, "one attempt"
+    assert sum(line["money"] for line in spent) == pytest.approx(
+        hands.status["budget"]["spent"], abs=1e-5
+    )
 
 
 def test_the_documents_torchrun_restarts_what_crashes(hands: Hands) -> None:

@@ -184,6 +184,45 @@ def test_a_run_comes_home_is_listed_and_goes_out_again(
     assert [one["state"] for one in listed(capsys)] == ["completed"]
 
 
+def test_what_a_run_has_cost_goes_along_and_comes_home(
+    export: Export, inputs: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ceiling holds for all places together, and an import that is repeated adds nothing."""
+    own = tmp_path / "own.yaml"
+    budget = {"ceiling": 5.0, "currency": "EUR", "hosts": [{"name": "rack", "price_hour": 3.0}]}
+    own.write_text(yaml.safe_dump({"task": "causal-lm", "budget": budget}))
+    away = export("it's away", "--config", str(own))
+    run_id = run_id_of(away)
+    train(away, 4)
+    line = {"run": run_id, "host": "rack", "until": 1000.0, "seconds": 360.0, "kwh": 0.0,
+            "measured": 0.0, "money": 0.3, "currency": "EUR", "end": True}  # fmt: skip
+    foreign = {**line, "run": "another", "money": 9.0}
+    ledger = away / "output/spend.jsonl"
+    ledger.write_text("".join(json.dumps(one) + "\n" for one in (line, foreign)))
+    for _ in range(2):
+        assert run(["import-run", str(away)]) == 0, capsys.readouterr().err
+        capsys.readouterr()
+        assert run(["spend", "--json"]) == 0
+        (total,) = json.loads(capsys.readouterr().out)["totals"]
+        assert (total["name"], total["money"], total["seconds"]) == (run_id, 0.3, 360.0)
+
+    wheel = inputs[inputs.index("--wheel") : inputs.index("--wheel") + 2]
+    again = tmp_path / "again"
+    order = ["export", "--to", "slurm", *TARGET, "--run", run_id, *wheel, "--into", str(again)]
+    assert run(order) == 0, capsys.readouterr().err
+    said = capsys.readouterr().out
+    assert json.loads((again / "output/spend.jsonl").read_text())["money"] == 0.3
+    assert said.endswith(f"launch import-run {again}\n")
+
+    for odd in (
+        "nonsense",
+        json.dumps({**line, "until": 1e300}),
+        json.dumps({**line, "money": -1}),
+    ):
+        ledger.write_text(odd + "\n")
+        assert str(ledger) in refused(["import-run", str(away)], 2, capsys)
+
+
 def test_a_damaged_checkpoint_is_refused_and_nothing_is_left(
     export: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from launcher.cli import run
 from tests.launcher.handmade import lock_of, make_wheel
 from tests.trainer.small_model import write_data, write_model
+
+FOLDER = 'away "it\'s" $HOME'
 
 pytestmark = pytest.mark.cluster  # each environment takes seconds
 
@@ -38,6 +41,7 @@ def folder(
     files = {
         "trainer/__init__.py": "",
         "trainer/system/passes/__main__.py": "",
+        "trainer/__main__.py": "from trainer.cli import main\nmain()\n",
         "trainer/cli.py": "import leaf, torch\ndef main(): print('with', leaf.name, torch.name)\n",
         "motley-9.9.dist-info/entry_points.txt": "[console_scripts]\ntrainer = trainer.cli:main\n",
         "launcher/locks/trainer.txt": lock_of(leaf),
@@ -46,10 +50,25 @@ def folder(
     wheel = make_wheel(tmp_path, "motley", "9.9", files)
     data = write_data(tmp_path / "data.jsonl")
     described = ("--model", str(write_model(tmp_path / "model", data)), "--data", str(data))
-    into = ("--wheel", str(wheel), "--into", str(tmp_path / "away it's"))
+    into = ("--wheel", str(wheel), "--into", str(tmp_path / FOLDER))
     command = ["export", "--to", "slurm", "--target", "1 node x 2 CPU", *described, *into]
     assert run(command) == 0, capsys.readouterr().err
-    return tmp_path / "away it's"
+    return tmp_path / FOLDER
+
+
+def test_a_python_that_is_too_old_is_one_line(folder: Path, tmp_path: Path) -> None:
+    old = tmp_path / "python3.10"
+    old.write_text("#!/bin/sh\nexit 1\n")
+    old.chmod(0o755)
+    done = subprocess.run(
+        ["sh", "setup.sh"], cwd=folder, env={**os.environ, "PYTHON": str(old)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"{old} is no Python 3.11 or later; give one: PYTHON=python3.12 sh setup.sh\n"
+    )
+    assert not (folder / ".venv").exists()
 
 
 def set_up(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -63,9 +82,15 @@ def set_up(folder: Path) -> subprocess.CompletedProcess[str]:
 def test_it_installs_what_is_locked_and_motley_and_a_second_call_nothing(folder: Path) -> None:
     first = set_up(folder)
     assert first.returncode == 0, first.stdout + first.stderr
-    trainer = folder / ".venv/bin/trainer"
-    said = subprocess.run([trainer], capture_output=True, text=True, check=True, timeout=60)
-    assert said.stdout == "with leaf torch\n"
+    # Slurm's part of it: srun starts what the script names, in the folder.
+    srun = folder.parent / "srun"
+    srun.write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
+    srun.chmod(0o755)
+    here = {**os.environ, "PATH": f"{srun.parent}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "1"}
+    said = subprocess.run(
+        ["bash", "job.sbatch"], cwd=folder, env=here, capture_output=True, text=True, timeout=60
+    )
+    assert (said.stdout, said.stderr) == ("with leaf torch\n", "")
     again = set_up(folder)
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
 

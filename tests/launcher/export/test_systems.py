@@ -112,8 +112,13 @@ def test_slurm_gets_a_task_for_each_device_and_a_signal_before_the_end() -> None
     assert (options["nodes"], options["ntasks-per-node"]) == ("2", "8")
     assert options["gpus-per-node"] == "8"
     assert options["signal"] == "TERM@120"
-    words = shlex.split(text.splitlines()[-1])
-    assert words[:4] == ["exec", "srun", "--kill-on-bad-exit=1", "trainer"]
+    assert options["cpus-per-task"] == "4"
+    words = shlex.split(text.replace("\\\n", "").splitlines()[-1])
+    # srun takes the script's option for the whole job's, and gives a task one core without its own.
+    assert words[:4] == [
+        "exec", "srun", "--kill-on-bad-exit=1", "--cpus-per-task=$SLURM_CPUS_PER_TASK"
+    ]  # fmt: skip
+    assert words[4:8] == [".venv/bin/python", "-P", "-m", "trainer"]
     assert words[words.index("--gpu-backend") + 1] == "cuda"
     assert "gpus" not in render_slurm(job("2 nodes x 2 CPU")).files["job.sbatch"]
 
@@ -124,7 +129,7 @@ def test_torchrun_is_told_the_nodes_and_asks_for_what_it_needs(tmp_path: Path) -
     script.write_text(rendered.files["torchrun.sh"])
     programs = tmp_path / ".venv/bin"
     programs.mkdir(parents=True)
-    fake = programs / "torchrun"
+    fake = programs / "python"
     fake.write_text(f"#!{sys.executable}\nimport sys\nprint(*sys.argv[1:], sep='\\n')\n")
     fake.chmod(0o755)
     command = ["sh", str(script), "2", "10.0.0.1; echo no"]
@@ -145,6 +150,9 @@ def test_the_task_names_the_devices_as_skypilot_does() -> None:
     task = yaml.safe_load(render_skypilot(job("2 nodes x 4 A100-80G")).files["task.yaml"])
     assert task["num_nodes"] == 2
     assert task["resources"] == {"accelerators": "A100-80GB:4"}
+    begin, *_, end = task["setup"].splitlines()
+    assert begin.startswith("# Motley needs Python 3.11; if the image has an earlier one")
+    assert end == "sh setup.sh"
     with pytest.raises(ConfigError, match=r"checkpoint\.sharded: SkyPilot's nodes share no folder"):
         render_skypilot(job(settings={"checkpoint.sharded": True}))
 
@@ -159,6 +167,44 @@ def test_shellcheck_finds_nothing(render: Any, tmp_path: Path) -> None:
     command = ["shellcheck", "--norc", *scripts]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("has", [True, False], ids=["3.11", "3.10"])
+def test_skypilots_setup_takes_condas_python_where_the_images_is_too_old(
+    tmp_path: Path, has: bool
+) -> None:
+    """The programs note how they are called; what SkyPilot runs is this text, by bash."""
+    programs = {
+        "python3": f"#!/bin/sh\nexit {int(not has)}\n",
+        "conda": '#!/bin/sh\necho conda "$@"\n',
+        "sh": '#!/bin/sh\necho "$@" with "${PYTHON:-python3}"\n',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    setup = yaml.safe_load(render_skypilot(job()).files["task.yaml"])["setup"]
+    here = {"PATH": f"{tmp_path}", "HOME": f"{tmp_path}"}
+    done = subprocess.run(
+        ["/bin/bash", "-c", setup], env=here, capture_output=True, text=True, check=True
+    )
+    made = f"conda create --yes --quiet --prefix {tmp_path}/motley-python python=3.12"
+    own = f"setup.sh with {tmp_path}/motley-python/bin/python3"
+    assert done.stdout.splitlines() == (["setup.sh with python3"] if has else [made, own])
+
+
+@pytest.mark.parametrize("target", ["2 nodes x 8 H100", "3 nodes x 2 CPU"])
+def test_every_container_has_requests_and_no_root(target: str) -> None:
+    files = render_kubernetes(job(target)).files
+    jobset = yaml.safe_load(files["jobset.yaml"])
+    (inner,) = jobset["spec"]["replicatedJobs"]
+    _, loader = yaml.safe_load_all(files["files.yaml"])
+    for pod in (inner["template"]["spec"]["template"]["spec"], loader["spec"]):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] > 0
+        (container,) = pod["containers"]
+        assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert "\nUSER 1000\n" in files["Containerfile"]
 
 
 @pytest.mark.parametrize("name", ["4090-qlora", "7b", "run"])

@@ -22,7 +22,7 @@ from trainer.planning.budget.watch import BudgetWatch, open_watch
 from trainer.run.composition import run as build
 from trainer.run.distributed.environment import quieten_torch
 from trainer.run.inputs import RunInputs, read_inputs
-from trainer.system.errors import RESTARTED, InputError, TrainerError
+from trainer.system.errors import RESTARTED, BudgetStopError, InputError, TrainerError
 from trainer.system.process.imports import importing
 from trainer.system.process.local_workers import LocalWorkers
 from trainer.system.process.stopping import Stop, on_stop_signals
@@ -182,7 +182,7 @@ def run_distributed(
         with importing("torch"):
             from trainer.run.composition.distributed import make_distributed
             from trainer.run.distributed.run import run
-        return run(
+        code = run(
             inputs,
             environment,
             backend=place.backend,
@@ -191,6 +191,10 @@ def run_distributed(
             stop=stop,
             make=partial(make_distributed, inputs, environment, watch),
         )
+        if code == BudgetStopError.exit_code and environment.by_torchrun:
+            log.info("ending with 0, not %d: torchrun would start a failed run again", code)
+            return 0
+        return code
 
 
 def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: str) -> int:
