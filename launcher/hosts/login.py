@@ -233,17 +233,18 @@ class _Verified(paramiko.MissingHostKeyPolicy):
     def __init__(self, keys: HostKeys) -> None:
         self._keys = keys
 
-    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:  # noqa: ARG002
+    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
+        del client, hostname  # an alias and the port make the name that is looked for
         self._keys.verify(str(key.get_name()), bytes(key.asbytes()))
 
 
 class _Keys(OpenSSHAuthStrategy):
     """Offers the keys that ssh would, in its order; never asks for a password or a passphrase."""
 
-    def __init__(self, where: str, route: SshRoute, **fabric_s: Any) -> None:
+    def __init__(self, where: str, route: SshRoute, **given: Any) -> None:
         # Not Fabric's own: it connects to the agent of the environment alone.
-        super(OpenSSHAuthStrategy, self).__init__(ssh_config=fabric_s["ssh_config"])
-        self.username = fabric_s["username"]
+        super(OpenSSHAuthStrategy, self).__init__(ssh_config=given["ssh_config"])
+        self.username = given["username"]
         self._where, self._route = where, route
         self._offered: list[str] = []
         self._left_out: list[str] = []

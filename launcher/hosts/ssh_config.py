@@ -31,6 +31,9 @@ CONNECT_TIMEOUT = 8
 _DEADLINE = 10.0
 """Seconds for `ssh -G`, which may run what `Match exec` names."""
 
+_MOST_JUMPS = 8
+"""Jump hosts in a row: more are a circle, each with a ProxyJump of its own."""
+
 _SETTINGS = {
     "BatchMode": "yes",  # no questions
     "NoHostAuthenticationForLocalhost": "no",
@@ -118,6 +121,8 @@ def jump_to(route: SshRoute, where: str) -> SshRoute | None:
     """
     if not route.jumps:
         return None
+    if where.count(": jump host ") == _MOST_JUMPS:
+        raise ConfigError(f"{where}: the ProxyJump of each leads to another, without an end")
     *before, last = route.jumps
     program, *_, flag, config = route.command
     # ssh passes nothing else on; the first jump host's own ProxyJump counts.

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.errors import PreflightError, UnreachableError
+from launcher.errors import ConfigError, PreflightError, UnreachableError
 from launcher.hosts import bootstrap
 from launcher.hosts.fleet import ask_hosts
 from launcher.hosts.local import LocalConnection
@@ -124,6 +124,14 @@ def test_jump_hosts_are_verified_like_any_other(server: Server) -> None:
     )
     text = refused(server.host("two", args=("-J", "gate"), ssh_port=free_port()))
     assert "through jump host gate: connect" in text
+
+
+def test_jump_hosts_that_lead_to_each_other_are_refused(server: Server) -> None:
+    server.config.write_text(
+        f"Host gate\n  ProxyJump door\nHost door\n  ProxyJump gate\n{server.config.read_text()}"
+    )
+    text = refused(server.host(args=("-J", "gate")), ConfigError)
+    assert text.endswith("the ProxyJump of each leads to another, without an end")
 
 
 def test_two_jumps_and_hashed_names(server: Server) -> None:
