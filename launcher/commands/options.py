@@ -5,30 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
 
 from launcher.commands import complete
 from trainer.system.commandline.number import Number
+from trainer.system.commandline.together import together
 
 if TYPE_CHECKING:
     from launcher.plan.configuration import Order
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """Return a decorator that adds some options, in this order."""
-
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
-
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 run_option = click.option(

@@ -38,6 +38,7 @@ LIGHT_OF_TRAINER = {
     "trainer.system.commandline.lazy_group",
     "trainer.system.commandline.number",
     "trainer.system.commandline.streams",
+    "trainer.system.commandline.together",
     "trainer.system.errors",
 }
 

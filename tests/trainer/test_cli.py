@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from tests.cluster import warm_command
@@ -50,6 +51,7 @@ def test_every_command_can_be_asked_for_help(name: str):
     command = trainer.get_command(None, name)  # type: ignore[arg-type]  # it is not used
     assert command is not None
     assert command.name == name
+    assert "=None" not in command.get_help(click.Context(command))
 
 
 def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

@@ -7,50 +7,38 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from trainer.commands.place import place_options
-from trainer.commands.sampling import sampling_options
-from trainer.config.run import Backend
+from trainer.commands.sampling import generation_options
+
+if TYPE_CHECKING:
+    from trainer.evaluate.base import Compute
+    from trainer.replica.sampling import Sampling
 
 _RESET = "/reset"
 
 
 @click.command("chat")
-@click.argument("model", type=click.Path(path_type=Path))
 @click.option("--system", default="", help="The system's turn, before the first of yours.")
-@sampling_options(max_new_tokens=512)
-@click.option("--base", help="The base model of an adapter, if it has moved.")
-@place_options("auto", "cuda", "wgpu", "cpu")
+@generation_options(max_new_tokens=512)
 def chat(
-    model: Path,
+    model: Path, base: str | None, max_new_tokens: int, sampling: Sampling, compute: Compute,
     system: str,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int,
-    base: str | None,
-    backend: Backend,
-    gpu: str,
-    threads: int | None,
-) -> None:
+) -> None:  # fmt: skip
     """Talk with MODEL: an output folder, a checkpoint, an adapter or a full model.
 
     Ctrl-C ends an answer, /reset begins another conversation, Ctrl-D ends. Without a terminal each
     line of the standard input is a turn.
     """
     from trainer.checkpoint.trained_model import load_trained
-    from trainer.evaluate.base import Compute
     from trainer.evaluate.conversation import Conversation
-    from trainer.replica.sampling import Sampling
     from trainer.system.errors import InputError
 
-    sampling = Sampling(temperature, top_k, top_p, seed)
     trained = load_trained(model, base)
     conversation = Conversation(trained, max_new_tokens, sampling, system)
-    device, reason = conversation.open(Compute(backend, gpu, threads))
+    device, reason = conversation.open(compute)
     why = f" ({reason})" if reason else ""
     talks = sys.stdin.isatty()
     keys = f"; Ctrl-C ends an answer, {_RESET} the conversation, Ctrl-D all" if talks else ""

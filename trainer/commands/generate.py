@@ -4,41 +4,30 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from trainer.commands.place import open_ranks, parallel_option, place_options
-from trainer.commands.sampling import sampling_options
-from trainer.config.run import Backend
+from trainer.commands.place import open_ranks, parallel_option
+from trainer.commands.sampling import generation_options
+
+if TYPE_CHECKING:
+    from trainer.evaluate.base import Compute
+    from trainer.replica.sampling import Sampling
 
 
 @click.command("generate")
-@click.argument("model", type=click.Path(path_type=Path))
 @click.option("--prompt", "texts", multiple=True, help="A text to continue; may be repeated.")
 @click.option("--chat", "asked", multiple=True, help="A user's turn to answer; may be repeated.")
 @click.option("--data", type=click.Path(path_type=Path), help="Prompts as JSON Lines.")
-@sampling_options(max_new_tokens=128)
-@click.option("--base", help="The base model of an adapter, if it has moved.")
-@place_options("auto", "cuda", "wgpu", "cpu")
+@generation_options(max_new_tokens=128)
 @parallel_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt.")
 def generate(
-    model: Path,
-    texts: tuple[str, ...],
-    asked: tuple[str, ...],
-    data: Path | None,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int,
-    base: str | None,
-    backend: Backend,
-    gpu: str,
-    threads: int | None,
-    parallel: str | None,
+    model: Path, base: str | None, max_new_tokens: int, sampling: Sampling, compute: Compute,
+    texts: tuple[str, ...], asked: tuple[str, ...], data: Path | None, parallel: str | None,
     as_json: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Continue texts with MODEL: an output folder, a checkpoint, an adapter or a full model.
 
     --chat asks as the chat template does, --prompt continues the bare text. Lines of --data hold
@@ -50,12 +39,9 @@ def generate(
     from trainer.data.samples import read_prompts
     from trainer.data.shapes import Sample
     from trainer.data.turns import ChatMessage
-    from trainer.evaluate.base import Compute
     from trainer.evaluate.generation import complete
-    from trainer.replica.sampling import Sampling
 
-    sampling = Sampling(temperature, top_k, top_p, seed)
-    with open_ranks(parallel, backend, gpu, threads) as ranks:
+    with open_ranks(parallel, compute.backend, compute.gpu, compute.threads) as ranks:
         samples = [Sample(text) for text in texts]
         samples += [Sample("", messages=(ChatMessage("user", text),)) for text in asked]
         if data is not None:
@@ -73,7 +59,7 @@ def generate(
             samples,
             max_new_tokens,
             sampling,
-            Compute(backend, gpu, threads),
+            compute,
             on_open=on_open,
             opener=ranks and ranks.generator,
         )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from trainer.system.commandline.number import Number
+from trainer.system.commandline.together import Command, together
 
 if TYPE_CHECKING:
     from trainer.lab.experiment import Experiment
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 @click.group("lab")
@@ -21,9 +20,7 @@ def lab() -> None:
     """Show single techniques with measured figures, offline and in seconds."""
 
 
-def _options(
-    *, steps: int | None = None, gradients: bool = False
-) -> Callable[[_Command], _Command]:
+def _options(*, steps: int | None = None, gradients: bool = False) -> Callable[[Command], Command]:
     """Return a decorator that adds --json and --seed, and what else an experiment takes."""
     options = [click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")]
     options.append(
@@ -38,13 +35,7 @@ def _options(
             options.append(
                 click.option(name, type=click.IntRange(1, most), default=default, show_default=True)
             )
-
-    def add(command: _Command) -> _Command:
-        for option in options:
-            command = option(command)
-        return command
-
-    return add
+    return together(*reversed(options))
 
 
 @lab.command("topk")

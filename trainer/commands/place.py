@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from trainer.config.run import Backend
 from trainer.system.commandline.number import Threads
+from trainer.system.commandline.together import Command, together
 
 if TYPE_CHECKING:
     from trainer.run.distributed.inference import Ranks
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
-
-def place_options(*backends: Backend) -> Callable[[_Command], _Command]:
+def place_options(*backends: Backend) -> Callable[[Command], Command]:
     """Return a decorator that adds --gpu-backend (as `backend`), --gpu and --threads."""
-    options = (
+    return together(
         click.option(
             "--gpu-backend",
             "backend",
@@ -36,13 +35,6 @@ def place_options(*backends: Backend) -> Callable[[_Command], _Command]:
         ),
         click.option("--threads", type=Threads(), help="CPU threads."),
     )
-
-    def add(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 parallel_option = click.option(

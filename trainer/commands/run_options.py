@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from trainer.commands import complete
 from trainer.system.commandline.number import Number
+from trainer.system.commandline.together import Command, together
 from trainer.system.errors import InputError
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _SETTINGS = {
     "method": "method",
     "output": "output",
@@ -24,7 +24,7 @@ _SETTINGS = {
 }
 
 
-def run_options(unit: str, config: str | None = None) -> Callable[[_Command], _Command]:
+def run_options(unit: str, config: str | None = None) -> Callable[[Command], Command]:
     """Return a decorator that adds --config (as `source`), --set (as `settings`) and the flags of
     common settings.
 
@@ -32,7 +32,7 @@ def run_options(unit: str, config: str | None = None) -> Callable[[_Command], _C
         unit: what a batch is made of.
         config: the default of --config.
     """
-    options = (
+    return together(
         click.option(
             "--config",
             "source",
@@ -70,13 +70,6 @@ def run_options(unit: str, config: str | None = None) -> Callable[[_Command], _C
         ),
         click.option("--run-id", help="Name of the run; the same id resumes it."),
     )
-
-    def add(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 def overrides(

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import click
 
+from trainer.commands.place import place_options
+from trainer.config.run import Backend
 from trainer.system.commandline.number import Number
+from trainer.system.commandline.together import together
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+_Callback = Callable[..., None]
 
 
-def sampling_options(max_new_tokens: int) -> Callable[[_Command], _Command]:
-    """Return a decorator that adds --max-new-tokens, --temperature, --top-k, --top-p and --seed."""
-    options = (
+def generation_options(max_new_tokens: int) -> Callable[[_Callback], _Callback]:
+    """Return a decorator that adds MODEL and what all commands that generate need.
+
+    The command gets `model`, `base`, `max_new_tokens`, `sampling` (a `Sampling`) and `compute` (a
+    `Compute`).
+    """
+    add = together(
+        click.argument("model", type=click.Path(path_type=Path)),
         click.option(
             "--max-new-tokens",
             type=click.IntRange(min=1),
@@ -35,11 +45,28 @@ def sampling_options(max_new_tokens: int) -> Callable[[_Command], _Command]:
             help="Sample from the most likely tokens of this total probability.",
         ),
         click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
+        click.option("--base", help="The base model of an adapter, if it has moved."),
+        place_options("auto", "cuda", "wgpu", "cpu"),
     )
 
-    def add(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
+    def decorate(command: _Callback) -> _Callback:
+        @functools.wraps(command)
+        def call(
+            temperature: float,
+            top_k: int | None,
+            top_p: float | None,
+            seed: int,
+            backend: Backend,
+            gpu: str,
+            threads: int | None,
+            **rest: Any,
+        ) -> None:
+            from trainer.evaluate.base import Compute
+            from trainer.replica.sampling import Sampling
 
-    return add
+            sampling = Sampling(temperature, top_k, top_p, seed)
+            command(sampling=sampling, compute=Compute(backend, gpu, threads), **rest)
+
+        return add(call)
+
+    return decorate

@@ -24,6 +24,10 @@ class Number(click.FloatRange):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
 
+    def _describe_range(self) -> str:
+        """Return the range for the help: none for any number."""
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
 
 class Threads(click.IntRange):
     """Threads of one process on this host."""
