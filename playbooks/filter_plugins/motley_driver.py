@@ -163,6 +163,27 @@ def apt_missing(targets: str, wanted: list[str], own: str) -> list[dict[str, Any
     return [entry for entry in missing if entry["components"]]
 
 
+def apt_unread(targets: str, entries: list[dict[str, Any]]) -> bool:
+    """Whether apt has not read its lists since entries of `apt_missing` were written.
+
+    `targets` are as above. They name only lists that were fetched, so they may be from before the
+    entries were written. One archive's list of a component is enough: another's may be empty, and
+    apt keeps no empty list. An entry without components is a repository of its own.
+    """
+    there: set[tuple[str, str]] = set()
+    for line in targets.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        file, ours, _ = fields[-1].rpartition("/")[2].partition(".sources:")
+        if len(fields) == 6 and ours:
+            there |= {(file, fields[2]), (file, "")}
+    names = [entry["name"] for entry in entries if entry["components"]]
+    wanted = {component for entry in entries for component in entry["components"]}
+    return not (
+        all(any((name, one) in there for name in names) for one in wanted)
+        and all((entry["name"], "") in there for entry in entries if not entry["components"])
+    )
+
+
 def _from_ubuntu(known: dict[str, str], kernel: str, release: str, branch: str) -> dict[str, Any]:
     flavour, meta = _flavour(kernel, release)
     exact = f"linux-modules-nvidia-{branch}-server-open-{kernel}"
@@ -259,6 +280,7 @@ class FilterModule:
         """Return the filters by the names that tasks use."""
         return {
             "motley_apt_missing": apt_missing,
+            "motley_apt_unread": apt_unread,
             "motley_nvidia_names": lambda kernel, **rest: nvidia_names(kernel, **rest),
             "motley_nvidia_choice": nvidia_choice,
             "motley_secure_boot": secure_boot,

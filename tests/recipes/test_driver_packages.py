@@ -170,6 +170,27 @@ def test_missing_components_are_added_for_each_archive_with_its_keyring() -> Non
     assert driver.apt_missing(foreign, wanted, own) == []
 
 
+def test_a_component_is_read_when_apt_has_its_list() -> None:
+    """Whether a play added the source now, or one that died an hour ago, is the same."""
+    own = "/etc/apt/sources.list.d/motley-vulkan"
+    before = recorded("apt-targets-debian13-main-only.txt")
+    entry, security = driver.apt_missing(before, ["non-free-firmware"], own)[::-1]
+    line = (
+        f"{entry['uri']}|trixie|{{}}|$(SIGNED_BY)|Debian|/etc/apt/sources.list.d/{{}}.sources:1\n"
+    )
+    fetched = line.format("non-free-firmware", entry["name"])
+    assert driver.apt_unread(before, [entry])
+    assert not driver.apt_unread(before + fetched, [entry])
+    assert driver.apt_unread(before + line.format("contrib", entry["name"]), [entry])
+    assert driver.apt_unread(before + line.format("non-free-firmware", "another"), [entry])
+    assert not driver.apt_unread(before + fetched, [security, entry]), "its list may be empty"
+    assert not driver.apt_unread(before, [])
+    flat = {"name": "motley-nvidia-cuda", "uri": "https://example.org/cuda", "components": []}
+    there = "https://example.org/cuda/|$(CODENAME)|$(COMPONENT)|k|NVIDIA|/x/motley-nvidia-cuda.sources:1"
+    assert driver.apt_unread(before, [flat])
+    assert not driver.apt_unread(there, [flat])
+
+
 @pytest.mark.parametrize(("content", "on"), [(b"\x06\0\0\0\1", True), (b"\x06\0\0\0\0", False)])
 def test_secure_boot_is_the_last_byte_of_its_variable(content: bytes, on: bool) -> None:
     assert driver.secure_boot(base64.b64encode(content).decode()) is on
