@@ -1,4 +1,3 @@
-#!/usr/bin/python
 """Which units run with settings that are older than their files.
 
 What a play remembers (`notify`, `is changed`) is lost when it is interrupted; this asks the host.
