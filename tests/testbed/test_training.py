@@ -15,8 +15,7 @@ pytestmark = [pytest.mark.testbed, pytest.mark.timeout(1500)]
 def test_a_second_run_of_the_recipe_changes_nothing(cluster: Cluster) -> None:
     again = cluster.operator.play(RECIPE)
     assert changed(again) == {"head": 0, "w1": 0, "w2": 0}, changing_tasks(again)
-    told = cluster.operator.play(RECIPE, "--check", "--diff")
-    assert changed(told) == {"head": 0, "w1": 0, "w2": 0}, changing_tasks(told)
+    # Check mode takes as long again: test_recipes.py, of the nightly run, has it.
 
 
 def test_every_check_of_the_doctor_passes(cluster: Cluster) -> None:
