@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from tests import ROOT
 from tests.testbed.firewalls import switch_nftables_on
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
@@ -47,6 +46,15 @@ class Case:
     before: list[Step] = field(default_factory=list[Step])
     """Roles that are there already, uninterrupted."""
     make: Callable[[Host], None] | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where playbooks are called from."""
+
+    lab: Lab
+    checkout: Path
+    folder: Path
 
 
 def _two(host: Host) -> None:
@@ -118,8 +126,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("role", CASES)
-def test_a_role_that_is_interrupted_after_every_task(lab: Lab, tmp_path: Path, role: str) -> None:
+def test_a_role_that_is_interrupted_after_every_task(
+    lab: Lab, checkout: Path, tmp_path: Path, role: str
+) -> None:
     case = CASES[role]
+    at = Place(lab, checkout, tmp_path)
     addresses = lab.free_addresses(len(case.hosts))
 
     def walk(killed: bool) -> list[dict[str, list[str]]]:
@@ -135,9 +146,9 @@ def test_a_role_that_is_interrupted_after_every_task(lab: Lab, tmp_path: Path, r
                 if case.make is not None:
                     case.make(host)
             for step in case.before:
-                play(lab, hosts, tmp_path, step)
+                play(at, hosts, step)
             for step in case.steps:
-                play(lab, hosts, tmp_path, step, killed=killed)
+                play(at, hosts, step, killed=killed)
                 states.append({host.name: state(lab, host) for host in hosts})
         finally:
             for host in hosts:
@@ -152,14 +163,14 @@ def test_a_role_that_is_interrupted_after_every_task(lab: Lab, tmp_path: Path, r
             assert differences(lines, interrupted[name]) == [], (name, step)
 
 
-def play(lab: Lab, hosts: list[Host], folder: Path, step: Step, killed: bool = False) -> None:
+def play(at: Place, hosts: list[Host], step: Step, killed: bool = False) -> None:
     """Run a playbook to its end; one that was killed once more: that changes nothing."""
     words, variables = step
     settings = {"trainer_extras": "coordinator", "share_mode": "rsync"}
     if "share_server" in variables:
         del settings["share_mode"]
-    inventory = lab.write_inventory(
-        folder / "hosts.yml",
+    inventory = at.lab.write_inventory(
+        at.folder / "hosts.yml",
         {**settings, **variables},
         {hosts[0].name: {"motley_coordinator": True}},
         hosts=hosts,
@@ -167,7 +178,7 @@ def play(lab: Lab, hosts: list[Host], folder: Path, step: Step, killed: bool = F
     program = [sys.executable, "-m", "ansible", "playbook", "-i", str(inventory), *words.split()]
     killing = CALLBACKS if killed else {}
     for number in range(MOST):
-        done = lab.run(program, cwd=ROOT, env=killing, timeout=1200, check=False)
+        done = at.lab.run(program, cwd=at.checkout, env=killing, timeout=1200, check=False)
         if done.returncode == 0:
             break
         output = done.stdout[-4000:] + done.stderr[-1000:]
@@ -178,5 +189,5 @@ def play(lab: Lab, hosts: list[Host], folder: Path, step: Step, killed: bool = F
     else:
         raise AssertionError(f"{words}: still changes something: {changing_tasks(done)}")
     if killed:
-        again = lab.run(program, cwd=ROOT, timeout=1200)
+        again = at.lab.run(program, cwd=at.checkout, timeout=1200)
         assert set(changed(again).values()) == {0}, changing_tasks(again)
