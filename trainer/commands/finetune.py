@@ -126,7 +126,7 @@ def finetune(
     if environment is None:
         config.check_one_process()
     else:
-        config.exchange.check_every_step("--distributed")
+        config.exchange.check_ranks()
     from trainer.run.composition import roles
 
     place = roles.Placement(

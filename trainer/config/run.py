@@ -170,6 +170,10 @@ class OptimizerConfig(Section):
     """Global norm above which the gradient is scaled down."""
 
 
+_OF_RANKS = frozenset({"topology", "hash_every", "join_deadline"})
+"""The settings of the exchange that ranks without a coordinator follow."""
+
+
 class ExchangeConfig(TopologySettings):
     """How workers and coordinator agree; all durations in seconds."""
 
@@ -194,6 +198,21 @@ class ExchangeConfig(TopologySettings):
     """Whether workers on the coordinator's host hand over gradients in shared memory (Linux)."""
     sum_on_host: bool = False
     """Whether workers of one other host add up their gradients there and send one (Linux)."""
+
+    def check_ranks(self) -> None:
+        """Check that the ranks of `--distributed` follow every setting that is given.
+
+        Raises:
+            InputError: a coordinator or rounds alone would.
+        """
+        self.check_every_step("--distributed")
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name not in _OF_RANKS and value != field.get_default(call_default_factory=True):
+                raise InputError(
+                    f"exchange.{name} {value}: --distributed has no coordinator that would follow"
+                    " it; leave it out"
+                )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

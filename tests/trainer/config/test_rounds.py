@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from trainer.config.run import RunConfig, load
@@ -86,8 +88,8 @@ def test_what_rounds_do_not_go_with():
     with pytest.raises(InputError, match="schedule auto needs a codec of a known size"):
         rounds(method="full", exchange__codec="powersgd:4", exchange__schedule="auto")
     with pytest.raises(InputError, match="--distributed has no rounds"):
-        rounds().exchange.check_every_step("--distributed")
-    load("quickstart").exchange.check_every_step("--distributed")
+        rounds().exchange.check_ranks()
+    load("quickstart").exchange.check_ranks()
 
 
 def test_rounds_that_would_never_begin_are_refused():
@@ -101,3 +103,27 @@ def test_rounds_that_would_never_begin_are_refused():
 def test_what_has_no_coordinator_has_no_rounds(schedule: str):
     with pytest.raises(InputError, match="a student on its own has no rounds"):
         rounds(exchange__schedule=schedule).exchange.check_every_step("a student on its own")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("codec", "int8"),
+        ("shares", "equal"),
+        ("alarm_factor", 3.0),
+        ("outliers", "halt"),
+        ("shared_memory", False),
+        ("step_deadline", 9.0),
+    ],
+)
+def test_what_ranks_without_a_coordinator_cannot_follow_is_refused(name: str, value: Any) -> None:
+    config = load("quickstart", {f"exchange.{name}": value})
+    with pytest.raises(InputError, match=rf"exchange\.{name} {value}: --distributed has no coord"):
+        config.exchange.check_ranks()
+
+
+def test_what_ranks_follow_is_taken() -> None:
+    given = {"hash_every": 3, "join_deadline": 7.0, "topology": "ring"}
+    load(
+        "quickstart", {f"exchange.{name}": value for name, value in given.items()}
+    ).exchange.check_ranks()

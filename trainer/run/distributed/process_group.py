@@ -6,8 +6,10 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 import psutil
 import torch
@@ -22,6 +24,7 @@ from trainer.system.errors import InputError, UnreachableError
 
 _PAUSE = 0.5
 """Seconds between two looks at a store that another attempt holds."""
+_GRACE = 1.0
 
 
 def own_device(environment: Environment, wanted: Backend, gpu: str) -> torch.device:
@@ -63,10 +66,9 @@ def meet(environment: Environment, patience: float) -> Store:
     """
     deadline = time.monotonic() + patience
     while True:
-        store = _connect(environment, patience)
-        with suppress(dist.DistError):  # it ended meanwhile
-            if environment.by_torchrun or store.add(f"seat-{environment.rank}", 1) == 1:
-                return store
+        store = _within(patience, environment)
+        if store is not None:
+            return store
         if time.monotonic() > deadline:
             raise UnreachableError(
                 f"rank {environment.rank}: another process has been this rank at"
@@ -74,6 +76,38 @@ def meet(environment: Environment, patience: float) -> Store:
                 " or give this one another --master"
             )
         time.sleep(_PAUSE)
+
+
+def _within(patience: float, environment: Environment) -> Store | None:
+    """Return the store, None if it has this rank already or has ended, within a deadline of ours.
+
+    A port that accepts and never answers blocks torch for ever, signals included, so that torch
+    waits in a thread of its own.
+    """
+    found: SimpleQueue[Store | BaseException | None] = SimpleQueue()
+
+    def take_seat() -> None:
+        try:
+            store = _connect(environment, patience)
+            seated = environment.by_torchrun or store.add(f"seat-{environment.rank}", 1) == 1
+            found.put(store if seated else None)
+        except dist.DistError:  # it ended meanwhile
+            found.put(None)
+        except BaseException as error:  # raised in the thread that waits
+            found.put(error)
+
+    Thread(target=take_seat, name="meeting", daemon=True).start()
+    try:
+        # torch's own deadline ends an attempt first, where it counts.
+        result = found.get(timeout=patience + _GRACE)
+    except Empty:
+        raise UnreachableError(
+            f"rank {environment.rank}: something accepts at {environment.host}:{environment.port}"
+            f" and does not answer for {patience:g} s; is that port rank 0's?"
+        ) from None
+    if isinstance(result, BaseException):
+        raise result
+    return result
 
 
 def _connect(environment: Environment, patience: float) -> Store:

@@ -40,6 +40,43 @@ def meet_again() -> list[str]:
     return [str(refused.value).replace(f":{zero.port}", ":PORT"), found]
 
 
+def meet_silence() -> list[str]:
+    """Return what a rank is told, and after a SIGTERM, at a port that accepts and says nothing."""
+    import os
+    import signal
+    import socket
+    import threading
+
+    import pytest
+
+    from trainer.run.distributed.environment import Environment
+    from trainer.run.distributed.process_group import meet
+    from trainer.system.errors import UnreachableError
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        one = Environment(1, 2, None, "127.0.0.1", silent.getsockname()[1], "a test")
+        with pytest.raises(UnreachableError) as refused:
+            meet(one, 0.5)
+
+        def stop(*_: object) -> None:
+            raise InterruptedError("stopped")
+
+        signal.signal(signal.SIGTERM, stop)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        with pytest.raises(InterruptedError) as stopped:
+            meet(one, 120)
+        return [str(refused.value).replace(f":{one.port}", ":PORT"), str(stopped.value)]
+
+
+def test_a_port_that_never_answers_is_given_up_and_a_signal_is_heard(ranks: Ranks) -> None:
+    ((refused, stopped),) = ranks.run(f"{HERE}:meet_silence", world=1)
+    assert refused == (
+        "rank 1: something accepts at 127.0.0.1:PORT and does not answer for 0.5 s; is that port"
+        " rank 0's?"
+    )
+    assert stopped == "stopped"
+
+
 def test_it_does_not_mix_with_them_and_meets_the_next_attempt(ranks: Ranks) -> None:
     ((refused, found),) = ranks.run(f"{HERE}:meet_again", world=1)
     assert refused == (
