@@ -1,11 +1,12 @@
 """The memory that a run was planned to need, and the private memory that it took.
 
-    python benchmarks/memory.py MODEL... [--method lora --method full] [--steps 3]
+    python benchmarks/memory.py [MODEL...] [--method lora --method full] [--steps 3]
 
 Each run is `trainer finetune` of its own on the CPU: LoRA, QLoRA and full fine-tuning in one
-process, and full fine-tuning by FSDP in two. Its private pages (`/proc/PID/smaps_rollup`) are read
-every 20 ms; from their peak those of the same run of a model with almost no weights are taken
-away: Python, torch and what else it imports. Rows have exactly 64 tokens, four make a micro-batch.
+process, and full fine-tuning by FSDP in two. A model of hidden 320 is made and measured beside the
+given ones. The run's private pages (`/proc/PID/smaps_rollup`) are read every 20 ms; from their peak
+those of the same run of a model with almost no weights are taken away: Python, torch and what else
+it imports. Rows have exactly 64 tokens, four make a micro-batch.
 JSON: benchmarks/results/memory.json.
 """
 
@@ -24,6 +25,7 @@ from typing import Any
 
 from rig.report import Ratio, Report, skip
 
+import trainer
 from trainer.config.run import RunConfig, load
 from trainer.init_model import ModelSizes, init_model
 from trainer.model.files import resolve_model
@@ -42,6 +44,15 @@ EMPTY = ModelSizes(
     intermediate_size=64,
     vocab_size=300,
 )
+HIDDEN_320 = ModelSizes(
+    hidden_size=320,
+    num_layers=12,
+    num_heads=5,
+    num_kv_heads=5,
+    head_dim=64,
+    intermediate_size=960,
+    vocab_size=4096,
+)
 GOAL = 0.1
 """Share by which a measurement may exceed its plan."""
 
@@ -49,7 +60,7 @@ GOAL = 0.1
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("models", nargs="+", metavar="MODEL")
+    parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--method", choices=METHODS, action="append")
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
@@ -62,9 +73,13 @@ def main() -> int:
         text = "the quick brown fox jumps over the lazy dog and runs away from it " * 20
         data.write_text("".join(json.dumps({"text": f"{n} {text}"}) + "\n" for n in range(16)))
         init_model(data, folder / "empty", EMPTY, 0)
+        sources = folder / "sources.jsonl"
+        texts = (path.read_text() for path in sorted(Path(trainer.__path__[0]).rglob("*.py")))
+        sources.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        init_model(sources, folder / "hidden-320", HIDDEN_320, 0)
         for method in options.method or METHODS:
             imports = measure(folder / "empty", data, method, options.steps)
-            for name in options.models:
+            for name in [str(folder / "hidden-320"), *options.models]:
                 model = resolve_model(name)
                 planned = plan(model, data, method)
                 taken = measure(model, data, method, options.steps) - imports

@@ -129,16 +129,23 @@ def _of_stage(
     states = strategy.replicas if strategy.data in ("zero1", "zero2", "fsdp") else 1
     is_last = stage == strategy.stages - 1
     worked = _activations(shape, training, strategy, stage)
+    kept_gradients = _gradients(kept, training, strategy, trained, gradients, worked[0].value)
+    logits = (logit_bytes(shape, training, strategy),) if is_last else ()
+    # Gradients stay from a step to the next one: what they share with activations is not free.
+    freed = sum(part.value for part in (*worked, *logits, *kept_gradients[1:]))
     return MemoryParts(
         weights=(
             *(() if training.method == "full" else frozen(kept, training, weights)),
             _sharded("trained weights", trained, precision.weight, weights),
         ),
-        gradients=_gradients(kept, training, strategy, trained, gradients, worked[0].value),
+        gradients=kept_gradients,
         optimizer=optimizer_state(trained, training, strategy, states),
         activations=worked,
-        logits=(logit_bytes(shape, training, strategy),) if is_last else (),
-        buffers=tuple(_buffers(shape, training, strategy, kept, trained)),
+        logits=logits,
+        buffers=(
+            *_buffers(shape, training, strategy, kept, trained),
+            *_checkpoint(training, strategy, trained, freed),
+        ),
     )
 
 
@@ -364,6 +371,29 @@ def _buffers(
             )
         )  # fmt: skip
     return found
+
+
+def _checkpoint(
+    training: TrainingSetup, strategy: Strategy, trained: float, freed: float
+) -> tuple[Term, ...]:
+    """Return what a rank's part of a checkpoint takes beyond what a step does; none on a card.
+
+    torch copies weights and moments and makes the bytes of a file of the copies, between steps.
+
+    Args:
+        freed: bytes that are free between steps.
+    """
+    if not training.on_host or strategy.world == 1 or strategy.data in ("diloco", "motley"):
+        return ()
+    ranks = strategy.replicas
+    copies = 2 * 12 * trained / ranks
+    return (
+        term(
+            "a checkpoint's copies, beyond activations", max(0.0, copies - freed),
+            "max(0, 2 * 12 * elements / ranks - freed)", OWN,
+            elements=trained, ranks=ranks, freed=freed,
+        ),
+    )  # fmt: skip
 
 
 def _total(terms: tuple[Term, ...]) -> int:

@@ -104,6 +104,8 @@ def plan_memory(
     )
     if config.method != "full":
         training = replace(training, adapters=layout.size)
+    if config.training.micro_batch_size != "auto":  # the logits of all of its rows are held
+        training = replace(training, rows=config.training.micro_batch_size)
     parts = plan_memory_by_part(
         replace(model, counted=_counted(headers, config)),
         training,

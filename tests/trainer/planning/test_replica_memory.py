@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -68,6 +68,20 @@ def test_a_run_of_one_process_holds_the_coordinators_vectors_too(
     assert replace(alone, state=worker.state) == worker
     on_card = plan_of(folder, config, accelerator=True, coordinates=True)
     assert on_card.state == 0
+
+
+def test_a_micro_batch_of_several_rows_has_the_logits_of_all(
+    tiny_model: TinyModel, make_config: MakeConfig
+) -> None:
+    folder = tiny_model()
+    settings: dict[str, Any] = {"task": "causal-lm", "num_classes": None}
+    one, four = (
+        plan_of(folder, make_config(folder, training__micro_batch_size=rows, **settings))
+        for rows in (1, 4)
+    )
+    logits = 4 * one.sample_tokens * read_shape(folder).vocab
+    assert four.workspace - one.workspace == 3 * logits
+    assert replace(four, workspace=one.workspace) == one
 
 
 def saved_per_token(replica: TorchReplica, length: int, *, classes: bool = True) -> float:

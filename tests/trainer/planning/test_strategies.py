@@ -9,7 +9,7 @@ import pytest
 
 from trainer.planning.decision import ROOT, Leaf, Rule, diagram, pick
 from trainer.planning.devices import parse_cluster
-from trainer.planning.memory import plan_memory_by_part
+from trainer.planning.memory import MemoryParts, plan_memory_by_part
 from trainer.planning.shapes import NAMED
 from trainer.planning.strategies import Request, StrategyOption, options
 from trainer.planning.strategy import Strategy, TrainingSetup
@@ -155,6 +155,26 @@ def test_gradients_take_the_place_of_activations_in_a_step_of_one_micro_batch() 
     assert gradients(data="fsdp") == pytest.approx(every - activations[0].value)
     assert gradients(tensor=2) < gradients(tensor=2, microbatches=2)
     assert gradients(data="ddp") == gradients(data="ddp", microbatches=2)  # buckets stay
+
+
+def test_the_copies_that_a_checkpoint_makes_on_a_processor_are_planned() -> None:
+    """Two of weights and moments, `benchmarks/memory.py --method fsdp` measures; after the step."""
+    shape = NAMED["1b"]
+
+    def planned(**settings: Any) -> MemoryParts:
+        training = TrainingSetup(length=settings.pop("length", 64), on_host=True)
+        return plan_memory_by_part(shape, training, Strategy(**settings))
+
+    short = planned(world=2, data="fsdp")
+    copies = 2 * 12 * shape.parameters / 2
+    parts = short.bytes()
+    stays = sum(parts[name] for name in ("weights", "optimizer")) + 4 * shape.parameters / 2
+    gathered = sum(found.value for found in short.buffers[:-1])
+    assert short.total == pytest.approx(stays + copies + gathered)
+    long = planned(world=2, data="fsdp", length=1 << 20)
+    assert long.buffers[-1].value == 0
+    for without in ({}, {"world": 2, "data": "motley"}, {"world": 2, "data": "diloco"}):
+        assert "checkpoint" not in "".join(found.name for found in planned(**without).buffers)
 
 
 def test_precision_and_recomputation_are_planned() -> None:

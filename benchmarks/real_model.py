@@ -1,0 +1,223 @@
+"""A published model fine-tuned by Motley, by a plain loop of PEFT, and by TRL, in one run.
+
+    python -m pip install trl
+    python -m tests.real.data DATA
+    python benchmarks/real_model.py MODEL DATA/train.jsonl [--steps 8] [--repeats 2] [--threads 1]
+
+LoRA of rank 16 on every linear, fp32, AdamW at a constant 1e-4, four conversations a step whose
+last answers are learned: the same rows in the same order with the same labels for each, so that
+the first losses are equal; later ones differ by the random start of the adapters. Each is a process
+of its own, and they take turns. Tokens are those of the rows, without padding, in the seconds of
+all steps but the first; memory is the largest resident set of the process, which contains files
+that it maps. JSON: benchmarks/results/real_model.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rig.report import Ratio, Report, skip
+
+from trainer.data.order import epoch_order
+
+ROWS, RATE, RANK, SEED = 4, 1e-4, 16, 0
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+CONTESTANTS = ("motley", "peft", "trl")
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--contestant", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.data is None:
+        skip("needs the folder of a model, and data")
+    if options.contestant:
+        found = globals()[options.contestant](options)
+        found["mib"] = found.get("mib") or _peak(resource.RUSAGE_SELF)
+        print("\n" + json.dumps(found))
+        return 0
+    names = [name for name in CONTESTANTS if name != "trl" or find_spec("trl")]
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
+    for _ in range(options.repeats):
+        for name in names:
+            command = [sys.executable, __file__, *sys.argv[1:], "--contestant", name]
+            done = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+            )
+            runs[name].append(json.loads(done.stdout.splitlines()[-1]))
+            print(name, runs[name][-1], flush=True)
+    report = Report("real_model")
+    middle = {
+        name: {key: statistics.median(each[key] for each in found) for key in found[0]}
+        for name, found in runs.items()
+    }
+    for name in names[1:]:
+        own, its = middle["motley"], middle[name]
+        assert abs(own["first_loss"] - its["first_loss"]) < 1e-3, (own, its)
+        for key, better in (
+            ("tokens_per_second", "higher"),
+            ("mib", "lower"),
+            ("last_loss", "lower"),
+        ):
+            ratio = Ratio(f"Motley's {key}", own[key] / its[key], name, None, better)
+            report.add(ratio, motley=own, other=its)
+    return report.write()
+
+
+def motley(options: argparse.Namespace) -> dict[str, float]:
+    """Run `trainer finetune` in one process."""
+    constant = ["optimizer.warmup_ratio=0", "optimizer.final_ratio=1"]
+    with tempfile.TemporaryDirectory() as output:
+        data = Path(output, "data.jsonl")
+        data.write_text("".join(_lines(options)), encoding="utf-8")
+        command = [sys.executable, "-m", "trainer.cli", "finetune", str(options.model)]
+        command += ["--data", str(data), "--max-steps", str(options.steps), "-o", f"{output}/run"]
+        command += ["--batch-size", str(ROWS), "--learning-rate", str(RATE), "--gpu-backend", "cpu"]
+        command += ["--threads", str(options.threads), "--set", "data.validation_fraction=0"]
+        for setting in [*constant, f"training.seed={SEED}", f"lora.lora_rank={RANK}"]:
+            command += ["--set", setting]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        lines = Path(output, "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [row for row in map(json.loads, lines) if row["kind"] == "step"]
+    tokens = sum(len(ids) for ids, _ in _rows(options)[ROWS:])
+    losses = [step["loss"] for step in steps]
+    found = _result(tokens, steps[-1]["time"] - steps[0]["time"], losses)
+    return found | {"mib": _peak(resource.RUSAGE_CHILDREN)}
+
+
+def peft(options: argparse.Namespace) -> dict[str, float]:
+    """Run the loop of PEFT's documentation, on padded batches."""
+    import torch
+    import transformers
+    from peft import LoraConfig, get_peft_model
+
+    torch.set_num_threads(options.threads)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        options.model, dtype=torch.float32
+    )
+    settings = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=LINEARS)
+    model = get_peft_model(model, settings)  # type: ignore[arg-type]
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    padding, rows = tokenizer.pad_token_id, _rows(options)
+    losses: list[float] = []
+    tokens, began = 0, 0.0
+    for step in range(options.steps):
+        if step == 1:
+            tokens, began = 0, time.perf_counter()
+        batch = rows[step * ROWS : (step + 1) * ROWS]
+        longest = max(len(ids) for ids, _ in batch)
+        padded = [
+            [values + [fill] * (longest - len(values)) for values in column]
+            for column, fill in zip(zip(*batch, strict=True), (padding, -100), strict=True)
+        ]
+        ids, labels = (torch.tensor(column) for column in padded)
+        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row, _ in batch])
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        tokens += int(mask.sum())
+    return _result(tokens, time.perf_counter() - began, losses)
+
+
+def trl(options: argparse.Namespace) -> dict[str, float]:
+    """Run TRL's SFTTrainer."""
+    import torch
+    import transformers
+    from datasets import Dataset
+    from peft import LoraConfig
+    from trl import SFTConfig, SFTTrainer
+
+    torch.set_num_threads(options.threads)
+    rows = _rows(options)
+    times: list[float] = []
+
+    class Clock(transformers.TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            times.append(time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as output:
+        trainer = SFTTrainer(
+            model=str(options.model),
+            args=SFTConfig(
+                output_dir=output, max_steps=options.steps, per_device_train_batch_size=ROWS,
+                learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.01,
+                train_sampling_strategy="sequential", logging_steps=1, report_to=[], use_cpu=True,
+                bf16=False, gradient_checkpointing=False, save_strategy="no", disable_tqdm=True,
+                model_init_kwargs={"dtype": "float32"},
+            ),
+            train_dataset=Dataset.from_list(
+                [{"input_ids": ids, "labels": labels} for ids, labels in rows]
+            ),
+            peft_config=LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=LINEARS),
+            callbacks=[Clock()],
+        )  # fmt: skip
+        trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    tokens = sum(len(ids) for ids, _ in rows[ROWS:])
+    return _result(tokens, times[-1] - times[0], losses)
+
+
+def _lines(options: argparse.Namespace) -> list[str]:
+    lines = options.data.read_text(encoding="utf-8").splitlines(keepends=True)
+    return lines[: ROWS * options.steps]
+
+
+def _rows(options: argparse.Namespace) -> list[tuple[list[int], list[int]]]:
+    """Return ids and labels in the order in which Motley trains.
+
+    An answer is learned up to its end token; the line break after it is not.
+    """
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
+    found: list[tuple[list[int], list[int]]] = []
+    for line in _lines(options):
+        turns = json.loads(line)["messages"]
+        ids, prompt = (
+            tokenizer.apply_chat_template(part, add_generation_prompt=asks, return_dict=False)
+            for part, asks in ((turns, False), (turns[:-1], True))
+        )
+        end = len(ids) - ids[::-1].index(tokenizer.eos_token_id)
+        labels = [-100] * len(prompt) + ids[len(prompt) : end] + [-100] * (len(ids) - end)
+        found.append((ids, labels))
+    return [found[place] for place in epoch_order(SEED, 0, len(found))]
+
+
+def _result(tokens: int, seconds: float, losses: list[float]) -> dict[str, float]:
+    last = losses[-max(1, len(losses) // 4) :]
+    return {
+        "tokens_per_second": round(tokens / seconds, 1),
+        "first_loss": round(losses[0], 4),
+        "last_loss": round(statistics.mean(last), 4),
+    }
+
+
+def _peak(who: int) -> float:
+    return round(resource.getrusage(who).ru_maxrss / 1024, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
