@@ -8,6 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+SHARE = "/srv/motley"
+"""The share of a host with the role `share`, unless motley_share_folder names another folder."""
 MANAGED_STATE = "/var/lib/motley"
 """Where the trainer role keeps the runs of a host, which is also the run user's home."""
 

@@ -10,10 +10,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from launcher.errors import ConfigError, LauncherError, PreflightError, UnreachableError
+from launcher.files import SHARE
 from launcher.hosts.base import CALL_DEADLINE, Connection
+from launcher.hosts.bootstrap import RUN_USER
 from launcher.hosts.fleet import at_once
 from launcher.hosts.received import receive
 from launcher.inventory.facts.devices import Detection, Device
@@ -85,6 +88,7 @@ def survey(
     wanted = {host.name: how for host in hosts if (how := _wanted(host)) is not None}
     open_hosts = {name: how for name, how in wanted.items() if name in machines}
     found = ask.all("devices", open_hosts, detection_of, DEVICES_DEADLINE)
+    shares = ask.all("names", _without_share(hosts, machines, connections), _has_share)
     learned: list[Host] = []
     problems: dict[str, tuple[str, ...]] = {}
     spare: dict[str, tuple[Device, ...]] = {}
@@ -94,6 +98,8 @@ def survey(
             spare[host.name] = _spare(host, found[host.name])
         if host.name in machines:
             host = _with_machine(host, machines, connections[host.name])
+        if shares.get(host.name):
+            host = replace(host, share_folder=SHARE)
         learned.append(host)
     ways, choice, no_route = _ways(learned, machines, ask)
     return Survey(
@@ -167,6 +173,27 @@ def _with_machine(host: Host, machines: Mapping[str, Machine], connection: Conne
     cores = max(1, machine.cores // names)
     learned = {"cores": cores, "memory": machine.memory, "provider": machine.provider}
     return replace(host, state_folder=folder, **learned)
+
+
+def _without_share(
+    hosts: Sequence[Host], machines: Mapping[str, Machine], connections: Mapping[str, Connection]
+) -> dict[str, dict[str, Any]]:
+    """Return the question for hosts of the recipe whose share the inventory does not name.
+
+    It is for the folder above: a mount whose server is gone is not touched.
+    """
+    return {
+        host.name: {"folder": str(PurePosixPath(SHARE).parent)}
+        for host in hosts
+        if host.share_folder is None
+        and not host.is_local
+        and host.name in machines
+        and connections[host.name].user == RUN_USER
+    }
+
+
+def _has_share(answer: Any) -> bool:
+    return PurePosixPath(SHARE).name in receive(list[str], answer, "names")
 
 
 def _ways(

@@ -5,7 +5,8 @@ A model's hub name is not a path and is kept unchanged; preflight checks whether
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -153,6 +154,32 @@ def with_shared_checkpoints(config: RunConfig, share: str | None, run_id: str) -
     folder = str(PurePosixPath(share) / "checkpoints" / run_id)
     checkpoint = config.checkpoint.model_copy(update={"folder": folder})
     return config.model_copy(update={"checkpoint": checkpoint})
+
+
+def with_free_output(
+    order: Order, config: RunConfig, names: Callable[[str], Sequence[str]]
+) -> tuple[RunConfig, list[str]]:
+    """Return the config with an output folder of its own, unless the user names one.
+
+    Args:
+        names: returns the names in a folder of the coordinator's host.
+
+    Returns:
+        The config, and a line if the folder of its preset has got a number.
+    """
+    is_file = order.source is not None and not run_config.is_preset(order.source)
+    if is_file or "output" in order.settings:
+        return config, []
+
+    def is_free(path: str) -> bool:
+        return not names(str(PurePosixPath(path, "checkpoints")))
+
+    if is_free(config.output):
+        return config, []
+    numbered = (f"{config.output}-{number}" for number in itertools.count(2))
+    free = next(filter(is_free, numbered))
+    line = f"output: {free}, because {config.output} holds an earlier run"
+    return config.with_settings({"output": free}), [line]
 
 
 def parse_assignments(assignments: Iterable[str], flag: str) -> dict[str, Any]:

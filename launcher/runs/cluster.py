@@ -17,7 +17,12 @@ from launcher.hosts import ssh
 from launcher.hosts.fleet import LOOK, REACH
 from launcher.inventory.hosts import Host, head_of, load_inventory
 from launcher.plan.budget import with_budget
-from launcher.plan.configuration import Order, parse_assignments, with_shared_checkpoints
+from launcher.plan.configuration import (
+    Order,
+    parse_assignments,
+    with_free_output,
+    with_shared_checkpoints,
+)
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
 from launcher.runs.budget.spending import IdleHost, idle_hosts, read_spend
@@ -149,7 +154,11 @@ class Cluster:
                 with working("measuring the data"):
                     job, lines = follow_data(job, own, plan, found)
                 self.watch.lap("settings")
-            job = with_shared_checkpoints(job, head_of(self.hosts).share_folder, plan.run_id)
+            job = with_shared_checkpoints(job, head_of(found.hosts).share_folder, plan.run_id)
+            if head := found.connections.get(plan.leader.host):
+                job, more = with_free_output(order, job, head.names)
+                plan = make_plan(found, job, self.start.expect_workers, plan.run_id)
+                lines += more
         job, remarks = with_budget(job, plan, found.identities, os.environ)
         lines += remarks
         if isinstance(job, RunConfig):

@@ -39,7 +39,7 @@ from launcher.session.spec import (
     SessionSpec,
     log_name,
 )
-from trainer.system.errors import InputError, StorageError
+from trainer.system.errors import BudgetStopError, InputError, StorageError
 
 STATE_SCHEMA = "motley.process/1"
 
@@ -109,6 +109,8 @@ class ProcessSupervisor:
             if time.monotonic() - began >= self._spec.restart.healthy_after:
                 self._failures = 0
             self._failures += 1
+            if returncode == BudgetStopError.exit_code:
+                return self._finish("exited", "the budget guard stopped it")
             if not self._spec.restart.restarts(returncode):
                 return self._finish("failed", "this exit code is not retried")
             if self._failures >= self._spec.restart.most_failures:

@@ -17,12 +17,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, cast
 
 from launcher.errors import ConfigError, LauncherError, PartialError
+from launcher.files import SHARE
 from launcher.hosts import ssh as connection
 from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import RUN_USER
 from launcher.hosts.fleet import REACH, ask_hosts, line_of
 from launcher.inventory.hosts import Host
-from launcher.runs.records.kept_configs import SHARE
 from launcher.transfer.rsync import Endpoint, Report, TransferStats, transfer
 
 Kind = Literal["inputs", "logits", "checkpoints"]

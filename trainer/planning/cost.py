@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,12 @@ from trainer.config.budget import HostRate
 from trainer.planning.devices import ClusterShape
 
 JOULES_OF_KWH = 3.6e6
+
+
+def money_text(amount: float) -> str:
+    """Return an amount for people: two decimals, or as many as show two of its digits."""
+    digits = 2 if amount == 0 or amount >= 0.1 else min(9, 1 - math.floor(math.log10(amount)))
+    return f"{amount:.{digits}f}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from trainer.config.budget import BudgetConfig
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 from trainer.planning.budget.ledger import earlier_attempts, parse_spend
+from trainer.planning.cost import money_text
 from trainer.system.errors import InputError
 
 
@@ -47,26 +48,29 @@ def authorise(
     with working("estimating the cost"):
         cost = estimate(job, plan, found, _done(there, plan) if spent else 0)
     unit, ceiling = budget.currency, budget.ceiling
-    before = f"{spent:.2f} {unit} were spent, and " if spent else ""
+    before = f"{money_text(spent)} {unit} were spent, and " if spent else ""
     if cost is None or cost.money is None:
         if spent >= ceiling:
-            raise OverBudgetError(f"{spent:.2f} {unit} were spent, {_remedy(ceiling, unit)}")
+            raise OverBudgetError(
+                f"{money_text(spent)} {unit} were spent, {_remedy(ceiling, unit)}"
+            )
         report(
             f"budget: {before}the rest cannot be planned on this model and these devices; the run"
-            f" stops before it costs {ceiling:.2f} {unit}"
+            f" stops before it costs {money_text(ceiling)} {unit}"
         )
         return
     money, hours = cost.money, cost.seconds / 3600
-    said = f"{before}{money:.2f} {unit} are planned for {hours:.2f} h"
+    time = f"{hours:.2f} h" if hours >= 0.1 else f"{cost.seconds:.0f} s"
+    said = f"{before}{money_text(money)} {unit} are planned for {time}"
     if spent + money > ceiling:
         raise OverBudgetError(f"{said}, {_remedy(ceiling, unit)}")
-    report(f"budget: {said}; the ceiling is {ceiling:.2f} {unit}")
+    report(f"budget: {said}; the ceiling is {money_text(ceiling)} {unit}")
 
 
 def _remedy(ceiling: float, unit: str | None) -> str:
     return (
-        f"and the ceiling is {ceiling:.2f} {unit}: raise it (--set budget.ceiling=...), train"
-        " fewer steps, or take cheaper hosts; nothing was started"
+        f"and the ceiling is {money_text(ceiling)} {unit}: raise it (--set budget.ceiling=...),"
+        " train fewer steps, or take cheaper hosts; nothing was started"
     )
 
 

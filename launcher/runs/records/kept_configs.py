@@ -21,6 +21,7 @@ import yaml
 from launcher.errors import ConfigError
 from launcher.files import (
     MANAGED_STATE,
+    SHARE,
     default_state_folder,
     make_private_folder,
     write_atomically,
@@ -30,9 +31,6 @@ from launcher.inventory.hosts import Host
 from launcher.plan.hub import is_hub_name
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.records.registry import Registry
-
-SHARE = "/srv/motley"
-"""The share role's folder, unless the inventory sets another."""
 
 _RUN = {
     "model.path": "--model DIR",
@@ -59,7 +57,8 @@ _JOB = {
 }
 _PRIVATE = ("ca", "configs", "inventories", "lock", "push", "runs")
 """Names in a state folder that are the launcher's own."""
-_DEFAULT_OUTPUT = ("runs", "output")
+_DEFAULT_OUTPUT = re.compile(r"runs/output(-\d+)?(/.*)?")
+"""The default output, and those of its kind with a number."""
 _TASK = re.compile(r"[\w:-]+", re.ASCII)
 
 
@@ -218,7 +217,7 @@ def _may_be_named(path: object, hosts: Sequence[Host], is_job: bool) -> bool:
 
 
 def _is_open(path: PurePosixPath) -> bool:
-    return path.parts[:2] == _DEFAULT_OUTPUT or path.parts[:1] not in [
+    return _DEFAULT_OUTPUT.fullmatch(str(path)) is not None or path.parts[:1] not in [
         (),
         *[(p,) for p in _PRIVATE],
     ]

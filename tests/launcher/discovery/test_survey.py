@@ -137,6 +137,36 @@ def test_one_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch
     assert error.value.details == (str(found.failures["b"]),)
 
 
+class OfTheRecipe(LocalConnection):
+    """A host that the recipe has set up, with these folders in /srv."""
+
+    def __init__(self, *folders: str) -> None:
+        self._folders = folders
+
+    @property
+    def user(self) -> str:
+        return "motley"
+
+    def call(self, *question: Any, **more: Any) -> Any:
+        if question == ("names", {"folder": "/srv"}, 10.0):
+            return list(self._folders)
+        return super().call(*question, **more)
+
+
+def test_a_host_of_the_recipe_has_its_default_share() -> None:
+    """Not if the inventory names another, if there is none, or if it is no host of the recipe."""
+    ways: dict[str, LocalConnection] = {
+        "a": OfTheRecipe("motley"), "b": OfTheRecipe("motley"), "c": OfTheRecipe("www"),
+        "d": LocalConnection(),
+    }  # fmt: skip
+    hosts = [Host(name=name, devices=()) for name in ways]
+    hosts[1] = Host(name="b", devices=(), share_folder="/mnt/share")
+    found = survey(hosts, ways)
+    assert found.failures == {}
+    shares = [host.share_folder for host in found.hosts]
+    assert shares == ["/srv/motley", "/mnt/share", None, None]
+
+
 class Lying(LocalConnection):
     """A host that makes up what it is asked for."""
 

@@ -11,7 +11,7 @@ import pytest
 from launcher.commands.options import config_order
 from launcher.errors import ConfigError
 from launcher.inventory.hosts import Host
-from launcher.plan.configuration import with_shared_checkpoints
+from launcher.plan.configuration import Order, resolve, with_free_output, with_shared_checkpoints
 from trainer.config.run import RunConfig
 
 NOTHING = {"preset": None, "config": None, "settings": (), "output": None}
@@ -72,6 +72,27 @@ def test_a_model_or_data_of_ones_own_is_not_the_quickstart() -> None:
     assert given_of_own(**data) == {"data.train"}
     with pytest.raises(ConfigError, match=r"training\.epoch: unknown key"):
         read_config(**{**both, "settings": ("training.epoch=3",)})
+
+
+def test_each_run_of_a_preset_has_an_output_of_its_own() -> None:
+    """A plain second start is not refused for what the first one left; named folders stay."""
+    taken = {"/here/demo/output/checkpoints", "/here/demo/output-2/checkpoints"}
+
+    def names(folder: str) -> list[str]:
+        return ["step-000004"] if folder in taken else []
+
+    config = resolve(None, {}, Path("/here"))
+    plain = Order(leader="coordinator", source=None, settings={})
+    made, lines = with_free_output(plain, config, names)
+    assert made.output == "/here/demo/output-3"
+    assert lines == ["output: /here/demo/output-3, because /here/demo/output holds an earlier run"]
+    for order in (
+        Order(leader="coordinator", source=None, settings={"output": "demo/output"}),
+        Order(leader="coordinator", source="mine.yaml", settings={}),
+    ):
+        assert with_free_output(order, config, names) == (config, [])
+    taken.clear()
+    assert with_free_output(plain, config, names) == (config, [])
 
 
 def test_checkpoints_go_to_the_share_unless_told_otherwise() -> None:

@@ -105,6 +105,16 @@ def test_codes_that_would_repeat_themselves_end_it(make: Make, home: Path, code:
     assert (state.state, state.exit_code, state.attempt) == ("failed", code, 1)
 
 
+def test_what_its_budget_has_stopped_has_not_failed(make: Make, home: Path) -> None:
+    supervisor = make()
+    process = python_process(home, "raise SystemExit(9)")
+    supervisor.start(process)
+    wait_for(lambda: supervisor.state(process).is_over, "the end")
+    state = supervisor.state(process)
+    assert (state.state, state.exit_code, state.attempt) == ("exited", 9, 1)
+    assert state.message == "the budget guard stopped it"
+
+
 def test_other_codes_are_tried_again_and_given_up_at_last(make: Make, home: Path) -> None:
     """Each attempt ends with another code."""
     codes = (1, 3, 6, 7, 1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from trainer.config.budget import BudgetConfig
 from trainer.planning.budget.accrual import Accrual
+from trainer.planning.cost import money_text
 
 STOPPING = 30.0
 """Seconds that a clean end is expected to take: the step under way (10 s), and the save."""
@@ -110,12 +111,13 @@ class Guard:
         if ceiling is None or projected <= ceiling:
             return None
         unit = self._budget.currency
-        spent = f"budget.ceiling: {self.spent:.2f} of {ceiling:.2f} {unit} are spent, and"
+        of = f"{money_text(self.spent)} of {money_text(ceiling)} {unit}"
+        spent, total = f"budget.ceiling: {of} are spent, and", money_text(projected)
         if not self._every:
-            return BudgetStop(f"{spent} a clean end would make it {projected:.2f}")
+            return BudgetStop(f"{spent} a clean end would make it {total}")
         what = f"the checkpoint of step {self.next_checkpoint}" if self._done_at else "an end now"
         return BudgetStop(
-            f"{spent} {what} would make it {projected:.2f}; resume with a higher budget.ceiling"
+            f"{spent} {what} would make it {total}; resume with a higher budget.ceiling"
         )
 
     def _until_checkpoint(self, now: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -130,7 +131,8 @@ def test_a_command_that_stays_below_the_ceiling_ends_as_it_does(state: Path) -> 
     process = guarded(*HOUR, "1", "--name", "nightly", "--", "sh", "-c", "echo out; exit 4")
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (4, "out\n", "")
-    (record,) = SpendLedger(state / "spend.jsonl").read()
+    begin, record = SpendLedger(state / "spend.jsonl").read()
+    assert (begin.run, begin.seconds, begin.end) == ("nightly", 0.0, False)
     assert (record.run, record.currency, record.end) == ("nightly", "EUR", True)
     assert record.money == pytest.approx(record.seconds / 3600)
 
@@ -235,8 +237,9 @@ class Start:
 
 def test_an_estimate_below_the_ceiling_is_said(inputs: Path, tmp_path: Path) -> None:
     (said,) = Start(inputs, tmp_path).ask()
-    assert said.startswith("budget: 0.0")
-    assert said.endswith(" h; the ceiling is 5.00 EUR")
+    assert re.fullmatch(
+        r"budget: 0\.0\d+ EUR are planned for \d+ s; the ceiling is 5\.00 EUR", said
+    )
 
 
 def test_an_estimate_above_the_ceiling_is_refused(inputs: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from trainer.config.budget import HostRate
 from trainer.planning.budget.accrual import Accrual, HostSpend
-from trainer.planning.cost import Prices, host_cost, hosts_cost, plan_cost
+from trainer.planning.cost import Prices, host_cost, hosts_cost, money_text, plan_cost
 from trainer.planning.devices import parse_cluster
 
 RENTED = HostRate(name="rack", price_hour=2.4)
@@ -47,6 +47,15 @@ def test_measured_power_takes_the_place_of_the_planned() -> None:
     assert (part.seconds, part.measured) == (3600.0, 1800.0)
     assert part.kwh == pytest.approx(0.1 + 0.25)
     assert accrual.take() == [HostSpend("home")], "and each second is taken once"
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0.0, "0.00"), (0.004, "0.0040"), (0.05, "0.050"), (0.43, "0.43"), (1234.5, "1234.50"),
+     (1e-30, "0.000000000")],
+)  # fmt: skip
+def test_a_small_amount_is_not_nothing(amount: float, text: str) -> None:
+    assert money_text(amount) == text
 
 
 def test_what_could_not_be_recorded_is_recorded_later() -> None:
