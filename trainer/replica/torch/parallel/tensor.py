@@ -60,6 +60,8 @@ class TensorParallel:
         self._sequence = sequence
         self._first = 0
         """The first token of this rank's part of the vocabulary."""
+        self._widest = 0
+        """The tokens of its largest part."""
 
     def cut_layer(self, number: int, layer: Layer) -> None:
         """Cut a layer in place."""
@@ -76,6 +78,7 @@ class TensorParallel:
         classifies = hasattr(model, "score")
         head = None if classifies else model.lm_head
         tied = head is not None and head.weight is backbone.embed_tokens.weight
+        self._widest = -(-len(backbone.embed_tokens.weight) // self._ranks)
         table, self._first = self._part(backbone.embed_tokens.weight, _OUTPUTS)
         backbone.embed_tokens = SharedEmbedding(table, self._first, self._leave)
         if head is not None:
@@ -87,7 +90,14 @@ class TensorParallel:
 
     def losses(self, hidden: Tensor, head: Tensor, wanted: Tensor, *_: None) -> Any:
         """Return the losses of tokens by a head that is cut; see `kd_loss.token_losses`."""
-        return shared_token_losses(hidden, own(head), wanted, first=self._first, group=self._group)
+        return shared_token_losses(
+            hidden,
+            own(head),
+            wanted,
+            first=self._first,
+            widest=self._widest,
+            group=self._group,
+        )
 
     def _cut_block(self, block: Attention | MLP, begin: tuple[str, ...], end: str) -> None:
         block.register_forward_pre_hook(partial(_first_argument, self._enter))

@@ -43,7 +43,13 @@ class SharedEmbedding(nn.Module):
 
 
 def shared_token_losses(
-    hidden: Tensor, head: Tensor, wanted: Tensor, *, first: int, group: dist.ProcessGroup
+    hidden: Tensor,
+    head: Tensor,
+    wanted: Tensor,
+    *,
+    first: int,
+    widest: int,
+    group: dist.ProcessGroup,
 ) -> Sums:
     """Return `token_losses` with the rows of the head on the ranks of a group.
 
@@ -54,12 +60,15 @@ def shared_token_losses(
         head: `[V / ranks, D]`.
         wanted: int64 `[N]` tokens, the same on all ranks.
         first: the token of the head's first row.
+        widest: the rows of the head on the rank with the most: all reduce together, so they take
+            as many tokens at once as that rank can.
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    rows = max(1, LOGIT_ELEMENTS // widest)
     with torch.autocast(kind, enabled=False):
         trains = torch.is_grad_enabled()
-        loss: Any = _TokenLosses.apply(hidden, head, wanted, first, group, dtype, trains)
+        loss: Any = _TokenLosses.apply(hidden, head, wanted, first, rows, group, dtype, trains)
     return Sums(loss, loss.detach(), torch.zeros_like(loss))
 
 
@@ -73,6 +82,7 @@ class _TokenLosses(torch.autograd.Function):
         head: Tensor,
         wanted: Tensor,
         first: int,
+        rows: int,
         group: dist.ProcessGroup,
         dtype: torch.dtype,
         trains: bool,
@@ -82,10 +92,6 @@ class _TokenLosses(torch.autograd.Function):
         head_gradient = torch.zeros_like(head) if to_head else None
         weight = head.to(dtype)
         loss = hidden.new_zeros((), dtype=torch.float64)
-        # All ranks reduce together, so they take as many rows as the largest of them can.
-        widest = torch.tensor(len(weight), device=hidden.device)
-        dist.all_reduce(widest, dist.ReduceOp.MAX, group)
-        rows = max(1, LOGIT_ELEMENTS // int(widest))
         for start in range(0, len(wanted), rows):
             part = slice(start, start + rows)
             taken = hidden[part].to(dtype)
@@ -108,7 +114,7 @@ class _TokenLosses(torch.autograd.Function):
         assert ctx.gradients is not None, "backward runs once: it gives its buffers away"
         found = [part if part is None else part.mul_(scale) for part in ctx.gradients]
         ctx.gradients = None
-        return *found, None, None, None, None, None
+        return *found, None, None, None, None, None, None
 
 
 def _row_losses(logits: Tensor, wanted: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
