@@ -73,7 +73,8 @@ class Watch:
         Open it before the process group, whose collectives are then recorded.
         """
         flight_recorder.record(self._output)
-        threading.Thread(target=self._beat, name="signs-of-life", daemon=True).start()
+        signs = threading.Thread(target=self._beat, name="signs-of-life", daemon=True)
+        signs.start()
         try:
             with self.explaining():
                 yield
@@ -81,6 +82,9 @@ class Watch:
             if self._told and self._rank == 0:
                 self._outlast()
             self._ended.set()
+            # A thread that returns from the store while the interpreter ends aborts the process
+            # (SIGABRT), and torchrun restarts a run that was complete.
+            signs.join(_SILENT)
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
