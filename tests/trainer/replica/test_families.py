@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.numpy import save_file
 
+from tests.covering import covering
 from tests.families import COMPUTED_HERE
 from tests.trainer.replica.driving import drawn_weights, gradient, relative, start
 from trainer.checkpoint.adapter import open_adapter
@@ -22,7 +24,7 @@ from trainer.data.encoder import IGNORED
 from trainer.model.config_keys import is_dropout
 from trainer.model.families import FAMILIES
 from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE, companions, file_pieces
-from trainer.model.layout import GradientLayout, build_layout
+from trainer.model.layout import GradientLayout, adapted_modules, build_layout
 from trainer.replica import backend
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.generator import load_generator
@@ -117,9 +119,10 @@ def their_gradient(model: Any, layout: GradientLayout) -> np.ndarray:
     return np.concatenate(parts)
 
 
-@pytest.mark.parametrize("model_type", OTHERS)
-@pytest.mark.parametrize("method", ["lora", "full"])
-@pytest.mark.parametrize("task", ["causal-lm", "classify"])
+@pytest.mark.parametrize(
+    ("model_type", "method", "task"),
+    covering(product(OTHERS, ["lora", "full"], ["causal-lm", "classify"]), 2),
+)
 def test_gradients_and_files_are_those_of_transformers_and_peft(
     tiny_model: TinyModel,
     make_config: MakeConfig,
@@ -145,6 +148,30 @@ def test_gradients_and_files_are_those_of_transformers_and_peft(
     assert found.loss_sum == pytest.approx(loss.item(), rel=1e-5)
     assert relative(mine, their_gradient(model, layout)) < 1e-5
     assert replica.evaluate(batch).loss_sum == pytest.approx(loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_by_default_adapters_are_where_peft_puts_them(
+    tiny_model: TinyModel, make_config: MakeConfig, model_type: str
+) -> None:
+    """PEFT's `all-linear`: no experts, which only its `target_parameters` reach, and no router."""
+    import peft
+    import transformers
+
+    folder = tiny_model(model_type, tie_word_embeddings=model_type != "granite")
+    tree = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model: Any = transformers.AutoModelForCausalLM.from_config(tree)
+    transposed = {"fan_in_fan_out": FAMILIES[model_type].transposed}
+    settings = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **transposed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PEFT's own patterns for experts match nothing
+        adapted = peft.get_peft_model(model, settings).base_model.targeted_module_names
+    config = make_config(folder, task="causal-lm")
+    assert sorted(adapted_modules(folder, config)) == sorted(adapted)
+    named = make_config(folder, task="causal-lm", lora__target_modules=["experts"])
+    with pytest.raises(InputError, match=r"lora\.target_modules: no linear experts"):
+        build_layout(folder, named)
 
 
 @pytest.mark.parametrize("model_type", OTHERS)
