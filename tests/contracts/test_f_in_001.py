@@ -23,7 +23,8 @@ from tests.trainer.gguf_files import write_gguf
 from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.adapter import ADAPTER_KEYS, open_adapter
 from trainer.data.encoder import Encoder
-from trainer.data.samples import DataError, read_file
+from trainer.data.records import DataError
+from trainer.data.samples import read_file
 from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS
 from trainer.data.turns import TURN_KEYS
 from trainer.model.files import resolve_model

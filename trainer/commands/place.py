@@ -52,6 +52,23 @@ lost_text_option = click.option(
 )
 
 
+def _columns(_: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [each.partition("=") for each in given]
+    if not all(ours and theirs for ours, _, theirs in pairs):
+        raise click.BadParameter("expected KEY=NAME, such as text=body", param=param)
+    return {ours: theirs for ours, _, theirs in pairs}
+
+
+columns_option = click.option(
+    "--column",
+    "columns",
+    metavar="KEY=NAME",
+    multiple=True,
+    callback=_columns,
+    help="The data's name of a key, as data.columns, such as text=body; may be repeated.",
+)
+
+
 def open_ranks(
     parallel: str | None, backend: Backend, gpu: str, threads: int | None
 ) -> AbstractContextManager[Ranks | None]:

@@ -1,68 +1,76 @@
 """A corpus: numbered texts, the same on every machine with the same files.
 
-A file is one document, and so is a line of a `*.jsonl` file. Folders are read recursively, sorted
-by name; files that are hidden, empty or not text are left out and counted. Only the documents'
-positions are kept in memory.
+A record of a data file is one document, in every format that training reads; any other text is one
+as a whole. A folder with data files is read as training reads it. Of another folder each text file
+is a document, in the order of the paths. Only the documents' positions are kept in memory: in JSON
+Lines, or in a temporary copy of what has no lines to find.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import tempfile
+import weakref
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from blake3 import blake3
 
-from trainer.data.records import DataError
-from trainer.data.samples import iterate, read_line
-from trainer.data.shapes import Sample, UnusedKeys
+from trainer.data.formats import holds_records, is_json_lines
+from trainer.data.records import parse
+from trainer.data.samples import iterate
+from trainer.data.shapes import KEYS, Sample, UnusedKeys, parse_sample
+from trainer.data.sources import PACKED, find_data, find_texts
+from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
+from trainer.system.process.announcement import announced
 
 log = logging.getLogger(__name__)
-
-LINES = ".jsonl"
 
 
 class Documents(Sequence[Sample]):
     """Numbered documents, read on demand.
 
     Args:
-        paths: files and folders; their order is the order of the documents.
+        paths: files, folders and data sets of the hub; their order is that of the documents.
+        columns: our name of a record's key to the data's, as `data.columns`.
 
     Raises:
-        DataError: lines of a `*.jsonl` file are bad; all are counted, the first ones named.
+        DataError: records are bad; all of a file are counted, the first ones named.
         InputError: a path is missing, a named file is not text, or nothing is left.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], columns: Mapping[str, str] | None = None) -> None:
         self.left_out: Counter[str] = Counter()
-        """Files below the folders that are not documents, by reason: `hidden`, `empty`,
+        """Files below folders of texts that are not documents, by reason: `hidden`, `empty`,
         `not text`."""
-        self._files: list[Path] = []
-        self._file = array("q")  # of each document: the number of its file,
-        self._begin = array("q")  # where its line begins in bytes,
-        self._line = array("q")  # the line's number; 0: the whole file,
+        self._columns = columns
+        self._copy = tempfile.TemporaryFile()  # noqa: SIM115  # unlinked: a killed one leaves none
+        weakref.finalize(self, self._copy.close)
+        self._places: list[tuple[Path | None, str]] = []
+        """A file, None for the copy; and what precedes the number of its records in messages."""
+        self._place = array("q")  # of each document: the number of its place,
+        self._begin = array("q")  # its first byte there,
+        self._size = array("q")  # its bytes,
+        self._line = array("q")  # its number there; 0: the whole file,
         self._marks = array("Q")  # and the first bytes of its digest
         hasher = blake3()
         for path in paths:
-            if path.is_dir():
-                for file in self._below(path):
-                    self._add(file, hasher, named=False)
-            elif path.is_file():
-                self._add(path, hasher, named=True)
-            else:
-                raise InputError(f"{path}: no such data file or folder")
-        if not self._file:
+            with announced(f"reading {path}"):
+                self._read(path, hasher)
+        if not self._place:
             names = ", ".join(map(str, paths))
-            raise InputError(f"{names}: no text files and no JSON Lines to read")
+            raise InputError(f"{names}: no documents: every file is empty or not text")
+        self._copy.flush()
         self.digest = hasher.hexdigest()
         """BLAKE3 hex over the digests of the documents in their order; names do not count."""
 
     def __len__(self) -> int:
-        return len(self._file)
+        return len(self._place)
 
     def __getitem__(self, index: int) -> Sample:  # pyright: ignore[reportIncompatibleMethodOverride]  # no slices
         """Read one document.
@@ -72,10 +80,14 @@ class Documents(Sequence[Sample]):
         """
         if not 0 <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
-        path, line = self._files[self._file[index]], self._line[index]
+        path, line = self._places[self._place[index]][0], self._line[index]
         try:
-            sample = read_line(path, self._begin[index], line) if line else Sample(_read_text(path))
-        except (DataError, _NoDocumentError):
+            if line:
+                sample = parse_sample(parse(self._bytes(index)), line)
+            else:
+                assert path is not None, "a text is never copied"
+                sample = _read_text(path)
+        except (BadLineError, _NoDocumentError):
             sample = None
         if sample is None or sample.digest()[:8] != self._marks[index].to_bytes(8, "little"):
             raise InputError(f"{self.source(index)}: has changed since it was first read")
@@ -85,42 +97,77 @@ class Documents(Sequence[Sample]):
         return (self[index] for index in range(len(self)))
 
     def source(self, index: int) -> str:
-        """Return a document's place, as `file` or `file:line`."""
-        path, line = self._files[self._file[index]], self._line[index]
-        return f"{path}:{line}" if line else str(path)
+        """Return a document's place, as `file`, `file:line` or `file: row N`."""
+        line = self._line[index]
+        return self._places[self._place[index]][1] + (str(line) if line else "")
 
-    def _below(self, folder: Path) -> Iterator[Path]:
-        """Yield the visible files of a folder, in the order of their names as bytes."""
-        for parent, folders, files in os.walk(folder):
-            hidden = [name for name in (*folders, *files) if name.startswith(".")]
-            self.left_out["hidden"] += len(hidden)
-            folders[:] = sorted((name for name in folders if name[0] != "."), key=os.fsencode)
-            for name in sorted((name for name in files if name[0] != "."), key=os.fsencode):
-                path = Path(parent, name)
-                if path.is_file():  # no sockets, no broken links
-                    yield path
-
-    def _add(self, path: Path, hasher: blake3, *, named: bool) -> None:
-        self._files.append(path)
-        if path.suffix == LINES:
-            unused = UnusedKeys()
-            for begin, sample in iterate(path, None, unused):
-                self._append(sample, begin, hasher)
-            for line in unused.report():
-                log.info("%s: %s", path, line)
-            return
+    def _bytes(self, index: int) -> bytes:
+        """Return the line of a document."""
+        path = self._places[self._place[index]][0]
+        begin, size = self._begin[index], self._size[index]
+        if path is None:
+            return os.pread(self._copy.fileno(), size, begin)
         try:
-            self._append(Sample(_read_text(path)), 0, hasher)
-        except _NoDocumentError as error:
-            if named:
-                raise InputError(f"{path}: {error}") from None
-            self.left_out[str(error)] += 1
+            with path.open("rb") as file:
+                file.seek(begin)
+                return file.read(size)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
 
-    def _append(self, sample: Sample, begin: int, hasher: blake3) -> None:
+    def _read(self, path: Path, hasher: blake3) -> None:
+        texts = find_texts(path) if path.is_dir() else None
+        if texts is not None:
+            for file in texts.files:
+                try:
+                    self._append_text(file, file, hasher)
+                except _NoDocumentError as error:
+                    texts.left_out[str(error)] += 1
+            self.left_out += texts.left_out
+            if note := texts.note(path):
+                log.info(note)
+            return
+        found = find_data(path)
+        if note := found.note(path):
+            log.info(note)
+        for file in found.files:
+            named = path if found.piped else file
+            if holds_records(file, named.name):
+                self._append_records(file, named, hasher)
+                continue
+            try:
+                self._append_text(file, named, hasher)
+            except _NoDocumentError as error:
+                packed = "; unpack it" if file.suffix.lower() in PACKED else ""
+                raise InputError(f"{named}: {error}{packed}") from None
+
+    def _append_text(self, file: Path, named: Path, hasher: blake3) -> None:
+        sample = _read_text(file)
+        self._places.append((file, str(named)))
+        self._append(sample, 0, 0, hasher)
+
+    def _append_records(self, file: Path, named: Path, hasher: blake3) -> None:
+        """Append each record; only a line of JSON can be found again by its first byte."""
+        there = file if is_json_lines(file) and not self._columns else None
+        unused, last = UnusedKeys(), None
+        for record, sample in iterate(named, None, unused, self._columns):
+            if record.source != last:
+                last = record.source
+                self._places.append((there, last))
+            begin, size = record.begin, record.size
+            if there is None:
+                tree = {key: value for key, value in record.tree.items() if key in KEYS}
+                begin = self._copy.tell()
+                size = self._copy.write(json.dumps(tree, ensure_ascii=False).encode())
+            self._append(sample, begin, size, hasher)
+        for line in unused.report():
+            log.info("%s: %s", named, line)
+
+    def _append(self, sample: Sample, begin: int, size: int, hasher: blake3) -> None:
         digest = sample.digest()
         hasher.update(digest)
-        self._file.append(len(self._files) - 1)
+        self._place.append(len(self._places) - 1)
         self._begin.append(begin)
+        self._size.append(size)
         self._line.append(sample.line)
         self._marks.append(int.from_bytes(digest[:8], "little"))
 
@@ -129,7 +176,7 @@ class _NoDocumentError(Exception):
     """Why a file is not a document."""
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path) -> Sample:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -142,4 +189,4 @@ def _read_text(path: Path) -> str:
         raise _NoDocumentError("not text") from None
     if not text.strip():
         raise _NoDocumentError("empty")
-    return text
+    return Sample(text)

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 from trainer.data import arrow, records
 from trainer.data.records import Problems, Record
 from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS
-from trainer.data.sources import TEXTS, find_data
+from trainer.data.sources import RECORDS, TEXTS, find_data, kind_of
 from trainer.system.errors import InputError
 
 HEAD_BYTES = 4096
@@ -58,6 +58,15 @@ _OF_PYARROW = {
     b"\xff\xff\xff\xff": ("Arrow", arrow.arrow_rows),
 }
 _ZIP = b"PK\x03\x04"
+_PACKERS: dict[bytes, Callable[[BinaryIO, str], Any]] = {
+    b"\x1f\x8b": lambda stream, _: gzip.GzipFile(fileobj=stream),
+    b"BZh": lambda stream, _: bz2.BZ2File(stream),
+    b"\xfd7zXZ\0": lambda stream, _: lzma.LZMAFile(stream),  # noqa: SIM115  # a stream is closed by its owner
+    b"\x28\xb5\x2f\xfd": lambda stream, place: _pyarrow_for(place, "zstd").CompressedInputStream(
+        stream, "zstd"
+    ),
+}
+"""What opens a packed stream, by its first bytes; messages call it by the second argument."""
 _PAGE = "a web page, not the data itself; download the file behind it"
 _PICKLE = "a pickle, which can run code; save its data as Parquet or JSON Lines"
 _REFUSED = {
@@ -133,6 +142,31 @@ def is_json_lines(path: Path) -> bool:
     return head.removeprefix(_MARK).lstrip().startswith(b"{") and not head.startswith(b"{\0")
 
 
+def holds_records(path: Path, name: str) -> bool:
+    """Whether a file has records, by the suffix of its name or else by its first bytes.
+
+    Any other file is a text as a whole.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if kind := kind_of(name):
+        return kind in RECORDS
+    with path.open("rb") as stream:
+        head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
+    text = head.removeprefix(_MARK).lstrip()
+    return (
+        head.startswith((_ZIP, *_PACKERS, *_OF_PYARROW, *_ENCODINGS))
+        or text.startswith(b"{")
+        or _is_array(text)
+        or _delimiter(name, text, {}) is not None
+    )
+
+
+def _is_array(text: bytes) -> bool:
+    return text.startswith(b"[") and text[1:].lstrip()[:1] in (b"{", b"]", b"")
+
+
 @contextmanager
 def _unchanged(path: Path, stream: BinaryIO) -> Iterator[None]:
     """Check that a file is the same at the end: a half of each of two files is neither."""
@@ -191,7 +225,7 @@ def _read(
         raise InputError(f"{place}: is a tar archive; unpack it")
     begin = stream.readinto(bytearray(len(_MARK))) if head.startswith(_MARK) else 0
     text, source = head[begin:].lstrip(), f"{place}:"
-    if text.startswith(b"[") and text[1:].lstrip()[:1] in (b"{", b"]", b""):
+    if _is_array(text):
         elements = records.json_array(stream, f"{place}: element ", problems)
         yield from records.rename_keys(elements, columns, problems)
     elif text.startswith(b"{"):
@@ -286,14 +320,9 @@ class _Recoded(_Unpacked):
 
 def _inner(head: bytes, stream: io.BufferedReader[Any], place: str) -> _Unpacked | None:
     """Return what is in a packed stream, or a text in UTF-8; None if it is neither."""
-    if head.startswith(b"\x1f\x8b"):
-        return _Unpacked(gzip.GzipFile(fileobj=stream).read)
-    if head.startswith(b"BZh"):
-        return _Unpacked(bz2.BZ2File(stream).read)
-    if head.startswith(b"\xfd7zXZ\0"):
-        return _Unpacked(lzma.LZMAFile(stream).read)
-    if head.startswith(b"\x28\xb5\x2f\xfd"):
-        return _Unpacked(_pyarrow_for(place, "zstd").CompressedInputStream(stream, "zstd").read)
+    for first, opened in _PACKERS.items():
+        if head.startswith(first):
+            return _Unpacked(opened(stream, place).read)
     for mark, encoding in _ENCODINGS.items():
         if head.startswith(mark):
             return _Recoded(stream, encoding)

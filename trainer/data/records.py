@@ -40,6 +40,8 @@ class Record(NamedTuple):
     """Its line, or its row where a file has no lines; counted from 1."""
     begin: int = 0
     """The byte at which its line begins, of JSON Lines."""
+    size: int = 0
+    """The bytes of that line."""
 
     @property
     def place(self) -> str:
@@ -83,7 +85,7 @@ def json_lines(stream: BinaryIO, source: str, begin: int, problems: Problems) ->
                 size += _skip_line(stream)
                 raise BadLineError(f"line is longer than {MAX_RECORD_BYTES >> 20} MiB")
             if not piece.isspace():
-                yield Record(parse(piece), source, number, begin)
+                yield Record(parse(piece), source, number, begin, size)
         except BadLineError as error:
             problems.add(f"{source}{number}", error)
         begin += size

@@ -16,7 +16,7 @@ from blake3 import blake3
 from trainer.config.run import Classes, Task
 from trainer.data.formats import KEYS, read_records
 from trainer.data.labels import Kind, LabelColumn
-from trainer.data.records import MAX_RECORD_BYTES, DataError, Problems, parse
+from trainer.data.records import Problems, Record
 from trainer.data.shapes import Sample, UnusedKeys, parse_sample
 from trainer.data.sources import find_data
 from trainer.data.values import BadLineError
@@ -92,10 +92,6 @@ def read_file(
     """
     assert task in get_args(Task)
     assert (classes is not None) == (task == "classify")
-    for key in columns or ():
-        if key not in KEYS:
-            known = ", ".join(sorted(KEYS))
-            raise InputError(f"data.columns: {key!r} is no key of a data line; those are {known}")
     if note := find_data(path).note(path):
         log.info(note)
     labels = None if classes is None else LabelColumn(classes)
@@ -136,13 +132,18 @@ def iterate(
     columns: Mapping[str, str] | None = None,
     *,
     prompts: bool = False,
-) -> Iterator[tuple[int, Sample]]:
-    """Yield each sample and the byte at which its line begins, and count unused keys.
+) -> Iterator[tuple[Record, Sample]]:
+    """Yield each record with its sample, and count unused keys.
 
     Raises:
         DataError: after the last line, if lines are bad.
-        InputError: the file cannot be read, or is of a format that is not read.
+        InputError: the file cannot be read, is of a format that is not read, or `columns` names
+            what is no key of a line.
     """
+    for key in columns or ():
+        if key not in KEYS:
+            known = ", ".join(sorted(KEYS))
+            raise InputError(f"data.columns: {key!r} is no key of a data line; those are {known}")
     problems = Problems()
     usual = f"{path}:"
     for record in read_records(path, problems, columns):
@@ -154,24 +155,5 @@ def iterate(
             continue
         if record.source != usual:
             sample = replace(sample, source=record.source)
-        yield record.begin, sample
+        yield record, sample
     problems.check()
-
-
-def read_line(path: Path, begin: int, number: int) -> Sample:
-    """Return the `causal-lm` sample whose line begins at a byte that `iterate` gave.
-
-    Raises:
-        DataError: the line has changed.
-        InputError: the file cannot be read.
-    """
-    try:
-        with path.open("rb") as file:
-            file.seek(begin)
-            raw = file.readline(MAX_RECORD_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        return parse_sample(parse(raw), number)
-    except BadLineError as error:
-        raise DataError(f"{path}:{number}: {error}") from None

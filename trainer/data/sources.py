@@ -138,13 +138,25 @@ def _find_in_folder(path: Path, folder: Path) -> DataFiles:
     return DataFiles([folder / name for name in chosen], left_out=others)
 
 
+def find_texts(folder: Path) -> DataFiles | None:
+    """Return all visible files of a folder, in the order of their paths; None if it holds data.
+
+    Its data is then what `find_data` finds. JSON files do not make a folder of other texts data.
+    """
+    names, hidden = _visible(folder)
+    kinds = {kind_of(name) for name in names}
+    if kinds & RECORDS - {".json"} or (".json" in kinds and kinds <= RECORDS | TEXTS | {""}):
+        return None
+    return DataFiles([folder / name for name in names], left_out=Counter(hidden=hidden))
+
+
 def choose_files(path: Path, names: list[str]) -> tuple[list[str], Counter[str]]:
     """Return the data files among the names below a folder, and why others are left out.
 
     Raises:
         InputError: there are none, or they are of several splits without `train`.
     """
-    kinds = {name: _kind(name) for name in names}
+    kinds = {name: kind_of(name) for name in names}
     found = [name for name in names if kinds[name] in RECORDS]
     if not found:
         found = [name for name in names if kinds[name] in TEXTS]
@@ -164,8 +176,8 @@ def choose_files(path: Path, names: list[str]) -> tuple[list[str], Counter[str]]
     return [name for name in found if splits[name] == chosen], left_out
 
 
-def _kind(name: str) -> str:
-    """Return a file's suffix below those of packing; "" of files that are no data."""
+def kind_of(name: str) -> str:
+    """Return a file's suffix below those of packing; "" of what tools write beside data."""
     pure = PurePath(name.lower())
     while pure.suffix in PACKED:
         pure = pure.with_suffix("")

@@ -180,7 +180,7 @@ def _next(config: RunConfig) -> list[str]:
 def _asks(config: RunConfig) -> str:
     """Return the option of `generate` that asks as the run's data does."""
     try:
-        samples = iterate(Path(config.data.train), None, UnusedKeys())
+        samples = iterate(Path(config.data.train), None, UnusedKeys(), config.data.columns)
         talks = any(bool(sample.messages) for _, sample in islice(samples, 1))
     except TrainerError:  # a teacher's logits, or moved data
         talks = False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
 import os
 import tracemalloc
@@ -33,7 +36,7 @@ def test_folders_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     for name in ("b.py", "a.py", "Z.py", "sub/c.py", "sub/deep/d.py", "alpha/e.py", "é.py"):
         write(tmp_path / name, f"# {name}\r\n")
     documents = Documents([tmp_path])
-    names = ["Z.py", "a.py", "b.py", "é.py", "alpha/e.py", "sub/c.py", "sub/deep/d.py"]
+    names = ["Z.py", "a.py", "alpha/e.py", "b.py", "sub/c.py", "sub/deep/d.py", "é.py"]
     assert texts(documents) == [f"# {name}\r\n" for name in names]
     assert [documents.source(index) for index in range(7)] == [str(tmp_path / n) for n in names]
     assert documents.digest == Documents([tmp_path]).digest
@@ -98,10 +101,11 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
         Documents([tmp_path])
     assert f"{bad}:3: its keys" in str(caught.value)
     for path, message in (
-        (tmp_path / "none", "no such data file or folder"),
+        (tmp_path / "none", "no such data file"),
         (write(tmp_path / "latin.txt", b"caf\xe9"), "latin.txt: not text"),
         (write(tmp_path / "blank.txt", ""), "blank.txt: empty"),
-        (write(tmp_path / "nothing.jsonl", "\n"), "no text files and no JSON Lines"),
+        (write(tmp_path / "nothing.jsonl", "\n"), "no documents: every file is empty"),
+        (write(tmp_path / "notes.txt.gz", gzip.compress(b"x")), "not text; unpack it"),
     ):
         with pytest.raises(InputError, match=message):
             Documents([path])
@@ -127,3 +131,65 @@ def test_the_texts_are_not_kept(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert total == 20_000_000
     assert peak < 2_000_000
+
+
+def table(key: str) -> bytes:
+    buffer = io.StringIO(newline="")
+    csv.writer(buffer).writerows([["id", key], [1, "one,\n1"], [2, "zwei ü"]])
+    return buffer.getvalue().encode()
+
+
+ROWS = [{"id": 1, "text": "one,\n1"}, {"id": 2, "text": "zwei ü"}]
+FORMS = {
+    "a.csv": table("text"),
+    "no-suffix": table("text"),
+    "a.json": json.dumps(ROWS, indent=1).encode(),
+    "array.jsonl": json.dumps(ROWS).encode(),
+    "packed.jsonl": gzip.compress(lines(*ROWS).encode()),
+    "lines": lines(*ROWS).encode(),
+    "a.csv.gz": gzip.compress(table("text")),
+    "wide.jsonl": lines(*ROWS).encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_records_of_every_format_are_the_same_documents(tmp_path: Path, name: str) -> None:
+    documents = Documents([write(tmp_path / name, FORMS[name])])
+    assert [documents[index].text for index in (1, 0)] == ["zwei ü", "one,\n1"]
+    assert documents.source(1).startswith(f"{tmp_path / name}:")
+    assert documents.digest == Documents([write(tmp_path / "b.jsonl", lines(*ROWS))]).digest
+
+
+def test_conversations_with_tools_are_found_again_in_a_table(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    row = {"messages": turns, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    plain = Documents([write(tmp_path / "a.jsonl", lines(row))])
+    copied = Documents([write(tmp_path / "a.json", json.dumps([row, {"text": "x"}]))])
+    assert copied[0] == plain[0]
+    assert copied[0].tools
+    assert copied.source(1) == f"{tmp_path / 'a.json'}: element 2"
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_columns_name_the_keys_of_documents(tmp_path: Path, name: str) -> None:
+    rows = lines(*({"text": "no", "body": row["text"]} for row in ROWS)).encode()
+    path = write(tmp_path / name, table("body") if name == "a.csv" else rows)
+    assert texts(Documents([path], {"text": "body"})) == ["one,\n1", "zwei ü"]
+    with pytest.raises(InputError, match=r"data\.columns: 'txt' is no key"):
+        Documents([path], {"txt": "body"})
+
+
+def test_a_folder_with_data_is_read_as_training_reads_it(tmp_path: Path) -> None:
+    write(tmp_path / "d/train.csv", table("text"))
+    write(tmp_path / "d/test.jsonl", lines({"text": "held out"}))
+    write(tmp_path / "d/README.md", "a card")
+    write(tmp_path / "code/package.json", "{}")
+    write(tmp_path / "code/a.js", "let a")
+    assert texts(Documents([tmp_path / "d"])) == ["one,\n1", "zwei ü"]
+    assert texts(Documents([tmp_path / "code"])) == ["let a", "{}"]
+
+
+def test_a_copied_document_outlives_its_file(tmp_path: Path) -> None:
+    documents = Documents([path := write(tmp_path / "a.csv", table("text"))])
+    path.unlink()
+    assert texts(documents) == ["one,\n1", "zwei ü"]

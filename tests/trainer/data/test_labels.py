@@ -10,7 +10,8 @@ import pytest
 
 from trainer.config.run import Classes, load
 from trainer.data.labelling import Labelling, find_labels, with_names
-from trainer.data.samples import DataError, read_file, read_samples
+from trainer.data.records import DataError
+from trainer.data.samples import read_file, read_samples
 from trainer.system.errors import InputError
 
 

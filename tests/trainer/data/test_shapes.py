@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainer.data.samples import DataError, read_file
+from trainer.data.records import DataError
+from trainer.data.samples import read_file
 from trainer.data.shapes import SHAPES, ChatMessage, Sample, parse_sample
 from trainer.data.values import BadLineError
 

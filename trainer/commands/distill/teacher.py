@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.commands.place import lost_text_option, place_options
+from trainer.commands.place import columns_option, lost_text_option, place_options
 from trainer.config.run import Backend
 from trainer.system.commandline.number import Number
 from trainer.system.errors import InputError
@@ -46,8 +46,9 @@ class Share(click.ParamType):
     type=click.Path(path_type=Path),
     multiple=True,
     required=True,
-    help="A text file, JSON Lines or a folder of them; may be repeated.",
+    help="A text file, data of any format, or a folder; may be repeated.",
 )
+@columns_option
 @click.option(
     "--out",
     "output",

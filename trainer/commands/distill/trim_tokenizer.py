@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from trainer.commands.place import columns_option
+
 
 @click.command("trim-tokenizer")
 @click.argument("tokenizer_dir", metavar="TOKENIZER", type=click.Path(path_type=Path))
@@ -17,8 +19,9 @@ import click
     type=click.Path(path_type=Path),
     multiple=True,
     required=True,
-    help="A text file, JSON Lines or a folder of them; may be repeated.",
+    help="A text file, data of any format, or a folder; may be repeated.",
 )
+@columns_option
 @click.option(
     "--size", type=int, help="Tokens to keep. Default: 32768, or half of a smaller vocabulary."
 )
@@ -31,7 +34,12 @@ import click
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def trim_tokenizer(
-    tokenizer_dir: Path, paths: tuple[Path, ...], size: int | None, output: Path, as_json: bool
+    tokenizer_dir: Path,
+    paths: tuple[Path, ...],
+    columns: dict[str, str],
+    size: int | None,
+    output: Path,
+    as_json: bool,
 ) -> None:
     """Write a smaller TOKENIZER whose tokens all exist in the old one.
 
@@ -41,7 +49,7 @@ def trim_tokenizer(
     from trainer.data.documents import Documents
     from trainer.distill.tokenizer.trim import trim
 
-    trimmed = trim(tokenizer_dir, Documents(paths), size, output)
+    trimmed = trim(tokenizer_dir, Documents(paths, columns), size, output)
     if as_json:
         tree = {"schema": "motley.trimming/1", "output": str(output), **asdict(trimmed)}
         click.echo(json.dumps(tree))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainer.config.run import LostText
@@ -43,6 +43,8 @@ class ScoringRequest:
     """A local folder, or a hub name."""
     data: Sequence[Path]
     """Files and folders, see `Documents`."""
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    """See `data.columns`."""
     output: Path
     tokenizer: Path | None
     """The student's; None: the teacher's own."""
@@ -80,7 +82,7 @@ def assign(request: ScoringRequest) -> Assignment:
     tokenizer_dir = request.tokenizer or model_dir
     max_seq_len = window_length(model_dir, request.max_seq_len)
     vocabulary = Vocabulary.load(tokenizer_dir, model_dir)
-    documents = Documents(request.data)
+    documents = Documents(request.data, request.columns)
     encoder = Encoder(tokenizer_dir, request.lost_text or "refuse")
     windows = Windows(documents, encoder, max_seq_len)
     folder = LogitsFolder(request.output)
