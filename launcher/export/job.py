@@ -92,7 +92,7 @@ set -eu
 cd "$(dirname "$0")"
 [ -x .venv/bin/trainer ] && exit 0
 python="${{PYTHON:-python3}}"
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {{
+"$python" -P -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {{
     echo "$python is no Python 3.11 or later; give one: PYTHON=python3.12 sh {SETUP}" >&2
     exit 2
 }}
