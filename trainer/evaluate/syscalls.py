@@ -18,11 +18,13 @@ _REFUSED: dict[str, tuple[int, int]] = {
     # Further processes, each with a memory limit of its own.
     "fork": (57, _ABSENT), "vfork": (58, _ABSENT),
     # Memory that belongs to no process: shared memory, message queues, semaphores, watches, pages
-    # that a pipe keeps alive, buffers of network connections. (Pairs of sockets stay, for asyncio.)
+    # that a pipe keeps alive, buffers of network connections. Pairs of sockets stay, for asyncio:
+    # with buffers of the default size, and none that is kept alive on its way through another.
     "shmget": (29, 194), "memfd_create": (319, 279), "memfd_secret": (447, 447),
     "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
     "inotify_init": (253, _ABSENT), "inotify_init1": (294, 26), "fanotify_init": (300, 262),
     "vmsplice": (278, 75), "splice": (275, 76), "tee": (276, 77), "socket": (41, 198),
+    "setsockopt": (54, 208), "sendmsg": (46, 211), "sendmmsg": (307, 269),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
     "io_setup": (206, 0), "io_uring_setup": (425, 425),
     # Other processes.

@@ -92,6 +92,28 @@ UNREAD_CONNECTIONS = """
 import socket
 server = socket.create_server(("127.0.0.1", 0))
 """
+LARGE_SOCKET_BUFFERS = """
+import socket
+ends = [end for _ in range(20) for end in socket.socketpair()]
+for end in ends:
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**30)
+"""
+SOCKETS_ON_THEIR_WAY = """
+import socket
+kept, away = socket.socketpair()
+for _ in range(60):
+    ends = socket.socketpair()
+    for end in ends:
+        end.setblocking(False)
+        try:
+            while True:
+                end.send(bytes(2**15))
+        except BlockingIOError:
+            pass
+    socket.send_fds(kept, [b"x"], [end.fileno() for end in ends])
+    for end in ends:
+        end.close()
+"""
 
 
 @pytest.mark.parametrize(
@@ -103,8 +125,10 @@ server = socket.create_server(("127.0.0.1", 0))
         EMPTY_FILES,
         SEVERAL_PROCESSES,
         UNREAD_CONNECTIONS,
+        LARGE_SOCKET_BUFFERS,
+        SOCKETS_ON_THEIR_WAY,
     ],
-    ids=["shm", "memfd", "tmpfs", "inodes", "processes", "sockets"],
+    ids=["shm", "memfd", "tmpfs", "inodes", "processes", "sockets", "buffers", "in-flight"],
 )
 def test_no_memory_beside_the_address_space(sandbox: Sandbox, attack: str) -> None:
     assert succeeds_outside(attack)
@@ -118,6 +142,34 @@ def test_the_address_space_is_limited(sandbox: Sandbox) -> None:
     assert "MemoryError" in attempt(sandbox, piling_up).reason
     shared = f"import mmap; mmap.mmap(-1, {LIMIT})"
     assert not attempt(sandbox, shared).passed
+
+
+def test_pairs_of_sockets_hold_little(sandbox: Sandbox) -> None:
+    """All that one program can open, each full in both directions; asyncio needs a pair."""
+    filled = """
+import asyncio, socket
+def f():
+    assert asyncio.run(asyncio.sleep(0, 3)) == 3
+    kinds = (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET)
+    ends, held = [], 0
+    try:
+        while True:
+            ends += socket.socketpair(socket.AF_UNIX, kinds[len(ends) % 3])
+    except OSError:
+        pass
+    for end in ends:
+        end.setblocking(False)
+        for size in (2**17, 2**15, 1):
+            try:
+                while True:
+                    held += end.send(bytes(size))
+            except OSError:
+                pass
+    return held, len(ends)
+"""
+    test = f"held, ends = f()\nassert ends > 20 and 0 < held < {60 * MIB}, (held, ends)\n"
+    verdict = sandbox.run(Trial(program=filled, entry_point="f", test=test))
+    assert verdict.passed, verdict.reason
 
 
 def test_the_answer_of_a_program_cannot_fill_its_tests(sandbox: Sandbox) -> None:
@@ -149,6 +201,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 CALLS = {
     "shmget": (0, 4096, 0o1600), "msgget": (0, 0o1600), "semget": (0, 1, 0o1600),
     "memfd_create": (b"x", 0), "inotify_init": (), "inotify_init1": (0,), "socket": (1, 1, 0),
+    "setsockopt": (0, 1, 7, None, 0), "sendmsg": (0, None, 0), "sendmmsg": (0, None, 0, 0),
     "splice": (0, None, 1, None, 1, 0), "tee": (0, 1, 1, 0), "vmsplice": (1, None, 0, 0),
     "ptrace": (0, 0, None, None), "personality": (0xFFFFFFFF,), "fork": (),
     "process_vm_readv": (os.getpid(), None, 0, None, 0, 0),
