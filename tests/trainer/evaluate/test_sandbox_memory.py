@@ -101,7 +101,7 @@ for end in ends:
 SOCKETS_ON_THEIR_WAY = """
 import socket
 kept, away = socket.socketpair()
-for _ in range(60):
+for _ in range(20):
     ends = socket.socketpair()
     for end in ends:
         end.setblocking(False)
