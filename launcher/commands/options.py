@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -207,3 +208,17 @@ def config_order(
     source = preset or (str(config) if config else None)
     flags = {"model.path": model, "data.train": data, "output": output}
     return order_of("coordinator", source, settings, flags)
+
+
+class Currency(click.ParamType):
+    """A currency by its code of ISO 4217."""
+
+    name = "code"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the code; empty is none."""
+        from trainer.config.budget import CURRENCY
+
+        if value and not re.fullmatch(CURRENCY, value):
+            self.fail(f"{value!r} is no code of three capital letters, such as EUR", param, ctx)
+        return value

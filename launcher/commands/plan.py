@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.options import json_option
+from launcher.commands.options import Currency, json_option
 from trainer.system.commandline.number import Number
 
 if TYPE_CHECKING:
@@ -79,7 +79,13 @@ class _Count(click.ParamType[float]):
 )
 @click.option("--price-kwh", type=Number(min=0), help="Price of a kWh.")
 @click.option("--price-hour", type=Number(min=0), help="Price of a device for an hour.")
-@click.option("--currency", default="", metavar="CODE", help="Currency of both prices, e.g. EUR.")
+@click.option(
+    "--currency",
+    type=Currency(),
+    default="",
+    metavar="CODE",
+    help="Currency of both prices, e.g. EUR.",
+)
 @click.option("--explain", metavar="STRATEGY", help="Show a strategy's formulas, e.g. fsdp.")
 @click.option(
     "--diagram",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.commands import complete
-from launcher.commands.options import cluster_options, inventory_option, json_option
+from launcher.commands.options import Currency, cluster_options, inventory_option, json_option
 from trainer.system.commandline.number import Number
 
 if TYPE_CHECKING:
@@ -44,7 +44,12 @@ def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @cluster_options
 @click.option("--ceiling", type=ABOVE, metavar="MONEY", help="Default: $MOTLEY_BUDGET_CEILING.")
-@click.option("--currency", metavar="CODE", help="E.g. EUR; default: $MOTLEY_BUDGET_CURRENCY.")
+@click.option(
+    "--currency",
+    type=Currency(),
+    metavar="CODE",
+    help="E.g. EUR; default: $MOTLEY_BUDGET_CURRENCY.",
+)
 @click.option("--price-hour", type=PRICE, metavar="MONEY", help="Rent of this machine per hour.")
 @click.option("--watts", type=ABOVE, help="Its power under load, if it cannot be measured.")
 @click.option("--price-kwh", type=PRICE, metavar="MONEY", help="Price of a kWh.")

@@ -9,7 +9,8 @@ same data gives the same tokens on any day.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +20,13 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
+MOST_WORK = 1_000_000
+"""Of one rendering: passes of loops, KiB of joined text, and calls, each as ten of them."""
+_CALL = 10
+MOST_TEXT = 1 << 24
+"""Characters of a joined or repeated text, items of such a list, and bits of a power."""
 LEARNED, LEARNED_END = "\ufdd3", "\ufdd4"
 """Around the parts that a template marks with `{% generation %}`; noncharacters of Unicode."""
 
@@ -31,14 +38,100 @@ def compile_template(source: str) -> Callable[..., str]:
     Raises:
         TemplateError: it is not Jinja.
     """
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Bounded(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["dict"] = _Dict()
     environment.globals["namespace"] = _Namespace
-    return environment.from_string(source).render
+    template = environment.from_string(source)
+
+    def render(*args: Any, **variables: Any) -> str:
+        environment.begin()
+        return template.render(*args, **variables)
+
+    return render
+
+
+class _Bounded(ImmutableSandboxedEnvironment):
+    """The sandbox of Jinja, with an end to the loops and calls of each rendering."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.filters["bounded_items"] = self._items
+        self.filters["bounded_text"] = self._text
+        self.filters["bounded_sum"] = lambda value: (
+            self._text(value) if isinstance(value, str | list | tuple) else value
+        )
+        self._work = threading.local()
+
+    def begin(self) -> None:
+        """Begin a rendering of this thread."""
+        self._work.done = 0
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        return _Bounds().visit(super()._parse(source, name, filename))
+
+    def call(self, *args: Any, **named: Any) -> Any:
+        """Count a call, of a macro for example: two of itself in each never end."""
+        self._spend(_CALL)
+        return super().call(*args, **named)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Compute a product or a power that is not too large."""
+        if operator == "**":
+            large = all(isinstance(each, int) for each in (left, right)) and (
+                left.bit_length() * right > MOST_TEXT
+            )
+        else:
+            pairs = ((left, right), (right, left))
+            large = any(
+                isinstance(count, int)
+                and hasattr(some, "__len__")
+                and len(some) * count > MOST_TEXT
+                for some, count in pairs
+            )
+        if large:
+            raise SecurityError(f"a result of {operator} is too large")
+        return super().call_binop(context, operator, left, right)
+
+    def _items(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self._spend(1)
+            yield item
+
+    def _text(self, text: Any) -> Any:
+        if len(text) > MOST_TEXT:
+            raise SecurityError("a joined text or list is too large")
+        self._spend(len(text) >> 10)
+        return text
+
+    def _spend(self, work: int) -> None:
+        self._work.done = getattr(self._work, "done", 0) + work
+        if self._work.done > MOST_WORK:
+            raise SecurityError(f"the template does not end within {MOST_WORK:,} passes and calls")
+
+
+class _Bounds(NodeTransformer):
+    """Puts the filters that count around what loops run over, and around joined text."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - Jinja's name
+        node = self.generic_visit(node)
+        node.iter = _filtered(node.iter, "bounded_items")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802 - Jinja's name
+        return _filtered(self.generic_visit(node), "bounded_text")
+
+    def visit_Add(self, node: nodes.Add) -> nodes.Filter:  # noqa: N802 - Jinja's name
+        return _filtered(self.generic_visit(node), "bounded_sum")
+
+
+def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 class _Generation(Extension):

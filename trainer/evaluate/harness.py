@@ -113,7 +113,9 @@ def _load(trained: Trained, compute: Compute) -> Any:
         dtype = compute_dtype(trained.config, device)
         return _import("lm_eval.models.huggingface").HFLM(
             pretrained=model.eval(),
-            tokenizer=transformers.AutoTokenizer.from_pretrained(trained.base_dir),
+            tokenizer=transformers.AutoTokenizer.from_pretrained(
+                trained.base_dir, local_files_only=True, trust_remote_code=False
+            ),
             batch_size=_BATCH,
             mixed_precision_dtype=None if dtype == torch.float32 else str(dtype)[6:],
         )

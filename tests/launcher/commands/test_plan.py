@@ -150,3 +150,23 @@ def test_precision_and_checkpointing_are_flags(capsys: pytest.CaptureFixture[str
     tree = json.loads(capsys.readouterr().out)
     assert tree["precision"] == "fp32"
     assert {option["recompute"] for option in tree["options"]} == {"full"}
+
+
+@pytest.mark.parametrize("command", [["plan", "--shape", "7b", *CARDS], ["budget"]])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--currency", "eur"),
+        ("--currency", "EURO"),
+        ("--price-kwh", "nan"),
+        ("--price-hour", "inf"),
+    ],
+)
+def test_prices_are_numbers_and_currencies_codes(
+    command: list[str], option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    end = ["--", "true"] if command == ["budget"] else []
+    assert run([*command, option, value, *end]) == 2
+    said = capsys.readouterr().err
+    assert option in said
+    assert value in said

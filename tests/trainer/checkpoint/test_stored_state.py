@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.tiny_run import make_store, save, tiny_layout, tiny_state
-from trainer.checkpoint.reader import open_checkpoint
+from trainer.checkpoint.reader import open_checkpoint, step_folders
 from trainer.checkpoint.stored_state import StoredState
 from trainer.system.errors import StorageError
 
@@ -49,3 +49,12 @@ def test_a_file_without_one_of_the_tensors(checkpoint: Path) -> None:
     files = checkpoint / "adapter_model.safetensors", checkpoint / "optimizer.safetensors"
     with pytest.raises(StorageError, match=r"lora_A\.weight is missing or has another shape"):
         StoredState(*files, wider)
+
+
+@pytest.mark.parametrize(
+    "name", ["step-²²", "step-٣", "step--1", "step-1_0", "step- 1", "step-" + "9" * 19]
+)
+def test_a_folder_whose_number_is_none_is_no_step(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / "step-000002").mkdir()
+    assert [path.name for path in step_folders(tmp_path)] == ["step-000002"]

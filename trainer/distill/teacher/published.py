@@ -30,6 +30,7 @@ def load_published(model_dir: Path, dtype: torch.dtype, device: torch.device) ->
             dtype=dtype,
             device_map={"": device},
             local_files_only=True,
+            trust_remote_code=False,
             use_safetensors=True,
         )
     except (OSError, ValueError, RuntimeError, ImportError) as error:

@@ -20,6 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trainer.system.errors import InputError
 
 SPEND_FILE = "spend.jsonl"
+LATEST = 253402300800.0
+"""Unix seconds at the end of the year 9999, the last that a date can name."""
+MOST = 1e15
+"""Of money or kWh in a line: no sum of lines overflows."""
 _LOCK_PATIENCE = 1.0
 """Seconds: a writer holds the lock for one write; one that was stopped must not stop others."""
 _TAIL = 1 << 16
@@ -32,13 +36,13 @@ class SpendRecord(BaseModel):
 
     run: str
     host: str
-    until: float
+    until: float = Field(ge=0, lt=LATEST)
     """Unix seconds."""
-    seconds: float = Field(ge=0)
-    kwh: float = Field(ge=0)
-    measured: float = Field(ge=0)
+    seconds: float = Field(ge=0, lt=LATEST)
+    kwh: float = Field(ge=0, lt=MOST)
+    measured: float = Field(ge=0, lt=LATEST)
     """Of the seconds, those whose power was measured; of the others it is planned."""
-    money: float = Field(ge=0)
+    money: float = Field(ge=0, lt=MOST)
     currency: str | None = None
     step: int = Field(default=0, ge=0)
     """Completed steps of the run."""

@@ -56,7 +56,9 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
     full = config.method == "full"
     modules = () if full else adapted_modules(model_dir, config)
     with reading(model_dir, device, nf4=config.model.quantization == "nf4"):
-        tree = transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True)
+        tree = transformers.AutoConfig.from_pretrained(
+            model_dir, local_files_only=True, trust_remote_code=False
+        )
         tree = tree.get_text_config()
         for key in filter(is_dropout, vars(tree)):
             setattr(tree, key, 0.0)
@@ -69,6 +71,7 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
             dtype=torch.float32 if full else getattr(torch, config.model.dtype),
             device_map={"": device},
             local_files_only=True,
+            trust_remote_code=False,
             use_safetensors=True,
             **settings,
         )

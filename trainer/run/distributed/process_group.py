@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from ipaddress import ip_address
 from queue import Empty, SimpleQueue
 from threading import Thread
 
@@ -125,8 +127,9 @@ def _connect(environment: Environment, patience: float) -> Store:
             is_master=environment.rank == 0,
             timeout=timedelta(seconds=patience),
             wait_for_workers=False,
+            master_listen_fd=_listener(environment) if environment.rank == 0 else None,
         )
-    except (dist.DistError, ValueError) as error:
+    except (dist.DistError, ValueError, OSError) as error:
         if environment.rank == 0 and not environment.by_torchrun:
             raise InputError(
                 f"rank 0 cannot listen on {where}: another program has the port, or the address is"
@@ -136,6 +139,28 @@ def _connect(environment: Environment, patience: float) -> Store:
         raise UnreachableError(
             f"rank {environment.rank} cannot reach rank 0 at {where}: {reason}"
         ) from None
+
+
+def _listener(environment: Environment) -> int | None:
+    """Return a socket on the one address of `--master`, for the store to own.
+
+    None if the store must listen on every address: a name may mean another address on this host
+    than on others, and a router may forward an address that this host does not have.
+
+    Raises:
+        OSError: another program has the port.
+    """
+    try:
+        version = ip_address(environment.host).version
+    except ValueError:
+        return None
+    family = socket.AF_INET6 if version == 6 else socket.AF_INET
+    try:
+        return socket.create_server((environment.host, environment.port), family=family).detach()
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
 
 
 def collectives(device: torch.device) -> str:

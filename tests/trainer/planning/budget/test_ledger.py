@@ -157,3 +157,15 @@ def test_attempts_of_a_run_add_up() -> None:
 def test_lines_of_later_versions_are_read() -> None:
     text = record().model_dump_json().replace('"run"', '"colour":"red","run"')
     assert parse_spend(text.encode() + b"\n", "spend.jsonl") == [record()]
+
+
+@pytest.mark.parametrize("value", ["1e300", "-1.0", "NaN", "Infinity", "1e999", "253402300800.0"])
+@pytest.mark.parametrize("field", ["until", "seconds", "measured", "kwh", "money"])
+def test_a_number_that_cannot_be_is_named(field: str, value: str) -> None:
+    line = dict.fromkeys(("until", "seconds", "measured", "kwh", "money"), "1.0")
+    if value == "253402300800.0" and field in {"kwh", "money"}:
+        value = "1e15"
+    text = ", ".join(f'"{name}": {number}' for name, number in (line | {field: value}).items())
+    with pytest.raises(InputError, match=r"spend\.jsonl:1: not a line of spending") as caught:
+        parse_spend(f'{{"run": "r", "host": "h", {text}}}\n'.encode(), "spend.jsonl")
+    assert "\n" not in str(caught.value)

@@ -84,3 +84,31 @@ def test_it_does_not_mix_with_them_and_meets_the_next_attempt(ranks: Ranks) -> N
         " or give this one another --master"
     )
     assert found == "2"
+
+
+def meet_at_one_address() -> list[str]:
+    """Return at which addresses of this host the store of a job at 127.0.0.1 answers."""
+    import socket
+
+    from tests.ports import free_port
+    from trainer.run.distributed.environment import Environment
+    from trainer.run.distributed.process_group import meet
+
+    answers: list[str] = []
+    for master in ("127.0.0.1", "localhost"):
+        port = free_port()
+        store = meet(Environment(0, 1, None, master, port, "a test"), 60)
+        store.set("it", "works")
+        for address in ("127.0.0.1", "127.0.0.2"):
+            with socket.socket() as caller:
+                if caller.connect_ex((address, port)) == 0:
+                    answers.append(f"{master}: {address}")
+        del store
+    return answers
+
+
+def test_the_store_listens_at_the_one_address_that_was_given(ranks: Ranks) -> None:
+    (answers,) = ranks.run(f"{HERE}:meet_at_one_address", world=1)
+    assert "127.0.0.1: 127.0.0.1" in answers
+    assert "127.0.0.1: 127.0.0.2" not in answers
+    assert "localhost: 127.0.0.1" in answers
