@@ -210,7 +210,7 @@ def config_order(
     return order_of("coordinator", source, settings, flags)
 
 
-class Currency(click.ParamType):
+class Currency(click.ParamType[str]):
     """A currency by its code of ISO 4217."""
 
     name = "code"

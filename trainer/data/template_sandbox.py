@@ -119,7 +119,7 @@ class _Bounds(NodeTransformer):
     """Puts the filters that count around what loops run over, and around joined text."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - Jinja's name
-        node = self.generic_visit(node)
+        self.generic_visit(node)
         node.iter = _filtered(node.iter, "bounded_items")
         return node
 
@@ -130,7 +130,7 @@ class _Bounds(NodeTransformer):
         return _filtered(self.generic_visit(node), "bounded_sum")
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 

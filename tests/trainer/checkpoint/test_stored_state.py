@@ -54,7 +54,7 @@ def test_a_file_without_one_of_the_tensors(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["step-²²", "step-٣", "step--1", "step-1_0", "step- 1", "step-" + "9" * 19]
 )
-def test_a_folder_whose_number_is_none_is_no_step(tmp_path: Path, number: str) -> None:
-    (tmp_path / f"step-{number}").mkdir()
+def test_a_folder_whose_number_is_none_is_no_step(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
     (tmp_path / "step-000002").mkdir()
     assert [path.name for path in step_folders(tmp_path)] == ["step-000002"]
