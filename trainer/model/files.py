@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 
-from blake3 import blake3
-
 from trainer.model.formats import gguf_file, way_in
 from trainer.model.safetensors_headers import TensorHeader, read_headers
 from trainer.system.errors import InputError
@@ -67,6 +65,8 @@ def model_digest(model_dir: Path) -> str:
     Raises:
         InputError: a file is missing or cannot be read.
     """
+    from blake3 import blake3  # a launcher's machine may have none, and asks for folders alone
+
     hasher = blake3(weights_digest(model_dir).encode())
     for name in _DIGESTED:
         path = model_dir / name
@@ -98,6 +98,8 @@ def _digest_of(
     states: tuple[tuple[Path, int, int], ...], headers: tuple[tuple[str, TensorHeader], ...]
 ) -> str:
     """Hash all tensors in the order of their names; once a process, while no file changes."""
+    from blake3 import blake3
+
     hasher = blake3(max_threads=blake3.AUTO)
     with ExitStack() as opened:
         maps: dict[Path, memoryview] = {}

@@ -217,7 +217,7 @@ def test_what_cannot_be_continued(model: Path, tmp_path: Path, make_config: Make
     with pytest.raises(InputError, match=r"gives token \d+ of prompt 1, the model has"):
         complete(load_trained(broken), [Sample("zzz")], 4, Sampling(), Compute("cpu"))
     (broken / "generation_config.json").write_text("{")
-    with pytest.raises(InputError, match=r"generation_config\.json: cannot be read: "):
+    with pytest.raises(InputError, match=r"generation_config\.json: not valid JSON"):
         complete(load_trained(broken), [Sample("x")], 4, Sampling(), Compute("cpu"))
     for arguments in ([model], [model, "--prompt", "x", "--data", "y"]):
         assert "give --prompt TEXT, --chat TEXT or --data FILE" in invoke(*arguments).output
