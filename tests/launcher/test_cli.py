@@ -131,7 +131,12 @@ def test_a_group_alone_prints_its_help(capsys: pytest.CaptureFixture[str], path:
         (["cluster", "up", "-e", "=1"], 2, "-e takes KEY=VALUE"),
         (["cluster", "up", "--inventory", "absent.yml"], 2, "absent.yml: the file does not exist"),
         (["runs", "-i", "absent.yml", "--nodes", "a,b"], 2, "--inventory or --nodes, not both"),
-        (["runs", "--nodes", "no-such.invalid"], 3, "no-such.invalid does not resolve"),
+        pytest.param(
+            ["runs", "--nodes", "no-such.invalid"],
+            3,
+            "no-such.invalid does not resolve",
+            marks=pytest.mark.needs("ssh"),
+        ),
         (["cluster", "up", "-e", "motley_prot=1"], 2, "unknown variable motley_prot"),
         (["logs", "worker-2"], 2, "no run has been started here"),
         (["status", "--run", "nope-1"], 2, "no run nope-1"),

@@ -37,7 +37,7 @@ class Environment:
 
 def quieten_torch() -> None:
     """Keep torch, before its import, from printing a stack for each connection that breaks."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
 def read_environment(

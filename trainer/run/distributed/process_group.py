@@ -26,7 +26,8 @@ from trainer.system.errors import InputError, UnreachableError
 
 _PAUSE = 0.5
 """Seconds between two looks at a store that another attempt holds."""
-_GRACE = 1.0
+_GRACE = 10.0
+"""Seconds beyond its own deadline that torch may take to say why nothing answers."""
 
 
 def own_device(environment: Environment, wanted: Backend, gpu: str) -> torch.device:
