@@ -191,7 +191,7 @@ class ExchangeConfig(TopologySettings):
     """Least deadline of a step; the effective one is max(3 x p95, this)."""
     join_deadline: float = Field(default=120.0, gt=0)
     alarm_factor: float = Field(default=10.0, gt=1, allow_inf_nan=False)
-    """How many times the running median a contribution's norm may be before it is an outlier."""
+    """How many times the largest of the last norms a contribution's may be, else an outlier."""
     outliers: Literal["report", "halt"] = "report"
     """What to do about an outlier: log it, or also halt the run before the update."""
     shared_memory: bool = True

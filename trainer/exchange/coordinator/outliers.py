@@ -1,9 +1,10 @@
 """Detect contributions whose norm is far above the usual norm of their block. Pure.
 
 A sum over a share of weight w has the norm n. Where samples agree n grows like w, where they are
-noise like the root of w, so n/w and n/sqrt(w) are both compared with their medians over the block's
+noise like the root of w, so n/w and n/sqrt(w) are both compared with the largest of the block's
 last contributions. Only what is more than `alarm_factor` times both is an outlier: no share is one
-for its size. Nothing is changed: a value that is odd may still be right.
+for its size, and no batch for being harder than those that the model has learned. Nothing is
+changed: a value that is odd may still be right.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
 
 import numpy as np
 
@@ -24,9 +24,9 @@ from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.system.errors import OutlierError
 
 WINDOW = 64
-"""Contributions to a block that its medians are of."""
+"""Contributions to a block that the next one is compared with."""
 FEWEST = 8
-"""Contributions before one can be an outlier."""
+"""Contributions before one can be an outlier, and outliers in a row that are the new usual."""
 
 
 def _recent() -> deque[float]:
@@ -39,6 +39,8 @@ class _Usual:
 
     by_weight: deque[float] = field(default_factory=_recent)
     by_root: deque[float] = field(default_factory=_recent)
+    odd: int = 0
+    """Outliers since the last one that is none; they are not among the contributions above."""
 
 
 class Outliers:
@@ -103,27 +105,28 @@ class Outliers:
             return
         usual = self._usual[block.index]
         by_weight, by_root = norm / weight, norm / math.sqrt(weight)
-        far = self._is_far(by_weight, usual.by_weight) and self._is_far(by_root, usual.by_root)
-        middle = median(usual.by_weight) if far else 0.0
+        if self._is_far(by_weight, usual.by_weight) and self._is_far(by_root, usual.by_root):
+            usual.odd += 1
+            if usual.odd < FEWEST:
+                self._report(rank, step + 1, block, tensor(), by_weight, max(usual.by_weight))
+                return
+            usual = self._usual[block.index] = _Usual()
+        usual.odd = 0
         usual.by_weight.append(by_weight)
         usual.by_root.append(by_root)
-        if far:
-            self._report(rank, step + 1, block, tensor(), by_weight, middle)
 
     def _is_far(self, value: float, past: deque[float]) -> bool:
-        if len(past) < FEWEST or value <= self._factor * min(past):
-            return False  # the minimum is found without sorting, and mostly says enough
-        return value > self._factor * median(past)
+        return len(past) >= FEWEST and value > self._factor * max(past)
 
     def _report(
-        self, rank: int, step: int, block: Block, tensor: str, norm: float, middle: float
+        self, rank: int, step: int, block: Block, tensor: str, norm: float, largest: float
     ) -> None:
         if self._halts:
             raise OutlierError(
                 f"step {step}: rank {rank} sent a gradient of norm {norm:.3g} a unit of "
-                f"weight in block {block.name}, tensor {tensor}, where {middle:.3g} is usual: "
-                "the run is halted before the update (exchange.outliers), the last checkpoint is "
-                "intact"
+                f"weight in block {block.name}, tensor {tensor}, where at most {largest:.3g} is"
+                " usual: the run is halted before the update (exchange.outliers), the last"
+                " checkpoint is intact"
             )
         self._said = {said for said in self._said if said[0] == step}
         if (step, rank) in self._said:
@@ -136,5 +139,5 @@ class Outliers:
             block=block.name,
             tensor=tensor,
             norm=norm,
-            median=middle,
+            largest=largest,
         )
