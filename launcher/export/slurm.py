@@ -32,8 +32,10 @@ def render_slurm(job: ExportedJob) -> Rendered:
 # Run {job.run_id}: {target.text}. Submit it in its folder, which all nodes must see.
 set -eu
 [ -f {CONFIG} ] || {{ echo "submit this script in the folder of {CONFIG}" >&2; exit 2; }}
+python=.venv/bin/python
+[ -x "$python" ] || python=python3    # an image has all that is needed
 exec srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \\
-    .venv/bin/python -P -m trainer {job.finetune}
+    "$python" -P -m trainer {job.finetune}
 """
     steps = (
         "copy this folder to storage that all nodes see",
