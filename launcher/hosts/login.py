@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -81,6 +82,7 @@ class Login:
             ConfigError: a setting of ssh cannot be used here.
         """
         self._where, self._route, self._greeting = where, route, b""
+        self._proxy: subprocess.Popen[bytes] | None = None
         for name in _REFUSED:
             if route.one(name.lower()):
                 raise ConfigError(
@@ -102,7 +104,7 @@ class Login:
                     "runners": {"remote": _BoundedRemote},
                 },
             ),
-            gateway=self._through._connection if self._through else _proxy(route),
+            gateway=self._through._connection if self._through else False,  # None: looked up
             forward_agent=False,
             connect_timeout=CONNECT_TIMEOUT,
             connect_kwargs={
@@ -162,19 +164,30 @@ class Login:
     def close(self) -> None:
         """End it and the logins before it. Idempotent."""
         _OPEN.discard(self)
-        transport = self._connection.client.get_transport()
         with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
             self._connection.client.close()  # open or not
         if sock := self._connection.connect_kwargs.get("sock"):
             sock.close()
-        if transport and isinstance(transport.sock, paramiko.ProxyCommand):
-            with transport.sock.process:  # paramiko has signalled it; this closes its pipes
-                pass
+        if self._proxy is not None:
+            self._proxy.kill()  # with the end of its input it may be waiting for the host's
+            self._proxy.wait()
         if self._through is not None:
             self._through.close()
 
     def _stream(self) -> socket.socket:
-        """Return the TCP connection to sshd."""
+        """Return the connection to sshd: of TCP, or of a ProxyCommand."""
+        if command := _proxy_command(self._route):
+            # Not Fabric's gateway of a string: its threads trip over a program that has ended.
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self._proxy = subprocess.Popen(
+                    ["/bin/sh", "-c", f"exec {command}"],  # for the shell, by ssh_config(5)
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the launcher alone
+                )
+            return ours
         address, port = self._route.address, self._route.port
         family = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
         if only := family.get(self._route.one("addressfamily") or "any"):
@@ -383,11 +396,15 @@ def _transport(where: str, route: SshRoute, keys: HostKeys, stream: Any, **given
     return transport
 
 
-def _proxy(route: SshRoute) -> str | bool:
-    """Return ssh's ProxyCommand as Fabric's gateway; False for none: None would be looked up."""
+def _proxy_command(route: SshRoute) -> str | None:
+    """Return ssh's ProxyCommand with its tokens filled in.
+
+    Raises:
+        ConfigError: a name has characters with a meaning in the shell.
+    """
     command = route.one("proxycommand")
     if command is None:
-        return False
+        return None
     tokens = {
         "%": "%",
         "h": route.address,
@@ -398,9 +415,7 @@ def _proxy(route: SshRoute) -> str | bool:
     for name in (route.address, route.destination, route.user):
         if shlex.quote(name) != name:
             raise ConfigError(f"{name!r} cannot stand in a ProxyCommand")
-    line = re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), command)
-    # For the shell, by ssh_config(5); Ctrl-C is for the launcher alone.
-    return shlex.join(["/bin/sh", "-c", f"trap '' INT; exec {line}"])
+    return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), command)
 
 
 def _all(route: SshRoute, name: str) -> Sequence[str]:

@@ -118,7 +118,7 @@ def test_slurm_gets_a_task_for_each_device_and_a_signal_before_the_end() -> None
     assert words[:4] == [
         "exec", "srun", "--kill-on-bad-exit=1", "--cpus-per-task=$SLURM_CPUS_PER_TASK"
     ]  # fmt: skip
-    assert words[4:8] == [".venv/bin/python", "-P", "-m", "trainer"]
+    assert words[4:8] == ["$python", "-P", "-m", "trainer"]
     assert words[words.index("--gpu-backend") + 1] == "cuda"
     assert "gpus" not in render_slurm(job("2 nodes x 2 CPU")).files["job.sbatch"]
 

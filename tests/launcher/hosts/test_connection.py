@@ -356,7 +356,7 @@ def test_a_launcher_that_ends_meanwhile_leaves_no_proxy_command(
         "import psutil\n"
         "while not login._OPEN: time.sleep(0.01)\n"
         "(one,) = login._OPEN\n"
-        "while one._connection.client.get_transport() is None: time.sleep(0.01)\n"
+        "while one._proxy is None: time.sleep(0.01)\n"
         "print(psutil.Process().children()[0].pid)\n"
     )
     add_proxy(server)
