@@ -162,13 +162,16 @@ def test_by_default_adapters_are_where_peft_puts_them(
     tree = transformers.AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model: Any = transformers.AutoModelForCausalLM.from_config(tree)
-    transposed = {"fan_in_fan_out": FAMILIES[model_type].transposed}
-    settings = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **transposed)
+    settings = peft.LoraConfig(
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=FAMILIES[model_type].transposed,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT's own patterns for experts match nothing
-        adapted = peft.get_peft_model(model, settings).base_model.targeted_module_names
+        base: Any = peft.get_peft_model(model, settings).base_model
     config = make_config(folder, task="causal-lm")
-    assert sorted(adapted_modules(folder, config)) == sorted(adapted)
+    assert sorted(adapted_modules(folder, config)) == sorted(base.targeted_module_names)
     named = make_config(folder, task="causal-lm", lora__target_modules=["experts"])
     with pytest.raises(InputError, match=r"lora\.target_modules: no linear experts"):
         build_layout(folder, named)
