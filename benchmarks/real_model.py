@@ -112,7 +112,7 @@ def peft(options: argparse.Namespace) -> dict[str, float]:
         options.model, dtype=torch.float32
     )
     settings = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=LINEARS)
-    model = get_peft_model(model, settings)  # type: ignore[arg-type]
+    model = get_peft_model(model, settings)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     padding, rows = tokenizer.pad_token_id, _rows(options)

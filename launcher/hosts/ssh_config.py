@@ -132,12 +132,12 @@ def jump_to(route: SshRoute, where: str) -> SshRoute | None:
 
 
 def private_folder() -> Path:
-    """Return this user's folder for the configurations and sockets of ssh.
+    """Return this user's folder for the configurations of ssh.
 
     Raises:
         ConfigError: it belongs to another user, or others may write there.
     """
-    # One folder, so that a killed launcher leaves none of its own; a socket ends with its ssh.
+    # One folder, so that a killed launcher leaves none of its own.
     folder = Path(tempfile.gettempdir(), f"motley-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)

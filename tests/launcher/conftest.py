@@ -92,7 +92,7 @@ def copied_venvs(bare_venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a folder for temporary files whose path leaves room for the name of a socket."""
+    """Yield a folder for temporary files of the test alone, with a short path."""
     with tempfile.TemporaryDirectory(prefix="m-") as folder:
         monkeypatch.setattr("tempfile.tempdir", folder)
         monkeypatch.setenv("TMPDIR", folder)

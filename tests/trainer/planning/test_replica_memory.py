@@ -14,6 +14,7 @@ import torch
 from tests.covering import covering
 from tests.families import COMPUTED_HERE
 from tests.families import FAMILIES as OWN
+from tests.trainer.replica.kept_tensors import kept_bytes
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
 from trainer.model.initialization import initial_weights
@@ -88,20 +89,9 @@ def saved_per_token(replica: TorchReplica, length: int, *, classes: bool = True)
     """Return the bytes that autograd saves for each token of a further sample."""
 
     def saved(samples: int) -> int:
-        sizes: dict[int, int] = {}
-        alive: list[torch.Tensor] = []
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-            alive.append(tensor)  # or its address would be given out again
-            return tensor
-
         ids = np.arange(length, dtype=np.int32)
         batch = [Encoded(ids, 0 if classes else np.where(ids < length - 1, IGNORED, ids))] * samples
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            replica.forward_backward(batch, lambda *_: None)
-        return sum(sizes.values())
+        return kept_bytes(lambda: replica.forward_backward(batch, lambda *_: None))
 
     # Weights and their copies are in both and cancel out.
     return (saved(4) - saved(2)) / (2 * length)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.trainer.replica.driving import gradient, relative, start
+from tests.trainer.replica.kept_tensors import kept_bytes
 from trainer.data.tokens import Encoded
 from trainer.model.layout import read_headers
 from trainer.planning.model_config import read_shape
@@ -145,18 +145,7 @@ def test_masks_count_in_the_memory_plan(
 
 def saved(replica: TorchReplica, batch: list[Encoded]) -> int:
     """Return the bytes that autograd keeps of a batch."""
-    found: dict[int, int] = {}
-    alive: list[torch.Tensor] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        found[storage.data_ptr()] = storage.nbytes()
-        alive.append(tensor)  # or its address would be given out again
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        replica.accumulate(batch)
-    return sum(found.values())
+    return kept_bytes(lambda: replica.accumulate(batch))
 
 
 def cost(lengths: list[int], groups: list[list[int]], limit: Limit) -> float:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
+from tests.trainer.replica.kept_tensors import kept_bytes
 from tests.trainer.replica.torch.parallel.one_process import parallel_replica
 from trainer.data.tokens import Encoded
 from trainer.model.architecture import read_architecture
@@ -25,24 +25,13 @@ HERE = "tests.trainer.replica.torch.parallel.test_planned_activations"
 LENGTH = 64
 
 
-def kept_bytes(folder: str, settings: dict[str, Any]) -> list[float]:
+def kept_and_planned(folder: str, settings: dict[str, Any]) -> list[float]:
     """Return the bytes that autograd keeps for each further token, and those of the plan."""
     replica, config = parallel_replica(folder, settings)
 
     def saved(samples: int) -> int:
-        sizes: dict[int, int] = {}
-        alive: list[torch.Tensor] = []
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            sizes[storage.data_ptr()] = storage.nbytes()
-            alive.append(tensor)  # or its address would be given out again
-            return tensor
-
         ids = np.arange(LENGTH, dtype=np.int32)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            replica.accumulate([Encoded(ids, ids)] * samples)
-        return sum(sizes.values())
+        return kept_bytes(lambda: replica.accumulate([Encoded(ids, ids)] * samples))
 
     measured = (saved(4) - saved(2)) / (2 * LENGTH)
     architecture = read_architecture(Path(folder))
@@ -62,5 +51,5 @@ def test_the_plan_is_near_what_is_kept(
 ) -> None:
     settings = method | {"parallel.tensor": 2, "parallel.sequence": sequence}
     model = drawn_model(num_hidden_layers=4, intermediate_size=256)
-    measured, planned = ranks.run(f"{HERE}:kept_bytes", model, settings)[0]
+    measured, planned = ranks.run(f"{HERE}:kept_and_planned", model, settings)[0]
     assert measured == pytest.approx(planned, rel=0.05)
