@@ -91,8 +91,11 @@ def copied_venvs(bare_venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def short_folder(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """Yield a folder for temporary files of the test alone, with a short path."""
+    tmp_path_factory.getbasetemp()  # pytest's own is not made in it, whichever test is first
     with tempfile.TemporaryDirectory(prefix="m-") as folder:
         monkeypatch.setattr("tempfile.tempdir", folder)
         monkeypatch.setenv("TMPDIR", folder)
