@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -194,15 +192,20 @@ def test_a_gradient_in_shared_memory_does_not_hold_the_other_links_up() -> None:
 
 def test_a_link_with_ever_more_bytes_has_one_turn_at_a_time() -> None:
     """A turn that the link asks of the loop and one that an event brings are the same one."""
-    near, far = tcp_pair()
-    over = threading.Event()
+    near, far = socket.socketpair()
+    far.setblocking(False)
+    encoder = FrameEncoder(0)
+    left = memoryview(b"")
     rounds, turns = count(), Counter[int]()
 
-    def flood() -> None:
-        encoder = FrameEncoder(0)
-        with suppress(OSError):
-            while not over.is_set():
-                far.sendall(b"".join(encoder.encode(Frame(MessageType.STATE, bytes(65_536)))))
+    def fill() -> None:
+        """Send until the socket takes no more, so that no turn ends for want of bytes."""
+        nonlocal left
+        with suppress(BlockingIOError):
+            while True:
+                frame = Frame(MessageType.STATE, bytes(65_536))
+                left = left or memoryview(b"".join(encoder.encode(frame)))
+                left = left[far.send(left) :]
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -215,13 +218,13 @@ def test_a_link_with_ever_more_bytes_has_one_turn_at_a_time() -> None:
 
         def heard(_link: Link) -> None:
             turns[present] += 1
-            time.sleep(0.002)  # the peer fills both buffers again
+            fill()
 
         ended = loop.create_future()
         link = Link(
             0,
             opened=lambda _: None,
-            frame=lambda _link, _frame: None,
+            frame=lambda _link, _frame: fill(),
             heard=heard,
             closed=lambda _link, reason: ended.set_result(reason),
             max_queued=9,
@@ -229,6 +232,7 @@ def test_a_link_with_ever_more_bytes_has_one_turn_at_a_time() -> None:
         near.setblocking(False)
         link.begin(near)
         link.admit()
+        fill()
         another_round()
         while turns.total() < 60:
             await asyncio.sleep(0)
@@ -236,13 +240,7 @@ def test_a_link_with_ever_more_bytes_has_one_turn_at_a_time() -> None:
         assert await ended == "over"
 
     with far:
-        peer = threading.Thread(target=flood)
-        peer.start()
-        try:
-            asyncio.run(asyncio.wait_for(run(), 60))
-        finally:
-            over.set()
-            peer.join()
+        asyncio.run(asyncio.wait_for(run(), 60))
     assert max(turns.values()) == 1
 
 
