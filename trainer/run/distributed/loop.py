@@ -20,7 +20,7 @@ from trainer.optimizer.adamw import learning_rate_at
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.run.distributed.optimizer import ParallelAdamW
 from trainer.run.distributed.weight_audit import WeightAudit
-from trainer.system.errors import BudgetStopError, NonFiniteError, StorageError
+from trainer.system.errors import BudgetStopError, NonFiniteError, RefusedError, StorageError
 from trainer.system.process.stopping import Stop
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _PORTION = 64
 """Validation samples of a copy between two checks for a stop."""
 _GO_ON, _STOP, _SPENT, _FAILED = range(4)
+OF_ALL = (NonFiniteError, RefusedError, StorageError)
+"""Errors that every rank of a run raises alike."""
 
 
 class Checkpoints(Protocol):

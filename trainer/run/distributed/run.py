@@ -17,11 +17,11 @@ from torch._C._distributed_c10d import Store
 from trainer.config.run import Backend
 from trainer.config.topology import RING_NOTE
 from trainer.run.distributed.environment import Environment
-from trainer.run.distributed.loop import DistributedRun
+from trainer.run.distributed.loop import OF_ALL, DistributedRun
 from trainer.run.distributed.process_group import meet, own_device, process_group
 from trainer.run.distributed.roll_call import RankReport, call_roll
 from trainer.run.distributed.watch import Watch
-from trainer.system.errors import NonFiniteError, RefusedError, StorageError, TrainerError
+from trainer.system.errors import NonFiniteError, TrainerError
 from trainer.system.process.stopping import Stop
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 Explaining = Callable[[], AbstractContextManager[None]]
 Make = Callable[[Store, list[RankReport], torch.device, Stop, Explaining], DistributedRun]
-_OF_ALL = (NonFiniteError, RefusedError, StorageError)
-"""Errors that every rank raises alike: rank 0 prints them."""
 
 
 def run(
@@ -81,7 +79,7 @@ def run(
                 if isinstance(error, NonFiniteError):
                     made.recorder.emit({"event": "halted", "reason": str(error)})
                 made.recorder.close(error.exit_code, str(error))
-            if environment.rank > 0 and isinstance(error, _OF_ALL):
+            if environment.rank > 0 and isinstance(error, OF_ALL):  # rank 0 prints it
                 return error.exit_code
             raise
         if made.recorder is not None:

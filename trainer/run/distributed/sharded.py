@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from trainer.checkpoint.reader import RunProgress
 from trainer.run.distributed.checkpoint import ShardedCheckpoints
 from trainer.run.distributed.gathered import GatheredCheckpoints
-from trainer.system.errors import NonFiniteError, StorageError
+from trainer.run.distributed.loop import OF_ALL
+from trainer.system.errors import StorageError
 
 if TYPE_CHECKING:
     from trainer.tracking.run_recorder import RunRecorder
@@ -63,7 +64,7 @@ class ShardedSaves:
 
     def give_up(self, error: BaseException) -> None:
         """Complete what is under way if all ranks live, else leave it."""
-        if isinstance(error, (NonFiniteError, StorageError)):  # of all ranks
+        if isinstance(error, OF_ALL):
             with suppress(StorageError):
                 self._sharded.close()
             return

@@ -76,8 +76,12 @@ def changed(folder: str, data: str, output: str, settings: dict[str, Any]) -> st
 
 @pytest.mark.parametrize(
     ("settings", "proved"),
-    [({"exchange.hash_every": 4}, [0, 2]), ({"exchange.hash_every": 100}, [0, 2])],
-    ids=["every 4 steps", "at checkpoints"],
+    [
+        ({"exchange.hash_every": 4}, [0, 2]),
+        ({"exchange.hash_every": 100}, [0, 2]),
+        ({"exchange.hash_every": 100, "checkpoint.sharded": True}, [0, 2]),
+    ],
+    ids=["every 4 steps", "at checkpoints", "at checkpoints in parts"],
 )
 def test_a_rank_whose_weights_changed_is_named_and_nothing_is_saved_after_it(
     ranks: Ranks, model: Path, data: Path, tmp_path: Path, settings: dict[str, Any], proved: Any
@@ -88,7 +92,8 @@ def test_a_rank_whose_weights_changed_is_named_and_nothing_is_saved_after_it(
     assert len(set(said)) == 1
     assert said[0].startswith("step 4: rank 2 on host: other weights than on the other ranks: ")
     assert "\n" not in said[0]
-    assert [path.name for path in (output / "checkpoints").glob("step-*")] == ["step-000002"]
+    assert [path.name for path in (output / "checkpoints").rglob("step-*")] == ["step-000002"]
+    assert [line["step"] for line in lines(output) if line.get("event") == "checkpoint"] == [2]
     assert [line["at"] for line in lines(output) if line.get("event") == "verified"] == proved
 
 

@@ -65,9 +65,12 @@ def together(
     made = make_distributed(inputs, here, None, store, members, device(), stop)
     if isinstance(stop, StopAt):
         stop.run = made
-    reason, exit_code = made.run()
-    if made.recorder is not None:
-        made.recorder.close(exit_code, reason)
+    reason, exit_code = "", 1
+    try:
+        reason, exit_code = made.run()
+    finally:
+        if made.recorder is not None:
+            made.recorder.close(exit_code, reason)
     dist.barrier()
     return reason
 
