@@ -79,7 +79,7 @@ def theirs(trained: Path, base: Path, config: RunConfig) -> Any:
     model: Any = auto.from_pretrained(base if lora else trained, config=tree)
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding):
-            module.padding_idx = None  # as documented in docs/models.md
+            module.padding_idx = None  # as the product does: docs/config.md
     if lora:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
