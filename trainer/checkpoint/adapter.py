@@ -17,6 +17,7 @@ import numpy as np
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, find_checkpoint, read_progress
 from trainer.model.class_names import read_class_names
 from trainer.model.files import resolve_model, weights_digest
+from trainer.model.formats import gguf_file
 from trainer.model.hf_export import ADAPTER_CONFIG, ADAPTER_FILE, BASE_DIGEST, CLASSIFIER_CONFIG
 from trainer.model.initialization import read_tensor
 from trainer.model.safetensors_headers import (
@@ -172,6 +173,8 @@ def find_adapter(path: Path) -> Path | None:
 
     None for a full model.
     """
+    if gguf_file(path) is not None:
+        return None
     if not path.is_dir():
         raise InputError(f"{path}: no such folder")
     if not any((path / name).is_file() for name in (ADAPTER_CONFIG, "config.json", RUN_FILE)):
@@ -223,8 +226,8 @@ def _compare_base(path: Path, base: str | None, named: Any, base_dir: Path) -> l
     trained_on = read_metadata(path / ADAPTER_FILE).get(BASE_DIGEST)
     if trained_on is not None and trained_on != weights_digest(base_dir):
         raise InputError(
-            f"{path}: was trained on another base than {base_dir}: the weights differ; give its"
-            f" own base with --base (its name then: {named})"
+            f"{path}: was trained on another base than {base or named}: the weights differ; give"
+            f" its own base with --base (its name then: {named})"
         )
     if trained_on is None and base and Path(str(named)).name != Path(base).name:
         return [f"{path}: names {named} as its base, {base} is taken; nothing proves them equal"]

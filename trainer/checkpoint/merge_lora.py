@@ -109,7 +109,10 @@ class _Merged:
             )
         apart = {f"{name}.weight" for name in (self._embedding, _HEAD)} & adapter.saved.keys()
         together = adapter.tree.get("ensure_weight_tying") and len(apart) == 1
-        if apart and adapter.task == "causal-lm" and not together:
+        # PEFT ties the rows of both if their numbers are the same.
+        rows = {name: adapter.tokens.get(name, ((),))[0] for name in (self._embedding, _HEAD)}
+        own_rows = _HEAD in adapter.tokens and rows[_HEAD] != rows[self._embedding]
+        if adapter.task == "causal-lm" and (own_rows or (apart and not together)):
             self._base[f"{_HEAD}.weight"] = self._base[self._table]
             self.changes["tie_word_embeddings"] = False
 
@@ -144,8 +147,8 @@ class _Merged:
                 )
         for module, (rows, header) in adapter.tokens.items():
             table = self._shapes.get(f"{module}.weight")
-            same = self._tied and module == _HEAD  # a tied head's rows are the embedding's
-            if not same and (table is None or header.shape != (len(rows), table[1])):
+            tied = module == _HEAD and table is None and self._tied  # its rows are the embedding's
+            if not tied and (table is None or header.shape != (len(rows), table[1])):
                 raise InputError(f"{where}the rows of {module} do not fit {adapter.base_dir}")
             if table is not None and not all(0 <= row < table[0] for row in rows):
                 raise InputError(f"{where}trainable_token_indices go beyond {module}'s {table[0]}")

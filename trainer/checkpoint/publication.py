@@ -18,6 +18,7 @@ from typing import Any
 from trainer.checkpoint.reader import RUN_FILE, read_run
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE
 from trainer.config.run import RunConfig
+from trainer.model.formats import lasting_name
 from trainer.model.hf_export import ADAPTER_CONFIG, CLASSIFIER_CONFIG, file_pieces, tokenizer_files
 from trainer.system.errors import StorageError
 from trainer.system.storage.atomic_folder import Disk, FolderWriter, read_manifest
@@ -103,17 +104,18 @@ def model_card(run: Mapping[str, Any], config: RunConfig, model_dir: Path) -> st
         facts["classes"] = ", ".join(config.class_names)
     rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
     what = "A LoRA adapter" if lora else "A model"
+    found = lasting_name(config.model.path, model_dir)
     local = ""
     if lora and not base:
         local = (
-            f" Its base is `{model_dir}`, a folder or file of this computer. Before you publish the"
+            f" Its base is `{found}`, a folder or file of this computer. Before you publish the"
             " adapter, put the base's name on the hub in place of this path, below and as"
             f" `base_model_name_or_path` in {ADAPTER_CONFIG}, and add `base_model:` above."
         )
     return (
         f"---\n{chr(10).join(about)}\n---\n\n# {config.name}\n\n{what}, trained with Motley"
         f" {version('motley')}. Its licence is for you to choose: add `license:` above.{local}\n\n"
-        f"| | |\n|---|---|\n{rows}\n```python\n{_use(config, base or str(model_dir))}```\n"
+        f"| | |\n|---|---|\n{rows}\n```python\n{_use(config, base or found)}```\n"
     )
 
 
@@ -122,7 +124,10 @@ def _use(config: RunConfig, base: str) -> str:
     auto = "Sequence" + "Classification" if config.task == "classify" else "CausalLM"
     auto = f"AutoModelFor{auto}"
     lines = [f"from transformers import {auto}, AutoTokenizer", ""]
-    if config.method == "lora" and config.task == "classify":
+    if config.method == "lora" and base.endswith(".gguf"):
+        lines[0] = f"# PEFT has no GGUF as a base: trainer merge . -o merged\n{lines[0]}"
+        lines += [f'model = {auto}.from_pretrained("merged")']
+    elif config.method == "lora" and config.task == "classify":
         lines[0] = f"from transformers import AutoConfig, {auto}, AutoTokenizer"
         lines.insert(1, "from peft import PeftModel")
         lines += [f'config = AutoConfig.from_pretrained("{CLASSIFIER_CONFIG}")']

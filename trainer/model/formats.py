@@ -46,14 +46,25 @@ def refuse_pointer(path: Path) -> None:
 
 
 def gguf_file(path: Path) -> Path | None:
-    """Return the GGUF file that a path means: itself, or the only one of a folder without a
-    config.json; None if it means none."""
+    """Return the GGUF file that a path means: itself, or the only model of a folder.
+
+    None if it means none.
+    """
     if path.is_file():
         return path if path.suffix == ".gguf" else None
-    if not path.is_dir() or (path / "config.json").is_file():
+    # An output folder stands for its best checkpoint, whatever lies beside that.
+    if not path.is_dir() or (path / "config.json").is_file() or (path / "checkpoints").is_dir():
         return None
     found = list(path.glob("*.gguf"))
     return found[0] if len(found) == 1 and not any(path.glob("*.safetensors")) else None
+
+
+def lasting_name(model: str, folder: Path) -> str:
+    """Return where a user finds a model again: its GGUF file, else the folder it resolved to.
+
+    The folder of a GGUF file is in a cache, which is emptied.
+    """
+    return str((gguf_file(Path(model).expanduser()) or folder).resolve())
 
 
 def _folder(folder: Path) -> str | None:

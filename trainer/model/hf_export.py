@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.model.class_names import id2label, read_class_names
 from trainer.model.families import family_of, text_config
-from trainer.model.formats import ADAPTER_CONFIG
+from trainer.model.formats import ADAPTER_CONFIG, lasting_name
 from trainer.model.layout import adapted_names
 from trainer.model.safetensors_headers import read_config
 
@@ -82,7 +82,7 @@ def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
     classify = config.task == "classify"
     base, modules, transposed = config.model.path, frozenset(config.lora.linears), False
     if model_dir.is_dir():
-        base, modules = str(model_dir.resolve()), adapted_names(model_dir, config)
+        base, modules = lasting_name(base, model_dir), adapted_names(model_dir, config)
         transposed = family_of(read_config(model_dir), base).transposed
     return {
         "peft_type": "LORA",

@@ -71,6 +71,11 @@ CASES: dict[str, dict[str, Any]] = {
     "norms-saved": {"modules_to_save": ["input_layernorm", "norm"]},
     "tokens": {"trainable_token_indices": {"embed_tokens": [3, 5, 9]}},
     "tokens-as-a-list": {"trainable_token_indices": [7, 8]},
+    "tokens-of-the-head": {"trainable_token_indices": {"lm_head": [3, 4]}},
+    "other-tokens-of-the-head": {"trainable_token_indices": {"lm_head": [3], "embed_tokens": [5]}},
+    "tokens-of-both": {"trainable_token_indices": {"lm_head": [3], "embed_tokens": [3]}},
+    "linear-saved": {"modules_to_save": ["q_proj"], "target_modules": ["v_proj"]},
+    "block-saved": {"modules_to_save": ["layers.1.mlp"], "target_modules": ["q_proj"]},
     "gaussian": {"init_lora_weights": "gaussian"},
 }
 
@@ -93,7 +98,8 @@ def test_logits_and_merged_weights_are_pefts(
     with torch.no_grad():
         again = base_of(folder)(input_ids=IDS).logits
     torch.testing.assert_close(again, expected, rtol=1e-5, atol=2e-5)
-    if name != "bias-of-b":  # PEFT cannot merge into a linear without a bias
+    # PEFT cannot merge into a linear without a bias, nor into a head that is still tied.
+    if name != "bias-of-b" and not (tied and name.endswith("tokens-of-the-head")):
         state = peft.merge_and_unload().state_dict()
         for tensor, values in load_file(folder / "model.safetensors").items():
             np.testing.assert_allclose(values, state[tensor].numpy(), rtol=1e-6, atol=1e-7)
@@ -138,6 +144,22 @@ def test_biases_of_b_in_other_families(family: str, tmp_path: Path, tiny_model: 
         adapter_of(tmp_path / "other", model_dir, lora_bias=True, target_modules=["o_proj"])
         with pytest.raises(InputError, match=r"has lora_bias for .*o_proj, which has no bias"):
             load_trained(tmp_path / "other")
+
+
+@pytest.mark.parametrize("bias", ["all", "lora_only"])
+@pytest.mark.parametrize(
+    ("family", "targets"), [("qwen2", ["q_proj", "down_proj"]), ("gpt2", ["c_attn", "c_fc"])]
+)
+def test_biases_that_were_trained(
+    family: str, targets: list[str], bias: str, tmp_path: Path, tiny_model: Any
+) -> None:
+    model_dir = tiny_model(family)
+    peft = adapter_of(tmp_path / "adapter", model_dir, bias=bias, target_modules=targets)
+    with torch.no_grad():
+        expected = peft(input_ids=IDS).logits
+    assert any(name.endswith(".bias") for name in open_adapter(tmp_path / "adapter")[0].saved)
+    actual = logits_of(load_trained(tmp_path / "adapter"))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("dora", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,15 @@ import pytest
 import yaml
 
 from tests.trainer.small_model import write_data, write_model
+from trainer.checkpoint.adapter import open_adapter
+from trainer.checkpoint.merge_lora import merge
 from trainer.checkpoint.publication import model_card, write_publication
 from trainer.checkpoint.store import find_checkpoint
 from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import RunConfig, load
 from trainer.run.composition import roles
 from trainer.run.composition.roles import Placement
-from trainer.system.errors import StorageError
+from trainer.system.errors import InputError, StorageError
 from trainer.system.storage.atomic_folder import verify
 
 ALONE = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
@@ -98,6 +101,46 @@ def test_a_base_of_a_hub_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     elsewhere = config.with_settings({"output": str(folder.parent / "file")})
     with pytest.raises(StorageError, match="cannot be written"):
         write_publication(best, elsewhere, tmp_path / "base")
+
+
+def test_a_gguf_is_named_as_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gguf", reason="the launcher-only install has none")
+    from tests.trainer.gguf_files import write_gguf
+
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    data = write_data(tmp_path / "data.jsonl")
+    models = (write_model(tmp_path / str(seed), data, seed) for seed in (1, 2))
+    base, other = (write_gguf(model.with_suffix(".gguf"), model) for model in models)
+    config = trained(tmp_path, **{"model.path": str(base)})
+    output = Path(config.output)
+    # What was derived from the file is gone; the file itself is found again.
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "emptied"))
+    for folder in (output, output / "adapter"):
+        adapter, _ = open_adapter(folder)
+        assert adapter.tree["base_model_name_or_path"] == str(base)
+        load_trained(folder, base=str(base))
+        with pytest.raises(InputError, match=r"was trained on another base than .*/2\.gguf"):
+            open_adapter(folder, str(other))
+    with pytest.raises(InputError, match=r"1\.gguf: is a full model, there is no adapter"):
+        open_adapter(base)
+    # An output folder means its checkpoint, whatever lies beside that.
+    shutil.copy(base, output)
+    assert open_adapter(output)[0].path == find_checkpoint(output)
+    assert load_trained(output).config.method == "lora"
+    text = (output / "adapter" / "README.md").read_text()
+    assert f"`{base}`, a folder or file of this computer" in text
+    code = text.partition("```python\n")[2].partition("```")[0] + USED
+    merge(open_adapter(output / "adapter")[0], output / "adapter" / "merged")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=output / "adapter",
+        env={**os.environ, "TRANSFORMERS_VERBOSITY": "error"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "{0: 'good', 1: 'bad', 2: 'odd'}" in done.stdout
 
 
 def no_links(source: Path, target: Path) -> None:
