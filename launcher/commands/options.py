@@ -137,7 +137,7 @@ config_options = together(
         "--model",
         type=click.Path(),
         metavar="DIR|NAME",
-        help="The base model: a folder or a hub name.",
+        help="The base model: a folder, a GGUF file or a hub name.",
     ),
     click.option(
         "--data",

@@ -34,7 +34,7 @@ class _Count(click.ParamType[float]):
 
 
 @click.command()
-@click.option("--model", metavar="DIR|NAME", help="A model folder or a hub name.")
+@click.option("--model", metavar="DIR|NAME", help="A folder, a GGUF file or a hub name.")
 @click.option("--shape", metavar="NAME", help="A named shape, e.g. 7b, qwen3-4b, gpt3-175b.")
 @click.option(
     "--inventory",

@@ -17,6 +17,7 @@ from launcher.plan.budget import currency_of, rates_of
 from launcher.plan.hub import cached_snapshot, is_hub_name, is_offline
 from launcher.runs.up import look_around
 from launcher.terminal import working
+from trainer.model.files import local_model
 from trainer.planning import devices as known
 from trainer.planning.cost import Prices
 from trainer.planning.devices import CORE_FLOPS, PCIE, ClusterShape, HostPool, LinkRates
@@ -31,7 +32,7 @@ _MOST = 1 << 20
 
 
 def model_shape(model: str | None, shape: str | None) -> ModelShape:
-    """Return the shape of a folder, a hub name or a named shape.
+    """Return the shape of a folder, a GGUF file, a hub name or a named shape.
 
     Raises:
         ConfigError: neither or both are given, or it cannot be read.
@@ -43,8 +44,7 @@ def model_shape(model: str | None, shape: str | None) -> ModelShape:
         if shape is not None:
             return named_shape(shape)
         assert model is not None
-        folder = Path(model)
-        if folder.is_dir():
+        if (folder := local_model(Path(model))) is not None:
             return read_shape(folder)
         if not is_hub_name(model, Path.cwd()):
             raise ConfigError(

@@ -13,13 +13,16 @@ import pytest
 
 pytest.importorskip("gguf", reason="the launcher-only install has none")
 
+from click.testing import CliRunner
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 from tokenizers import Tokenizer
 
+from launcher.runs.planned import model_shape
 from tests.trainer.gguf_files import write_gguf
 from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.trained_model import load_trained
+from trainer.commands.distill.trim_tokenizer import trim_tokenizer
 from trainer.model.architecture import parse_architecture, read_architecture
 from trainer.model.files import resolve_model
 from trainer.model.hf_export import encode, safetensors_pieces
@@ -210,6 +213,21 @@ def test_a_tokenizer_that_is_not_known_comes_from_beside_the_file(
     shutil.copy(file, tmp_path / "n.gguf")
     with pytest.raises(InputError, match="the tokenizer does not give"):
         resolve_model(str(tmp_path / "n.gguf"))
+
+
+def test_a_file_is_planned_and_its_tokenizer_is_cut(model: Path, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", model)
+    assert model_shape(str(file), None).parameters == model_shape(str(model), None).parameters
+    arguments = ["--data", str(tmp_path / "train.jsonl"), "--size", "280", "-o"]
+    for name in (file, model):
+        command = [str(name), *arguments, str(tmp_path / f"{name.name}-cut")]
+        done = CliRunner().invoke(trim_tokenizer, command)
+        assert done.exit_code == 0, done.output
+    of_file, of_folder = (
+        json.loads((tmp_path / f"{name}-cut" / "tokenizer.json").read_bytes())["model"]["vocab"]
+        for name in ("m.gguf", "model")
+    )
+    assert of_file == of_folder
 
 
 def test_one_file_of_a_folder_is_its_model(model: Path, tmp_path: Path) -> None:

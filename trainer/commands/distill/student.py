@@ -93,15 +93,17 @@ def student(
     budget = with_environment(config.budget, os.environ)
     config = config.model_copy(update={"budget": budget})
     from trainer.distill.student.inputs import FreshStudent
+    from trainer.model.files import local_model
     from trainer.run.composition.roles import Placement, on_signal
     from trainer.run.composition.student_role import run_student
     from trainer.system.process.stopping import Stop
 
     stop = Stop()
     on_signal(stop.ask)
-    fresh = (
-        FreshStudent(shape=shape, tokenizer_dir=Path(tokenizer)) if shape and tokenizer else None
-    )
+    fresh = None
+    if shape and tokenizer:
+        folder = local_model(Path(tokenizer)) or Path(tokenizer)
+        fresh = FreshStudent(shape=shape, tokenizer_dir=folder)
     place = Placement([gpu] if gpu else [], backend, threads, rank=None, tls_dir=None)
     code = run_student(
         config,

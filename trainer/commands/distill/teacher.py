@@ -156,7 +156,7 @@ class Share(click.ParamType):
     help="Type of the weights and of the computation.",
 )
 def teacher(model: str, **options: Any) -> None:
-    """Score texts with MODEL, any causal language model: a local folder or a hub name.
+    """Score texts with MODEL, any causal language model: a folder, a GGUF file or a hub name.
 
     Complete shards are skipped, so the same command resumes where the last one ended.
     """

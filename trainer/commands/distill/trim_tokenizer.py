@@ -43,13 +43,15 @@ def trim_tokenizer(
 ) -> None:
     """Write a smaller TOKENIZER whose tokens all exist in the old one.
 
-    TOKENIZER is a model folder with a byte-level BPE. All bytes and special tokens are kept, so any
-    text can still be encoded; the other tokens are those that the data uses most.
+    TOKENIZER is a model folder or GGUF file with a byte-level BPE. All bytes and special tokens are
+    kept, so any text can still be encoded; the other tokens are those that the data uses most.
     """
     from trainer.data.documents import Documents
     from trainer.distill.tokenizer.trim import trim
+    from trainer.model.files import local_model
 
-    trimmed = trim(tokenizer_dir, Documents(paths, columns), size, output)
+    folder = local_model(tokenizer_dir) or tokenizer_dir
+    trimmed = trim(folder, Documents(paths, columns), size, output)
     if as_json:
         tree = {"schema": "motley.trimming/1", "output": str(output), **asdict(trimmed)}
         click.echo(json.dumps(tree))
