@@ -51,7 +51,7 @@ def marks_name(log: str) -> str:
 def offset_at(marks: bytes, moment: float) -> int | None:
     """Return how long the log surely was at a moment: all that came later lies behind that.
 
-    None when there are no marks, as in the runs of older versions.
+    None when there are no marks, as on a full disk.
     """
     times: list[float] = []
     sizes: list[int] = []

@@ -125,11 +125,9 @@ def _progress(snapshot: TelemetrySnapshot, width: int) -> list[RenderableType]:
 
 
 def _exchange(training: Mapping[str, Any]) -> str:
-    """Return the exchange's time; leaders of earlier versions do not say what was exposed."""
     exposed = _figure("", training.get("exchange_exposed_ms"), ".0f", " exposed")
     whole = _figure("exchange", training.get("exchange_ms"), ".0f", " ms")
-    figure = f"{whole} ({exposed})" if whole and exposed else whole
-    return ", ".join(filter(None, (figure, *exchanged(training))))
+    return ", ".join(filter(None, (f"{whole} ({exposed})" if whole else "", *exchanged(training))))
 
 
 def _line(figures: Sequence[str]) -> Text:

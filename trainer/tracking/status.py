@@ -208,8 +208,7 @@ def says_over(path: Path) -> bool:
     except StorageError:
         return False
     failed_for_good = status.get("state") == "failed" and status.get("exit_code") not in RESTARTED
-    # Runs of earlier versions are `finished`.
-    return status.get("state") in ("completed", "stopped", "finished") or failed_for_good
+    return status.get("state") in ("completed", "stopped") or failed_for_good
 
 
 def _standing(status: Status) -> dict[str, Any]:

@@ -67,23 +67,7 @@ def read_training(
     updated = tree.get("updated")
     if since is not None and updated is not None and updated < since:
         return None
-    return _in_present_words(tree)
-
-
-def _in_present_words(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a report of an earlier version's leader with the states that it would have now.
-
-    `finished` was every end with exit code 0, also that of a run that was asked to stop.
-    """
-    done = tree.get("step") == tree.get("total_steps")
-    words = {"finished": "completed" if done else "stopped", "benched": "idle"}
-
-    def renamed(report: Mapping[str, Any]) -> Mapping[str, Any]:
-        state = report.get("state")
-        return {**report, "state": words[state]} if state in words else report
-
-    workers = [renamed(worker) for worker in tree.get("workers") or ()]
-    return renamed({**tree, "workers": workers} if workers else tree)
+    return tree
 
 
 def read_report(connection: Connection, path: str) -> Mapping[str, Any] | None:

@@ -78,20 +78,6 @@ def test_only_what_this_attempt_of_this_run_wrote_counts(
     assert (read_training(LocalConnection(), plan, 100.0) is not None) == counts
 
 
-@pytest.mark.parametrize(("step", "state"), [(20, "completed"), (7, "stopped")])
-def test_the_words_of_the_version_before(
-    tmp_path: Path, plan: LaunchPlan, step: int, state: str
-) -> None:
-    """It had `finished` for every end with exit code 0, and `benched` for a worker that is idle."""
-    workers = [{"rank": 0, "state": "active"}, {"rank": 1, "state": "benched"}]
-    ended = {"state": "finished", "step": step, "total_steps": 20, "workers": workers}
-    (tmp_path / "status.json").write_text(json.dumps({"run_id": "run-1", **ended}))
-    said = read_training(LocalConnection(), plan, None)
-    assert said is not None
-    assert (said["state"], derive_state(ProcessState(state="exited"), said)) == (state, state)
-    assert [worker["state"] for worker in said["workers"]] == ["active", "idle"]
-
-
 def test_no_status_yet(plan: LaunchPlan) -> None:
     assert read_training(LocalConnection(), plan, None) is None
 

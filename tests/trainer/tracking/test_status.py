@@ -115,7 +115,6 @@ def test_reading_something_else_is_one_line(tmp_path: Path, content: str):
         ("running", None, False),
         ("completed", 0, True),
         ("stopped", 0, True),
-        ("finished", 0, True),  # in the words of earlier versions
         ("failed", 2, True),
         ("failed", 5, True),
         ("failed", 3, False),

@@ -87,7 +87,6 @@ def test_the_age_is_by_the_clock_of_the_file_server(
 
 
 def test_what_is_of_an_unknown_host_is_judged_by_its_age(tmp_path: Path) -> None:
-    """Earlier versions did not name it."""
     left = tmp_path / ".tmp-step-000001-12345678"
     left.mkdir()
     sweep(Disk(), tmp_path)
