@@ -7,14 +7,11 @@ import pytest
 from click.testing import CliRunner
 
 from trainer.commands.generate_data import generate_data
-from trainer.data.meetings import asides, phrases, wording
-from trainer.data.meetings.generator import NAMES, SETTINGS, generate
+from trainer.data.meetings.generator import generate
 from trainer.data.meetings.issue import part
 from trainer.data.meetings.minutes import ActionItem, Meeting, Minutes, find_action_items
+from trainer.data.meetings.texts import ASIDES, NAMES, PHRASES, SETTINGS
 from trainer.data.samples import read_samples
-
-TEXTS = {**vars(phrases), **vars(wording)}
-MOVES = {name: value for name, value in TEXTS.items() if isinstance(value, tuple)}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +65,7 @@ def test_everything_in_the_minutes_was_said(train, validation):
 
 def test_what_was_dropped_is_no_action_item(train):
     dropped = [re.compile(re.escape(text.split("{task}")[0].split("{name}")[-1].strip()))
-               for text in part(phrases.DROP, validation=False)]  # fmt: skip
+               for text in part(PHRASES["drop"], validation=False)]  # fmt: skip
     count = 0
     for meeting in train:
         for _, text in turns(meeting):
@@ -90,9 +87,9 @@ def masked(text: str) -> set[str]:
 
 def test_no_text_of_validation_occurs_in_training(train, validation):
     """Neither the templates, nor any sentence that was made of them and says something."""
-    for name, texts in {**MOVES, "ASIDES": asides.ASIDES}.items():
+    for name, texts in {**PHRASES, "asides": [exchange[0] for exchange in ASIDES]}.items():
         assert len(set(texts)) == len(texts), name
-        assert part(texts, True), name  # pyright: ignore[reportArgumentType]
+        assert part(texts, True), name
     training = set().union(*(masked(text) for m in train for _, text in turns(m)))
     held = set().union(*(masked(text) for m in validation for _, text in turns(m)))
     held_out = {text for text in held if len(text.split()) > 3}
@@ -112,7 +109,7 @@ def test_every_phrase_can_be_said():
          "no", "items", "background", "old", "oldcon"), "x",
     )  # fmt: skip
     known = {**values, **{name.capitalize(): "X" for name in values}}
-    for texts in MOVES.values():
+    for texts in PHRASES.values():
         for text in texts:
             assert "{" not in text.format(**known)
             assert text.format(**known)[-1] in ".?x"

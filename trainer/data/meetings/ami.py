@@ -17,7 +17,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from trainer.data.meetings.minutes import ActionItem, Meeting, Minutes
-from trainer.data.meetings.wording import INSTRUCTIONS
+from trainer.data.meetings.texts import PHRASES
 from trainer.system.errors import InputError
 
 ROLES = {
@@ -96,7 +96,8 @@ def _meeting(folder: Path, name: str, roles: dict[str, str]) -> Meeting:
     summary = " ".join(sections["abstract"] + sections["problems"])
     items = [_action(sentence) for sentence in sections["actions"]]
     return Meeting(
-        f"{transcript}\n\n{INSTRUCTIONS[0]}", Minutes(summary, sections["decisions"], items)
+        f"{transcript}\n\n{PHRASES['instructions'][0]}",
+        Minutes(summary, sections["decisions"], items),
     )
 
 

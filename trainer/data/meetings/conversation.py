@@ -5,17 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from trainer.data.meetings import phrases
-from trainer.data.meetings.asides import ASIDES
 from trainer.data.meetings.issue import Issue, Option, held_out, part
 from trainer.data.meetings.minutes import ActionItem
-
-DUES = (
-    "tomorrow", "Wednesday", "Thursday noon", "Friday", "the end of the week", "Monday morning",
-    "next Tuesday", "next Wednesday", "the end of next week", "the 14th", "the 20th",
-    "the end of the month", "the first of next month", "the next meeting",
-)  # fmt: skip
-"""From early to late."""
+from trainer.data.meetings.texts import ASIDES, DUES, PHRASES
 
 
 @dataclass
@@ -73,21 +65,25 @@ class Conversation:
         else:
             self.turns.append((name, text))
 
-    def phrase(self, texts: tuple[str, ...], /, **values: str) -> str:
-        """Return a phrase with its values, one that this meeting has not had if possible."""
-        available = part(texts, self.validation)
+    def phrase(self, kind: str, /, **values: str) -> str:
+        """Return a phrase with its values, one that this meeting has not had if possible.
+
+        Args:
+            kind: a key of `PHRASES`.
+        """
+        available = part(PHRASES[kind], self.validation)
         text = self.rng.choice([each for each in available if each not in self._used] or available)
         self._used.add(text)
         return fill(text, **values)
 
-    def speak(self, name: str, texts: tuple[str, ...], /, **values: str) -> None:
-        """Let a participant say one of these phrases."""
-        self.say(name, self.phrase(texts, **values))
+    def speak(self, name: str, kind: str, /, **values: str) -> None:
+        """Let a participant say a phrase of this kind."""
+        self.say(name, self.phrase(kind, **values))
 
     def nod(self, chance: float) -> None:
         """Let a participant show with a word or two that they listen."""
         if self.rng.random() < chance:
-            self.speak(self.someone(self.turns[-1][0]), phrases.NOD)
+            self.speak(self.someone(self.turns[-1][0]), "nod")
 
     def digress(self) -> None:
         """Let two people make small talk."""

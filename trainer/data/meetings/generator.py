@@ -15,107 +15,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from trainer.data.meetings import phrases, wording
 from trainer.data.meetings.conversation import Conversation, IssueOutcome, capital, listed
 from trainer.data.meetings.issue import Issue, MeetingSetting, Option, held_out, part
 from trainer.data.meetings.minutes import Meeting, Minutes
 from trainer.data.meetings.scenes import amend, discuss, reconsider
-from trainer.data.meetings.settings.bakery import BAKERY
-from trainer.data.meetings.settings.clinic import CLINIC
-from trainer.data.meetings.settings.housing import HOUSING
-from trainer.data.meetings.settings.museum import MUSEUM
-from trainer.data.meetings.settings.school import SCHOOL
-from trainer.data.meetings.settings.software import SOFTWARE
-from trainer.data.meetings.settings.theatre import THEATRE
-from trainer.data.meetings.settings.warehouse import WAREHOUSE
+from trainer.data.meetings.texts import MONTHS, NAMES, SETTINGS
 
 Split = Literal["train", "validation"]
-SETTINGS: tuple[MeetingSetting, ...] = (
-    BAKERY, CLINIC, HOUSING, MUSEUM, SCHOOL, SOFTWARE, THEATRE, WAREHOUSE,
-)  # fmt: skip
-NAMES = [
-    "Aisha",
-    "Amara",
-    "Anders",
-    "Anna",
-    "Bogdan",
-    "Carla",
-    "Chen",
-    "Clara",
-    "Dario",
-    "David",
-    "Elif",
-    "Emeka",
-    "Emma",
-    "Erik",
-    "Esther",
-    "Farid",
-    "Fatima",
-    "Felix",
-    "Gita",
-    "Hana",
-    "Hugo",
-    "Ines",
-    "Ivan",
-    "Jana",
-    "Jonas",
-    "Julia",
-    "Kofi",
-    "Lars",
-    "Laura",
-    "Leila",
-    "Lena",
-    "Lin",
-    "Luca",
-    "Maria",
-    "Marek",
-    "Mei",
-    "Mia",
-    "Milan",
-    "Mina",
-    "Mohammed",
-    "Nadia",
-    "Nils",
-    "Noor",
-    "Olga",
-    "Omar",
-    "Paula",
-    "Pavel",
-    "Pedro",
-    "Petra",
-    "Priya",
-    "Ravi",
-    "Rosa",
-    "Ruth",
-    "Samir",
-    "Sara",
-    "Selma",
-    "Sofia",
-    "Stefan",
-    "Tariq",
-    "Teresa",
-    "Tom",
-    "Uma",
-    "Viktor",
-    "Wanda",
-    "Yara",
-    "Yusuf",
-    "Zoe",
-]
-_MONTHS = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-]
 
 
 def generate(split: Split, count: int, seed: int) -> Iterator[Meeting]:
@@ -137,7 +43,7 @@ def _meeting(rng: random.Random, validation: bool) -> Meeting:
     talk = Conversation(rng, validation, names)
     if rng.random() < 0.3:
         talk.digress()
-    talk.speak(talk.chair, phrases.OPEN, topics=listed([issue.topic for issue in issues]))
+    talk.speak(talk.chair, "open", topics=listed([issue.topic for issue in issues]))
     for issue in issues:
         discuss(talk, issue)
         _look_back(talk)
@@ -146,12 +52,12 @@ def _meeting(rng: random.Random, validation: bool) -> Meeting:
     items = [each.item() for outcome in talk.outcomes for each in outcome.assignments]
     if items and rng.random() < 0.25:
         said = [f"{i.owner}, {i.task}{f', by {i.due}' if i.due else ''}" for i in items]
-        talk.speak(talk.chair, phrases.RECAP, items="; ".join(said) + ".")
-    talk.speak(talk.chair, phrases.CLOSE)
+        talk.speak(talk.chair, "recap", items="; ".join(said) + ".")
+    talk.speak(talk.chair, "close")
     decisions = [capital(outcome.chosen.do) for outcome in talk.outcomes if outcome.chosen]
     minutes = Minutes(_summary(talk), [f"{text}." for text in decisions], items)
     transcript = f"{_head(rng, setting, names, validation)}\n\n{_lines(talk)}"
-    instruction = talk.phrase(wording.INSTRUCTIONS)
+    instruction = talk.phrase("instructions")
     pieces = (transcript, instruction) if rng.random() < 0.6 else (instruction, transcript)
     return Meeting("\n\n".join(pieces), minutes)
 
@@ -191,7 +97,7 @@ def _head(rng: random.Random, setting: MeetingSetting, names: list[str], validat
     title = rng.choice(part(setting.titles, validation))
     roles = [setting.roles[0], *rng.sample(setting.roles[1:], len(names) - 1)]
     there = [f"{name} ({role})" for name, role in zip(names, roles, strict=True)]
-    date = f"{rng.randint(1, 28)} {rng.choice(_MONTHS)}"
+    date = f"{rng.randint(1, 28)} {rng.choice(MONTHS)}"
     return rng.choice(
         (
             f"{title}, {date}\nPresent: {', '.join(there)}",
@@ -215,7 +121,7 @@ def _lines(talk: Conversation) -> str:
 
 def _summary(talk: Conversation) -> str:
     topics = [outcome.issue.topic for outcome in talk.outcomes]
-    about = [talk.phrase(wording.ABOUT, topics=listed(topics))] if len(topics) > 1 else []
+    about = [talk.phrase("about", topics=listed(topics))] if len(topics) > 1 else []
     return " ".join(about + [_outcome(talk, outcome) for outcome in talk.outcomes])
 
 
@@ -225,11 +131,11 @@ def _outcome(talk: Conversation, outcome: IssueOutcome) -> str:
     if outcome.revised is not None:
         values |= {"old": outcome.revised.do, "oldcon": outcome.revised.con}
     if outcome.chosen is None:
-        texts = wording.SUM_REVOKED if outcome.revised else wording.SUM_OPEN
-        return talk.phrase(texts, **values)
+        kind = "sum_revoked" if outcome.revised else "sum_open"
+        return talk.phrase(kind, **values)
     values |= {"do": outcome.chosen.do, "pro": outcome.chosen.pro, "con": outcome.chosen.con}
     if outcome.revised is not None:
-        return talk.phrase(wording.SUM_REVISED, **values)
+        return talk.phrase("sum_revised", **values)
     if outcome.rejected is not None:
-        return talk.phrase(wording.SUM_CONTESTED, other=outcome.rejected.do, **values)
-    return talk.phrase(wording.SUM_DECIDED, **values)
+        return talk.phrase("sum_contested", other=outcome.rejected.do, **values)
+    return talk.phrase("sum_decided", **values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _PARTS = 3
@@ -12,7 +13,7 @@ def held_out(index: int) -> bool:
     return index % _PARTS == _PARTS - 1
 
 
-def part(texts: tuple[str, ...], validation: bool) -> list[str]:
+def part(texts: Sequence[str], validation: bool) -> list[str]:
     """Return one split of a list of texts."""
     return [text for number, text in enumerate(texts) if held_out(number) == validation]
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from trainer.data.meetings import phrases
-from trainer.data.meetings.conversation import (
-    DUES,
-    Conversation,
-    IssueOutcome,
-    TaskAssignment,
-)
+from trainer.data.meetings.conversation import Conversation, IssueOutcome, TaskAssignment
 from trainer.data.meetings.issue import Issue, Option
+from trainer.data.meetings.texts import DUES
 
 _NUMBERS = ("none", "one", "two", "three", "four", "five", "six")
 
@@ -19,14 +14,14 @@ def discuss(talk: Conversation, issue: Issue) -> None:
     outcome = IssueOutcome(issue)
     presenter = talk.someone(talk.chair)
     if talk.outcomes:
-        talk.speak(talk.chair, phrases.NEXT, topic=issue.topic, name=presenter)
+        talk.speak(talk.chair, "next", topic=issue.topic, name=presenter)
     else:
-        talk.speak(talk.chair, phrases.FIRST, name=presenter)
+        talk.speak(talk.chair, "first", name=presenter)
     talk.outcomes.append(outcome)
     _report(talk, issue, presenter)
     first, second, third = talk.rng.sample(issue.options, 3)
     proposer = talk.someone(talk.chair)
-    _argue(talk, proposer, phrases.PROPOSE, first)
+    _argue(talk, proposer, "propose", first)
     shape = talk.rng.choices(("agreed", "contested", "changed", "open"), (3, 5, 2, 2))[0]
     if shape == "agreed":
         _agreement(talk, proposer)
@@ -34,28 +29,28 @@ def discuss(talk: Conversation, issue: Issue) -> None:
     elif shape == "changed":  # decided, and changed before the next point
         _decide(talk, outcome, first)
         critic = talk.someone(talk.chair, proposer)
-        talk.speak(critic, phrases.OBJECT, con=first.con)
+        talk.speak(critic, "object", con=first.con)
         _replace(talk, outcome, second, critic)
     else:
         critic = talk.someone(proposer, talk.chair)
-        talk.speak(critic, phrases.OBJECT, con=first.con)
+        talk.speak(critic, "object", con=first.con)
         if talk.rng.random() < 0.4:
-            talk.speak(proposer, phrases.DEFEND)
+            talk.speak(proposer, "defend")
         rival = talk.someone(proposer)
-        _argue(talk, rival, phrases.COUNTER, second)
+        _argue(talk, rival, "counter", second)
         if talk.rng.random() < 0.5:
-            talk.speak(talk.someone(rival), phrases.OBJECT, con=second.con)
+            talk.speak(talk.someone(rival), "object", con=second.con)
         if talk.rng.random() < 0.25:
-            _argue(talk, talk.someone(talk.turns[-1][0], rival, proposer), phrases.COUNTER, third)
+            _argue(talk, talk.someone(talk.turns[-1][0], rival, proposer), "counter", third)
         if shape == "open":
-            talk.speak(talk.chair, phrases.POSTPONE, topic=issue.topic)
+            talk.speak(talk.chair, "postpone", topic=issue.topic)
         else:
             sides = [(first, proposer), (second, rival)]
             talk.rng.shuffle(sides)
             (chosen, winner), (outcome.rejected, loser) = sides
             friend = talk.someone(winner, loser, talk.turns[-1][0])
             if friend not in (winner, talk.turns[-1][0]):
-                talk.speak(friend, phrases.FAVOUR, name=winner, do=chosen.do)
+                talk.speak(friend, "favour", name=winner, do=chosen.do)
             _decide(talk, outcome, chosen)
     _share_out(talk, outcome)
 
@@ -65,17 +60,17 @@ def reconsider(talk: Conversation, outcome: IssueOutcome) -> None:
     old = outcome.chosen
     assert old is not None
     critic = talk.someone(talk.chair)
-    talk.speak(critic, phrases.RETURN, topic=outcome.issue.topic, con=old.con)
+    talk.speak(critic, "return", topic=outcome.issue.topic, con=old.con)
     talk.nod(0.4)
     if talk.rng.random() < 0.6:
         other = talk.rng.choice([option for option in outcome.issue.options if option != old])
         _replace(talk, outcome, other, talk.someone(talk.chair))
     else:
-        talk.speak(talk.chair, phrases.REVOKE, topic=outcome.issue.topic)
+        talk.speak(talk.chair, "revoke", topic=outcome.issue.topic)
         outcome.chosen, outcome.revised = None, old
     for assignment in [each for each in outcome.assignments if each.option == old]:
         outcome.assignments.remove(assignment)
-        talk.speak(talk.chair, phrases.DROP, name=assignment.owner, task=assignment.task)
+        talk.speak(talk.chair, "drop", name=assignment.owner, task=assignment.task)
     if outcome.chosen is not None:
         for task in outcome.chosen.tasks:
             _assign(talk, outcome, task, outcome.chosen)
@@ -88,13 +83,13 @@ def amend(talk: Conversation, assignment: TaskAssignment) -> None:
     if due is not None and due < len(DUES) - 1 and talk.rng.random() < 0.5:
         later = _later(talk, due)
         dates = {"due": DUES[due], "later": DUES[later]}
-        talk.speak(owner, phrases.DELAY, task=assignment.task, **dates)
-        talk.speak(talk.someone(owner), phrases.GRANT, later=DUES[later])
+        talk.speak(owner, "delay", task=assignment.task, **dates)
+        talk.speak(talk.someone(owner), "grant", later=DUES[later])
         assignment.due = later
     else:
         assignment.owner = talk.someone(owner)
-        talk.speak(owner, phrases.PASS_ON, task=assignment.task, other=assignment.owner)
-        talk.speak(assignment.owner, phrases.TAKE_OVER)
+        talk.speak(owner, "pass_on", task=assignment.task, other=assignment.owner)
+        talk.speak(assignment.owner, "take_over")
 
 
 def _report(talk: Conversation, issue: Issue, presenter: str) -> None:
@@ -107,14 +102,14 @@ def _report(talk: Conversation, issue: Issue, presenter: str) -> None:
         talk.nod(0.2)
 
 
-def _argue(talk: Conversation, name: str, texts: tuple[str, ...], option: Option) -> None:
-    talk.speak(name, texts, do=option.do, pro=option.pro)
+def _argue(talk: Conversation, name: str, kind: str, option: Option) -> None:
+    talk.speak(name, kind, do=option.do, pro=option.pro)
 
 
 def _agreement(talk: Conversation, proposer: str) -> None:
     others = [name for name in talk.names if name not in (talk.chair, proposer)]
     for name in talk.rng.sample(others, talk.rng.randint(0, min(2, len(others)))):
-        talk.speak(name, phrases.AGREE)
+        talk.speak(name, "agree")
 
 
 def _decide(talk: Conversation, outcome: IssueOutcome, option: Option) -> None:
@@ -123,19 +118,19 @@ def _decide(talk: Conversation, outcome: IssueOutcome, option: Option) -> None:
     if count > 3 and talk.rng.random() < 0.2:
         yes = talk.rng.randint(count // 2 + 1, count - 1)
         counts = {"yes": _NUMBERS[yes], "no": _NUMBERS[count - yes]}
-        talk.speak(talk.chair, phrases.VOTE, do=option.do, **counts)
+        talk.speak(talk.chair, "vote", do=option.do, **counts)
     else:
-        talk.speak(talk.chair, phrases.DECIDE, do=option.do)
+        talk.speak(talk.chair, "decide", do=option.do)
         if talk.rng.random() < 0.5:
-            talk.speak(talk.someone(talk.chair), phrases.AGREE)
+            talk.speak(talk.someone(talk.chair), "agree")
 
 
 def _replace(talk: Conversation, outcome: IssueOutcome, option: Option, name: str) -> None:
     outcome.revised, outcome.chosen = outcome.chosen, option
-    _argue(talk, name, phrases.RETHINK, option)
+    _argue(talk, name, "rethink", option)
     if talk.rng.random() < 0.4:
-        talk.speak(talk.someone(name, talk.chair), phrases.AGREE)
-    talk.speak(talk.chair, phrases.CHANGE, do=option.do)
+        talk.speak(talk.someone(name, talk.chair), "agree")
+    talk.speak(talk.chair, "change", do=option.do)
 
 
 def _share_out(talk: Conversation, outcome: IssueOutcome) -> None:
@@ -158,26 +153,26 @@ def _assign(talk: Conversation, outcome: IssueOutcome, task: str, option: Option
     if owner == chair and way in ("asked", "haggled", "declined"):
         way = "offered"
     if way == "offered":
-        talk.speak(owner, phrases.OFFER, task=task, due=DUES[due])
+        talk.speak(owner, "offer", task=task, due=DUES[due])
     elif way == "undated":
-        talk.speak(owner, phrases.OFFER_UNDATED, task=task)
+        talk.speak(owner, "offer_undated", task=task)
     elif way == "called":
-        talk.speak(talk.someone(owner), phrases.WHO, task=task)
-        talk.speak(owner, phrases.TAKE, due=DUES[due])
+        talk.speak(talk.someone(owner), "who", task=task)
+        talk.speak(owner, "take", due=DUES[due])
     else:
-        talk.speak(chair, phrases.ASSIGN, name=owner, task=task, due=DUES[due])
+        talk.speak(chair, "assign", name=owner, task=task, due=DUES[due])
         if way == "haggled":
             later = _later(talk, due)
-            talk.speak(owner, phrases.HAGGLE, due=DUES[due], later=DUES[later])
-            talk.speak(chair, phrases.GRANT, later=DUES[later])
+            talk.speak(owner, "haggle", due=DUES[due], later=DUES[later])
+            talk.speak(chair, "grant", later=DUES[later])
             due = later
         elif way == "declined" and len(talk.names) > 2:
             other = talk.someone(owner, chair)
-            talk.speak(owner, phrases.DECLINE, other=other)
-            talk.speak(other, phrases.ACCEPT)
+            talk.speak(owner, "decline", other=other)
+            talk.speak(other, "accept")
             owner = other
         else:
-            talk.speak(owner, phrases.ACCEPT)
+            talk.speak(owner, "accept")
     outcome.assignments.append(
         TaskAssignment(owner, task, None if way == "undated" else due, option)
     )

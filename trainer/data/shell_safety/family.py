@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SAFE, NEEDS_QUOTING, NON_DETERMINISTIC, NON_IDEMPOTENT, UNSAFE = range(5)
+SAFE = 0
 CLASSES = ("safe", "needs-quoting", "non-deterministic", "non-idempotent", "unsafe")
 _PARTS = 3
 
@@ -25,7 +25,7 @@ def held_out(index: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A step of a script; `@word` is replaced by a drawn name (see `shell_words.py`)."""
+    """A step of a script; `@word` is replaced by a drawn name (see `words.py`)."""
 
     id: str
     text: str

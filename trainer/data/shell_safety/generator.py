@@ -9,7 +9,7 @@
 | 4     | unsafe            | can destroy, run or reveal more than intended                  |
 
 If several apply the highest label counts; a generated script has at most one defect. A script
-consists of steps from families (`quoting.py` and others), all in their sound form except the one
+consists of steps from families (`steps.json`), all in their sound form except the one
 that gives the label, between comments and messages that name the same commands. So order,
 quoting and context decide, not words. Train and validation share no template: validation has
 each step in a context that training never combines it with, and other comments.
@@ -23,18 +23,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.data.shell_safety import determinism, hazards, idempotence, quoting
-from trainer.data.shell_safety.family import CLASSES, SAFE, Family
-from trainer.data.shell_safety.scaffold import NOISE, SETTINGS, TITLES, Scaffold
+from trainer.data.shell_safety.family import CLASSES, SAFE
+from trainer.data.shell_safety.steps import FAMILIES, NOISE, SETTINGS, TITLES, Scaffold
 from trainer.data.shell_safety.words import Names
 
 Split = Literal["train", "validation"]
-FAMILIES: tuple[Family, ...] = (
-    *quoting.FAMILIES,
-    *determinism.FAMILIES,
-    *idempotence.FAMILIES,
-    *hazards.FAMILIES,
-)
 _BY_DEFECT = {
     label: [family for family in FAMILIES if family.defect == label]
     for label in range(1, len(CLASSES))

@@ -1,1 +1,0 @@
-"""What generated meetings are about: one group of people and their issues a file."""
