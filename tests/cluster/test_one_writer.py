@@ -173,6 +173,16 @@ def test_one_that_was_cut_off_and_followed_on_another_host_stops(
     assert [step["step"] for step in steps] == list(range(resumed["step"] + 1, STEPS + 1))
 
 
+def test_a_crash_of_its_host_costs_one_silence(cluster: Cluster, tmp_path: Path) -> None:
+    """Not one for the output and another one for the checkpoints."""
+    cluster.configure(checkpoint__folder=str(tmp_path / "share"), checkpoint__every=1)
+    cluster.coordinator(1).kill()
+    second = elsewhere(cluster, silence=1.0)
+    worker = cluster.worker(0)
+    assert [second.wait(), worker.wait()] == [0, 0]
+    assert second.text.count("listening for 1 s") == 1
+
+
 def test_a_living_one_on_another_host_refuses(cluster: Cluster, tmp_path: Path) -> None:
     share = tmp_path / "share" / "run"
     other = cluster.another("run")

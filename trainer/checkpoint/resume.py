@@ -70,16 +70,23 @@ def checkpoint_folder(config: RunConfig) -> Path:
 
 
 def open_store(
-    config: RunConfig, run_id: str, layout: GradientLayout, model_dir: Path
+    config: RunConfig,
+    run_id: str,
+    layout: GradientLayout,
+    model_dir: Path,
+    output: lease.Lease,
 ) -> CheckpointStore:
     """Return the store of a run's checkpoints, with the lease of their folder.
+
+    Args:
+        output: the lease of the output folder, taken with `checkpoint_path` beside it.
 
     Raises:
         InUseError: another process writes them.
         InputError: the folder is not writable, or the model directory is not usable.
     """
     folder = checkpoint_folder(config)
-    held = lease.take(folder, run_id)
+    held = lease.take(folder, run_id, after=output)
     try:
         return CheckpointStore(folder, layout, config, model_dir, lease=held)
     except BaseException:

@@ -184,9 +184,9 @@ def _open(inputs: RunInputs, expect_workers: int, watch: BudgetWatch | None) -> 
     config, job = inputs.config, inputs.job
     output = Path(config.output)
     with ExitStack() as until_made:
-        held = lease.take(output, job.run_id)
+        held = lease.take(output, job.run_id, beside=checkpoint_path(config))
         until_made.callback(held.release)
-        store = open_store(config, job.run_id, inputs.layout, inputs.model_dir)
+        store = open_store(config, job.run_id, inputs.layout, inputs.model_dir, held)
         until_made.callback(store.release)
         restored = None
         newest = newest_of(store.folder, job.run_id)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.checkpoint.resume import continue_run, open_store
+from trainer.checkpoint.resume import checkpoint_path, continue_run, open_store
 from trainer.config.run import Backend
 from trainer.data.metrics import accuracy, matthews
 from trainer.data.order import epoch_order
@@ -65,9 +65,9 @@ def make_coordinator(
     plan = inputs.plan
     output = Path(config.output)
     with ExitStack() as until_told:
-        held = lease.take(output, job.run_id)
+        held = lease.take(output, job.run_id, beside=checkpoint_path(config))
         until_told.callback(held.release)
-        store = open_store(config, job.run_id, layout, inputs.model_dir)
+        store = open_store(config, job.run_id, layout, inputs.model_dir, held)
         until_told.callback(store.release)
         restored = continue_run(store, store.restore, job.run_id, config, job)
         if restored:
@@ -207,7 +207,7 @@ def make_student(
     assert isinstance(folder, LogitsFolder)
     assert config.distillation is not None
     with ExitStack() as until_made:
-        store = open_store(config, inputs.job.run_id, layout, inputs.model_dir)
+        store = open_store(config, inputs.job.run_id, layout, inputs.model_dir, lease)
         until_made.callback(store.release)
         job = inputs.job
         restored = continue_run(store, store.restore, job.run_id, config, job)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer.checkpoint.resume import checkpoint_path
 from trainer.config.run import RunConfig
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.student.inputs import FreshStudent, await_description, check_ahead
@@ -70,7 +71,7 @@ def run_student(
     config.check_one_process()
     output = Path(config.output)
     check_output(output)
-    held = lease.take(output, run_id)
+    held = lease.take(output, run_id, beside=checkpoint_path(config))
     watch: BudgetWatch | None = None
     code = InputError.exit_code
     try:

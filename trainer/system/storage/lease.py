@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.system.errors import InUseError, StorageError
@@ -52,6 +53,15 @@ def leave(reason: str) -> None:
     os._exit(InUseError.exit_code)
 
 
+@dataclass(frozen=True)
+class _Sign:
+    """The newest sign of life in a folder; a later one differs."""
+
+    folder: Path
+    number: int
+    beat: bytes
+
+
 class Lease:
     """One process's lease of one folder; made by `take`."""
 
@@ -62,7 +72,10 @@ class Lease:
         descriptor: int,
         on_lost: Callable[[str], None],
         silence: float,
+        silent: _Sign | None,
     ) -> None:
+        self.silent = silent
+        """What stood in the folder beside it for the whole silence of its predecessor."""
         self.workspace = lease_path(folder, number)
         """A folder on the same file system for unpublished files."""
         self._folder, self._number, self._descriptor = folder, number, descriptor
@@ -130,12 +143,16 @@ def take(
     folder: Path,
     run_id: str,
     *,
+    beside: Path | None = None,
+    after: Lease | None = None,
     on_lost: Callable[[str], None] = leave,
     silence: float = SILENCE,
 ) -> Lease:
     """Return a folder's lease, creating the folder; waits if its last holder may be alive.
 
     Args:
+        beside: a second folder of that holder, listened to meanwhile: one silence counts for both.
+        after: the lease that was taken first, with this folder beside it.
         on_lost: called once, from any thread, with the reason if the lease is lost.
 
     Raises:
@@ -144,10 +161,11 @@ def take(
         StorageError: the disk failed.
     """
     prepare_folder(folder)
+    watch = _Watch(folder, beside, silence, after.silent if after else None)
     try:
         while True:
             newest = newest_lease(folder)
-            if newest is not None and not _is_free(folder, newest, silence):
+            if newest is not None and not watch.is_free(newest):
                 continue
             number = (newest or 0) + 1
             descriptor = claim(folder, number, run_id)
@@ -157,7 +175,7 @@ def take(
             dissolve(lease_path(folder, lower), folder)
     except OSError as error:
         raise StorageError(f"{folder}: cannot be taken: {error.strerror or error}") from None
-    return Lease(folder, number, descriptor, on_lost, silence)
+    return Lease(folder, number, descriptor, on_lost, silence, watch.silent)
 
 
 def refuse_if_held(folder: Path) -> None:
@@ -180,47 +198,75 @@ def refuse_if_held(folder: Path) -> None:
             raise _in_use(folder, holder)
 
 
-def _is_free(folder: Path, number: int, silence: float) -> bool:
-    """Whether a lease may be taken over; False if it changed and must be checked again.
+class _Watch:
+    """Finds out whether the holder of a folder's lease lives, and listens beside it."""
 
-    Raises:
-        InUseError: its holder lives.
-    """
-    path = lease_path(folder, number)
-    try:
-        holder, state = read_holder(path)
-        if state == "released":
-            return True
-        if holder is not None and holder.identity == host_identity():
-            locked = is_locked(path)
-            if locked:
-                raise _in_use(folder, holder)
-            if locked is False:
+    def __init__(
+        self, folder: Path, beside: Path | None, silence: float, known: _Sign | None
+    ) -> None:
+        self._folder, self._beside, self._silence = folder, beside, silence
+        self._known = known
+        self.silent: _Sign | None = None
+
+    def is_free(self, number: int) -> bool:
+        """Whether a lease may be taken over; False if it changed and must be checked again.
+
+        Raises:
+            InUseError: its holder lives.
+        """
+        folder = self._folder
+        path = lease_path(folder, number)
+        try:
+            holder, state = read_holder(path)
+            if state == "released":
                 return True
-        return _is_silent(folder, number, silence)
-    except FileNotFoundError:  # taken over and removed meanwhile
-        if newest_lease(folder) == number:
-            raise
-        return False
-
-
-def _is_silent(folder: Path, number: int, silence: float) -> bool:
-    """Wait for signs of life; only time in which the folder was readable counts."""
-    path = lease_path(folder, number)
-    holder, _ = read_holder(path)
-    told = f"{holder or 'another process'} may still write here"
-    log.info("%s: %s: listening for %g s", folder, told, silence)
-    first, listened = read_beat(path), 0.0
-    while listened < silence:
-        before = _now()
-        time.sleep(min(silence / 30, _LOOK))
-        if newest_lease(folder) != number or read_holder(path)[1] == "released":
+            if holder is not None and holder.identity == host_identity():
+                locked = is_locked(path)
+                if locked:
+                    raise _in_use(folder, holder)
+                if locked is False:
+                    return True
+            if self._known is not None and _sign(folder) == self._known:
+                return True
+            return self._is_silent(number)
+        except FileNotFoundError:  # taken over and removed meanwhile
+            if newest_lease(folder) == number:
+                raise
             return False
-        if read_beat(path) != first:
-            raise _in_use(folder, holder)
-        # Time asleep, or waiting for the share, does not count.
-        listened += min(_now() - before, silence / 10)
-    return True
+
+    def _is_silent(self, number: int) -> bool:
+        """Wait for signs of life; only time in which the folder was readable counts."""
+        folder, silence = self._folder, self._silence
+        path = lease_path(folder, number)
+        holder, _ = read_holder(path)
+        told = f"{holder or 'another process'} may still write here"
+        log.info("%s: %s: listening for %g s", folder, told, silence)
+        first, listened = read_beat(path), 0.0
+        beside = _sign(self._beside)
+        while listened < silence:
+            before = _now()
+            time.sleep(min(silence / 30, _LOOK))
+            if newest_lease(folder) != number or read_holder(path)[1] == "released":
+                return False
+            if read_beat(path) != first:
+                raise _in_use(folder, holder)
+            if beside is not None and _sign(self._beside) != beside:
+                beside = None
+            # Time asleep, or waiting for a share, does not count.
+            listened += min(_now() - before, silence / 10)
+        self.silent = beside
+        return True
+
+
+def _sign(folder: Path | None) -> _Sign | None:
+    """Return the newest sign of life in a folder; None without one, or if it cannot be read."""
+    if folder is None:
+        return None
+    with suppress(OSError):
+        number = newest_lease(folder)
+        if number is not None:
+            return _Sign(folder.absolute(), number, read_beat(lease_path(folder, number)))
+    return None
 
 
 def _in_use(folder: Path, holder: Holder | None) -> InUseError:

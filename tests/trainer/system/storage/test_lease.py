@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ from trainer.system.errors import InUseError
 from trainer.system.storage import lease
 from trainer.system.storage.atomic_folder import verify
 from trainer.system.storage.lease import Lease, refuse_if_held, take
+from trainer.system.storage.lease_folder import lease_path, write_beat
 
 AGES = 3600.0
 """A silence that no test lasts: what needs it to be over hangs."""
@@ -207,6 +209,51 @@ def test_only_listening_counts_as_silence(
     monkeypatch.setattr(lease, "_now", lambda: float(next(jumping)))
     with pytest.raises(InUseError):
         take(tmp_path, "mine", silence=60.0)
+
+
+def test_one_silence_counts_for_two_folders(tmp_path: Path, start: type[Holder]) -> None:
+    """Those of a run whose host crashed. Listening again would last for ages."""
+    output, checkpoints = tmp_path / "output", tmp_path / "checkpoints"
+    for folder in (output, checkpoints):
+        crashed = start(folder, identity="another host")
+        assert crashed.says() == "held"
+        crashed.is_told(signal.SIGKILL)
+        crashed.process.wait()
+    mine = take(output, "mine", silence=0.3, beside=checkpoints)
+    take(checkpoints, "mine", silence=AGES, after=mine).release()
+    mine.release()
+
+
+@pytest.mark.parametrize("what", ["beats meanwhile", "is away meanwhile", "beats afterwards"])
+def test_one_that_may_live_in_the_second_folder_is_listened_to(
+    tmp_path: Path, start: type[Holder], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A share that is away shows no silence: its holder could not have written either."""
+    output, checkpoints = tmp_path / "output", tmp_path / "checkpoints"
+    for folder in (output, checkpoints):
+        holder = start(folder, silence=0.6, identity="another host")
+        assert holder.says() == "held"
+        holder.is_told(signal.SIGSTOP)
+    beaten = lease_path(checkpoints, 1)
+    look, looks = lease.newest_lease, iter([1, 2])
+
+    def newest_lease(folder: Path) -> int | None:
+        if folder == checkpoints and next(looks, 0) == 2:
+            if what == "beats meanwhile":
+                write_beat(beaten, 77)
+            elif what == "is away meanwhile":
+                raise OSError(errno.EIO, "the share does not answer")
+        return look(folder)
+
+    monkeypatch.setattr(lease, "newest_lease", newest_lease)
+    mine = take(output, "mine", silence=0.3, beside=checkpoints)
+    if what == "beats afterwards":
+        write_beat(beaten, 77)
+    holder.is_told(signal.SIGCONT)
+    with pytest.raises(InUseError, match=f"pid {holder.process.pid} on host"):
+        take(checkpoints, "mine", silence=AGES, after=mine)
+    mine.release()
+    assert holder.ends() == 0, "undisturbed"
 
 
 def open_store(folder: Path, held: Lease, disk: CountingDisk | None = None) -> CheckpointStore:
