@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     "--quick", is_flag=True, help="Refuse if dependencies changed: they take minutes to install."
 )
 @click.option(
-    "--force", is_flag=True, help="Update even while a run is active; the run keeps its version."
+    "--force",
+    is_flag=True,
+    help="Update even while a run is active; the run keeps its version until it is resumed.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would change; install nothing.")
 @json_option

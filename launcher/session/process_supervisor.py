@@ -68,6 +68,8 @@ class ProcessSupervisor:
         self._saving = self._folder / SAVING
         self._attempt = _last_attempt(self._folder)  # a resumed run continues the count
         self._goes_on = _is_unfinished(self._folder / "state.json")
+        self._began_with = _program_of(self._folder / "state.json")
+        self._program = _version_of(spec.argv[0], self._began_with)
         self._failures = 0
         self._phase: Phase = "starting"
         self._child: ProcessIdentity | None = None
@@ -134,11 +136,13 @@ class ProcessSupervisor:
         marks = LogMarks(log)
         marks.take()
         with self._open_log(log) as output:
+            if self._began_with not in (None, self._program):
+                _say(output, f"{self._began_with} is gone: {self._program}")
+            argv = (self._program, *self._spec.argv[1:])
             try:
-                pid = self._children.start(self._spec.argv, self._spec.folder, environment, output)
+                pid = self._children.start(argv, self._spec.folder, environment, output)
             except OSError as error:
-                with contextlib.suppress(OSError):
-                    output.write(f"cannot start {self._spec.argv[0]}: {error.strerror}\n".encode())
+                _say(output, f"cannot start {self._program}: {error.strerror}")
                 wrong = error.errno in _WRONG_COMMAND
                 return (InputError if wrong else StorageError).exit_code
         self._phase = "running"
@@ -257,6 +261,7 @@ class ProcessSupervisor:
             "run_id": self._spec.run_id,
             "state": self._phase,
             "message": self._message,
+            "program": self._program,
             "keeper": _as_dict(identify(os.getpid())),
             "child": _as_dict(self._child),
             "attempt": self._attempt,
@@ -316,6 +321,37 @@ def is_final(state: Path) -> bool:
     except (OSError, ValueError):  # an empty one: its start is under way
         return False
     return isinstance(tree, dict) and tree.get("state") in FINAL_PHASES  # pyright: ignore[reportUnknownMemberType]
+
+
+def _version_of(program: str, began_with: str | None) -> str:
+    """Return a program below its version's folder instead of `current`, see `versions.py`.
+
+    A process that its host's crash ended thus comes back as what it was, whatever was pushed
+    meanwhile: other code, or a version that the coordinator refuses, would end its part in the run.
+
+    Args:
+        began_with: what an earlier supervisor of the process started.
+    """
+    link = Path(program).parent.parent
+    if not link.is_symlink():
+        return program
+    if began_with is not None and Path(began_with).exists():
+        return began_with
+    return str(link.parent / link.readlink() / Path(program).relative_to(link))
+
+
+def _program_of(state: Path) -> str | None:
+    """Return what an earlier supervisor of the process started; a start empties the file."""
+    try:
+        found: Any = json.loads(state.read_bytes())["program"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _say(output: BinaryIO, line: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk
+        output.write(f"{line}\n".encode())
 
 
 def _is_unfinished(state: Path) -> bool:

@@ -162,7 +162,7 @@ def refuse(updates: Sequence[HostUpdate], quick: bool, force: bool) -> None:
     if used and not force:
         raise PreflightError(
             f"a run is up on {', '.join(u.host for u in used)}; end it with launch cluster down, "
-            "or push with --force: it keeps the version that it has loaded",
+            "or push with --force: the run keeps its version",
             [f"{update.host}: {line}" for update in used for line in update.used_by],
         )
     slow = [update.host for update in changing if update.makes_environment]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +94,45 @@ def test_a_process_that_is_done_is_not_started_again(make: Make, home: Path) -> 
     wait_for(lambda: supervisor.state(process).is_over, "the end")
     state = supervisor.state(process)
     assert (state.state, state.exit_code, supervisor.attempts(process)) == ("exited", 0, [1])
+
+
+def test_a_run_keeps_its_version_when_its_host_comes_back(home: Path, run_id: str) -> None:
+    """`push --force` has switched `current` meanwhile; only a new start takes the new version."""
+    versions, current = home / "versions", home / "current"
+    for name in ("old", "new"):
+        program = versions / name / "bin/trainer"
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\necho {name}; exec sleep 1000\n")
+        program.chmod(0o755)
+    current.symlink_to(Path("versions") / "old")
+    supervisor = SessionSupervisor(LocalConnection(), run_id, QUICK)
+    process = replace(python_process(home, ""), argv=(str(current / "bin/trainer"),))
+    supervisor.start(process)
+
+    def crash(attempt: int) -> str:
+        """Kill the supervisor, and with it the process; return what the attempt said."""
+
+        def said() -> bytes:
+            return supervisor.read_log(process, attempt)
+
+        wait_for(lambda: said().endswith((b"old\n", b"new\n")), f"attempt {attempt}")
+        keeper = supervisor.state(process).keeper
+        assert keeper is not None
+        send_signal(keeper, signal.SIGKILL)
+        wait_for(lambda: supervisor.state(process).state == "lost", "the crash")
+        return said().decode()
+
+    assert crash(1) == "old\n"
+    current.unlink()
+    current.symlink_to(Path("versions") / "new")
+    supervisor.begin(process)  # as its unit does at boot
+    assert crash(2) == "old\n"
+    shutil.rmtree(versions / "old")
+    supervisor.begin(process)
+    assert crash(3) == f"{versions}/old/bin/trainer is gone: {versions}/new/bin/trainer\nnew\n"
+    (versions / "old").symlink_to("new")
+    supervisor.start(process)  # resumed, after its end
+    assert crash(4) == "new\n"
 
 
 @pytest.mark.parametrize(("make", "code"), covering(product(KINDS, [2, 4, 5])), indirect=["make"])
