@@ -24,9 +24,9 @@ from typing import Any
 
 from rig.report import Ratio, Report, skip
 
-from trainer.lab.compare.cluster import COORDINATOR, LocalCluster, end_on_terminate
-from trainer.lab.compare.member import MemberSpec
-from trainer.lab.compare.network import ShapedNetwork, missing
+from benchmarks.compare.cluster import COORDINATOR, LocalCluster, end_on_terminate
+from benchmarks.compare.member import MemberSpec
+from benchmarks.compare.network import ShapedNetwork, missing
 from trainer.planning.exchange_choice import FREE, MOST_EXPOSED
 
 TARGET = 1.10

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from rig.report import Ratio, Report
 
+from benchmarks.compare.cluster import LocalCluster, end_on_terminate
+from benchmarks.compare.member import MemberSpec
 from trainer.exchange.coordinator.shares import Speed, slowest, split
-from trainer.lab.compare.cluster import LocalCluster, end_on_terminate
-from trainer.lab.compare.member import MemberSpec
 
 UNIT = 0.005
 """Seconds a sample of a worker of factor 1."""

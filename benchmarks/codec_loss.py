@@ -35,10 +35,10 @@ from rig.picture import picture
 from rig.report import Ratio, Report
 from rig.sender import Sender
 
+from benchmarks.compare.picture import TEXT
 from trainer.config.run import RunConfig
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
-from trainer.lab.compare.picture import TEXT
 from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at
 from trainer.replica.base import Replica

@@ -33,13 +33,13 @@ from pathlib import Path
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
+from benchmarks.compare import collective, synthetic
+from benchmarks.compare.cluster import LocalCluster, end_on_terminate
+from benchmarks.compare.comparison import run_ranks
+from benchmarks.compare.member import MemberSpec
+from benchmarks.compare.network import ShapedNetwork, missing
 from trainer.config.codec import NAMES
 from trainer.exchange.protocol.compression.choice import codecs_for
-from trainer.lab.compare import collective, synthetic
-from trainer.lab.compare.cluster import LocalCluster, end_on_terminate
-from trainer.lab.compare.comparison import run_ranks
-from trainer.lab.compare.member import MemberSpec
-from trainer.lab.compare.network import ShapedNetwork, missing
 
 HOSTS = 3
 WORKERS = 3

@@ -24,8 +24,8 @@ from pathlib import Path
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
+from benchmarks.compare.network import ShapedNetwork, missing
 from trainer.exchange.transport import tls
-from trainer.lab.compare.network import ShapedNetwork, missing
 
 PORT = 7777
 PIECE = 256 * 1024

@@ -36,10 +36,10 @@ from numpy.typing import NDArray
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
+from benchmarks.compare import synthetic
+from benchmarks.compare.network import ShapedNetwork, missing
 from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.transport import tls
-from trainer.lab.compare import synthetic
-from trainer.lab.compare.network import ShapedNetwork, missing
 
 PLACEMENT = "2 local + 1 remote"
 HOSTS = (0, 0, 1)

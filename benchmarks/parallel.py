@@ -40,7 +40,7 @@ from rig.picture import picture
 from rig.report import Ratio, Report, skip
 from rig.resident import EXACT
 
-from trainer.lab.compare.picture import FIRST, SECOND, TEXT
+from benchmarks.compare.picture import FIRST, SECOND, TEXT
 
 PARTS = ("steps", "memory", "files", "overlap", "generate")
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from rig.report import Ratio, Report, skip
 
-from trainer.lab.compare.picture import FIRST, GROUND, SECOND, STYLE
+from benchmarks.compare.picture import FIRST, GROUND, SECOND, STYLE
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "pipeline-schedules.svg"

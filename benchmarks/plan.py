@@ -27,7 +27,7 @@ from rig.plan_ranks import be_rank, weigh_ranks
 from rig.report import Ratio, Report
 from rig.resident import EXACT, Peak, own_bytes
 
-from trainer.lab.compare.random_model import write_model
+from benchmarks.compare.random_model import write_model
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3, hidden 512": {

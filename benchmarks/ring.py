@@ -21,11 +21,11 @@ from itertools import product
 from rig.report import Ratio, Report, skip
 from rig.ring_rank import BucketSpec
 
+from benchmarks.compare import collective
+from benchmarks.compare.cluster import LocalCluster, end_on_terminate
+from benchmarks.compare.comparison import run_ranks
+from benchmarks.compare.network import ShapedNetwork, missing
 from trainer.config.topology import FEWEST
-from trainer.lab.compare import collective
-from trainer.lab.compare.cluster import LocalCluster, end_on_terminate
-from trainer.lab.compare.comparison import run_ranks
-from trainer.lab.compare.network import ShapedNetwork, missing
 
 WARM_UP = 3
 """Steps; DDP rebuilds its buckets after the first."""

@@ -34,10 +34,10 @@ from rig.demo_model import DEMO, open_demo, require_demo, shards, validate
 from rig.picture import picture
 from rig.report import Ratio, Report
 
+from benchmarks.compare.picture import TEXT
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.lab.compare.picture import TEXT
 from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at
 from trainer.optimizer.nesterov import Update

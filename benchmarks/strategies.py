@@ -30,7 +30,7 @@ from typing import Any
 from rig.report import Ratio, Report
 from wgpu_step import SHAPES as QWEN3
 
-from trainer.lab.compare.random_model import write_model
+from benchmarks.compare.random_model import write_model
 from trainer.system.errors import InputError
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.compare.random_model import write_model
 from trainer.config.run import LINEARS, RunConfig, load
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
-from trainer.lab.compare.random_model import write_model
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
 from trainer.replica.base import Replica

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.compare.cluster import COORDINATOR
+from benchmarks.compare.synthetic import RUN_ID
 from launcher.runs.certificates.authority import Authority, identity_of
-from trainer.lab.compare.cluster import COORDINATOR
-from trainer.lab.compare.synthetic import RUN_ID
 
 
 def write_certificates(folder: Path, workers: int, names: Sequence[str]) -> None:

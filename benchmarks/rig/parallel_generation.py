@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compare.picture import FIRST, TEXT
 from rig.parallel_models import meshes, rows, settings, write_model
 from rig.picture import picture
 from rig.report import Ratio, Report
-from trainer.lab.compare.picture import FIRST, TEXT
 
 WIDTHS = (256, 512, 1024)
 NEW_TOKENS = 24

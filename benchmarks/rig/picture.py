@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer.lab.compare import picture as drawing
+from benchmarks.compare import picture as drawing
 
 ROOT = Path(__file__).parents[2]
 

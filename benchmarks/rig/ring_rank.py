@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from benchmarks.compare import collective, synthetic
+from benchmarks.compare.member import Commands
 from trainer.config.parallel import ParallelConfig
-from trainer.lab.compare import collective, synthetic
-from trainer.lab.compare.member import Commands
 from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.parallelize import ddp
 

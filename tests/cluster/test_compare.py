@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trainer.lab.compare.network import missing
+from benchmarks.compare.network import missing
 
 pytestmark = pytest.mark.cluster
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from benchmarks.compare.network import ShapedNetwork, missing
 from launcher.discovery.survey import Survey, survey
 from launcher.errors import UnreachableError
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink
 from launcher.inventory.hosts import Host
 from tests.launcher.agent_pipe import AGENT, ProcessPipe, state_in
-from trainer.lab.compare.network import ShapedNetwork, missing
 
 __all__ = ["SeparateHosts", "missing"]
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer.system.commandline.number import Number
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
-    from trainer.lab.compare.comparison import Comparison
+    from benchmarks.compare.comparison import Comparison
 
 
 @click.group("compare")
@@ -59,10 +60,18 @@ def backends(
     as_json: bool,
 ) -> None:
     """Sum the same gradient, and train the same steps, by Motley's star, gloo, NCCL and MPI."""
-    from trainer.lab.compare import comparison
-    from trainer.lab.compare.backends import BACKENDS
-    from trainer.lab.compare.cluster import end_on_terminate
-    from trainer.lab.compare.picture import check_picture
+    try:
+        from benchmarks.compare import comparison
+    except ModuleNotFoundError as error:
+        if error.name not in ("benchmarks", "benchmarks.compare"):
+            raise
+        raise InputError(
+            "trainer compare: its measurements stand beside the benchmarks, which no wheel has; run"
+            " it in a checkout of Motley"
+        ) from None
+    from benchmarks.compare.backends import BACKENDS
+    from benchmarks.compare.cluster import end_on_terminate
+    from benchmarks.compare.picture import check_picture
 
     end_on_terminate()
     comparison.check_network(rates)
@@ -74,7 +83,7 @@ def backends(
         click.echo(f"measured {len(rows)}: {BACKENDS[row.backend].title}", err=True)
     found = comparison.Comparison(workers, steps, rows)
     if plot is not None:
-        from trainer.lab.compare.bars import draw
+        from benchmarks.compare.bars import draw
 
         draw(plot, found)
     if as_json:

@@ -14,12 +14,12 @@ from typing import Any, Self
 
 import pytest
 
+from benchmarks.compare.network import ShapedNetwork, missing
 from tests import ROOT
 from tests.cluster import warm_command
 from tests.cluster.fork_server import ForkServer
 from tests.launcher.sshd import QUICK_KEYS, make_key
 from tests.waiting import wait_for
-from trainer.lab.compare.network import ShapedNetwork, missing
 
 PROGRAMS = Path(sys.executable).parent
 MEGABIT = 10**6

@@ -8,6 +8,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
+from benchmarks.compare import synthetic
 from tests.trainer.exchange.exact_problem import tiny_layout
 from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.ledger import Shard
@@ -15,7 +16,6 @@ from trainer.exchange.protocol.blocks import block_frames
 from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.compression.choice import AgreedCodecs
 from trainer.exchange.protocol.wire import MessageType
-from trainer.lab.compare import synthetic
 from trainer.system.errors import NonFiniteError, ProtocolError
 
 pytestmark = pytest.mark.usefixtures("small_frames")

@@ -11,14 +11,14 @@ from unittest import mock
 
 import pytest
 
+from benchmarks.compare import backends, cluster, comparison
+from benchmarks.compare.backends import BACKENDS
+from benchmarks.compare.bars import draw
+from benchmarks.compare.cluster import LocalCluster
+from benchmarks.compare.comparison import Comparison, Row
+from benchmarks.compare.member import PATIENCE, MemberSpec
 from tests import ROOT
 from trainer.cli import main
-from trainer.lab.compare import backends, cluster, comparison
-from trainer.lab.compare.backends import BACKENDS
-from trainer.lab.compare.bars import draw
-from trainer.lab.compare.cluster import LocalCluster
-from trainer.lab.compare.comparison import Comparison, Row
-from trainer.lab.compare.member import PATIENCE, MemberSpec
 from trainer.system.errors import UnreachableError
 
 
@@ -105,6 +105,18 @@ def test_rates_without_root_say_what_is_missing(
     assert said.endswith(
         "needs root for network namespaces; without --rate the loopback is measured"
     )
+    assert "\n" not in said
+
+
+def test_an_installed_wheel_has_no_measurements(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("benchmarks")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "benchmarks", None)
+    assert run(["compare", "backends"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.endswith("run it in a checkout of Motley")
     assert "\n" not in said
 
 

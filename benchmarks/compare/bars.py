@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.lab.compare.backends import BACKENDS
-from trainer.lab.compare.comparison import Comparison
-from trainer.lab.compare.picture import FIRST, SECOND, TEXT, picture
+from benchmarks.compare.backends import BACKENDS
+from benchmarks.compare.comparison import Comparison
+from benchmarks.compare.picture import FIRST, SECOND, TEXT, picture
 
 
 def draw(path: Path, found: Comparison) -> None:

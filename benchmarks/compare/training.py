@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.compare.random_model import write_model
 from trainer.config.run import RunConfig, load
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
-from trainer.lab.compare.random_model import write_model
 from trainer.model.layout import GradientLayout
 
 if TYPE_CHECKING:
