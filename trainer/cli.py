@@ -68,6 +68,8 @@ def trainer() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
+    # Of the hub's client, which tells every request.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def main() -> None:

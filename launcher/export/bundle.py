@@ -36,6 +36,7 @@ from launcher.files import default_state_folder
 from launcher.transfer.wheel import wheel_to_push
 from trainer.checkpoint.reader import FOLDER, step_of
 from trainer.config.run import RunConfig
+from trainer.data.sources import HUB
 from trainer.model.files import local_model
 from trainer.planning.budget.ledger import SPEND_FILE, SpendLedger
 from trainer.system.errors import InputError
@@ -109,8 +110,10 @@ def _inputs(config: RunConfig) -> dict[str, Path]:
     found = {"data.train": Path(config.data.train)}
     if config.data.validation is not None:
         found["data.validation"] = Path(config.data.validation)
-    for key, path in found.items():
-        if not (path.is_file() or path.is_dir()):
+    for key, path in [*found.items()]:
+        if HUB.fullmatch(str(path)):
+            del found[key]  # the trainer downloads it there
+        elif not (path.is_file() or path.is_dir()):
             raise ConfigError(f"{key}: {path} is not a file or folder")
     path = Path(config.model.path)
     if path.is_absolute():

@@ -20,7 +20,7 @@ from launcher.plan.hub import is_hub_name
 from trainer.config import distill_job
 from trainer.config import run as run_config
 from trainer.config.distill_job import DistillJob
-from trainer.config.run import RunConfig
+from trainer.config.run import DATA_ON_HUB, RunConfig
 from trainer.planning.defaults import provisional
 from trainer.system.errors import InputError
 
@@ -201,4 +201,6 @@ def parse_assignments(assignments: Iterable[str], flag: str) -> dict[str, Any]:
 
 
 def _absolute(path: str, folder: Path) -> str:
+    if path.startswith(DATA_ON_HUB):
+        return path
     return str((folder / Path(path).expanduser()).absolute())

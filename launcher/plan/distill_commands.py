@@ -8,7 +8,7 @@ which `launch sync inputs` copies inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -21,6 +21,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.plan import Role
 from launcher.plan.setting import Setting
 from trainer.config.distill_job import DistillJob, TeacherJob, is_file_name
+from trainer.config.run import DATA_ON_HUB
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class Seat:
     role: Role
     host: Host
     device: Device
+
+
+def below(folder: str, path: str) -> str:
+    """Return a job's path on a host with this state folder; a data set of the hub stays."""
+    return path if path.startswith(DATA_ON_HUB) else str(PurePosixPath(folder) / path)
 
 
 class Where:
@@ -44,8 +50,8 @@ class Where:
         self._apart = len({setting.machine(seat.host) for seat in seats}) > 1
 
     def own(self, host: Host, path: str) -> str:
-        """Return a path of a host's own disk."""
-        return str(PurePosixPath(self._setting.state(host)) / path)
+        """Return a path of a host's own disk, or a data set of the hub as it is."""
+        return below(self._setting.state(host), path)
 
     def logits(self, host: Host) -> str:
         """Return the folder between teachers and student."""
@@ -101,6 +107,7 @@ def _student_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ...]
         settings["checkpoint.folder"] = folder
     if student.validation is not None:
         settings["data.validation"] = where.own(host, student.validation)
+        settings |= {"data.columns": student.columns} if student.columns else {}
     if job.budget is not None:
         settings["budget"] = job.budget.model_dump(mode="json", exclude_none=True)
     return (
@@ -137,6 +144,7 @@ def _teacher_words(seat: Seat, teachers: int, job: DistillJob, where: Where) -> 
     return (
         *("distill", "teacher", where.own(host, teacher.model)),
         *(word for path in teacher.data for word in ("--data", where.own(host, path))),
+        *_columns(teacher.columns),
         *("--out", where.logits(host), *_flags({"tokenizer": tokenizer})),
         *("--workers", f"{number}/{teachers}", "--name", seat.name),
         *("--stay", "--until", str(PurePosixPath(where.watched(host)) / "status.json")),
@@ -158,6 +166,7 @@ def _evaluator_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ..
     return (
         *("evaluate", "--watch", where.watched(host), "--tasks", ",".join(evaluation.tasks)),
         *(word for path in evaluation.data for word in ("--data", where.own(host, path))),
+        *_columns(evaluation.columns),
         *_flags({"base": base and where.own(host, base), **files, **values}),
         *(("--run-code",) if evaluation.run_code else ()),
         *("--runner", seat.name),
@@ -212,7 +221,7 @@ def writes(seat: Seat, where: Where) -> dict[str, str]:
 
 def _scoring(teacher: TeacherJob) -> dict[str, Any]:
     """Return the settings that go to the teacher's flags of the same names."""
-    elsewhere = {"model", "data", "tokenizer", "processes", "backend"}
+    elsewhere = {"model", "data", "columns", "tokenizer", "processes", "backend"}
     return teacher.model_dump(exclude=elsewhere)
 
 
@@ -224,6 +233,10 @@ def _flags(values: dict[str, Any]) -> tuple[str, ...]:
         if value is not None
         for word in (f"--{name.replace('_', '-')}", str(value))
     )
+
+
+def _columns(columns: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(word for pair in columns.items() for word in ("--column", "=".join(pair)))
 
 
 def _device_words(device: Device) -> tuple[str, ...]:

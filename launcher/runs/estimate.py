@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from launcher.agent.checks.job import Workload
@@ -13,6 +12,7 @@ from launcher.errors import ConfigError
 from launcher.hosts.received import receive
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
+from launcher.plan.distill_commands import below
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.planned import cluster_of, slowest_link
 from launcher.runs.preflight.own_settings import DEADLINE
@@ -152,6 +152,7 @@ def _corpus(job: DistillJob, teacher: ProcessPlan) -> dict[str, Any]:
         "logits": teacher.writes["logits"],
         "max_seq_len": job.teacher.max_seq_len,
         "shard_bytes": job.teacher.shard_bytes,
+        "columns": job.teacher.columns,
     }
 
 
@@ -168,7 +169,7 @@ def _student(job: DistillJob, process: ProcessPlan) -> dict[str, Any]:
 
 def _path(process: ProcessPlan, path: str | None) -> str | None:
     """Return a path of a process's host; a relative one begins at its state folder."""
-    return None if path is None else str(PurePosixPath(process.state_folder) / path)
+    return None if path is None else below(process.state_folder, path)
 
 
 def _at_work(plan: LaunchPlan) -> list[Host]:

@@ -201,6 +201,7 @@ def _of_data(run: dict[str, Any], max_seq_len: int | None) -> dict[str, Any]:
         "data.train": "none",
         "data.max_seq_len": max_seq_len or data.get("max_seq_len"),
         "data.lost_text": data.get("lost_text"),
+        "data.columns": data.get("columns"),
     }
 
 

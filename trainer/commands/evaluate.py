@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.commands.place import lost_text_option, open_ranks, parallel_option, place_options
+from trainer.commands.place import (
+    columns_option,
+    lost_text_option,
+    open_ranks,
+    parallel_option,
+    place_options,
+)
 from trainer.config.run import Backend, LostText
 from trainer.system.commandline.number import Number
 
@@ -24,7 +30,10 @@ _LONGEST_NAME = 20
 
 @click.command("evaluate")
 @click.argument("model", type=_Path, required=False)
-@click.option("--data", type=_Path, multiple=True, help="JSON Lines; repeatable with --watch.")
+@click.option(
+    "--data", type=_Path, multiple=True, help="Data of any format; repeatable with --watch."
+)
+@columns_option
 @click.option(
     "--held-out", is_flag=True, help="Only what MODEL's run held out of --data, its training data."
 )
@@ -41,7 +50,7 @@ _LONGEST_NAME = 20
     show_default=True,
     help="For --watch: loss, generate, code, summaries, lm-eval:NAME; the first picks the best.",
 )
-@click.option("--prompts", type=_Path, help="For generate: JSON Lines.")
+@click.option("--prompts", type=_Path, help="For generate: data of any format.")
 @click.option("--problems", type=_Path, help="For code: JSON Lines: prompt, test, entry_point.")
 @click.option("--run-code", is_flag=True, help="Allow code: runs code written by the model.")
 @click.option(
@@ -85,6 +94,7 @@ _LONGEST_NAME = 20
 def evaluate(
     model: Path | None,
     data: tuple[Path, ...],
+    columns: dict[str, str],
     held_out: bool,
     base: str | None,
     backend: Backend,
@@ -122,15 +132,19 @@ def evaluate(
 
         if len(data) != 1:
             raise click.UsageError("give --data FILE" if not data else "give --data once")
+        if held_out and columns:
+            raise click.UsageError("--held-out reads --data as its run did, without --column")
         with open_ranks(parallel, backend, gpu, threads) as ranks:
             trained = load_trained(model, base, max_seq_len, lost_text)
-            scores = _score(trained, data[0], held_out, backend, gpu, threads, ranks)
+            scores = _score(trained, data[0], columns, held_out, backend, gpu, threads, ranks)
         if ranks is None or ranks.leads:
             _print(scores, as_json)
         return
     if held_out or parallel is not None:
         option = "--held-out" if held_out else "--parallel"
         raise click.UsageError(f"{option} belongs to MODEL, not to --watch")
+    if columns and not (data or prompts):
+        raise click.UsageError("--column names keys of --data and --prompts")
     assert watch is not None
     from trainer.evaluate.base import Compute
     from trainer.evaluate.runner import Manner, Runner
@@ -138,6 +152,7 @@ def evaluate(
 
     material = Material(
         data=data,
+        columns=columns or None,
         prompts=prompts,
         problems=problems,
         run_code=run_code,
@@ -163,6 +178,7 @@ def evaluate(
 def _score(
     trained: Trained,
     data: Path,
+    columns: dict[str, str],
     held_out: bool,
     backend: Backend,
     gpu: str,
@@ -183,6 +199,7 @@ def _score(
         gpu,
         threads,
         on_open=on_open,
+        columns=columns or None,
         held_out=held_out,
         opener=ranks and ranks.evaluator,
     )

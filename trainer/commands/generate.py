@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.commands.place import open_ranks, parallel_option
+from trainer.commands.place import columns_option, open_ranks, parallel_option
 from trainer.commands.sampling import generation_options
 
 if TYPE_CHECKING:
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 @click.command("generate")
 @click.option("--prompt", "texts", multiple=True, help="A text to continue; may be repeated.")
 @click.option("--chat", "asked", multiple=True, help="A user's turn to answer; may be repeated.")
-@click.option("--data", type=click.Path(path_type=Path), help="Prompts as JSON Lines.")
+@click.option("--data", type=click.Path(path_type=Path), help="Prompts as data of any format.")
+@columns_option
 @generation_options(max_new_tokens=128)
 @parallel_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt.")
 def generate(
     model: Path, base: str | None, max_new_tokens: int, sampling: Sampling, compute: Compute,
-    texts: tuple[str, ...], asked: tuple[str, ...], data: Path | None, parallel: str | None,
-    as_json: bool,
+    texts: tuple[str, ...], asked: tuple[str, ...], data: Path | None, columns: dict[str, str],
+    parallel: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Continue texts with MODEL: an output folder, a checkpoint, an adapter or a full model.
 
@@ -35,8 +36,10 @@ def generate(
     """
     if bool(texts or asked) == (data is not None):
         raise click.UsageError("give --prompt TEXT, --chat TEXT or --data FILE")
+    if columns and data is None:
+        raise click.UsageError("--column names keys of --data FILE")
     from trainer.checkpoint.trained_model import load_trained
-    from trainer.data.samples import read_prompts
+    from trainer.data.samples import columns_of_run, read_prompts
     from trainer.data.shapes import Sample
     from trainer.data.turns import ChatMessage
     from trainer.evaluate.generation import complete
@@ -44,9 +47,10 @@ def generate(
     with open_ranks(parallel, compute.backend, compute.gpu, compute.threads) as ranks:
         samples = [Sample(text) for text in texts]
         samples += [Sample("", messages=(ChatMessage("user", text),)) for text in asked]
-        if data is not None:
-            samples = read_prompts(data)
         trained = load_trained(model, base)
+        if data is not None:
+            columns = columns or columns_of_run(data, trained.config.data.columns)
+            samples = read_prompts(data, columns)
         prints = ranks is None or ranks.leads
 
         def on_open(device: str, reason: str) -> None:

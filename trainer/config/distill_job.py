@@ -38,7 +38,9 @@ class TeacherJob(Section):
     model: str = Field(min_length=1)
     """A local Hugging Face directory on every teacher's host."""
     data: tuple[str, ...] = Field(min_length=1)
-    """Files and folders of the corpus, on every teacher's host."""
+    """Files and folders of the corpus, on every teacher's host; or data sets of the hub."""
+    columns: dict[str, str] = Field(default_factory=dict[str, str])
+    """The corpus's names of keys, as `data.columns` of a run config."""
     tokenizer: str | None = Field(default=None, min_length=1)
     """A trimmed tokenizer; null takes the teacher's own. Teacher's and student's host need it."""
     processes: Positive | None = None
@@ -69,7 +71,9 @@ class StudentJob(Section):
     """Folder for metrics, status, and, without a share, checkpoints."""
     method: Method = "full"
     validation: str | None = None
-    """Held-out texts, JSON Lines."""
+    """Held-out texts, data of any format."""
+    columns: dict[str, str] = Field(default_factory=dict[str, str])
+    """Its names of keys, as `data.columns` of a run config."""
     distillation: DistillationConfig = DistillationConfig()
     lora: LoraSettings = LoraSettings()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -85,6 +89,8 @@ class StudentJob(Section):
     def _begins_somewhere(self) -> Self:
         if (self.model is None) == (self.config is None):
             raise ValueError("give model, or config for a new one")
+        if self.columns and self.validation is None:
+            raise ValueError("columns names keys of validation, which is not given")
         return self
 
     def settings(self) -> dict[str, Any]:
@@ -107,7 +113,10 @@ class EvaluationJob(Section):
     tasks: tuple[str, ...] = Field(default=("loss",), min_length=1)
     """As for `trainer evaluate --watch`; the first one decides which is best."""
     data: tuple[str, ...] = ()
-    """Held-out samples, JSON Lines, on the host that evaluates; so are prompts and problems."""
+    """Held-out samples, data of any format, on the host that evaluates; so are prompts and
+    problems."""
+    columns: dict[str, str] = Field(default_factory=dict[str, str])
+    """The names of keys in data and prompts, as `data.columns` of a run config."""
     prompts: str | None = Field(default=None, min_length=1)
     problems: str | None = Field(default=None, min_length=1)
     run_code: bool = False
@@ -119,6 +128,12 @@ class EvaluationJob(Section):
     every: float | None = Field(default=None, gt=0)
     """Seconds between two checks for new checkpoints."""
     backend: Literal["cpu", "cuda", "wgpu"] = "cpu"
+
+    @model_validator(mode="after")
+    def _has_data_for_columns(self) -> Self:
+        if self.columns and not (self.data or self.prompts):
+            raise ValueError("columns names keys of data and prompts, which are not given")
+        return self
 
 
 class DistillJob(Section):

@@ -38,6 +38,9 @@ LostText = Literal["refuse", "accept"]
 
 ClassName = Annotated[str, Field(min_length=1, pattern=r"\S")]
 
+DATA_ON_HUB = "hf://"
+"""Begins the name of a data set of the Hugging Face hub, which is no path of a machine."""
+
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linears of a layer that Motley's own decoder computes."""
 
@@ -384,7 +387,7 @@ class RunConfig(Section):
         """
 
         def absolute(path: str | None) -> str | None:
-            if path is None or path.startswith("hf://"):  # a data set of the hub
+            if path is None or path.startswith(DATA_ON_HUB):
                 return path
             return str((folder / Path(path).expanduser()).absolute())
 

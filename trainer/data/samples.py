@@ -64,13 +64,13 @@ def read_samples(
     return file.samples
 
 
-def read_prompts(path: Path) -> list[Sample]:
+def read_prompts(path: Path, columns: Mapping[str, str] | None = None) -> list[Sample]:
     """Return the samples of a file to continue, whose conversations may lack an answer.
 
     Raises:
         DataError, InputError: see `read_file`.
     """
-    file = read_file(path, "causal-lm", prompts=True)
+    file = read_file(path, "causal-lm", columns=columns, prompts=True)
     for line in file.unused:
         log.info("%s", line)
     return file.samples
@@ -125,6 +125,30 @@ def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> bla
     return hasher
 
 
+def check_columns(columns: Mapping[str, str] | None) -> None:
+    """Check that `data.columns` names keys of a data line.
+
+    Raises:
+        InputError: a name is none.
+    """
+    for key in columns or ():
+        if key not in KEYS:
+            known = ", ".join(sorted(KEYS))
+            raise InputError(f"data.columns: {key!r} is no key of a data line; those are {known}")
+
+
+def columns_of_run(path: Path, columns: dict[str, str]) -> dict[str, str]:
+    """Return the `data.columns` of a run if data has the keys that they name, else none."""
+    if not columns:
+        return columns
+    try:
+        next(read_records(path, Problems(), columns), None)
+    except InputError:  # what else is wrong with the data is wrong without them, too
+        log.info("%s: lacks the data.columns of the run, so its own keys are read", path)
+        return {}
+    return columns
+
+
 def iterate(
     path: Path,
     labels: LabelColumn | None,
@@ -140,10 +164,7 @@ def iterate(
         InputError: the file cannot be read, is of a format that is not read, or `columns` names
             what is no key of a line.
     """
-    for key in columns or ():
-        if key not in KEYS:
-            known = ", ".join(sorted(KEYS))
-            raise InputError(f"data.columns: {key!r} is no key of a data line; those are {known}")
+    check_columns(columns)
     problems = Problems()
     usual = f"{path}:"
     for record in read_records(path, problems, columns):

@@ -11,7 +11,7 @@ import shutil
 import stat
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
@@ -44,13 +44,16 @@ class DataFiles:
     """Whether the file is a copy of what a pipe gave."""
     left_out: Counter[str] = field(default_factory=Counter[str])
     """Files of a folder that are not read, by reason."""
+    revision: str = ""
+    """The commit of a data set of the hub, which pins it."""
 
     def note(self, path: Path) -> str | None:
         """Return a line about a folder; None for a single file."""
         if self.piped or self.files == [path]:
             return None
         count = len(self.files)
-        reads = f"{path}: reads {self.files[0].name if count == 1 else f'{count:,} files'}"
+        reads = f"{spelled(path)}: reads {self.files[0].name if count == 1 else f'{count:,} files'}"
+        reads += f" of @{self.revision}" if self.revision else ""
         out = ", ".join(f"{name} ({count:,})" for name, count in self.left_out.items() if count)
         return f"{reads}; leaves out: {out}" if out else reads
 
@@ -65,7 +68,9 @@ def find_data(path: Path) -> DataFiles:
         InputError: there is nothing, or no data.
     """
     if named := HUB.fullmatch(str(path)):
-        return _find_in_folder(path, _from_hub(str(path), *named.groups()))
+        found = _from_hub(spelled(path), *named.groups())
+        revision = next(p for p in (found, *found.parents) if p.parent.name == "snapshots").name
+        return replace(_find_in_folder(path, found), revision=revision)
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -79,6 +84,11 @@ def find_data(path: Path) -> DataFiles:
     if stat.S_ISFIFO(mode):
         return DataFiles([_spooled(path)], piped=True)
     raise InputError(f"{path}: is a device or a socket, expected a file, a folder or a pipe")
+
+
+def spelled(path: Path) -> str:
+    """Return a path as it is given: of `hf://` a `Path` keeps one slash."""
+    return re.sub(r"^hf:/+", "hf://", str(path))
 
 
 def refuse_pipe(path: Path) -> None:
@@ -162,7 +172,9 @@ def choose_files(path: Path, names: list[str]) -> tuple[list[str], Counter[str]]
         found = [name for name in names if kinds[name] in TEXTS]
         if not found:
             known = " ".join(sorted(RECORDS | TEXTS))
-            raise InputError(f"{path}: holds no data files, whose names end in one of {known}")
+            raise InputError(
+                f"{spelled(path)}: holds no data files, whose names end in one of {known}"
+            )
         return found, Counter({"other files": len(names) - len(found)})
     left_out = Counter({"other files": len(names) - len(found)})
     splits = {name: _split(name) for name in found}
@@ -196,17 +208,22 @@ def _split(name: str) -> str | None:
 def _only(path: Path, splits: list[str]) -> str:
     if len(splits) > 1:
         raise InputError(
-            f"{path}: holds the splits {', '.join(splits)} and none is called train; name one of"
-            " its files or folders"
+            f"{spelled(path)}: holds the splits {', '.join(splits)} and none is called train; name"
+            " one of its files or folders"
         )
     return splits[0]
 
 
 def _visible(folder: Path) -> tuple[list[str], int]:
-    """Return the paths below a folder in the order of their bytes, and how many are hidden."""
+    """Return the paths below a folder in the order of their bytes, and how many are hidden.
+
+    A folder behind a link is one of them, as `launch sync` brings it, unless it holds the link.
+    """
     names: list[str] = []
     hidden = 0
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        here = Path(parent).resolve()
+        folders[:] = [name for name in folders if not here.is_relative_to((here / name).resolve())]
         every = [*folders, *files]
         hidden += sum(name.startswith(".") for name in every)
         folders[:] = [name for name in folders if name[0] != "."]
@@ -227,14 +244,14 @@ def _listed(file: Path, key: str) -> list[Any]:
 
 
 @cache
-def _from_hub(spelled: str, name: str, revision: str | None, inner: str | None) -> Path:
+def _from_hub(given: str, name: str, revision: str | None, inner: str | None) -> Path:
     """Return the folder or file in the hub's cache that holds a data set, downloaded if needed."""
     try:
         from huggingface_hub import HfApi, snapshot_download
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
     except ModuleNotFoundError:
         raise InputError(
-            f"{spelled}: this Python has no huggingface_hub to download it: pip install"
+            f"{given}: this Python has no huggingface_hub to download it: pip install"
             " huggingface_hub"
         ) from None
     wanted: dict[str, Any] = {"repo_type": "dataset", "revision": revision}
@@ -243,17 +260,17 @@ def _from_hub(spelled: str, name: str, revision: str | None, inner: str | None) 
         if inner is None:
             with contextlib.suppress(OSError):  # without a connection: what the cache has
                 names = sorted(HfApi().list_repo_files(name, **wanted), key=os.fsencode)
-                patterns = choose_files(Path(spelled), names)[0]
-        with announced(f"downloading {spelled}"):
+                patterns = choose_files(Path(given), names)[0]
+        with announced(f"downloading {given}"):
             folder = Path(snapshot_download(name, allow_patterns=patterns, **wanted))
     except (RepositoryNotFoundError, RevisionNotFoundError):
-        raise InputError(f"{spelled}: the hub has no such data set or revision") from None
+        raise InputError(f"{given}: the hub has no such data set or revision") from None
     except InputError:
         raise
     except Exception as error:  # the hub's client raises dozens of kinds for "cannot reach it"
         reason = str(error).strip().split("\n", 1)[0]
-        raise InputError(f"{spelled}: the hub cannot be reached ({reason})") from None
+        raise InputError(f"{given}: the hub cannot be reached ({reason})") from None
     found = folder / (inner or "")
     if not found.exists():
-        raise InputError(f"{spelled}: the data set has no {inner}")
+        raise InputError(f"{given}: the data set has no {inner}")
     return found

@@ -5,7 +5,7 @@ Torch-free; it imports tokenizers, which a laptop that drives a cluster may lack
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer.config.run import RunConfig
@@ -33,6 +33,7 @@ def read_scoring(
     logits: Path,
     max_seq_len: int | None = None,
     shard_bytes: int | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Scoring:
     """Return what teachers score: as a folder of logits describes it, else as the corpus is.
 
@@ -51,7 +52,7 @@ def read_scoring(
         raise InputError(f"more than {MOST >> 30} GiB of text are not counted before a start")
     length = window_length(model_dir, max_seq_len)
     encoder = Encoder(tokenizer_dir, "accept")  # the teachers themselves refuse
-    windows = Windows(Documents(data), encoder, length)
+    windows = Windows(Documents(data, columns), encoder, length)
     ranges = windows.ranges(SHARD_BYTES)
     # Without the last one, which may be short and would stand for many.
     part = ranges if len(ranges) <= _MEASURED else ranges[: -1 : -(-len(ranges) // _MEASURED)]

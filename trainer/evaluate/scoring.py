@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trainer.checkpoint.trained_model import Trained
 from trainer.config.run import Backend
 from trainer.data.encoder import Encoder
-from trainer.data.formats import read_records
 from trainer.data.holdout import hold_out
 from trainer.data.metrics import accuracy, add_confusion, matthews, mean_loss
-from trainer.data.records import Problems
-from trainer.data.samples import SampleFile, hash_files, read_file
+from trainer.data.samples import SampleFile, columns_of_run, hash_files, read_file
 from trainer.data.tokens import make_dataset
 from trainer.replica.base import EvalResult
 from trainer.system.errors import InputError
@@ -99,12 +97,14 @@ def score(
     on_open: Callable[[str, str], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     *,
+    columns: dict[str, str] | None = None,
     held_out: bool = False,
     opener: Callable[[Trained], tuple[Evaluator, str]] | None = None,
 ) -> EvaluationScores:
     """Evaluate a trained model on a data file.
 
     Args:
+        columns: the data's names of keys; None: those of the run, if the data has them.
         held_out: only on the part of its training data that its run held out.
         on_open: called with the device, and why no earlier one was taken.
         on_progress: called with the samples done and all of them.
@@ -114,10 +114,9 @@ def score(
         InputError: the data, the tokenizer or the model cannot be used.
     """
     config = trained.config
-    columns = config.data.columns
-    if columns and not held_out and not _has_keys(data, columns):
-        columns = {}
-        log.info("%s: lacks the data.columns of the run, so its own keys are read", data)
+    if columns is None:
+        columns = config.data.columns
+        columns = columns if held_out else columns_of_run(data, columns)
     file = read_file(data, config.task, config.classes, columns)
     if held_out:
         file = _held_out(trained, file)
@@ -160,12 +159,6 @@ def score(
         confusion=confusion,
         names=config.class_names,
     )
-
-
-def _has_keys(data: Path, columns: Mapping[str, str]) -> bool:
-    """Whether the first record has all keys that a run's `data.columns` name."""
-    first = next(read_records(data, Problems()), None)
-    return first is None or {*columns.values()} <= {*first.tree}
 
 
 def _held_out(trained: Trained, file: SampleFile) -> SampleFile:

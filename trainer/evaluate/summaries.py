@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from trainer.data.fitting import fit
 from trainer.data.formats import read_records
 from trainer.data.meetings.minutes import ActionItem, find_action_items
 from trainer.data.records import Problems
+from trainer.data.samples import check_columns
 from trainer.data.shapes import Sample, parse_sample
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
@@ -56,7 +57,7 @@ class Score:
     written: int
 
 
-def read_references(path: Path) -> list[Reference]:
+def read_references(path: Path, columns: Mapping[str, str] | None = None) -> list[Reference]:
     """Return the conversations of a data file.
 
     Action items are those of the key `action_items`, without it those that the answer lists.
@@ -64,9 +65,10 @@ def read_references(path: Path) -> list[Reference]:
     Raises:
         InputError: a line is no conversation that ends with an answer, or cannot be read.
     """
+    check_columns(columns)
     problems = Problems()
     references: list[Reference] = []
-    for record in read_records(path, problems):
+    for record in read_records(path, problems, columns):
         place = record.place
         try:
             sample = parse_sample(record.tree, record.number)

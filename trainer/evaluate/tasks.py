@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from trainer.checkpoint.trained_model import Trained
 from trainer.data.encoder import Encoder
 from trainer.data.samples import read_prompts
 from trainer.data.shapes import Sample
+from trainer.data.sources import find_data
 from trainer.evaluate.base import Compute, Outcome, Task
 from trainer.evaluate.code import Problem, figures, judge, read_problems
 from trainer.evaluate.generation import complete
@@ -31,6 +32,8 @@ class Material:
     """The data and options of the tasks; each uses its own part."""
 
     data: Sequence[Path] = ()
+    columns: Mapping[str, str] | None = None
+    """The names of keys in data and prompts; None: their own, or the run's if data has them."""
     prompts: Path | None = None
     problems: Path | None = None
     run_code: bool = False
@@ -58,7 +61,7 @@ def make_tasks(names: str, material: Material) -> list[Task]:
 
 def _make(name: str, material: Material) -> Task:
     if name == "loss":
-        return Loss(material.data)
+        return Loss(material.data, material.columns)
     if name == "generate":
         return Generate(material)
     if name == "code":
@@ -81,22 +84,29 @@ class Loss:
 
     name = "loss"
 
-    def __init__(self, data: Sequence[Path]) -> None:
+    def __init__(self, data: Sequence[Path], columns: Mapping[str, str] | None = None) -> None:
         if not data:
             raise InputError("task loss: give --data FILE")
-        if missing := [str(path) for path in data if not path.exists()]:
-            raise InputError(f"{missing[0]}: no such data file")
+        for path in data:
+            find_data(path)
         stems = [path.stem for path in data]
         if len(set(stems)) < len(stems):
             raise InputError("task loss: two files of --data have the same name")
-        self._data = data
+        self._data, self._columns = data, columns
 
     def run(self, trained: Trained, compute: Compute) -> Outcome:
         """Return the figures of each file, with the file's name if there are several."""
         found: dict[str, float] = {}
         rated_by = ""
         for path in self._data:
-            scores = score(trained, path, compute.backend, compute.gpu, compute.threads)
+            scores = score(
+                trained,
+                path,
+                compute.backend,
+                compute.gpu,
+                compute.threads,
+                columns=self._columns,
+            )
             prefix = f"{path.stem}/" if len(self._data) > 1 else ""
             for name in ("loss", "perplexity", "accuracy", "mcc"):
                 if (value := getattr(scores, name)) is not None:
@@ -114,7 +124,7 @@ class Generate:
     def __init__(self, material: Material) -> None:
         if material.prompts is None:
             raise InputError("task generate: give --prompts FILE")
-        self._prompts = read_prompts(material.prompts)
+        self._prompts = read_prompts(material.prompts, material.columns)
         self._tokens = material.max_new_tokens
         self._sampling = Sampling(material.temperature)
 
@@ -190,7 +200,9 @@ class Summaries:
     def __init__(self, material: Material) -> None:
         if not material.data:
             raise InputError("task summaries: give --data FILE")
-        self._references = [each for path in material.data for each in read_references(path)]
+        self._references = [
+            each for path in material.data for each in read_references(path, material.columns)
+        ]
         self._tokens = material.max_new_tokens
         self._sampling = Sampling(material.temperature)
 

@@ -52,9 +52,14 @@ def digests(paths: Sequence[Path], state_folder: Path, below: Path | None = None
 
 
 def file_content(path: str, state_folder: str) -> dict[str, str]:
-    """Return the digests of data: a file, or the files that are read of a folder."""
-    from trainer.data.sources import find_data
+    """Return the digests of data: a file, or the files that are read of a folder.
 
+    Empty for a data set of the hub: the trainer downloads it, and compares what it read.
+    """
+    from trainer.data.sources import HUB, find_data
+
+    if HUB.fullmatch(path):
+        return {}
     return digests(find_data(Path(path)).files, Path(state_folder), Path(path))
 
 

@@ -25,7 +25,7 @@ from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig, load
 from trainer.data.formats import read_records
 from trainer.data.records import Problems
-from trainer.data.sources import HUB, refuse_pipe
+from trainer.data.sources import HUB, refuse_pipe, spelled
 from trainer.model import layout as trainer_layout
 from trainer.model.files import local_model
 from trainer.model.output_folder import check_output as check_folder_of_run
@@ -124,32 +124,38 @@ def _absent_model(path: str) -> Finding:
 
 
 @validate_call
-def check_training_data(path: Path, *, taught: bool) -> Finding:
+def check_training_data(
+    path: Path, *, taught: bool, columns: dict[str, str] | None = None
+) -> Finding:
     """Whether a run's data exists: a file, or a teacher's logits if the run is `taught`."""
     if taught:
         return check_logits(path)
     if os.access(path / DATASET, os.F_OK):
         detail = f"{path}: holds a teacher's logits, and the job has no section `distillation`"
         return Finding("fail", detail, "add it: --set distillation.alpha=0.7")
-    return check_data(path, "--data FILE")
+    return check_data(path, "--data FILE", columns)
 
 
 @validate_call
-def check_data(path: Path, remedy: str) -> Finding:
-    """Whether data is there and its first record can be read; the trainer reads all of it."""
-    if HUB.fullmatch(str(path)):
-        return Finding("warn", f"{path} is not checked", "the trainer will download it")
+def check_data(path: Path, remedy: str, columns: dict[str, str] | None = None) -> Finding:
+    """Whether data is there and its first record can be read; the trainer reads all of it.
+
+    Args:
+        columns: `data.columns`.
+    """
+    if HUB.fullmatch(str(path)) and not is_offline():
+        return Finding("warn", f"{spelled(path)} is not checked", "the trainer will download it")
     problems = Problems()
     try:
         refuse_pipe(path)
-        first = next(read_records(path, problems), None)
+        first = next(read_records(path, problems, columns), None)
         problems.check()
     except InputError as error:
         return Finding("fail", str(error).splitlines()[0], f"give {remedy}")
     if first is None:
         return Finding("fail", f"{path}: empty", "it must hold one sample a line")
     if not isinstance(first.tree, dict):
-        return Finding("fail", f"{path}:1: not a JSON object", "it must hold one a line")
+        return Finding("fail", f"{first.place}: not a JSON object", "it must hold one a line")
     return Finding("ok", str(path))
 
 
@@ -179,6 +185,8 @@ def check_model_folder(path: Path) -> Finding:
 @validate_call
 def check_text(path: Path) -> Finding:
     """Whether a file or folder of texts is there and can be read."""
+    if HUB.fullmatch(str(path)):
+        return check_data(path, _BRING)
     if not path.exists():
         return Finding("fail", f"{path}: no such file or folder", _BRING)
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
@@ -256,13 +264,16 @@ def scoring(
     logits: Path,
     max_seq_len: int | None,
     shard_bytes: int | None,
+    columns: dict[str, str] | None,
 ) -> Scoring | None:
     """Return the teachers' workload of a distillation; None if it cannot be read here."""
     try:
         from trainer.distill.workload import read_scoring
 
         folder = local_model(model) or model
-        return read_scoring(folder, data, tokenizer or folder, logits, max_seq_len, shard_bytes)
+        return read_scoring(
+            folder, data, tokenizer or folder, logits, max_seq_len, shard_bytes, columns
+        )
     except (InputError, OSError, ModuleNotFoundError):
         return None
 

@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import PurePosixPath
 
 from launcher.agent.checks.finding import Finding
 from launcher.errors import LauncherError
+from launcher.plan.distill_commands import below
 from launcher.plan.plan import unit_of
 from launcher.runs.preflight.examination import Asked, Examination
 from launcher.runs.preflight.probe import ask_finding
+from trainer.config.run import DATA_ON_HUB
 
 _LEAST_SPACE = 256 << 20
+_ANOTHER = "another file in the job"
 _MOUNT = "mount the share on all hosts (docs/share.md), or name a folder common to all of them"
 
 
-def files(check: str, **more: str) -> Callable[[Examination, str], Asked]:
+def files(check: str) -> Callable[[Examination, str], Asked]:
     """Return who is asked: the hosts whose processes read files that a check is for."""
 
     def who(cluster: Examination, name: str) -> Asked:
         paths = {path for each in cluster.processes(name) for path in each.reads.get(check, ())}
-        yield from ({"path": path, **more} for path in sorted(paths))
+        yield from ({"path": path} for path in sorted(paths))
 
     return who
+
+
+def held_out(cluster: Examination, name: str) -> Asked:
+    """The samples that a student or an evaluator reads, with their names of keys."""
+    job, found = cluster.distillation, dict[str, Mapping[str, str]]()
+    for process in cluster.processes(name):
+        columns = job.student.columns
+        if (evaluation := job.evaluation) is not None and process.role == "evaluator":
+            columns = evaluation.columns
+            if evaluation.problems is not None:  # which have keys of their own
+                found[below(process.state_folder, evaluation.problems)] = {}
+        for path in process.reads.get("validation", ()):
+            found.setdefault(path, columns)
+    yield from (
+        {"path": path, "remedy": _ANOTHER, "columns": found[path]} for path in sorted(found)
+    )
 
 
 def folders(check: str) -> Callable[[Examination, str], Asked]:
@@ -83,7 +102,12 @@ def units(cluster: Examination, name: str) -> Asked:
     if cluster.connection(name).units:
         asked = {
             unit_of(cluster.plan.run_id, process): {
-                "reads": [path for paths in process.reads.values() for path in paths],
+                "reads": [
+                    path
+                    for paths in process.reads.values()
+                    for path in paths
+                    if not path.startswith(DATA_ON_HUB)
+                ],
                 "writes": [process.folder, *process.writes.values()],
             }
             for process in cluster.processes(name)

@@ -61,6 +61,12 @@ class Examination:
         return self._job
 
     @property
+    def distillation(self) -> DistillJob:
+        """The job, for checks of a distillation."""
+        assert isinstance(self._job, DistillJob)
+        return self._job
+
+    @property
     def head(self) -> str:
         """The leader's host; empty without a plan."""
         return "" if self._plan is None else self._plan.leader.host

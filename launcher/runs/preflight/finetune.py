@@ -48,13 +48,14 @@ def _patience(config: RunConfig) -> float:
 def _data(config: RunConfig) -> _Input:
     train, taught = config.data.train, config.distillation is not None
     content = "logits_content" if taught else "file_content"
-    asked = {"path": train, "taught": taught}
+    asked = {"path": train, "taught": taught, "columns": config.data.columns}
     return _Input(train, "training_data", asked, content, {"path": train})
 
 
 def _validation(config: RunConfig) -> _Input | None:
     place = {"path": config.data.validation}
-    asked = {**place, "remedy": "--set data.validation=FILE, or =null for none"}
+    remedy = "--set data.validation=FILE, or =null for none"
+    asked = {**place, "remedy": remedy, "columns": config.data.columns}
     path = config.data.validation
     return None if path is None else _Input(path, "data", asked, "file_content", place)
 

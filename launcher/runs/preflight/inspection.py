@@ -35,7 +35,6 @@ SHARE_DEADLINE = 5.0
 
 _LEAST_STATE_SPACE = 64 << 20
 _ROUNDS = 3
-_ANOTHER = "another file in the job"
 _UPDATE = "update it: launch cluster push"
 
 
@@ -234,7 +233,7 @@ CHECKS = (
     *finetune.INPUTS,
     Declared("model", "distillation", distill.files("model"), "model_folder"),
     Declared("data", "distillation", distill.files("data"), "text"),
-    Declared("validation", "distillation", distill.files("validation", remedy=_ANOTHER), "data"),
+    Declared("validation", "distillation", distill.held_out, "data"),
     Declared("output", "training", finetune.output, "output"),
     Declared("output", "distillation", distill.output, "output"),
     Declared("logits", "distillation", distill.folders("logits")),

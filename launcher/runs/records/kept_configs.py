@@ -31,6 +31,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.hub import is_hub_name
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.records.registry import Registry
+from trainer.data.sources import HUB
 
 _RUN = {
     "model.path": "--model DIR",
@@ -55,6 +56,8 @@ _JOB = {
         )
     },
 }
+_DATA = ("data.train", "data.validation", "teacher.data", "student.validation", "evaluation.data")
+"""The paths that may be data sets of the hub."""
 _PRIVATE = ("ca", "configs", "inventories", "lock", "push", "runs")
 """Names in a state folder that are the launcher's own."""
 _DEFAULT_OUTPUT = re.compile(r"runs/output(-\d+)?(/.*)?")
@@ -178,7 +181,7 @@ def _refuse_what_is_elsewhere(
     is_job = "teacher" in settings
     for key, flag in (_JOB if is_job else _RUN).items():
         for path in () if key in given else _values(settings, key):
-            if not (_may_be_named(path, hosts, is_job) or (key == "model.path" and _on_hub(path))):
+            if not (_may_be_named(path, hosts, is_job) or _on_hub(key, path)):
                 raise ConfigError(
                     f"run {run_id} was not started from this machine, and its host's config names "
                     f"{key} {path}, which is not a path of Motley's there; if it is right, "
@@ -223,8 +226,13 @@ def _is_open(path: PurePosixPath) -> bool:
     ]
 
 
-def _on_hub(path: object) -> bool:
-    return isinstance(path, str) and is_hub_name(path, Path("/")) and not path.startswith("inputs/")
+def _on_hub(key: str, path: object) -> bool:
+    """Whether a path of a setting is a model or a data set of the hub."""
+    if not isinstance(path, str):
+        return False
+    if key == "model.path":
+        return is_hub_name(path, Path("/")) and not path.startswith("inputs/")
+    return key in _DATA and HUB.fullmatch(path) is not None
 
 
 def _values(tree: Mapping[str, Any], key: str) -> Iterator[object]:

@@ -423,3 +423,15 @@ def test_bad_input_is_one_line_and_no_folder(
     command = ["export", "--to", "slurm", *TARGET, *inputs, "--into", "away", *flags]
     assert says in refused(command, 2, capsys)
     assert list(folder.iterdir()) == []
+
+
+def test_data_of_the_hub_is_downloaded_by_the_run_itself(
+    inputs: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = "hf://datasets/owner/name"
+    more = ("--data", hub, "--set", f"data.validation={hub}/test.jsonl", "--set", "task=causal-lm")
+    command = ["export", "--to", "slurm", *TARGET, *inputs, *more, "--into", str(tmp_path / "away")]
+    assert run(command) == 0, capsys.readouterr().err
+    config = load(tmp_path / "away/run.yaml")
+    assert (config.data.train, config.data.validation) == (hub, f"{hub}/test.jsonl")
+    assert [path.name for path in (tmp_path / "away/inputs").iterdir()] == ["model"]

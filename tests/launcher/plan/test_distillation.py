@@ -279,3 +279,40 @@ def _words() -> dict[str, Any]:
         "student.model": "inputs/student",
         "evaluation.data": ["inputs/held-out.jsonl"],
     }
+
+
+def test_corpora_of_the_hub_and_names_of_keys_reach_every_process() -> None:
+    """A data set of the hub is no path of a host, and each reader gets its own names."""
+    hub = "hf://datasets/owner/name/data"
+    given = job(
+        **{
+            "teacher.data": [hub, "inputs/more"],
+            "teacher.columns": {"text": "body"},
+            "student.validation": hub,
+            "student.columns": {"text": "own"},
+            "evaluation.data": [hub],
+            "evaluation.columns": {"prompt": "q", "completion": "a"},
+        }
+    )
+    plan = place_distillation([replace(HERE, share_folder=None)], given, SETTING)
+    teacher, student = named(plan, "teacher-0"), named(plan, "student")
+    assert flags(teacher, "--data") == [hub, "/state/inputs/more"]
+    assert flags(teacher, "--column") == ["text=body"]
+    assert teacher.reads["data"] == (hub, "/state/inputs/more")
+    assert {f"data.validation={hub}", "data.columns={text: own}"} <= set(flags(student, "--set"))
+    evaluator = named(plan, "evaluator")
+    assert flags(evaluator, "--data") == [hub]
+    assert flags(evaluator, "--column") == ["prompt=q", "completion=a"]
+
+
+def test_a_job_on_this_machine_alone_keeps_what_is_on_the_hub(tmp_path: Path) -> None:
+    hub = "hf://datasets/owner/name"
+    settings = {
+        "teacher.model": "t", "teacher.data": [hub, "c"], "student.model": "s",
+        "student.validation": hub, "evaluation.data": [hub],
+    }  # fmt: skip
+    found = resolve_job(None, settings, [HERE], tmp_path)
+    assert found.teacher.data == (hub, f"{tmp_path}/c")
+    assert found.student.validation == hub
+    assert found.evaluation is not None
+    assert found.evaluation.data == (hub,)

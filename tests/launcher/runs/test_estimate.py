@@ -206,3 +206,13 @@ def test_a_corpus_is_counted_as_the_teacher_will(inputs: Path, tmp_path: Path) -
     assert found.tokens == sum(plan.tokens for plan in plans)
     assert found.windows == sum(plan.windows for plan in plans)
     assert found.shards == found.missing == len(plans)
+
+
+def test_a_corpus_is_counted_by_its_names_of_keys(inputs: Path, tmp_path: Path) -> None:
+    model, logits = inputs / "teacher", tmp_path / "none"
+    for key in ("text", "body"):
+        lines = (json.dumps({key: f"echo {'hello ' * number}"}) + "\n" for number in range(30))
+        (tmp_path / f"{key}.jsonl").write_text("".join(lines))
+    plain, renamed = tmp_path / "text.jsonl", tmp_path / "body.jsonl"
+    found = read_scoring(model, [renamed], model, logits, 64, columns={"text": "body"})
+    assert found == read_scoring(model, [plain], model, logits, 64)

@@ -6,18 +6,22 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from launcher.agent.checks import share as share_checks
+from launcher.agent.checks.digests import file_content
 from launcher.cli import run
 from launcher.errors import ConfigError, PartialError, PreflightError, UnreachableError
 from launcher.hosts import ssh
 from launcher.inventory.hosts import Host
 from launcher.transfer import rsync, sync
 from tests.launcher.sshd import Server, running_sshd
+from trainer.data.samples import read_samples
+from trainer.data.sources import find_data
+from trainer.system.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +118,77 @@ def test_a_newer_model_leaves_nothing_of_the_old_one(
     make_model(model, seed=b"2")
     sync.push_inputs([far], [model], said.append)
     assert same(model, Path(str(far.state_folder), "inputs/model"))
+
+
+def write_texts(folder: Path) -> list[str]:
+    (folder / "sub").mkdir(parents=True)
+    for number in range(4):
+        name = f"sub/{number} é.txt" if number % 2 else f"{number}.txt"
+        (folder / name).write_text(f"text {number}\n\nagain\n")
+    return ["text 0", "again", "text 2", "again", "text 1", "again", "text 3", "again"]
+
+
+def write_shards(folder: Path) -> list[str]:
+    pa, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+    (folder / "data").mkdir(parents=True)
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
+        parquet.write_table(pa.table({"text": [f"of {name}"]}), folder / f"data/{name}.parquet")
+    return ["of train-00000-of-00002", "of train-00001-of-00002"]
+
+
+def write_saved(folder: Path) -> list[str]:
+    """Write what `save_to_disk` of `datasets` writes."""
+    pa = pytest.importorskip("pyarrow")
+    (folder / "train").mkdir(parents=True)
+    (folder / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    files = [{"filename": f"data-0000{number}-of-00002.arrow"} for number in range(2)]
+    (folder / "train/state.json").write_text(json.dumps({"_data_files": files}))
+    for number, file in enumerate(files):
+        table = pa.table({"text": [f"row {number}"]})
+        with pa.ipc.new_stream(folder / "train" / file["filename"], table.schema) as writer:
+            writer.write_table(table)
+    return ["row 0", "row 1"]
+
+
+@pytest.mark.parametrize("write", [write_texts, write_shards, write_saved])
+@pytest.mark.needs("rsync")
+def test_a_folder_of_data_arrives_as_the_same_samples(
+    far: Host, tmp_path: Path, said: list[str], write: Callable[[Path], list[str]]
+) -> None:
+    """Also through links, which are read here as they arrive there."""
+    real, data = tmp_path / "real", tmp_path / "data"
+    expected = write(real)
+    data.mkdir()
+    for path in real.iterdir():
+        (data / path.name).symlink_to(path)
+    sync.push_inputs([far], [data], said.append)
+    arrived = Path(str(far.state_folder), "inputs/data")
+    for folder in (data, arrived):
+        assert [sample.text for sample in read_samples(folder, "causal-lm")] == expected
+    assert file_content(str(data), str(tmp_path)) == file_content(str(arrived), str(tmp_path))
+    gone = next(path for path in real.glob("*/*.*") if path.suffix != ".json")
+    gone.unlink()
+    sync.push_inputs([far], [data], said.append)
+    assert not (arrived / gone.relative_to(real)).exists()
+
+
+@pytest.mark.usefixtures("slow_rsync")
+@pytest.mark.needs("rsync")
+def test_data_that_broke_off_is_no_data_and_goes_on(
+    far: Host, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    write_saved(data)
+    (data / "train/data-00000-of-00002.arrow").write_bytes(os.urandom(SIZE))
+    arrived = Path(str(far.state_folder), "inputs/data")
+    with pytest.raises(KeyboardInterrupt):
+        sync.push_inputs([far], [data], interrupt)
+    with pytest.raises(InputError, match="holds no data files"):
+        find_data(arrived)
+    monkeypatch.undo()
+    [done] = sync.push_inputs([far], [data], said.append)
+    assert done.moved.sent < SIZE, "nothing of the first attempt was used"
+    assert file_content(str(data), str(tmp_path)) == file_content(str(arrived), str(tmp_path))
 
 
 @pytest.fixture

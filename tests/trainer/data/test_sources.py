@@ -195,3 +195,12 @@ def test_a_data_set_of_the_hub_is_taken_from_its_cache(
         assert (
             "leaves out: other files (1), split test (1), no split in the name (1)" in done.stdout
         )
+
+
+def test_a_folder_behind_a_link_is_read_and_a_circle_is_not(tmp_path: Path) -> None:
+    put(tmp_path / "d", **{"a.jsonl": lines("a")})
+    put(tmp_path / "elsewhere", **{"b.jsonl": lines("b")})
+    (tmp_path / "d" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "d" / "up").symlink_to(tmp_path)
+    assert texts(tmp_path / "d") == ["a", "b"]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.trainer import small_model as small
+from tests.trainer.saved_run import Run
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.generate import generate
@@ -221,3 +222,20 @@ def test_what_cannot_be_continued(model: Path, tmp_path: Path, make_config: Make
         complete(load_trained(broken), [Sample("x")], 4, Sampling(), Compute("cpu"))
     for arguments in ([model], [model, "--prompt", "x", "--data", "y"]):
         assert "give --prompt TEXT, --chat TEXT or --data FILE" in invoke(*arguments).output
+
+
+def test_prompts_are_read_by_their_names_of_keys(
+    tmp_path: Path, model: Path, make_config: MakeConfig
+) -> None:
+    """Those that are given, or those of the model's run if the file has them."""
+    run = Run(tmp_path / "run", model, make_config, data__columns={"text": "body"})
+    run.save(1)
+    for key in ("text", "body", "q"):
+        (tmp_path / f"{key}.jsonl").write_text(json.dumps({key: "echo hello"}) + "\n")
+    options = ("--max-new-tokens", 4, "--gpu-backend", "cpu", "--json", "--data")
+    expected = objects(invoke(run.output, *options, tmp_path / "text.jsonl"))
+    assert objects(invoke(run.output, *options, tmp_path / "body.jsonl")) == expected
+    given = (tmp_path / "q.jsonl", "--column", "text=q")
+    assert objects(invoke(run.output, *options, *given)) == expected
+    alone = invoke(run.output, "--prompt", "a", "--column", "text=q")
+    assert "--column names keys of --data FILE" in alone.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -242,3 +243,49 @@ def test_commands(data: Path, tmp_path: Path, make_config: MakeConfig) -> None:
     printed = run(merge_command, tmp_path / "output", "-o", tmp_path / "merged")
     merged = json.loads(run(evaluate, printed.strip(), "--data", data, "--json"))
     assert merged["confusion"] == scores["confusion"]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_data_is_evaluated_by_its_names_of_keys(
+    model: Path, data: Path, tmp_path: Path, make_config: MakeConfig, suffix: str
+) -> None:
+    """Those of the run, those that are given, or ours, whichever the data has."""
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    table = tmp_path / f"intents.{suffix}"
+    if suffix == "csv":
+        with table.open("w") as file:
+            writer = csv.writer(file)
+            writer.writerows([("kind", "body"), *((row["label"], row["input"]) for row in rows)])
+    else:
+        pa = pytest.importorskip("pyarrow")
+        columns = {"body": [row["input"] for row in rows], "kind": [row["label"] for row in rows]}
+        pytest.importorskip("pyarrow.parquet").write_table(pa.table(columns), table)
+    mapped = {"input": "body", "label": "kind"}
+    train(tmp_path / "run", model, make_config, data__columns=mapped)
+    train(tmp_path / "plain", model, make_config)
+
+    def evaluated(name: str, file: Path, *more: str) -> dict[str, Any]:
+        words = [str(tmp_path / name), "--data", str(file), "--json", "--gpu-backend", "cpu"]
+        done = click.testing.CliRunner().invoke(evaluate, [*words, *more])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    expected = evaluated("plain", data)
+    given = ("--column", "input=body", "--column", "label=kind")
+    assert evaluated("run", table) == expected
+    assert evaluated("run", data) == expected
+    assert evaluated("plain", table, *given) == expected
+    refused = click.testing.CliRunner().invoke(
+        evaluate, [str(tmp_path / "plain"), "--data", str(table), "--column", "input=bdy"]
+    )
+    assert "no key 'bdy' (data.columns.input); it has" in str(refused.exception)
+
+
+def test_columns_are_of_data_that_is_given() -> None:
+    for words, says in (
+        (["out", "--data", "d", "--held-out"], "--held-out reads --data as its run did"),
+        (["--watch", "out", "--tasks", "code"], "--column names keys of --data and --prompts"),
+    ):
+        done = click.testing.CliRunner().invoke(evaluate, [*words, "--column", "text=body"])
+        assert done.exit_code == 2
+        assert says in done.output

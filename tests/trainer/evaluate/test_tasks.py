@@ -152,3 +152,22 @@ def test_the_command_watches(run: Run, data: Path) -> None:
     result = click.testing.CliRunner().invoke(evaluate, list(map(str, arguments)))
     assert result.exit_code == 0, result.output
     assert [record["runner"] for record in run.records] == ["mine"]
+
+
+def test_names_of_keys_are_of_data_and_prompts(
+    tmp_path: Path, model: Path, make_config: MakeConfig
+) -> None:
+    run = Run(tmp_path / "run", model, make_config)
+    trained = load_trained(run.save(1))
+    for key in ("text", "body"):
+        lines = (json.dumps({key: text}) + "\n" for text in ("echo hello", "mkdir build"))
+        (tmp_path / f"{key}.jsonl").write_text("".join(lines))
+
+    def outcomes(key: str, columns: dict[str, str] | None) -> list[Any]:
+        file = tmp_path / f"{key}.jsonl"
+        material = Material(data=[file], prompts=file, columns=columns, max_new_tokens=4)
+        tasks = make_tasks("loss,generate", material)
+        found = [task.run(trained, Compute("cpu", threads=1)) for task in tasks]
+        return [(each.figures, each.samples) for each in found]
+
+    assert outcomes("body", {"text": "body"}) == outcomes("text", None)

@@ -18,6 +18,7 @@ from launcher.agent.checks.job import (
     check_model,
     check_model_folder,
     check_output,
+    check_text,
     check_training_data,
     model_content,
 )
@@ -216,6 +217,33 @@ def test_data_of_every_format_is_data(tmp_path: Path) -> None:
     for path in (tmp_path / "t.csv", tmp_path / "t.jsonl.gz", tmp_path):
         assert check_data(path, "--data FILE").status == "ok"
     assert "is a pipe" in check_data(tmp_path / "pipe", "--data FILE").detail
-    assert check_data(Path("hf://datasets/owner/name"), "--data FILE").status == "warn"
     content = file_content(str(tmp_path), str(tmp_path / "state"))
     assert sorted(content) == ["t.csv", "t.jsonl.gz"]
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "t.csv", "t.jsonl"])
+def test_data_is_read_by_the_names_of_its_columns(tmp_path: Path, name: str) -> None:
+    path, columns = tmp_path / name, {"text": "body"}
+    if name == "t.parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pytest.importorskip("pyarrow").table({"body": ["a"]}), path)
+    else:
+        path.write_text('{"body": "a"}\n' if name == "t.jsonl" else "body,id\na,1\n")
+    assert check_training_data(path, taught=False, columns=columns).status == "ok"
+    lacking = check_data(path, "--data FILE", {"text": "txt"})
+    assert "no key 'txt' (data.columns.text); it has 'body'" in lacking.detail
+
+
+def test_data_of_the_hub_is_downloaded_by_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Online nothing is downloaded for a check; offline the hub's cache has it or nothing has."""
+    name = "hf://datasets/owner/name"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    for finding in (check_data(Path(name), "--data FILE"), check_text(Path(name))):
+        assert (finding.status, finding.remedy) == ("warn", "the trainer will download it")
+    assert file_content(name, str(tmp_path)) == {}
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for finding in (check_data(Path(name), "--data FILE"), check_text(Path(name))):
+        assert finding.status == "fail"
+        assert "hf://datasets/owner/name: " in finding.detail

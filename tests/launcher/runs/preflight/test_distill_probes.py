@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.agent.checks.finding import Finding
-from launcher.agent.checks.job import check_model_folder, check_text
+from launcher.agent.checks.job import check_data, check_model_folder, check_text
 from launcher.discovery.survey import Survey
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.facts.devices import Device
@@ -18,6 +19,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import Setting
 from launcher.plan.plan import LaunchPlan
+from launcher.runs.preflight import distill
 from launcher.runs.preflight.examination import Examination
 from launcher.runs.preflight.inspection import CHECKS
 from launcher.runs.preflight.probe import Probe
@@ -32,7 +34,13 @@ CPU = (Device("cpu", "cpu"),)
 class Pair:
     """Two hosts that see folders of this machine, and the plan of a distillation over them."""
 
-    def __init__(self, folder: Path, teachers_share: Path, students_share: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        teachers_share: Path,
+        students_share: Path,
+        more: Mapping[str, object] | None = None,
+    ) -> None:
         for part in (teachers_share, students_share):
             for name in ("logits", "checkpoints"):
                 (part / name).mkdir(parents=True, exist_ok=True)
@@ -44,7 +52,10 @@ class Pair:
         hosts = (replace(ram, teacher=True), replace(gpu, student=True))
         settings = {"teacher.model": "inputs/t", "teacher.data": ["inputs/text"]}
         self.job = job = load(
-            None, settings | {"student.model": "inputs/s", "evaluation.data": ["inputs/h"]}
+            None,
+            settings
+            | {"student.model": "inputs/s", "evaluation.data": ["inputs/h"]}
+            | dict(more or {}),
         )
         self.plan: LaunchPlan = place_distillation(hosts, job, SETTING)
         here = describe()
@@ -143,3 +154,33 @@ def test_texts_are_files_or_folders(tmp_path: Path, name: str, status: str) -> N
     (tmp_path / "text").write_text("a")
     (tmp_path / "folder").mkdir()
     assert check_text(tmp_path / name).status == status
+
+
+def test_samples_are_checked_by_their_names_of_keys(tmp_path: Path) -> None:
+    """Of the student and of the evaluator, whose problems have keys of their own."""
+    settings = {
+        "student.validation": "inputs/v.jsonl",
+        "student.columns": {"text": "own"},
+        "evaluation.data": ["inputs/h.jsonl", "hf://datasets/owner/name"],
+        "evaluation.columns": {"text": "body"},
+        "evaluation.problems": "inputs/p.jsonl",
+    }
+    pair = Pair(tmp_path, tmp_path / "share", tmp_path / "share", settings)
+    for name, key in (("v", "own"), ("h", "body"), ("p", "prompt")):
+        (tmp_path / "inputs" / f"{name}.jsonl").write_text(f'{{"{key}": "a"}}\n')
+    cluster = Examination(pair.found, ["ram", "gpu"], pair.plan, pair.job)
+    asked = {
+        (name, each["path"]): each["columns"]
+        for name in cluster.names
+        for each in distill.held_out(cluster, name)
+        if isinstance(each, Mapping)
+    }
+    assert asked == {
+        ("gpu", f"{tmp_path}/inputs/v.jsonl"): {"text": "own"},
+        ("ram", f"{tmp_path}/inputs/h.jsonl"): {"text": "body"},
+        ("ram", "hf://datasets/owner/name"): {"text": "body"},
+        ("ram", f"{tmp_path}/inputs/p.jsonl"): {},
+    }
+    for (_, path), columns in asked.items():
+        if not path.startswith("hf:"):
+            assert check_data(Path(path), "another", dict(columns)).status == "ok", path

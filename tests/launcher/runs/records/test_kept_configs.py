@@ -57,7 +57,19 @@ def say(tmp_path: Path, tree: object) -> bytes:
     return text
 
 
-@pytest.mark.parametrize("tree", [SAFE, JOB, {**SAFE, "model": {"path": "Qwen/Qwen3-0.6B"}}])
+HUB = "hf://datasets/owner/name@main/data"
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        SAFE,
+        JOB,
+        {**SAFE, "model": {"path": "Qwen/Qwen3-0.6B"}},
+        {**SAFE, "data": {"train": HUB, "validation": HUB}},
+        {**JOB, "teacher": {"model": "inputs/teacher", "data": [HUB]}},
+    ],
+)
 def test_what_lies_where_motley_keeps_things_is_taken(
     tmp_path: Path, registry: Registry, tree: dict[str, Any]
 ) -> None:
@@ -78,6 +90,8 @@ HOSTILE = [
     ("model.path", "/root/models"),
     ("model.path", "../../x"),
     ("data.train", "/etc/shadow"),
+    ("data.train", "hf://models/owner/name"),
+    ("output", "hf://datasets/owner/name"),
     ("data.validation", "/proc/self/environ"),
     ("checkpoint.folder", "/"),
 ]
