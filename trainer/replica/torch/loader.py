@@ -123,9 +123,13 @@ class StoredWeights:
         stored = stored_name(self._headers, name)
         assert stored is not None, f"{name}: the layout would have refused this"
         path = self._headers[stored].file
-        if not mapped:  # a mapping of its own: pages that were read stay as long as theirs does
-            file: Any = safe_open(path, framework="pt")
-            return file.get_tensor(stored).to(self._device, self._dtype, copy=True)
-        if path not in self._files:
-            self._files[path] = safe_open(path, framework="pt")
-        return self._files[path].get_tensor(stored).to(self._device, self._dtype)
+        if mapped:
+            if path not in self._files:
+                self._files[path] = safe_open(path, framework="pt")
+            kept = self._files[path].get_tensor(stored)  # nothing is read yet
+            if kept.dtype == self._dtype or self._device.type != "cpu":
+                return kept.to(self._device, self._dtype)
+        # A mapping of its own: pages that were read stay as long as theirs does, and one tensor
+        # that fits, such as a norm's, would keep those of all that are converted.
+        file: Any = safe_open(path, framework="pt")
+        return file.get_tensor(stored).to(self._device, self._dtype, copy=True)
