@@ -1,12 +1,14 @@
-"""The memory that a run was planned to need, and the private memory that it took.
+"""The memory that a run was planned to need, and the memory of its own that it took.
 
     python benchmarks/memory.py [MODEL...] [--method lora --method full] [--steps 3]
 
 Each run is `trainer finetune` of its own on the CPU: LoRA, QLoRA and full fine-tuning in one
 process, and full fine-tuning by FSDP in two. A model of hidden 320 is made and measured beside the
-given ones. The run's private pages (`/proc/PID/smaps_rollup`) are read every 20 ms; from their peak
-those of the same run of a model with almost no weights are taken away: Python, torch and what else
-it imports. Rows have exactly 64 tokens, four make a micro-batch.
+given ones. Every 20 ms the run's anonymous and shared pages are counted, and whenever these grew by
+2 % those that it has mapped of the model's files. From the most of both, that of the same run of a
+model with almost no weights is taken away: Python, torch and what else it imports. The code of
+libraries does not count: the system drops and reads it again as it likes, and whether such a page
+is private depends on what else runs. Rows have exactly 64 tokens, four make a micro-batch.
 JSON: benchmarks/results/memory.json.
 """
 
@@ -64,7 +66,7 @@ def main() -> int:
     parser.add_argument("--method", choices=METHODS, action="append")
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
-    if not Path("/proc/self/smaps_rollup").exists():
+    if not Path("/proc/self/smaps").exists():
         skip("needs Linux: the peak is read from /proc")
     report = Report("memory")
     with tempfile.TemporaryDirectory() as scratch:
@@ -119,7 +121,7 @@ def plan(model: Path, data: Path, method: str) -> int:
 
 
 def measure(model: Path, data: Path, method: str, steps: int) -> int:
-    """Return the most private bytes of a run's process that had most."""
+    """Return the most bytes of a run's process that had most."""
     with tempfile.TemporaryDirectory() as output:
         config = load(None, settings(method, model, data) | {"output": f"{output}/run"})
         run_file = Path(output, "run.yaml")
@@ -137,22 +139,37 @@ def measure(model: Path, data: Path, method: str, steps: int) -> int:
                 subprocess.Popen([*command, *more], env=environment, stdout=log, stderr=log)
                 for more in ranks
             ]
-            peak = 0
+            files, counted_at, most = [0] * len(running), [0] * len(running), 0
             while any(process.poll() is None for process in running):
-                peak = max([peak, *(private(process.pid) for process in running)])
+                for number, process in enumerate(running):
+                    own = unmapped(process.pid)
+                    if own > 1.02 * counted_at[number]:
+                        counted_at[number], files[number] = own, mapped(process.pid, model)
+                    most = max(most, own + files[number])
                 time.sleep(0.02)
             log.seek(0)
             assert not any(process.returncode for process in running), log.read().decode()
-        return peak
+        return most
 
 
-def private(pid: int) -> int:
-    """Return the bytes that only this process has."""
+def unmapped(pid: int) -> int:
+    """Return the bytes of a process that are of no file."""
+    return kibibytes(pid, "status", r"^Rss(?:Anon|Shmem):\s+(\d+) kB$")
+
+
+def mapped(pid: int, model: Path) -> int:
+    """Return the bytes of the model's files that a process has mapped and in memory."""
+    mapping = rf"^\S+-.* {re.escape(str(model.resolve()))}/.*\nSize:.*\n(?:.*PageSize:.*\n)*"
+    return kibibytes(pid, "smaps", mapping + r"Rss: +(\d+) kB$")
+
+
+def kibibytes(pid: int, file: str, pattern: str) -> int:
+    """Return the sum of what a pattern finds in a file of /proc, in bytes; 0 after the end."""
     try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+        text = Path(f"/proc/{pid}/{file}").read_text(encoding="utf-8")
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return 1024 * sum(map(int, re.findall(r"^Private_(?:Clean|Dirty): +(\d+) kB$", text, re.M)))
+    return 1024 * sum(map(int, re.findall(pattern, text, re.M)))
 
 
 if __name__ == "__main__":

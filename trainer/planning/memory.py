@@ -234,10 +234,11 @@ def optimizer_state(
 def coordinator_vectors(workers: int) -> int:
     """Return how many fp32 vectors of the trainable weights a coordinator holds.
 
-    A gradient for each worker, weights, two moments and the sum; docs/benchmarks.md measures 4.2 to
-    5.2 vectors for three workers, and more only while one joins.
+    Weights, two moments, and a gradient for each worker, the first of which waits where the sum and
+    the average will be; docs/benchmarks.md measures 3.2 to 5.2 vectors for three workers, and more
+    only while one joins.
     """
-    return workers + 4
+    return workers + 3
 
 
 def state_bytes(
