@@ -7,9 +7,10 @@
 LoRA of rank 16 on every linear, fp32, AdamW at a constant 1e-4, four conversations a step whose
 last answers are learned: the same rows in the same order with the same labels for each, so that
 the first losses are equal; later ones differ by the random start of the adapters. Each is a process
-of its own, and they take turns. Tokens are those of the rows, without padding, in the seconds of
-all steps but the first; memory is the largest resident set of the process, which contains files
-that it maps. JSON: benchmarks/results/real_model.json.
+of its own, and they take turns. Tokens are those of the rows, without padding, in all steps but the
+first: per second, and per second of the process's processor time, which other load on the machine
+changes less. Memory is the largest resident set of the process, which contains files that it maps.
+JSON: benchmarks/results/real_model.json.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rig.report import Ratio, Report, skip
 
 from trainer.data.order import epoch_order
@@ -72,8 +74,8 @@ def main() -> int:
     for name in names[1:]:
         own, its = middle["motley"], middle[name]
         assert abs(own["first_loss"] - its["first_loss"]) < 1e-3, (own, its)
-        for key in ("tokens_per_second", "mib", "last_loss"):
-            better = "higher" if key == "tokens_per_second" else "lower"
+        for key in ("tokens_per_second", "tokens_per_cpu_second", "mib", "last_loss"):
+            better = "higher" if key.startswith("tokens") else "lower"
             ratio = Ratio(f"Motley's {key}", own[key] / its[key], name, None, better)
             report.add(ratio, motley=own, other=its)
     return report.write()
@@ -91,13 +93,22 @@ def motley(options: argparse.Namespace) -> dict[str, float]:
         command += ["--threads", str(options.threads), "--set", "data.validation_fraction=0"]
         for setting in [*constant, f"training.seed={SEED}", f"lora.lora_rank={RANK}"]:
             command += ["--set", setting]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        lines = Path(output, "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        metrics = Path(output, "run/metrics.jsonl")
+        processor: list[float] = []
+        with psutil.Popen(command, stdout=subprocess.DEVNULL) as running:
+            while running.poll() is None:
+                text = metrics.read_text(encoding="utf-8") if metrics.exists() else ""
+                if text.count('"kind": "step"') > len(processor):
+                    processor.append(sum(running.cpu_times()[:2]))
+                time.sleep(0.02)
+        assert running.returncode == 0, running.returncode
+        lines = metrics.read_text(encoding="utf-8").splitlines()
     steps = [row for row in map(json.loads, lines) if row["kind"] == "step"]
+    assert len(processor) == len(steps), "the steps were seen too late"
     tokens = sum(len(ids) for ids, _ in _rows(options)[ROWS:])
     losses = [step["loss"] for step in steps]
-    found = _result(tokens, steps[-1]["time"] - steps[0]["time"], losses)
-    return found | {"mib": _peak(resource.RUSAGE_CHILDREN)}
+    seconds = steps[-1]["time"] - steps[0]["time"], processor[-1] - processor[0]
+    return _result(tokens, seconds, losses) | {"mib": _peak(resource.RUSAGE_CHILDREN)}
 
 
 def peft(options: argparse.Namespace) -> dict[str, float]:
@@ -117,10 +128,10 @@ def peft(options: argparse.Namespace) -> dict[str, float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     padding, rows = tokenizer.pad_token_id, _rows(options)
     losses: list[float] = []
-    tokens, began = 0, 0.0
+    tokens, began = 0, _now()
     for step in range(options.steps):
         if step == 1:
-            tokens, began = 0, time.perf_counter()
+            tokens, began = 0, _now()
         batch = rows[step * ROWS : (step + 1) * ROWS]
         longest = max(len(ids) for ids, _ in batch)
         padded = [
@@ -136,7 +147,7 @@ def peft(options: argparse.Namespace) -> dict[str, float]:
         optimizer.zero_grad()
         losses.append(loss.item())
         tokens += int(mask.sum())
-    return _result(tokens, time.perf_counter() - began, losses)
+    return _result(tokens, _between(began, _now()), losses)
 
 
 def trl(options: argparse.Namespace) -> dict[str, float]:
@@ -149,11 +160,11 @@ def trl(options: argparse.Namespace) -> dict[str, float]:
 
     torch.set_num_threads(options.threads)
     rows = _rows(options)
-    times: list[float] = []
+    times: list[tuple[float, float]] = []
 
     class Clock(transformers.TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            times.append(time.perf_counter())
+            times.append(_now())
 
     with tempfile.TemporaryDirectory() as output:
         trainer = SFTTrainer(
@@ -174,7 +185,7 @@ def trl(options: argparse.Namespace) -> dict[str, float]:
         trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     tokens = sum(len(ids) for ids, _ in rows[ROWS:])
-    return _result(tokens, times[-1] - times[0], losses)
+    return _result(tokens, _between(times[0], times[-1]), losses)
 
 
 def _lines(options: argparse.Namespace) -> list[str]:
@@ -203,10 +214,19 @@ def _rows(options: argparse.Namespace) -> list[tuple[list[int], list[int]]]:
     return [found[place] for place in epoch_order(SEED, 0, len(found))]
 
 
-def _result(tokens: int, seconds: float, losses: list[float]) -> dict[str, float]:
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
+
+
+def _between(began: tuple[float, float], ended: tuple[float, float]) -> tuple[float, float]:
+    return ended[0] - began[0], ended[1] - began[1]
+
+
+def _result(tokens: int, seconds: tuple[float, float], losses: list[float]) -> dict[str, float]:
     last = losses[-max(1, len(losses) // 4) :]
     return {
-        "tokens_per_second": round(tokens / seconds, 1),
+        "tokens_per_second": round(tokens / seconds[0], 1),
+        "tokens_per_cpu_second": round(tokens / seconds[1], 1),
         "first_loss": round(losses[0], 4),
         "last_loss": round(statistics.mean(last), 4),
     }
