@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from tests.soak import room
+from tests.soak.cluster import EXCHANGES, LaunchError
 
 _MARK = ".soak"
 FAULTS_A_MINUTE = 12
@@ -26,15 +27,21 @@ FAULTS_A_MINUTE = 12
     help=f"How many; {FAULTS_A_MINUTE} a minute by default.",
 )  # fmt: skip
 @click.option(
+    "--exchange",
+    type=click.Choice(list(EXCHANGES)),
+    default="plain",
+    show_default=True,
+    help="Gradients as they are or in int8, or rounds in int8.",
+)
+@click.option(
     "--folder", type=click.Path(path_type=Path, file_okay=False), default=Path("soak"),
     show_default=True, help="What it writes; what an earlier soak left there is removed.",
 )  # fmt: skip
-def soak(minutes: float, seed: int, faults: int | None, folder: Path) -> None:
+def soak(minutes: float, seed: int, faults: int | None, exchange: str, folder: Path) -> None:
     """Disturb one run of real processes, then check that nothing was lost, doubled or left over.
 
     Ends with 1 if a check failed; the folder is then kept for a look.
     """
-    from tests.soak.cluster import LaunchError
     from tests.soak.run import soak as run
 
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -43,7 +50,9 @@ def soak(minutes: float, seed: int, faults: int | None, folder: Path) -> None:
     _clear(folder)
     count = faults or round(minutes * FAULTS_A_MINUTE)
     try:
-        report = run(folder, seed, minutes, count, lambda line: click.echo(line, err=True))
+        report = run(
+            folder, seed, minutes, count, lambda line: click.echo(line, err=True), exchange
+        )
     except (LaunchError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     (folder / "report.json").write_text(json.dumps(report.tree(), indent=1) + "\n")

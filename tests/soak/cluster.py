@@ -35,6 +35,14 @@ from tests.soak.schedule import COORDINATOR, WORKERS
 from tests.trainer.small_model import WORDS, write_model
 
 SAMPLES, BATCH, CLASSES = 512, 16, 3
+"""`BATCH`: samples of a step, or of a round."""
+INNER_STEPS = 4
+EXCHANGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "int8": {"codec": "int8"},
+    "rounds": {"codec": "int8", "schedule": "rounds", "inner_steps": INNER_STEPS},
+}
+"""What a soak's workers send each other: gradients as they are, in int8, or rounds in int8."""
 KEEP_LAST = 3
 LINK_DELAY = 0.004
 """Seconds for every piece on a worker's link: steps take as long as on a home network, and the
@@ -57,8 +65,11 @@ class Pair:
 class SoakCluster:
     """Everything that one soak runs, below one folder."""
 
-    def __init__(self, folder: Path, seed: int, clocks: Clocks | None) -> None:
+    def __init__(
+        self, folder: Path, seed: int, clocks: Clocks | None, exchange: str = "plain"
+    ) -> None:
         self.folder = folder
+        self._exchange = EXCHANGES[exchange]
         self.output = folder / "output"
         self.disk = folder / "disk"
         self.checkpoints = self.disk / "checkpoints"
@@ -86,6 +97,11 @@ class SoakCluster:
             for name in (COORDINATOR, *WORKERS):
                 self.clocks.set(name, 0)
 
+    @property
+    def inner_steps(self) -> int:
+        """How many steps of the optimizer are one of the run."""
+        return self._exchange.get("inner_steps", 1)
+
     def config(self, output: Path, model: str, data: str) -> dict[str, Any]:
         """Return the run config; the rate stays, for how many steps come is not known.
 
@@ -100,11 +116,13 @@ class SoakCluster:
             "model": {"path": model},
             "data": {"train": data, "max_seq_len": 32},
             "optimizer": {"learning_rate": 3e-4, "warmup_ratio": 0.0, "final_ratio": 1.0},
-            "training": {"batch_size": BATCH, "epochs": 1_000_000, "seed": self._seed},
+            "training": {
+                "batch_size": BATCH // self.inner_steps, "epochs": 1_000_000, "seed": self._seed,
+            },
             "exchange": {
                 "shares": "equal", "hash_every": 1, "heartbeat": 0.3, "lost_after": 2.0,
                 "step_deadline": 3.0, "join_deadline": JOIN_DEADLINE,
-                "shared_memory": False,
+                "shared_memory": False, **self._exchange,
             },
             "checkpoint": {"every": 20, "keep_last": KEEP_LAST},
         }  # fmt: skip

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 
 import yaml
 
@@ -25,12 +26,17 @@ class ReferenceRunError(Exception):
 
 
 def undisturbed_losses(cluster: SoakCluster, steps: int) -> list[float]:
-    """Return the losses of at least so many steps of `trainer finetune --role local`."""
+    """Return the losses of at least so many steps of `trainer finetune --role local`.
+
+    Of rounds, each is the mean of as many steps, one after the other.
+    """
+    inner = cluster.inner_steps
     folder = cluster.folder / "reference"
     folder.mkdir()
     tree = yaml.safe_load(cluster.run_file.read_text())
     tree["output"] = str(folder)
     tree["checkpoint"] = {"every": 1_000_000}
+    del tree["exchange"]
     run_file = folder / "run.yaml"
     run_file.write_text(yaml.safe_dump(tree))
     trainer = str(Path(sys.executable).with_name("trainer"))
@@ -44,12 +50,13 @@ def undisturbed_losses(cluster: SoakCluster, steps: int) -> list[float]:
             stderr=log,
         )
         try:
-            _wait_for_step(folder / METRICS_FILE, steps, process)
+            _wait_for_step(folder / METRICS_FILE, steps * inner, process)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
     records = read_metrics(folder / METRICS_FILE)
-    return [record["loss"] for record in records if record["kind"] == "step"]
+    losses = [record["loss"] for record in records if record["kind"] == "step"]
+    return [fmean(losses[at : at + inner]) for at in range(0, len(losses) - inner + 1, inner)]
 
 
 def _wait_for_step(metrics: Path, step: int, process: subprocess.Popen[bytes]) -> None:

@@ -26,7 +26,9 @@ _PROCESSES = (COORDINATOR, *WORKERS)
 Say = Callable[[str], None]
 
 
-def soak(folder: Path, seed: int, minutes: float, count: int, say: Say) -> Report:
+def soak(
+    folder: Path, seed: int, minutes: float, count: int, say: Say, exchange: str = "plain"
+) -> Report:
     """Run it, leave nothing running, and return what was found.
 
     Raises:
@@ -44,7 +46,7 @@ def soak(folder: Path, seed: int, minutes: float, count: int, say: Say) -> Repor
     faults = draw(seed, minutes * 60, count, left_out)
     for kind, why in left_out.items():
         say(f"left out: {kind}: {why}")
-    cluster = SoakCluster(folder, seed, clocks)
+    cluster = SoakCluster(folder, seed, clocks, exchange)
     if room.is_entered():
         room.mount_small_disk(cluster.disk)
     cluster.prepare()

@@ -37,7 +37,9 @@ def test_a_short_soak_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
 def test_a_failed_check_is_the_exit_code_and_keeps_the_folder(
     passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fake(folder: Path, seed: int, minutes: float, count: int, say: object) -> Report:
+    def fake(
+        folder: Path, seed: int, minutes: float, count: int, say: object, exchange: str
+    ) -> Report:
         (folder / "output").mkdir()
         return Report(
             seed=seed, seconds=60 * minutes, steps=10, taken_back=0, injections=[], recoveries=[],

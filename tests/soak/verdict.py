@@ -71,7 +71,8 @@ def _loss(cluster: SoakCluster, ours: Sequence[float]) -> Check:
         theirs = undisturbed_losses(cluster, len(ours))
     except ReferenceRunError as error:
         return Check("loss", False, str(error))
-    return checks.loss(ours, theirs, SAMPLES // BATCH)
+    tolerance = checks.TOLERANCE if cluster.inner_steps == 1 else checks.ROUNDS_TOLERANCE
+    return checks.loss(ours, theirs, SAMPLES // BATCH, tolerance)
 
 
 def _files(cluster: SoakCluster) -> Check:
