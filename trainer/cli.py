@@ -17,6 +17,7 @@ from trainer.system.errors import (
     fault_of_host,
     is_out_of_memory,
 )
+from trainer.system.process.native_thread import leave
 
 COMMANDS = {
     "autotune": (
@@ -79,13 +80,13 @@ def main() -> None:
         # Not standalone, click returns what a command gave to `Context.exit`; it raises nothing.
         code = trainer.main(prog_name="trainer", standalone_mode=False)
         sys.stdout.flush()
-        sys.exit(code if isinstance(code, int) else 0)
+        leave(code if isinstance(code, int) else 0)
     except click.ClickException as error:
         from trainer.config.usage import usage_line
 
         _end(usage_line(error, sys.argv[1:], _keys), InputError.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
+        leave(130)
     except TrainerError as error:
         _end(str(error), error.exit_code)
     except Exception as error:
@@ -104,7 +105,7 @@ def main() -> None:
 
 def _end(message: str, code: int) -> NoReturn:
     print(f"trainer: {message}", file=sys.stderr)  # noqa: T201 - the one error boundary
-    sys.exit(code)
+    leave(code)
 
 
 def _keys(options: list[str]) -> list[str]:

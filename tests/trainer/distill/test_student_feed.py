@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import pytest
 
 from tests.trainer.bigram_teacher import LENGTHS, BigramTeacher
-from trainer.commands.distill.student import _leave
 from trainer.config.run import DistillationConfig
 from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
@@ -182,27 +180,3 @@ def test_batches_that_nobody_takes_do_not_keep_it(teacher: BigramTeacher, logits
     assert feed.take(nobody) is steps[0]
     feed.close()
     assert not feed.running
-
-
-def test_a_process_ends_at_once_beside_a_thread_that_was_abandoned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else an abort of the interpreter may replace the exit code, and a supervisor goes on."""
-    left: list[int] = []
-    monkeypatch.setattr("os._exit", left.append)
-    over = threading.Event()
-
-    def source(feed: Feed) -> Iterator[Batch]:
-        over.wait()
-        yield from ()
-
-    feed = Feed(source, Stop())
-    with click.Context(click.Command("student")):
-        with pytest.raises(click.exceptions.Exit):
-            _leave(9)
-        over.set()
-        feed.close()
-        assert left == [9]
-        with pytest.raises(click.exceptions.Exit):
-            _leave(7)
-    assert left == [9]

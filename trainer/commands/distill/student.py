@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from trainer.config import run as run_config
 from trainer.config.budget import with_environment
 from trainer.system.commandline.number import Number
 from trainer.system.errors import InputError
-from trainer.system.process.stopping import FEED
 
 _PRESET = "student"
 _SETTINGS = {
@@ -115,17 +111,4 @@ def student(
         fresh=fresh,
         scored=await_scores,
     )
-    _leave(code)
-
-
-def _leave(code: int) -> None:
-    """Exit; at once if the reading thread was abandoned.
-
-    It may be in native code, and then Python's own end is an abort, which supervisors restart.
-    """
-    if any(thread.name == FEED for thread in threading.enumerate()):
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
     click.get_current_context().exit(code)

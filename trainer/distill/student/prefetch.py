@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,7 +16,8 @@ from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.logits.stream import Position, ShardStream
 from trainer.distill.logits.targets import targets
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.system.process.stopping import FEED, Stop
+from trainer.system.process.native_thread import NativeThread
+from trainer.system.process.stopping import Stop
 
 Tell = Callable[[str, str], None]
 """Takes an event of `trainer.tracking.metrics` and a message."""
@@ -95,7 +95,7 @@ class Feed:
         self._waits_for = ""
         self._damage: deque[str] = deque()
         self._closed = False
-        self._thread = threading.Thread(target=self._fill, name=FEED, daemon=True)
+        self._thread = NativeThread(self._fill, "feed")
         self._thread.start()
 
     def take(self, tell: Tell) -> Batch | None:

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from ipaddress import ip_address
 from queue import Empty, SimpleQueue
-from threading import Thread
 
 import psutil
 import torch
@@ -23,6 +22,7 @@ from trainer.config.run import Backend
 from trainer.replica.backend import UnusableError, cuda_device
 from trainer.run.distributed.environment import Environment
 from trainer.system.errors import InputError, UnreachableError
+from trainer.system.process.native_thread import NativeThread
 
 _PAUSE = 0.5
 """Seconds between two looks at a store that another attempt holds."""
@@ -99,7 +99,7 @@ def _within(patience: float, environment: Environment) -> Store | None:
         except BaseException as error:  # raised in the thread that waits
             found.put(error)
 
-    Thread(target=take_seat, name="meeting", daemon=True).start()
+    NativeThread(take_seat, "meeting").start()
     try:
         # torch's own deadline ends an attempt first, where it counts.
         result = found.get(timeout=patience + _GRACE)

@@ -25,6 +25,7 @@ from trainer.system.errors import (
     is_out_of_memory,
     restarts,
 )
+from trainer.system.process.native_thread import NativeThread
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -73,7 +74,7 @@ class Watch:
         Open it before the process group, whose collectives are then recorded.
         """
         flight_recorder.record(self._output)
-        signs = threading.Thread(target=self._beat, name="signs-of-life", daemon=True)
+        signs = NativeThread(self._beat, "signs-of-life")
         signs.start()
         try:
             with self.explaining():
@@ -82,9 +83,7 @@ class Watch:
             if self._told and self._rank == 0:
                 self._outlast()
             self._ended.set()
-            # A thread that returns from the store while the interpreter ends aborts the process
-            # (SIGABRT), and torchrun restarts a run that was complete.
-            signs.join(_SILENT)
+            signs.join(_SILENT)  # else `leave` ends the process beside it
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
@@ -233,6 +232,6 @@ def _in_time(action: Callable[[], object], patience: float) -> bool:
             done.set()
         ended.set()
 
-    threading.Thread(target=act, daemon=True).start()
+    NativeThread(act, "store").start()
     ended.wait(patience)
     return done.is_set()

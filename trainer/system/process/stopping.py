@@ -8,9 +8,6 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-FEED = "feed"
-"""The name of the thread that reads ahead; one that a hanging share blocks outlives a stop."""
-
 
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that ask to stop; that of a closed terminal unless `nohup` runs it."""
