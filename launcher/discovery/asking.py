@@ -19,10 +19,10 @@ from launcher.files import MANAGED_STATE
 from launcher.hosts import ssh
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import AT_ONCE, REACH, at_once
-from launcher.hosts.received import receive
 from launcher.inventory.facts.devices import Detection
 from launcher.inventory.facts.machine import Machine
 from launcher.inventory.hosts import Host
+from trainer.system.received import receive
 
 
 @dataclass(frozen=True, kw_only=True)

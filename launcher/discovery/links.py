@@ -18,9 +18,9 @@ from launcher.discovery.asking import Found, by_name
 from launcher.discovery.survey import routes_of
 from launcher.errors import ConfigError, LauncherError, PreflightError
 from launcher.hosts.fleet import at_once, line_of
-from launcher.hosts.received import receive
 from launcher.inventory.facts.network import Route
 from launcher.plan.routes import choose
+from trainer.system.received import receive
 
 _DEADLINE = 8.0
 """Seconds that a pair may take: connecting, and a burst each way."""

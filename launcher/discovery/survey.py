@@ -18,12 +18,12 @@ from launcher.files import SHARE
 from launcher.hosts.base import CALL_DEADLINE, Connection
 from launcher.hosts.bootstrap import RUN_USER
 from launcher.hosts.fleet import at_once
-from launcher.hosts.received import receive
 from launcher.inventory.facts.devices import Detection, Device
 from launcher.inventory.facts.machine import Machine
 from launcher.inventory.facts.network import Route
 from launcher.inventory.hosts import Host
 from launcher.plan import routes as routing
+from trainer.system.received import receive
 
 SOFTWARE_VULKAN = "llvmpipe"
 """The id of the CPU's Vulkan device in an inventory; detection otherwise leaves it out."""

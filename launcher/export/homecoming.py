@@ -24,7 +24,6 @@ from launcher.export.job import OUTPUT
 from launcher.files import write_atomically
 from launcher.hosts import ssh as reaching
 from launcher.hosts.local import LocalConnection
-from launcher.hosts.received import parse, receive
 from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
 from launcher.runs.budget.spending import MOST_SPEND
@@ -38,6 +37,7 @@ from trainer.checkpoint.reader import FOLDER, step_of
 from trainer.config.run import RunConfig
 from trainer.planning.budget.ledger import SPEND_FILE, SpendLedger, SpendRecord, parse_spend
 from trainer.system.errors import InputError, InUseError, StorageError
+from trainer.system.received import parse, receive
 from trainer.system.storage import lease
 
 STATUS = "status.json"

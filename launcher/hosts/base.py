@@ -9,8 +9,8 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from launcher.errors import UnreachableError
-from launcher.hosts.received import receive
 from launcher.session.processes import ProcessIdentity
+from trainer.system.received import receive
 
 CALL_DEADLINE = 10.0
 """Seconds that an operation may take by default."""

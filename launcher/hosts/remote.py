@@ -17,6 +17,7 @@ from launcher.agent import frames
 from launcher.errors import PreflightError, UnreachableError
 from launcher.hosts.base import CALL_DEADLINE, UNIT_DEADLINE, Connection
 from launcher.hosts.rpc import AgentLink
+from trainer.system.received import receive
 
 MOST_READ = 64 << 20
 """Bytes of one file that are read at most: a host must not fill this machine's memory."""
@@ -187,6 +188,11 @@ class RemoteConnection(Connection):
     def _greeted(self, link: AgentLink) -> AgentLink:
         schema = link.hello.get("schema")
         wanted = ("python", "user", "units", "state_folder")
+        try:
+            receive(dict[str, Any], link.hello, "hello")
+        except ValueError as error:
+            link.close()
+            raise UnreachableError(f"host {self.host}: its agent's {error}") from None
         if schema == frames.SCHEMA and all(key in link.hello for key in wanted):
             for key in ("python", "state_folder"):  # used in commands and paths there
                 if not _PATH.fullmatch(str(link.hello[key])):

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from launcher import errors
 from launcher.agent import frames
 from launcher.errors import LauncherError, UnreachableError
-from launcher.hosts.received import receive
+from trainer.system.received import receive
 
 HELLO_DEADLINE = 15.0
 """Seconds that an agent may take to start: a cold disk reads Python first."""

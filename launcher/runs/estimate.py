@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from launcher.agent.checks.job import Workload
 from launcher.discovery.survey import Survey
 from launcher.errors import ConfigError
-from launcher.hosts.received import receive
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.distill_commands import below
@@ -28,6 +27,7 @@ from trainer.planning.strategies import Request
 from trainer.planning.strategies import plan as plan_strategy
 from trainer.planning.strategy import Method, Strategy
 from trainer.system.errors import InputError
+from trainer.system.received import receive
 
 T = TypeVar("T")
 _USUAL_LINK = LinkRates(up=125e6, down=125e6)

@@ -16,7 +16,6 @@ from launcher.errors import UnreachableError
 from launcher.hosts import ssh as reaching
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import LOOK, REACH, ask_hosts, at_once, line_of
-from launcher.hosts.received import receive
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.processes.log_pages import last_lines
@@ -26,6 +25,7 @@ from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run, StateFolder
 from launcher.runs.records.self_reports import read_report, read_training
 from trainer.system.errors import BudgetStopError
+from trainer.system.received import receive
 
 JOINED = frozenset({"active", "idle"})
 """States in `status.json` of a worker that takes part."""

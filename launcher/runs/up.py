@@ -20,7 +20,6 @@ from launcher.errors import InterruptedStartError, PartialError, PreflightError
 from launcher.files import default_state_folder
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import REACH, ask_hosts
-from launcher.hosts.received import receive
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place
@@ -38,6 +37,7 @@ from launcher.runs.stopwatch import Stopwatch
 from launcher.session.spec import RestartPolicy
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
+from trainer.system.received import receive, receive_json
 
 if TYPE_CHECKING:
     from launcher.runs.certificates.authority import Credentials
@@ -229,7 +229,7 @@ def deliver(run: Run, record: bytes, config: bytes) -> None:
 def _reopen(connection: Connection, status: str) -> None:
     """Remove the end of an earlier attempt from a status: it would end every worker at once."""
     with contextlib.suppress(OSError, ValueError):
-        tree: dict[str, Any] = json.loads(connection.read(status))
+        tree = receive_json(dict[str, Any], connection.read(status), status, lines=True)
         connection.write(status, json.dumps({**tree, "state": "waiting"}).encode())
 
 

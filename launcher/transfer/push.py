@@ -6,7 +6,6 @@ own: it finishes even if the connection breaks, and its output is read from its 
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +16,12 @@ from typing import Any
 from launcher.errors import ConfigError, LauncherError, PartialError, PreflightError
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import REACH, Answers, ask_hosts, line_of
-from launcher.hosts.received import receive
 from launcher.installation.environments import WheelFacts
 from launcher.installation.install import BEGUN_SCHEMA, RESULT_SCHEMA
 from launcher.inventory.hosts import Host
 from launcher.runs.records.run import place_of
 from launcher.session.processes import ProcessIdentity
+from trainer.system.received import receive, receive_json
 
 RECIPE = "ansible-playbook recipes/gpu-training.yml"
 
@@ -290,10 +289,9 @@ def _object(line: str) -> Tree | None:
     if not line.startswith('{"schema"'):
         return None
     try:
-        tree: Tree = json.loads(line)
+        return receive_json(Tree, line, "installation", lines=True)
     except ValueError:
         return None
-    return tree
 
 
 def _update(name: str, said: _Answer, back: bool) -> HostUpdate:

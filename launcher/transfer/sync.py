@@ -7,14 +7,13 @@ complete one, and the same command resumes it.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, cast
+from typing import Literal
 
 from launcher.errors import ConfigError, LauncherError, PartialError
 from launcher.files import SHARE
@@ -24,6 +23,7 @@ from launcher.hosts.bootstrap import RUN_USER
 from launcher.hosts.fleet import REACH, ask_hosts, line_of
 from launcher.inventory.hosts import Host
 from launcher.transfer.rsync import Endpoint, Report, TransferStats, transfer
+from trainer.system.received import receive, receive_json
 
 Kind = Literal["inputs", "logits", "checkpoints"]
 
@@ -105,7 +105,8 @@ def push_logits(hosts: Sequence[Host], source: Path, report: Report) -> list[Syn
 
     def push(host: Host, there: Connection) -> Synced:
         place = find_place(host, there, "logits")
-        if mounted := there.call("share_source", {"path": place.folder}):
+        said = there.call("share_source", {"path": place.folder})
+        if mounted := receive(str, said, "share_source"):
             return Synced(host.name, place.folder, TransferStats(), f"has them from {mounted}")
         return Synced(host.name, place.folder, push_folder(source, place, "", there, report))
 
@@ -256,14 +257,23 @@ def _follow_link(link: Path, own: Path) -> None:
     fresh.replace(own)
 
 
+@dataclass(frozen=True)
+class _File:
+    size: int
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    files: dict[str, _File]
+
+
 def _sizes(manifest: Path) -> dict[str, int]:
     """Return the files that a manifest names, with their sizes; none when it is damaged."""
     try:
-        tree: Any = json.loads(manifest.read_bytes())
-        files = cast("dict[str, dict[str, Any]]", tree["files"])
-        sizes = {str(name): int(entry["size"]) for name, entry in files.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        found = receive_json(_Manifest, manifest.read_bytes(), MANIFEST, least=0)
+    except (OSError, ValueError):
         return {}
+    sizes = {name: entry.size for name, entry in found.files.items()}
     return sizes if all(map(_is_name, sizes)) else {}
 
 

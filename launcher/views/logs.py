@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 from launcher.errors import ConfigError, LauncherError, UnreachableError
 from launcher.hosts import ssh
-from launcher.hosts.received import receive
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.failures import FailureWatch
 from launcher.runs.processes.log_pages import LogPages, Page
 from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor
 from launcher.views.log_printer import Printer
+from trainer.system.received import receive
 
 POLL = 0.2
 _FIRST_RETRY = 0.5

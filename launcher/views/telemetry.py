@@ -11,11 +11,11 @@ from typing import Any
 
 from launcher.errors import LauncherError
 from launcher.hosts import ssh
-from launcher.hosts.received import receive
 from launcher.inventory.facts.gauges import Gauge
 from launcher.inventory.hosts import Host
 from launcher.runs.failures import Failure, FailureWatch
 from launcher.runs.status import RunMonitor, RunView
+from trainer.system.received import receive
 
 LOOK_EVERY = 1.0
 GAUGES_EVERY = 2.0

@@ -14,8 +14,8 @@ from tests.soak.recovery import Recovery
 from tests.soak.timeline import Usage
 
 TOLERANCE, ROUNDS_TOLERANCE = 0.01, 0.1
-"""By how much the loss may differ, as a share of it: F-DP-005. Rounds are another way to train: their
-workers take steps of one or two samples, and 0.07 was measured."""
+"""By how much the loss may differ, as a share of it: F-DP-005. Rounds are another way:
+their workers take steps of one or two samples, and 0.07 was measured."""
 LONGEST = 60.0
 """Seconds after the end of a fault within which a step must be committed."""
 LEAST_INJECTED = 0.9

@@ -5,10 +5,10 @@ Only what the manifest proves is trusted. Writing is in `trainer.checkpoint.stor
 
 from __future__ import annotations
 
-import json
+import os
 import re
 from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -18,6 +18,7 @@ from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
 from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE
 from trainer.optimizer.adamw import TrainState, Vector
 from trainer.system.errors import InputError, StorageError
+from trainer.system.received import receive, receive_json
 from trainer.system.storage.atomic_folder import MANIFEST, read_manifest, verify
 from trainer.system.storage.removal import pin
 
@@ -104,12 +105,10 @@ def read_progress(path: Path) -> RunProgress:
     Raises:
         StorageError: run.json cannot be read.
     """
-    run = read_run(path)
-    known = (entry for entry in fields(RunProgress) if entry.name in run or _required(entry))
     try:
-        return RunProgress(**{entry.name: run[entry.name] for entry in known})
-    except KeyError as error:
-        raise StorageError(f"{path / RUN_FILE}: damaged, lacks {error.args[0]}") from None
+        return receive(RunProgress, read_run(path), str(path / RUN_FILE), lines=True)
+    except ValueError as error:
+        raise StorageError(str(error)) from None
 
 
 def load_checkpoint(path: Path, layout: GradientLayout) -> tuple[TrainState, RunProgress]:
@@ -146,10 +145,6 @@ def open_checkpoint(path: Path, layout: GradientLayout) -> tuple[StoredState, Ru
     return StoredState(path / weights_name, path / OPTIMIZER_FILE, layout), progress
 
 
-def _required(entry: Field[Any]) -> bool:
-    return entry.default is MISSING
-
-
 def read_run(path: Path) -> dict[str, Any]:
     """Return run.json as it is.
 
@@ -157,20 +152,24 @@ def read_run(path: Path) -> dict[str, Any]:
         StorageError: it cannot be read.
     """
     try:
-        run = json.loads((path / RUN_FILE).read_bytes())
+        data = (path / RUN_FILE).read_bytes()
+        run = receive_json(dict[str, Any], data, str(path / RUN_FILE), lines=True)
     except OSError as error:
         raise StorageError(f"{path / RUN_FILE}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise StorageError(f"{path / RUN_FILE}: not valid JSON") from None
-    if not isinstance(run, dict) or run.get("schema") != SCHEMA:
+    except ValueError as error:
+        raise StorageError(str(error)) from None
+    if run.get("schema") != SCHEMA:
         raise StorageError(f"{path / RUN_FILE}: not a checkpoint of {SCHEMA}")
-    return run  # pyright: ignore[reportUnknownVariableType]
+    return run
 
 
 def step_folders(folder: Path) -> list[Path]:
     """Return the step folders, complete or not, newest first."""
-    found = [path for path in folder.glob("step-*") if _NUMBERED.match(path.name) and path.is_dir()]
-    return sorted(found, key=step_of, reverse=True)
+    # Not `glob` and `is_dir`: of a share that fails, newer Pythons' say that nothing is there.
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        found = [Path(entry) for entry in entries if _NUMBERED.match(entry.name) and entry.is_dir()]
+        return sorted(found, key=step_of, reverse=True)
+    return []
 
 
 def step_of(path: Path) -> int:

@@ -12,7 +12,6 @@ their own clock, never by another host's time.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trainer.system.received import receive_json
 from trainer.system.storage.jsonl import json_text
 
 SCHEMA = "motley.claim/1"
@@ -126,7 +126,7 @@ class Claims:
         state, record = "held", None
         # One that is being written, or was left half-written, counts as held.
         with suppress(ValueError, KeyError, TypeError):
-            tree = json.loads(data)
+            tree = receive_json(dict[str, Any], data, "claim", lines=True)
             if tree["schema"] == SCHEMA and tree["state"] in ("released", "done"):
                 state, record = tree["state"], tree["record"]
         return ChainEnd(generation, state, len(data), record)

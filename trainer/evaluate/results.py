@@ -7,7 +7,6 @@ claims' records, so another runner writes a missing one.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
 from trainer.system.errors import StorageError
+from trainer.system.received import receive_json
 from trainer.system.storage import atomic_folder
 from trainer.system.storage.jsonl import json_text
 from trainer.tracking.metrics import TENSORBOARD_FOLDER, TensorBoardFile
@@ -126,7 +126,7 @@ def _by_digest(data: bytes) -> Mapping[str, Record]:
     records: dict[str, Record] = {}
     for line in data.split(b"\n"):  # not splitlines: a text may have other line ends
         with suppress(ValueError, KeyError, TypeError):
-            record = json.loads(line)
+            record = receive_json(dict[str, Any], line, RECORDS_FILE, lines=True)
             if record["schema"] == SCHEMA:
                 records.setdefault(record["digest"], record)
     return records

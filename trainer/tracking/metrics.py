@@ -6,7 +6,6 @@ is space again.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from trainer.system.received import receive_json
 from trainer.system.storage.jsonl import LineFile, Outage, json_text
 
 METRICS_FILE = "metrics.jsonl"
@@ -161,23 +161,21 @@ class MetricsLog:
 
 
 def read_metrics(path: Path, *, abandoned: bool = False) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file; torn lines are left out.
+    """Return the lines of a metrics file; lines that are torn or no JSON of ours are left out.
 
     Steps and validations that a later `resumed` event made void are left out too, unless
     `abandoned` asks for them.
     """
     records: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in path.read_bytes().split(b"\n"):  # not splitlines: a text may have other line ends
         try:
-            record = json.loads(line)
+            record = receive_json(dict[str, Any], line, METRICS_FILE, lines=True)
         except ValueError:
-            continue
-        if not isinstance(record, dict):
             continue
         if not abandoned and record.get("event") == "resumed":
             kept = record.get("step", 0)
             records = [r for r in records if r.get("kind") == "event" or r.get("step", 0) <= kept]
-        records.append(record)  # pyright: ignore[reportUnknownArgumentType]
+        records.append(record)
     return records
 
 

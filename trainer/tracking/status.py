@@ -7,7 +7,6 @@ written at once, moving numbers at most a few times a second.
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from trainer.system.errors import RESTARTED, StorageError
+from trainer.system.received import receive_json
 from trainer.system.storage.jsonl import Outage, json_text, replace_file
 
 STATUS_FILE = "status.json"
@@ -180,14 +180,14 @@ def read_status(path: Path) -> dict[str, Any]:
         StorageError: it is missing, damaged, or of another version.
     """
     try:
-        tree = json.loads(path.read_bytes())
+        tree = receive_json(dict[str, Any], path.read_bytes(), str(path), lines=True)
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise StorageError(f"{path}: not valid JSON") from None
-    if not isinstance(tree, dict) or tree.get("schema") != SCHEMA:
+    except ValueError as error:
+        raise StorageError(str(error)) from None
+    if tree.get("schema") != SCHEMA:
         raise StorageError(f"{path}: not a status of {SCHEMA}")
-    return tree  # pyright: ignore[reportUnknownVariableType]
+    return tree
 
 
 def say_last(output: Path, status: Status) -> None:

@@ -12,7 +12,7 @@ from launcher.agent.checks.digests import difference
 from launcher.agent.checks.finding import Finding
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
-from launcher.hosts.received import receive
+from trainer.system.received import receive
 
 HASH_DEADLINE = 900.0
 """Seconds: the first time gigabytes are read from a disk; later the digests are cached."""

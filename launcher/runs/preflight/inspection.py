@@ -7,7 +7,6 @@ them all with their remedies. A new check is a line of CHECKS.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +23,7 @@ from launcher.runs.preflight.examination import Asked, Declared, Examination
 from launcher.runs.preflight.probe import Probe, examine
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
+from trainer.system.received import receive
 
 DRIFT = 2.0
 """Seconds that a clock may be off without a warning: beyond, logs of hosts do not line up."""
@@ -127,10 +127,12 @@ def check_clock(connection: Connection, clock: Callable[[], float] = time.time) 
     best: tuple[float, float] | None = None
     for _ in range(_ROUNDS):
         before = clock()
-        there: Any = connection.call("clock", {})
+        answer = connection.call("clock", {})
         after = clock()
-        if not isinstance(there, int | float) or not math.isfinite(there):
-            return Finding("fail", f"invalid answer, not a time: {there!r:.80}", _UPDATE)
+        try:
+            there = receive(float, answer, "clock")
+        except ValueError as error:
+            return Finding("fail", f"invalid answer, not a time: {error}", _UPDATE)
         sample = after - before, there - (before + after) / 2
         best = sample if best is None else min(best, sample)
     assert best is not None

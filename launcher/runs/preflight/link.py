@@ -11,9 +11,9 @@ from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.link import Crossing, Listening
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
-from launcher.hosts.received import receive
 from launcher.inventory.facts.network import speed
 from launcher.plan.plan import LaunchPlan
+from trainer.system.received import receive
 
 SLOW = 100e6
 """bit/s below which a link is reported as slow: a 5 MB gradient takes half a second there."""

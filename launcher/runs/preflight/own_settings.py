@@ -9,12 +9,12 @@ from typing import cast
 
 from launcher.discovery.survey import Survey
 from launcher.errors import ConfigError, PreflightError
-from launcher.hosts.received import receive
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig
 from trainer.planning.defaults import SETTLED, Derived, table
 from trainer.planning.workers import MAIN_MEMORY, Backend, Room
 from trainer.system.errors import InputError
+from trainer.system.received import receive
 
 DEADLINE = 300.0
 """Seconds: gigabytes of data are read for their labels."""

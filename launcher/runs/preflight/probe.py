@@ -17,6 +17,7 @@ from typing import Any
 from launcher.agent.checks.finding import Check, Finding
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
+from trainer.system.received import receive
 
 DEADLINE = 15.0
 """Seconds that a check may take by default."""
@@ -42,11 +43,10 @@ def ask_finding(
         answer = connection.call(question, arguments, deadline + 5)
     except (LauncherError, OSError) as error:
         return Finding("fail", str(error))
-    match answer:
-        case {"status": "ok" | "warn" | "fail" as status, "detail": str(detail), **rest}:
-            return Finding(status, detail, str(rest.get("remedy", "")))
-        case _:
-            return Finding("fail", f"invalid answer: {answer!r:.200}")
+    try:
+        return receive(Finding, answer, question, lines=True)
+    except ValueError as error:
+        return Finding("fail", f"invalid answer: {error}")
 
 
 def examine(probes: Sequence[Probe]) -> list[Check]:

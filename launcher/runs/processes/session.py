@@ -16,7 +16,6 @@ from typing import get_args
 
 from launcher.errors import PartialError
 from launcher.hosts.base import Connection
-from launcher.hosts.received import parse, receive
 from launcher.plan.plan import ProcessPlan
 from launcher.session.log_index import marks_name, offset_at
 from launcher.session.processes import RUN_VARIABLE, ProcessIdentity
@@ -29,6 +28,7 @@ from launcher.session.spec import (
     SessionSpec,
     log_name,
 )
+from trainer.system.received import parse, receive
 
 POLL = 0.05
 _START_DEADLINE = 60.0

@@ -23,10 +23,10 @@ from functools import partial
 from launcher.errors import LauncherError, PartialError
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import at_once
-from launcher.hosts.received import receive
 from launcher.plan.plan import ProcessPlan, unit_of
 from launcher.runs.processes.session import ProcessState, SessionSupervisor
 from launcher.session.spec import LONGEST_SAVE, RestartPolicy
+from trainer.system.received import receive
 
 _START_DEADLINE = 30.0
 _KILL_DEADLINE = 15.0

@@ -26,12 +26,12 @@ from launcher.files import (
     make_private_folder,
     write_atomically,
 )
-from launcher.hosts.received import parse, receive
 from launcher.inventory.hosts import Host
 from launcher.plan.hub import is_hub_name
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.records.registry import Registry
 from trainer.data.sources import HUB
+from trainer.system.received import parse, receive
 
 _RUN = {
     "model.path": "--model DIR",

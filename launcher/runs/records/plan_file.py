@@ -12,11 +12,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from launcher.hosts.received import parse, receive
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import PLAN_SCHEMA, LaunchPlan, ProcessPlan, Role
 from trainer.config.topology import FEWEST
+from trainer.system.received import parse, receive
 
 MOST = 4 << 20
 """Bytes that a plan.json may have; one of a thousand workers has about 1 MB."""

@@ -34,11 +34,11 @@ from launcher.errors import ConfigError, LauncherError
 from launcher.files import default_state_folder, make_private_folder
 from launcher.hosts.fleet import LOOK, Answers, ask_hosts, at_once
 from launcher.hosts.local import LocalConnection
-from launcher.hosts.received import receive
 from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.records.plan_file import MOST, read_record
 from launcher.runs.records.run import Run, StateFolder, is_run_id, place_of
+from trainer.system.received import receive
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, cast
 from pydantic import BaseModel, ConfigDict, Field
 
 from launcher.hosts.base import Connection
-from launcher.hosts.received import parse, plain, receive
 from launcher.plan.plan import LaunchPlan
+from trainer.system.received import parse, plain, receive
 
 MOST = 4 << 20
 """Bytes that a report may have."""

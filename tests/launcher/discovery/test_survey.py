@@ -8,9 +8,9 @@ import pytest
 from launcher.discovery.survey import survey, with_devices
 from launcher.errors import PreflightError, UnreachableError
 from launcher.hosts.local import LocalConnection
-from launcher.hosts.received import receive
 from launcher.inventory.facts.devices import Detection, Device
 from launcher.inventory.hosts import Host
+from trainer.system.received import receive
 
 RTX = {
     "backend": "cuda",

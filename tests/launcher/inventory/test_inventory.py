@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.hosts.received import receive
 from launcher.inventory.hosts import EMBEDDED, head_of, load_inventory, parse_answer
 from launcher.plan.plan import LaunchPlan
 from tests import ROOT
+from trainer.system.received import receive
 
 HEAD = "all:\n  hosts:\n    box:\n      ansible_connection: local\n"
 

@@ -11,7 +11,6 @@ import pytest
 
 from launcher.cli import run
 from launcher.errors import ConfigError
-from launcher.hosts.received import receive
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.configuration import parse_assignments, resolve_job
@@ -23,6 +22,7 @@ from trainer.config import distill_job
 from trainer.config import run as run_config
 from trainer.config.distill_job import DistillJob
 from trainer.system.errors import InputError
+from trainer.system.received import receive
 
 RUN = "distill-20261121-200000-7f3a"
 SETTING = Setting(

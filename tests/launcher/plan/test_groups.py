@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.hosts.received import receive
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.setting import Setting
 from trainer.config.run import RunConfig, load
+from trainer.system.received import receive
 
 SETTING = Setting(run_id="run", trainer_command=("trainer",), state_folder="/state", routes={})
 LOCAL = Host(

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from launcher.errors import ConfigError, PreflightError
-from launcher.hosts.received import receive
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
@@ -14,6 +13,7 @@ from launcher.plan.plan import LaunchPlan
 from launcher.session.spec import FALLBACK_VARIABLE
 from tests.launcher.plan.places import LOCAL, SETTING
 from trainer.config.run import RunConfig, load
+from trainer.system.received import receive
 
 RTX = Device("cuda", "GPU-4090", "RTX 4090", 24 << 30)
 RADEONS = (Device("wgpu", "0000:0b:00.0"), Device("wgpu", "0000:0e:00.0"))

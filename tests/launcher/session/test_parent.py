@@ -70,11 +70,11 @@ def test_what_was_imported_once_serves_every_attempt(
 
 def test_a_forked_child_is_like_any_other(supervisor: SessionSupervisor, tmp_path: Path) -> None:
     code = (
-        "import json, os, random, signal, sys, threading\n"
+        "import glob, json, os, random, signal, sys, threading\n"
         "print(json.dumps({\n"
         " 'pid': os.getpid(), 'ppid': os.getppid(), 'group': os.getpgid(0),\n"
         " 'blocked': [int(s) for s in signal.pthread_sigmask(signal.SIG_BLOCK, ())],\n"
-        " 'files': sorted(int(f) for f in os.listdir('/proc/self/fd')),\n"
+        " 'files': [os.path.realpath(f) for f in glob.glob('/proc/self/fd/*')],\n"
         " 'folder': os.getcwd(), 'draw': random.random(), 'stdin': sys.stdin.read(),\n"
         " 'told': os.environ.get('MOTLEY_PARENT')}))\n"
         "print('up', file=sys.stderr, flush=True)\n"
@@ -92,7 +92,9 @@ def test_a_forked_child_is_like_any_other(supervisor: SessionSupervisor, tmp_pat
         assert facts["folder"] == process.folder
         assert (facts["blocked"], facts["stdin"]) == ([], "")
         assert facts["told"] is None
-        assert len(facts["files"]) == 4, facts["files"]  # three streams, and that of the list
+        # libffi 3.5 keeps its own file open, to map it again; glob's folder is closed by then.
+        files = [file for file in facts["files"] if "libffi" not in file and "/fd" not in file]
+        assert len(files) == 3, files  # the streams
     assert seen[0]["draw"] != seen[1]["draw"]
     assert state.child == identify(seen[1]["pid"])
     supervisor.stop([process], 20.0)

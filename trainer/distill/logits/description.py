@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from blake3 import blake3
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from trainer.distill.logits.scores import Scheme
+from trainer.system.received import receive, receive_json
 
 SCHEMA = "motley.logits/1"
 
@@ -124,16 +125,11 @@ class Description:
         Raises:
             ValueError: names what is wrong.
         """
-        tree: Any = json.loads(text)
-        schema = tree.pop("schema", None) if isinstance(tree, dict) else None
+        tree = receive_json(dict[str, Any], text, "description", least=0)
+        schema = tree.pop("schema", None)
         if schema != SCHEMA:
             raise ValueError(f"schema is {schema!r}, this version reads {SCHEMA!r}")
-        try:
-            return _description.validate_python(tree)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+        return receive(Description, tree, "description")
 
     @property
     def digest(self) -> str:

@@ -6,7 +6,6 @@ changes, timed by their own clock: the clocks of two hosts need not agree.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -16,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from trainer.distill.logits.dataset import TEACHERS, LogitsFolder
+from trainer.system.received import receive_json
 from trainer.system.storage.jsonl import Outage, json_text, replace_file
 
 logger = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class TeacherWatch:
                 old = self._seen.get(path.name)
                 if old is None or old[0] != content:
                     self._seen[path.name] = content, _parse(content), now
-            except (OSError, ValueError, TypeError, KeyError):
+            except (OSError, ValueError):
                 continue  # an unreadable file counts as unchanged
         return [
             TeacherStatus(beat=beat, silent=now - changed)
@@ -173,5 +173,4 @@ class TeacherWatch:
 
 
 def _parse(content: bytes) -> TeacherState:
-    tree: Any = json.loads(content)
-    return TeacherState(**{name: tree[name] for name in TeacherState.__dataclass_fields__})
+    return receive_json(TeacherState, content, "heartbeat", lines=True, least=0)

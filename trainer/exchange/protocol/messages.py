@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.system.commandline.visible import visible
 from trainer.system.errors import ProtocolError
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -22,9 +23,20 @@ Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Watts = Annotated[float, Field(ge=0, le=1e6)]
 Size = Annotated[float, Field(ge=0, le=1e60)]
 """A norm of fp32 values, or a factor: its square is a finite float64."""
-Text = Annotated[str, Field(max_length=1000)]
-Line = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")]
+
+
+def _line(text: str) -> str:
+    if visible(text) != text:
+        raise ValueError("line ends or control characters")
+    return text
+
+
+Text = Annotated[str, Field(max_length=1000), AfterValidator(visible)]
+"""A text that may quote anything: one line, whatever was sent."""
+Line = Annotated[str, Field(max_length=1000), AfterValidator(_line)]
 """A text that is logged as it comes: one line without control characters."""
+Loss = Annotated[float, Field(ge=-1e60, le=1e60)]
+"""A sum of fp32 losses: those of all workers add up to a finite float64."""
 
 
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -146,7 +158,7 @@ class ShardResult(Message):
 
     type = MessageType.SHARD_RESULT
     shard: Count
-    loss_sum: float | None
+    loss_sum: Loss | None
     """None when the loss is NaN or Inf, which JSON cannot say."""
     weight: Count
     tokens: Count
@@ -167,7 +179,7 @@ class StepCommit(Message):
 
     type = MessageType.STEP_COMMIT
     step: Count
-    loss: float | None
+    loss: Loss | None
     """None: no token of the step was learned."""
     grad_norm: Size
     clip_scale: Size

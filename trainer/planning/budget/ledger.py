@@ -34,8 +34,8 @@ class SpendRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
-    run: str
-    host: str
+    run: str = Field(max_length=1000)
+    host: str = Field(max_length=1000)
     until: float = Field(ge=0, lt=LATEST)
     """Unix seconds."""
     seconds: float = Field(ge=0, lt=LATEST)
@@ -43,8 +43,8 @@ class SpendRecord(BaseModel):
     measured: float = Field(ge=0, lt=LATEST)
     """Of the seconds, those whose power was measured; of the others it is planned."""
     money: float = Field(ge=0, lt=MOST)
-    currency: str | None = None
-    step: int = Field(default=0, ge=0)
+    currency: str | None = Field(default=None, max_length=1000)
+    step: int = Field(default=0, ge=0, lt=2**63)
     """Completed steps of the run."""
     end: bool = False
     """Whether the attempt ended cleanly with this line."""

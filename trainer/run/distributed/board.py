@@ -11,14 +11,28 @@ import json
 import socket
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainer.system.errors import UnreachableError
+from trainer.system.errors import RefusedError, UnreachableError
+from trainer.system.received import receive_json
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
+_Note = TypeVar("_Note")
+
+
+def read_note(kind: type[_Note], data: bytes, what: str) -> _Note:
+    """Return a note of another rank, of a type.
+
+    Raises:
+        RefusedError: it is something else, or has values that are not plain.
+    """
+    try:
+        return receive_json(kind, data, what, lines=True)
+    except ValueError as error:
+        raise RefusedError(f"invalid note of another rank: {error}") from None
 
 
 class Board:
@@ -77,7 +91,7 @@ class Board:
             raise UnreachableError(
                 f"{topic}: no answer from {self.names(missing)} in {self.patience:g} s"
             )
-        return [json.loads(self._store.get(key)) for key in keys]
+        return [read_note(object, self._store.get(key), key) for key in keys]
 
     def _wait(self, keys: list[str]) -> list[str]:
         """Wait for keys of the store, and return those that are missing."""

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import Store
 
+from trainer.run.distributed.board import read_note
 from trainer.system.errors import (
-    EXIT_CODES,
     InputError,
     InUseError,
     RefusedError,
@@ -41,6 +41,15 @@ class RankReport:
     """What all ranks must have in common, by names for people."""
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """What rank 0 found, or why it did not."""
+
+    told: Any = None
+    error: str | None = None
+    code: int = TrainerError.exit_code
+
+
 def call_roll(store: Store, me: RankReport, world_size: int, patience: float) -> list[RankReport]:
     """Return all members by rank.
 
@@ -61,7 +70,7 @@ def call_roll(store: Store, me: RankReport, world_size: int, patience: float) ->
             f"rank {me.rank} waited {patience:.0f} s for {_ranks(missing)} of {world_size}: start"
             " what is missing, and look at its log"
         ) from None
-    members = [RankReport(**json.loads(store.get(key))) for key in keys]
+    members = [read_note(RankReport, store.get(key), key) for key in keys]
     _all_have_read(store, "roll", me.rank, world_size, patience)
     for other in members[1:]:
         for what, value in members[0].facts.items():
@@ -100,12 +109,11 @@ def prepared(
         told = tell(found)
         store.set(_PREPARED, json.dumps({"told": told}))
         return found, told
-    answer = json.loads(store.get(_PREPARED))
-    if "error" not in answer:
-        return None, answer["told"]
+    answer = read_note(_Prepared, store.get(_PREPARED), _PREPARED)
+    if answer.error is None:
+        return None, answer.told
     _all_have_read(store, _PREPARED, rank, world_size, patience)
-    assert answer["code"] in EXIT_CODES, answer
-    raise _KINDS.get(answer["code"], TrainerError)(f"rank 0: {answer['error']}")
+    raise _KINDS.get(answer.code, TrainerError)(f"rank 0: {answer.error}")
 
 
 def _all_have_read(store: Store, what: str, rank: int, world_size: int, patience: float) -> None:

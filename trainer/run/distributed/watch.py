@@ -14,9 +14,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from trainer.run.distributed import flight_recorder
+from trainer.run.distributed.board import read_note
 from trainer.system.errors import (
     DoesNotFitError,
     InputError,
@@ -45,6 +48,8 @@ _LOST = "lost others: "
 """The beginning of a reason that is no cause of one's own."""
 _GONE = UnreachableError.exit_code
 _OF_PEERS = ("gloo", "Connection closed by peer", "Connection reset", "Timed out waiting", "NCCL")
+Reason = tuple[str, Annotated[int, Field(ge=1, le=255)]]
+"""Why a rank ends, and its exit code."""
 
 
 class Watch:
@@ -118,7 +123,7 @@ class Watch:
                 count += 1
                 store.set(f"alive/{self._rank}", str(count))
                 if self._rank and not self._of_rank_0 and store.check(["failed/0"]):
-                    why, code = json.loads(store.get("failed/0"))
+                    why, code = read_note(Reason, store.get("failed/0"), "failed/0")
                     lost = why.startswith(_LOST)
                     cause = why.removeprefix(_LOST) if lost else f"{self.name(0)} has failed: {why}"
                     self._of_rank_0 = [(cause, code)]
@@ -182,7 +187,11 @@ class Watch:
         silent, deadline = set(others), time.monotonic() + _SILENT
         for look in itertools.count(1):
             told = {rank: self._read(f"failed/{rank}") for rank in others}
-            reasons = {rank: json.loads(note) for rank, note in told.items() if note}
+            reasons = {
+                rank: read_note(Reason, note, self.name(rank))
+                for rank, note in told.items()
+                if note
+            }
             if first := {
                 rank: why for rank, why in reasons.items() if not why[0].startswith(_LOST)
             }:

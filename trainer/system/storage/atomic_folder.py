@@ -22,6 +22,7 @@ from blake3 import blake3
 
 from trainer.system.errors import InputError, StorageError
 from trainer.system.process.announcement import announced
+from trainer.system.received import receive_json
 from trainer.system.storage.host_identity import host_identity
 
 MANIFEST = "manifest.json"
@@ -214,7 +215,7 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     """
     path = folder / MANIFEST
     try:
-        tree: Any = json.loads(path.read_bytes())
+        tree = receive_json(dict[str, Any], path.read_bytes(), str(path), lines=True, least=0)
         if tree["schema"] != SCHEMA:
             raise StorageError(f"{path}: unknown schema {tree['schema']!r}")
         records = {

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trainer.system.received import receive, receive_json
 from trainer.system.storage.atomic_folder import hidden_name, original_name
 from trainer.system.storage.host_identity import host_identity
 from trainer.system.storage.jsonl import json_text, replace_file
@@ -114,12 +115,12 @@ def dissolve(workspace: Path, folder: Path) -> None:
 
 def read_holder(path: Path) -> tuple[Holder | None, State]:
     """Return the holder of a lease, None if unreadable, and whether it was released."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        tree: Any = json.loads((path / _HOLDER).read_bytes())
-        if tree["schema"] == SCHEMA:
-            names = ("run_id", "pid", "host", "identity", "since")
-            state: State = "released" if tree["state"] == "released" else "held"
-            return Holder(**{name: tree[name] for name in names}), state
+    with suppress(OSError, ValueError):
+        tree = receive_json(dict[str, Any], (path / _HOLDER).read_bytes(), _HOLDER, least=0)
+        if tree.get("schema") == SCHEMA:
+            return receive(Holder, tree, _HOLDER), "released" if tree.get(
+                "state"
+            ) == "released" else "held"
     return None, "held"
 
 

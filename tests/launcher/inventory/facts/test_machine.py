@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from launcher.hosts.local import LocalConnection
-from launcher.hosts.received import receive
 from launcher.inventory.facts.machine import (
     Machine,
     code_digest,
@@ -18,6 +17,7 @@ from launcher.inventory.facts.machine import (
     secure_boot,
 )
 from tests import ROOT
+from trainer.system.received import receive
 
 VARIABLE = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 

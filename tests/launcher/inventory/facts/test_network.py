@@ -42,7 +42,7 @@ def test_bridges_loopback_link_local_and_unplugged_cards_are_no_addresses_to_try
 
 def test_a_network_survives_the_way_to_the_launcher() -> None:
     from launcher.hosts.local import LocalConnection
-    from launcher.hosts.received import receive
+    from trainer.system.received import receive
 
     here = LocalConnection().call("machine", {})["network"]
     assert receive(Network, json.loads(json.dumps(here)), "network").problem == here["problem"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.hosts.received import LONGEST, parse, plain, receive
+from trainer.system.received import LONGEST, parse, plain, receive
 
 ODD = (
     math.nan,

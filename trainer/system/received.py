@@ -1,8 +1,9 @@
-"""Data from a host, checked before the launcher uses it.
+"""Data from a host, a member of a run or a shared disk, checked before it is used.
 
-A host may be compromised, so all received data must have the expected shape and hold nothing but
-plain values (F-IN-002): finite numbers of 64 bits, and text of one line without control characters.
-Anything else raises a ValueError of one line, which `fleet.ask_hosts` turns into that host's error.
+Whoever wrote it may be compromised, so it must have the expected shape and hold nothing but plain
+values (F-IN-002): finite numbers of 64 bits, and text of one line without control characters.
+Anything else raises a ValueError of one line, which readers turn into an error that names its
+source. Messages of the exchange are models of their own (`exchange/protocol/messages.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from launcher.terminal import visible
+from trainer.system.commandline.visible import visible
 
 T = TypeVar("T")
 
@@ -50,6 +51,17 @@ def receive(
         raise ValueError(f"{what}: nested too deep") from None
 
 
+def receive_json(
+    kind: type[T], data: bytes | str, what: str, *, lines: bool = False, least: float = -LARGEST
+) -> T:
+    """Convert a JSON document as `receive` does.
+
+    Raises:
+        ValueError: it is something else, or not plain; the message says what and where.
+    """
+    return receive(kind, parse(data, what), what, lines=lines, least=least)
+
+
 def plain(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a report of a process without the values that are not plain.
 
@@ -71,8 +83,8 @@ def _without(tree: dict[str, Any], odd: set[str], path: str) -> dict[str, Any]:
     return found
 
 
-def parse(data: bytes, what: str) -> Any:
-    """Return a JSON document that a host sent.
+def parse(data: bytes | str, what: str) -> Any:
+    """Return a JSON document as it is; numbers and texts may be anything.
 
     Raises:
         ValueError: it is none.
