@@ -11,12 +11,13 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainer.planning.cost import JOULES_OF_KWH
 from trainer.system.errors import InputError
 
 SPEND_FILE = "spend.jsonl"
@@ -61,6 +62,8 @@ class Earlier:
     """Whether the last attempt ended cleanly, and was not killed."""
     progress_at: float | None = None
     """Unix seconds of the first line with the most completed steps."""
+    watts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """The mean power of each host in its last line that tells one."""
 
 
 def earlier_attempts(records: Iterable[SpendRecord], run: str, currency: str | None) -> Earlier:
@@ -84,6 +87,11 @@ def earlier_attempts(records: Iterable[SpendRecord], run: str, currency: str | N
         until=last,
         ended=own[-1].end,
         progress_at=min(record.until for record in own if record.step == most),
+        watts={
+            record.host: record.kwh * JOULES_OF_KWH / record.seconds
+            for record in own
+            if record.kwh and record.seconds >= 0.1  # of less it would be a wild guess
+        },
     )
 
 

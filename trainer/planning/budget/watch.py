@@ -61,7 +61,14 @@ class BudgetWatch:
         back_soon = not before.ended and 0 <= away <= LATEST_RETURN
         kept = away if back_soon else 0.0 if before.ended else min(max(0.0, away), RECORD_EVERY)
         idle = today - before.progress_at if back_soon and before.progress_at is not None else 0.0
-        self._accrual = Accrual(budget.hosts, now - kept)
+        # A host whose power only sensors tell went on at the power of its last line.
+        rates = [
+            host.model_copy(update={"watts": before.watts.get(host.name)})
+            if host.watts is None
+            else host
+            for host in budget.hosts
+        ]
+        self._accrual = Accrual(rates, now - kept)
         self._guard = Guard(
             budget,
             self._accrual,
@@ -76,6 +83,8 @@ class BudgetWatch:
         self._hosts = {rank: host.name for host in budget.hosts for rank in host.ranks}
         self._recorded_at = now
         self._written = True
+        self._unknown = {rate.name for rate in rates if rate.watts is None and rate.price_kwh}
+        """Hosts of whose power no line tells yet: the cost of a killed attempt would be lost."""
         self._meter.recent()
         self._accrual.advance(now, {})
         # Before anything costs: an attempt that is killed at once has begun all the same.
@@ -120,7 +129,9 @@ class BudgetWatch:
             if own is not None and self.budget.hosts:
                 self._watts[self.budget.hosts[0].name] = (now, own)
             self._accrual.advance(now, self._present(now))
-            if now - self._recorded_at >= RECORD_EVERY:
+            fresh = self._unknown & self._watts.keys()
+            if now - self._recorded_at >= RECORD_EVERY or fresh:
+                self._unknown -= fresh
                 self._recorded_at = now
                 self._record()
             return self._guard.look(now)

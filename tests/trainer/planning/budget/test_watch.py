@@ -208,6 +208,22 @@ def test_the_power_that_workers_measure_counts_for_their_host(desk: Desk) -> Non
     assert watch.status["measured"] == [], "an old reading holds no longer"
 
 
+@pytest.mark.parametrize("lasted", [20, 90])
+def test_a_killed_attempt_loses_no_second_of_what_only_sensors_tell(
+    desk: Desk, lasted: int
+) -> None:
+    """Its last line says at what power it ran; the first one comes with the first reading."""
+    hosts = [{"name": "home", "price_kwh": 0.36, "ranks": [0]}]
+    killed = desk.open(hosts=hosts)
+    killed.happened("step", {"step": 1, "watts": {0: 500.0}})
+    desk.wait(killed, lasted)
+    desk.wait(None, 20)
+    again = desk.open(hosts=hosts)
+    each = 0.36 * 500 / 3.6e6
+    assert again.status["spent"] == pytest.approx((lasted + 20) * each)
+    assert again.status["an_hour"] == pytest.approx(3600 * each)
+
+
 def test_a_disk_that_takes_no_line_stops_nothing_and_loses_nothing(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
