@@ -12,10 +12,11 @@ TORCH           ?= auto
 TORCH_VERSION   := 2.13.0
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-# The soak: how long, which faults, and how many (12 a minute by default).
+# The soak: how long, which faults, how many (12 a minute by default), and of which exchange.
 MINUTES ?= 10
 SEED    ?= 0
 FAULTS  ?=
+EXCHANGE ?=
 
 # The demo's Vulkan device: `software` takes Mesa's llvmpipe (no GPU needed, and slow).
 VULKAN ?=
@@ -72,7 +73,7 @@ testbed: setup
 	@bash scripts/test.sh testbed
 
 soak: setup
-	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) $(if $(FAULTS),--faults $(FAULTS))
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) --seed $(SEED) $(if $(FAULTS),--faults $(FAULTS)) $(if $(EXCHANGE),--exchange $(EXCHANGE))
 
 test-fast: setup
 	@bash scripts/test.sh lint fast
