@@ -35,8 +35,6 @@ Text = Annotated[str, Field(max_length=1000), AfterValidator(visible)]
 """A text that may quote anything: one line, whatever was sent."""
 Line = Annotated[str, Field(max_length=1000), AfterValidator(_line)]
 """A text that is logged as it comes: one line without control characters."""
-Loss = Annotated[float, Field(ge=-1e60, le=1e60)]
-"""A sum of fp32 losses: those of all workers add up to a finite float64."""
 
 
 _STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -158,7 +156,7 @@ class ShardResult(Message):
 
     type = MessageType.SHARD_RESULT
     shard: Count
-    loss_sum: Loss | None
+    loss_sum: float | None
     """None when the loss is NaN or Inf, which JSON cannot say."""
     weight: Count
     tokens: Count
@@ -179,7 +177,7 @@ class StepCommit(Message):
 
     type = MessageType.STEP_COMMIT
     step: Count
-    loss: Loss | None
+    loss: float | None
     """None: no token of the step was learned."""
     grad_norm: Size
     clip_scale: Size
