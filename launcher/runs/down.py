@@ -62,7 +62,7 @@ def tear_down(run: Run, grace: float = GRACE, why: str = "") -> TeardownResult:
     """
 
     def mark(host: Host, connection: Connection) -> None:
-        """Have supervisors start nothing any more; the first reason is kept."""
+        """Tell supervisors to start no new process; the first reason is kept."""
         path = run.mark(host, connection)
         if connection.exists(run.folder(host, connection)) and not connection.exists(path):
             connection.write(path, why.encode())

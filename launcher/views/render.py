@@ -111,7 +111,7 @@ def detaching(again: str, run_id: str) -> Generator[None]:
 
 
 def say_detached(again: str, run_id: str) -> None:
-    """Say how to come back to a run, and how to end it."""
+    """Print how to reattach to a run, and how to end it."""
     note(f"detached; run {run_id} continues. Return: {again}; stop it: launch cluster down")
 
 

@@ -151,7 +151,7 @@ class TrainState:
 
     def __post_init__(self) -> None:
         self.whole = True
-        """Whether no update broke off in the middle."""
+        """False if an update was interrupted."""
         self._readers: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         for array in (self.weights, self.first_moment, self.second_moment):
             assert array.dtype == np.float32, array.dtype

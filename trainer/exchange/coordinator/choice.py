@@ -2,8 +2,8 @@
 
 The codec is bf16 while a step hides its exchange, else int8. Both cost a run nothing
 (docs/low-bandwidth.md has their losses, and those of smaller codecs, which are not free and so
-never chosen for a user). A step in bf16 is a settled one: nothing is owed after it, so the codec
-can change at any ordinary step, in both directions.
+never chosen for a user). A step in bf16 is a settled one: no residual is left after it, so the
+codec can change at any ordinary step, in both directions.
 
 The schedule goes from steps to rounds, once and for good, if the smallest codec at hand was
 measured and did not hide the exchange either. Pure.

@@ -127,7 +127,7 @@ class ShardAssignment(Message):
     batch: Count = 0
     """Samples of the whole step."""
     settle: bool = False
-    """Whether to send all that is owed, as bf16."""
+    """Whether to send all residuals, as bf16."""
     inner_batch: Count = 0
     """Of a round: samples of one inner step, about."""
     limit: Seconds | None = None
@@ -185,7 +185,7 @@ class StepCommit(Message):
     report: bool
     """Whether to answer with a WeightsReport."""
     settled: bool = True
-    """Whether nothing is owed now; a worker drops what it could not send."""
+    """Whether no residual is left now; a worker drops what it could not send."""
     rounds: Rounds | None = None
     """Of all steps from here on; they may come to a run that had none, never change or go."""
     next: ShardAssignment | None

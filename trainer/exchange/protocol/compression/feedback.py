@@ -43,7 +43,7 @@ class ErrorFeedback:
         return self.norm_of(range(len(self.residuals)))
 
     def norm_of(self, blocks: Iterable[int]) -> float:
-        """Return the L2 norm of what is owed in some blocks."""
+        """Return the L2 norm of the residuals of some blocks."""
         owed = [self.residuals[block] for block in blocks]
         return math.sqrt(math.fsum(float(np.dot(part, part)) for part in owed))
 
@@ -57,7 +57,7 @@ class ErrorFeedback:
 
         Args:
             values: `[n]` fp32; unchanged.
-            settle: send all that is owed; bf16's own rounding is dropped.
+            settle: send the residuals; bf16's own rounding is dropped.
             batch: as of `take`.
         """
         residual = self._add(block, values, batch)
@@ -75,7 +75,7 @@ class ErrorFeedback:
         return codec, encoded
 
     def take(self, block: int, values: Float32, batch: int = 0) -> Float32:
-        """Return all that is due of a block, for another sender to encode; nothing is owed then.
+        """Return all that is due of a block, for another sender to encode; no residual is left.
 
         Args:
             values: `[n]` fp32; unchanged.
@@ -88,7 +88,7 @@ class ErrorFeedback:
         return due
 
     def clear(self, blocks: Iterable[int] | None = None) -> None:
-        """Forget what is owed in some blocks; or in all, as a sender that has just joined."""
+        """Forget the residuals of some blocks; or in all, as a sender that has just joined."""
         if blocks is not None:
             for block in blocks:
                 self.residuals[block][...] = 0
@@ -99,7 +99,7 @@ class ErrorFeedback:
                 codec.restart()
 
     def _add(self, block: int, values: Float32, batch: int) -> Float32:
-        """Add to what is owed, and return it."""
+        """Add to the residual, and return it."""
         residual, before = self.residuals[block], self.batches[block]
         if batch and before and batch != before:
             np.multiply(residual, np.float32(batch / before), out=residual)
