@@ -17,6 +17,7 @@ import codecs
 import csv
 import gzip
 import io
+import logging
 import lzma
 import os
 import shutil
@@ -25,14 +26,17 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 from trainer.data import arrow, records
 from trainer.data.records import Problems, Record
 from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS
-from trainer.data.sources import RECORDS, TEXTS, find_data, kind_of
+from trainer.data.sources import RECORDS, TEXTS, DataFiles, choose_files, find_data, kind_of
 from trainer.system.errors import InputError
+
+log = logging.getLogger(__name__)
 
 HEAD_BYTES = 4096
 """Bytes that decide on the format; a shorter head is a whole file."""
@@ -251,14 +255,18 @@ def _read_zip(
     problems: Problems,
     nested: int,
 ) -> Iterator[Record]:
-    """Yield the records of the files in a ZIP archive, in the order of their names."""
+    """Yield the records of a ZIP archive: of its one file, or of those that a folder's data are."""
     with _seekable(stream) as whole, zipfile.ZipFile(whole) as archive:
         names = sorted(entry.filename for entry in archive.infolist() if not entry.is_dir())
         if "[Content_Types].xml" in names:
             raise InputError(f"{place}: is an office document; save its table as CSV in UTF-8")
-        for name in names:
-            if any(part.startswith((".", "__MACOSX")) for part in PurePath(name).parts):
-                continue
+        hidden = (".", "__MACOSX")
+        seen = [n for n in names if not any(p.startswith(hidden) for p in PurePath(n).parts)]
+        if len(seen) > 1:
+            found, left_out = choose_files(Path(place), seen)
+            _say(DataFiles([*map(Path, found)], left_out=left_out).note(Path(place)))
+            seen = found
+        for name in seen:
             try:
                 member = archive.open(name)
             except (RuntimeError, NotImplementedError) as error:  # encrypted, other methods
@@ -266,6 +274,12 @@ def _read_zip(
             with member:
                 inner = io.BufferedReader(_Unpacked(member.read), records.PIECE)
                 yield from _read(inner, f"{place}/{name}", name, columns, problems, nested + 1)
+
+
+@cache
+def _say(line: str | None) -> None:
+    """Log a line, once however often the data is read."""
+    log.info(line)
 
 
 @contextmanager

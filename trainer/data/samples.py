@@ -20,12 +20,20 @@ from trainer.data.records import Problems, Record
 from trainer.data.shapes import Sample, UnusedKeys, parse_sample
 from trainer.data.sources import find_data
 from trainer.data.values import BadLineError
+from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
 
 log = logging.getLogger(__name__)
 
 _PIECE = 1 << 20
+_OVERHEAD = 300
+"""Bytes of the objects around a sample's text and around each of its turns; rather too many."""
+_LATER = 400
+"""Bytes that a sample needs later: its digest, where repetitions are sought or some held out."""
+_LOOK = 16 << 20
+"""Bytes of samples after which the free memory is looked at again."""
+_SPARE = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -98,10 +106,37 @@ def read_file(
     unused = UnusedKeys(labels)
     with announced(f"reading {path}"):
         found = iterate(path, labels, unused, columns, prompts=prompts)
-        samples = [sample for _, sample in found]
+        samples = _held(path, (sample for _, sample in found))
     if not samples:
         raise InputError(f"{path}: holds no samples")
     return SampleFile(path, samples, unused.report(), labels and labels.kind)
+
+
+def _held(path: Path, found: Iterator[Sample]) -> list[Sample]:
+    """Return all samples of a file.
+
+    Raises:
+        InputError: they do not fit into the free memory; an allocation would end the process.
+    """
+    import psutil  # of the extras that train
+
+    samples: list[Sample] = []
+    unseen = 0
+    for sample in found:
+        samples.append(sample)
+        turns = sum(_OVERHEAD + len(turn.content) for turn in sample.messages)
+        unseen += _OVERHEAD + len(sample.prompt) + len(sample.text) + turns
+        if unseen < _LOOK:
+            continue
+        unseen = 0
+        free = free_memory(psutil.virtual_memory().available)
+        if free < _SPARE + _LATER * len(samples):
+            raise InputError(
+                f"{path}: does not fit into memory: {len(samples):,} samples are read, and"
+                f" {free >> 20:,} MiB are free; train on a part of it, or with fewer processes on"
+                " this machine"
+            )
+    return samples
 
 
 def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> blake3:

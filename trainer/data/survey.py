@@ -136,16 +136,21 @@ def class_lines(counts: dict[str, int]) -> Iterator[str]:
 
 def find_repetitions(samples: Sequence[Sample], validation: Sequence[Sample]) -> Repetitions:
     """Compare all samples of a run by their texts."""
-    labels_of: dict[bytes, set[int | None]] = {}
+    first: dict[bytes, int | None] = {}
+    again: dict[bytes, set[int | None]] = {}  # the labels of a text that occurs again
     duplicates = 0
     for sample in samples:
-        labels = labels_of.setdefault(sample.digest(), set())
+        digest = sample.digest()
+        if digest not in first:
+            first[digest] = sample.label
+            continue
+        labels = again.setdefault(digest, {first[digest]})
         duplicates += sample.label in labels
         labels.add(sample.label)
     return Repetitions(
         duplicates,
-        sum(len(labels) > 1 for labels in labels_of.values()),
-        sum(sample.digest() in labels_of for sample in validation),
+        sum(len(labels) > 1 for labels in again.values()),
+        sum(sample.digest() in first for sample in validation),
     )
 
 

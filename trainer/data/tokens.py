@@ -17,6 +17,11 @@ from trainer.data.shapes import Sample
 from trainer.data.soft_targets import SoftTargets
 from trainer.system.errors import InputError
 
+_KEPT = 256 << 20
+"""Bytes of encoded samples that are kept; more are encoded again whenever they are read."""
+_OVERHEAD = 400
+"""Bytes of the objects around a sample's tokens."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
@@ -42,17 +47,23 @@ class Dataset:
         self._file = file
         self._encoder = encoder
         self._max_seq_len = max_seq_len
-        self._rows: list[Sample | Encoded] = list(file.samples)
+        self._kept: dict[int, Encoded] = {}
+        self._room = _KEPT
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._file.samples)
 
     def __getitem__(self, index: int) -> Encoded:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        row = self._rows[index]
-        if isinstance(row, Sample):
-            row = self._rows[index] = self._encode(row)
+        row = self._kept.get(index)
+        if row is None:
+            row = self._encode(self._file.samples[index])
+            size = _OVERHEAD + row.input_ids.nbytes
+            size += 0 if isinstance(row.labels, int) else row.labels.nbytes
+            if size <= self._room:
+                self._room -= size
+                self._kept[index] = row
         return row
 
     def _encode(self, sample: Sample) -> Encoded:

@@ -375,3 +375,20 @@ def test_columns_are_named_by_the_config(tmp_path: Path, suffix: str) -> None:
         InputError, match=r"no key 'bdy' \(data\.columns\.input\); it has 'intent', "
     ):
         read_samples(path, "classify", 2, {**COLUMNS, "input": "bdy"})
+
+
+def test_an_archive_of_several_files_is_read_as_a_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is held out is not learned, nor a card beside the data."""
+    path = tmp_path / "set.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in ("train", "test"):
+            archive.writestr(f"set/{name}.jsonl", json.dumps({"text": name}) + "\n")
+        archive.writestr("set/README.md", "A card.\n")
+        archive.writestr("__MACOSX/set/._train.jsonl", b"\0")
+    caplog.set_level("INFO")
+    for _ in range(2):
+        assert [sample.text for sample in read_samples(path, "causal-lm")] == ["train"]
+    said = f"{path}: reads train.jsonl; leaves out: other files (1), split test (1)"
+    assert caplog.messages.count(said) == 1

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from trainer.data import tokens
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.records import DataError
 from trainer.data.shapes import Sample
@@ -176,3 +177,20 @@ def test_what_cannot_be_used_gives_one_line(tmp_path):
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match="not a usable tokenizer"):
         load_dataset(path, folder, "causal-lm", None, 8)
+
+
+def test_of_large_data_only_a_part_is_kept_encoded(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is encoded again, as the same tokens."""
+    model = tmp_path / "model"
+    byte_tokenizer(model)
+    data = write(tmp_path / "d.jsonl", *({"text": f"echo {number}"} for number in range(6)))
+    whole = load_dataset(data, model, "causal-lm", None, 16)
+    monkeypatch.setattr(tokens, "_KEPT", 3 * 500)
+    part = load_dataset(data, model, "causal-lm", None, 16)
+    for index in range(6):
+        assert np.array_equal(part[index].input_ids, whole[index].input_ids)
+        assert np.array_equal(part[index].labels, whole[index].labels)
+        assert (part[index] is part[index]) == (index < 3)
+        assert whole[index] is whole[index]

@@ -224,3 +224,31 @@ print(usable_cores(), usable_processors(), main_memory(), available_memory(), ro
     assert limit == 512 << 20
     assert 300 << 20 < free < 412 << 20
     assert 300 << 20 < room < 412 << 20
+
+
+def test_data_that_does_not_fit_is_refused_before_the_kernel_ends_the_process(
+    own_groups: list[Path], tmp_path: Path
+) -> None:
+    """The same file is read first, and then with little memory left."""
+    data = tmp_path / "d.jsonl"
+    data.write_text(f'{{"text": "{"x" * (1 << 20)}"}}\n' * 20)
+    program = f"""
+import os
+for folder in {[str(folder) for folder in own_groups]}:
+    with open(folder + "/cgroup.procs", "w") as file:
+        file.write(str(os.getpid()))
+from pathlib import Path
+from trainer.data.samples import read_file
+from trainer.system.errors import InputError
+print(len(read_file(Path({str(data)!r}), "causal-lm").samples))
+held = bytearray(440 << 20)
+try:
+    read_file(Path({str(data)!r}), "causal-lm")
+except InputError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert done[0] == "20"
+    assert done[1].startswith(f"{data}: does not fit into memory: 16 samples are read, and ")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import click.testing
 import pytest
 
 from launcher.plan.configuration import with_shared_checkpoints
@@ -16,6 +17,7 @@ from trainer.checkpoint.adapter import open_adapter
 from trainer.checkpoint.reader import read_progress
 from trainer.checkpoint.store import find_checkpoint
 from trainer.checkpoint.trained_model import load_trained
+from trainer.commands.merge import merge
 from trainer.config.run import RunConfig, load
 from trainer.run.composition import roles
 from trainer.run.composition import run as build
@@ -232,6 +234,10 @@ def test_another_base_of_the_same_shapes_is_another_run(model: Path, tmp_path: P
     for act in (partial(load_trained, adapter), lambda base: open_adapter(adapter, base)):
         with pytest.raises(InputError, match=f"was trained on another base than {drawn}"):
             act(str(drawn))
+    words = [str(tmp_path / "out"), "-o", str(tmp_path / "merged"), "--base", str(drawn)]
+    refused = click.testing.CliRunner().invoke(merge, words)
+    assert f"was trained on another base than {drawn}" in str(refused.exception)
+    assert not (tmp_path / "merged").exists()
     moved = tmp_path / "adapter"  # without the run's own record, as it is published
     moved.mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors"):
