@@ -164,9 +164,8 @@ def _merged(adapter: Adapter, run: dict[str, Any], max_seq_len: int | None) -> T
     hasher = blake3(weights_digest(adapter.base_dir).encode())
     for name in (ADAPTER_CONFIG, ADAPTER_FILE):
         hasher.update((adapter.path / name).read_bytes())
-    name = f"merged-{hasher.hexdigest()[:16]}"
     with announced(f"merging {adapter.path} into {adapter.base_dir}"):
-        folder = cached(name, lambda: merged_files(adapter, "F32"))
+        folder = cached("merged", hasher.hexdigest(), lambda: merged_files(adapter, "F32"))
     return _model(folder, run, max_seq_len)
 
 

@@ -17,7 +17,7 @@ def cache(clear: bool) -> None:
     """
     from trainer.system.storage import cache_folder
 
-    before = cache_folder.entries()
+    limit, before = cache_folder.cache_limit(), cache_folder.entries()
     kept = cache_folder.clear() if clear else before
     for entry in kept:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
@@ -28,5 +28,5 @@ def cache(clear: bool) -> None:
         size = sum(entry.size for entry in before) - size
     click.echo(
         f"{cache_folder.cache_root()}: {size / 1e6:,.1f} MB"
-        + (" removed" if clear else f" of at most {cache_folder.cache_limit() / 1e6:,.0f} MB")
+        + (" removed" if clear else f" of at most {limit / 1e6:,.0f} MB")
     )

@@ -59,7 +59,7 @@ def converted(path: Path) -> Path:
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     digest = hasher.update(f"\0{_VERSION}".encode()).hexdigest()
-    return cached(f"{path.stem}-{digest[:16]}", lambda: _files(path))
+    return cached(path.stem, digest, lambda: _files(path))
 
 
 def _files(path: Path) -> Files:

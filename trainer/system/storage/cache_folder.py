@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ DEFAULT_LIMIT = 64 * GIB
 Files = Mapping[str, Iterable[bytes | memoryview]]
 """The pieces of each file of a new entry, by name."""
 
+_DIGITS = 16
+_ENTRY = re.compile(rf".+-[0-9a-f]{{{_DIGITS}}}")
+"""The name of an entry: beside entries a user may have models of their own."""
 _HELD = ExitStack()  # never closed: an entry in use is held until the process ends
 _PINNED: set[Path] = set()
 
@@ -68,18 +72,19 @@ def cache_limit() -> int:
     return int(limit * GIB)
 
 
-def cached(name: str, make: Callable[[], Files]) -> Path:
+def cached(name: str, digest: str, make: Callable[[], Files]) -> Path:
     """Return the folder of an entry, intact and held until this process ends.
 
     Args:
-        name: with a digest of all that the content depends on.
+        name: what a person reads.
+        digest: in hex, of all that the content depends on.
         make: returns the files of a missing entry; one process at a time calls it.
 
     Raises:
         StorageError: the cache cannot be written; nothing is left of the entry.
     """
     limit, root = cache_limit(), cache_root()
-    path = root / name
+    path = root / f"{name}-{digest[:_DIGITS]}"
     if path in _PINNED or _hold(path):
         return path
     with _alone(root):
@@ -94,9 +99,19 @@ def cached(name: str, make: Callable[[], Files]) -> Path:
 
 
 def entries() -> list[Entry]:
-    """Return the entries of the cache, the last used first."""
-    found: list[Entry] = []
-    for path in cache_root().glob("[!.]*"):
+    """Return the entries of the cache, the last used first.
+
+    Raises:
+        StorageError: the cache is a file, or cannot be read.
+    """
+    root, found = cache_root(), list[Entry]()
+    try:
+        paths = list(root.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unusable(root, error) from None
+    for path in (path for path in paths if _ENTRY.fullmatch(path.name)):
         with suppress(OSError, StorageError):
             size = sum(record.size for record in read_manifest(path).values())
             found.append(Entry(path, size, path.stat().st_mtime))
@@ -109,9 +124,9 @@ def clear() -> list[Entry]:
     Raises:
         StorageError: an entry cannot be removed.
     """
-    root = cache_root()
-    if not root.is_dir():
+    if not entries():
         return []
+    root = cache_root()
     with _alone(root):
         sweep(Disk(), root)
         return [entry for entry in entries() if not _removed(entry)]
@@ -148,6 +163,11 @@ def _removed(entry: Entry) -> bool:
         raise StorageError(f"{entry.path}: cannot be removed: {error.strerror}") from None
 
 
+def _unusable(root: Path, error: OSError) -> StorageError:
+    reason = "is a file" if root.is_file() else f"cannot be used: {error.strerror}"
+    return StorageError(f"{root}: the cache {reason}; set MOTLEY_CACHE to a folder to write to")
+
+
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """Wait until no other process changes the cache, and keep it so."""
@@ -155,10 +175,7 @@ def _alone(root: Path) -> Iterator[None]:
         root.mkdir(parents=True, exist_ok=True)
         lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise StorageError(
-            f"{root}: the cache cannot be written: {error.strerror}; set MOTLEY_CACHE to a folder"
-            " that can"
-        ) from None
+        raise _unusable(root, error) from None
     try:
         with announced(f"waiting for another process that fills {root}"), suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)  # a file system without locks has one writer

@@ -14,13 +14,18 @@ from trainer.cli import trainer
 from trainer.system.errors import InputError, StorageError
 from trainer.system.storage import cache_folder
 from trainer.system.storage.cache_folder import cached, entries
+from trainer.system.storage.new_folder import write_new
 
 ELSEWHERE = """
 import sys
 from trainer.system.storage.cache_folder import cached
-print(cached(sys.argv[1], lambda: {"file": [b"x" * 1000]}), flush=True)
+print(cached(*sys.argv[1].split("-"), lambda: {"file": [b"x" * 1000]}), flush=True)
 sys.stdin.read()
 """
+
+
+SAME = "0123456789abcdef"
+A, B, C, D = (f"{name}-{SAME}" for name in "abcd")
 
 
 @pytest.fixture(autouse=True)
@@ -42,42 +47,42 @@ def names() -> set[str]:
 
 
 def test_an_entry_is_made_once_and_again_after_damage(root: Path) -> None:
-    made_elsewhere("a")
-    assert cached("a", lambda: pytest.fail("it is there")) == root / "a"
-    made_elsewhere("b")
-    (root / "b" / "file").write_bytes(b"y" * 1000)
-    assert (cached("b", lambda: {"file": [b"new"]}) / "file").read_bytes() == b"new"
+    made_elsewhere(A)
+    assert cached("a", SAME, lambda: pytest.fail("it is there")) == root / A
+    made_elsewhere(B)
+    (root / B / "file").write_bytes(b"y" * 1000)
+    assert (cached("b", SAME, lambda: {"file": [b"new"]}) / "file").read_bytes() == b"new"
 
 
 def test_the_least_recently_used_go_but_none_in_use(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_elsewhere("a", "b", "c")
+    made_elsewhere(A, B, C)
     with subprocess.Popen(
-        [sys.executable, "-c", ELSEWHERE, "a"],
+        [sys.executable, "-c", ELSEWHERE, A],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as holder:
         assert holder.stdout is not None
-        assert holder.stdout.readline().strip() == str(root / "a")
-        os.utime(root / "a", (0, 0))
+        assert holder.stdout.readline().strip() == str(root / A)
+        os.utime(root / A, (0, 0))
         monkeypatch.setenv("MOTLEY_CACHE_GIB", str(2500 / cache_folder.GIB))
-        cached("d", lambda: {"file": [b"z" * 1000]})
-        assert names() == {"a", "d"}
+        cached("d", SAME, lambda: {"file": [b"z" * 1000]})
+        assert names() == {A, D}
         shown = CliRunner().invoke(trainer, ["cache", "--clear"])
         assert "in use" in shown.output
-        assert names() == {"a", "d"}
+        assert names() == {A, D}
         holder.communicate("")
     left = CliRunner().invoke(trainer, ["cache", "--clear"])
     assert "0.0 MB removed" in left.output
-    assert names() == {"d"}  # this process holds it
+    assert names() == {D}  # this process holds it
 
 
 def test_the_command_shows_what_there_is(root: Path) -> None:
-    made_elsewhere("a")
+    made_elsewhere(A)
     shown = CliRunner().invoke(trainer, ["cache"])
-    assert f"{root / 'a'}\n{root}: 0.0 MB of at most 68,719 MB\n" in shown.output
+    assert f"{root / A}\n{root}: 0.0 MB of at most 68,719 MB\n" in shown.output
     cleared = CliRunner().invoke(trainer, ["cache", "--clear"])
     assert cleared.output == f"{root}: 0.0 MB removed\n"
     assert names() == set()
@@ -87,10 +92,31 @@ def test_the_command_shows_what_there_is(root: Path) -> None:
 def test_a_limit_is_a_number(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setenv("MOTLEY_CACHE_GIB", limit)
     with pytest.raises(InputError, match="give the limit in GiB, such as 64"):
-        cached("a", lambda: {"file": [b""]})
+        cached("a", SAME, lambda: {"file": [b""]})
 
 
-def test_a_cache_that_cannot_be_made_is_named(root: Path) -> None:
+@pytest.mark.parametrize("below", [".", "folder"])
+def test_a_cache_that_cannot_be_made_is_named(
+    root: Path, below: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root.write_text("a file")
-    with pytest.raises(StorageError, match=r"cache: .*; set MOTLEY_CACHE to a folder"):
-        cached("a", lambda: {"file": [b""]})
+    monkeypatch.setenv("MOTLEY_CACHE", str(root / below))
+    for use in (lambda: cached("a", SAME, lambda: {"file": [b""]}), entries, cache_folder.clear):
+        with pytest.raises(StorageError, match=r"cache.*: the cache .*; set MOTLEY_CACHE to a fo"):
+            use()
+
+
+def test_a_users_own_models_and_checkpoints_are_none_of_the_cache(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [root / "model", root / "step-000003", root / "latest"]
+    for folder in own:
+        write_new(folder, {"model.safetensors": [b"x" * 1000]})
+    made_elsewhere(A)
+    assert names() == {A}
+    monkeypatch.setenv("MOTLEY_CACHE_GIB", "0")
+    cached("b", SAME, lambda: {"file": [b"z" * 1000]})
+    cleared = CliRunner().invoke(trainer, ["cache", "--clear"])
+    assert cleared.exit_code == 0
+    assert names() == {B}  # this process holds it
+    assert all((folder / "model.safetensors").is_file() for folder in own)

@@ -52,7 +52,7 @@ def quantized(
     dtype = "bfloat16" if through_bf16 else "float32"
     metadata = {"source": model_digest(model_dir), "dtype": dtype}
     header = _header(metadata, tensors)
-    name = f"{model_dir.name}-nf4-{dtype}-{blake3(header).hexdigest()[:16]}"
+    name = f"{model_dir.name}-nf4-{dtype}"
 
     def files() -> dict[str, Iterator[bytes | memoryview]]:
         log.info("quantising %d tensors of %s, once on this machine", len(tensors), model_dir)
@@ -60,7 +60,7 @@ def quantized(
 
     try:
         with announced(f"reading the quantised weights of {model_dir}"):
-            folder = cached(name, files)
+            folder = cached(name, blake3(header).hexdigest(), files)
     except StorageError as error:
         log.warning("%s; quantised for this run only", error)
     else:
