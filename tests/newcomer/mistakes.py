@@ -134,6 +134,8 @@ MISTAKES = (
             ("--set training.batch_size=", "on", ("training.batch_size", "a number")),
             ("--set training.seed=", "123456789012345678901", ("training.seed", "at most")),
             ("--set lora.lora_rank=", "100000", ("lora.lora_rank", "32")),
+            ("--epochs ", "1000000000000", ("training.epochs", "less than or equal")),
+            ("--set exchange.lost_after=", "1e18", ("exchange.lost_after", "less than or equal")),
             ("--threads ", "5000", ("--threads", "this host has")),
         )
     ),
@@ -175,6 +177,9 @@ MISTAKES = (
             ("launch cluster up -c run.yaml", ("--config",)),
             ("launch cluster up -f run.yaml", ("--config",)),
             ("launch logs -n 20", ("--tail",)),
+            ("launch status -f", ("--watch",)),
+            ("launch cluster up --follow", ("--wait",)),
+            ("trainer distill teacher model --data text.jsonl -o x", ("--out",)),
             ("trainer finetune model --bf16", ("training.precision=bf16",)),
             ("trainer finetune model --report-to none", ("metrics.jsonl",)),
             ("trainer finetune model --resume_from_checkpoint x", ("the same -o",)),

@@ -81,7 +81,7 @@ class ParallelConfig(Section):
     sequence: bool = False
     """Between the linears, the processes of `tensor` share the tokens of a row too."""
     pipeline: PipelineConfig = PipelineConfig()
-    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    timeout: Annotated[float, Field(gt=0, le=1e9)] = 600.0
     """Seconds that a process waits in a collective for the others before it ends, and names them;
     one that saves or loads keeps the others waiting."""
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trainer.config.section import Section
+from trainer.config.training import Steps
 from trainer.system.errors import InputError
 
 FEWEST_ROUNDS = 20
@@ -19,11 +20,11 @@ class RoundSettings(Section):
     schedule: Literal["steps", "rounds", "auto"] = "steps"
     """`steps` exchanges gradients at every step, `rounds` weights after `inner_steps` of them,
     `auto` begins with steps and goes over to rounds if no lossless codec hides the exchange."""
-    inner_steps: Annotated[int, Field(gt=0)] = 20
+    inner_steps: Steps = 20
     """Steps of a round, of a worker of mean speed; a faster one does more, a slower one fewer."""
     rounds_after: Annotated[int, Field(ge=0)] = 0
     """Ordinary steps before the first round (post-local SGD, arXiv:1808.07217)."""
-    outer_learning_rate: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    outer_learning_rate: float = Field(default=1.0, gt=0, le=10)
     outer_momentum: float = Field(default=0.0, ge=0, lt=1)
     """Nesterov's; 0 with an outer learning rate of 1 is the mean of all workers' weights. DiLoCo's
     own are 0.7 and 0.9, for long runs: fine-tunes of some hundred steps lose far more with them."""

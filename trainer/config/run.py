@@ -91,7 +91,7 @@ class LoraSettings(Section):
     """Low-rank adapters (arXiv:2106.09685)."""
 
     lora_rank: Positive = 16
-    lora_alpha: Positive = 32
+    lora_alpha: int = Field(default=32, gt=0, le=1_000_000)
     target_modules: tuple[Annotated[str, Field(pattern=r"^[\w.]+$")], ...] | None = Field(
         default=None, min_length=1
     )
@@ -152,7 +152,7 @@ class DistillationConfig(Section):
     """Weight of the divergence; 0 is only cross-entropy."""
     alpha_final: float | None = Field(default=None, ge=0, le=1)
     """Alpha at the last step, approached linearly; null keeps alpha constant."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0, le=1000)
     divergence: Divergence = "forward"
     """KL(teacher || student), KL(student || teacher), or their mean around the mixture."""
 
@@ -160,15 +160,15 @@ class DistillationConfig(Section):
 class OptimizerConfig(Section):
     """AdamW (arXiv:1711.05101) with linear warmup and cosine decay."""
 
-    learning_rate: float = Field(default=1e-4, gt=0)
+    learning_rate: float = Field(default=1e-4, gt=0, le=10)
     warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
     """Share of all steps with a rising learning rate."""
     final_ratio: float = Field(default=0.1, ge=0, le=1)
     """The learning rate at the last step, as a share of the peak."""
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: float = Field(default=0.01, ge=0, le=100)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
-    epsilon: float = Field(default=1e-8, gt=0)
+    epsilon: float = Field(default=1e-8, gt=0, le=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Global norm above which the gradient is scaled down."""
 
@@ -188,11 +188,11 @@ class ExchangeConfig(TopologySettings):
     """`measured` balances by speed, `equal` keeps the split plan fixed, a list weighs ranks."""
     hash_every: Positive = 10
     """Steps between proofs that all workers hold the same weights."""
-    heartbeat: float = Field(default=0.5, gt=0)
-    lost_after: float = Field(default=3.0, gt=0)
-    step_deadline: float = Field(default=5.0, gt=0)
+    heartbeat: float = Field(default=0.5, ge=0.001, le=1e9)
+    lost_after: float = Field(default=3.0, gt=0, le=1e9)
+    step_deadline: float = Field(default=5.0, gt=0, le=1e9)
     """Least deadline of a step; the effective one is max(3 x p95, this)."""
-    join_deadline: float = Field(default=120.0, gt=0)
+    join_deadline: float = Field(default=120.0, gt=0, le=1e9)
     alarm_factor: float = Field(default=10.0, gt=1, allow_inf_nan=False)
     """How many times the largest of the last norms a contribution's may be, else an outlier."""
     outliers: Literal["report", "halt"] = "report"

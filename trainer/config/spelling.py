@@ -18,6 +18,7 @@ FAMILIAR = {
     "dataset": "train",
     "device": "gpu_backend",
     "eval_steps": "evaluate_every",
+    "follow": "watch",
     "grad_clip": "max_grad_norm",
     "load_in_4bit": "quantization",
     "lora_r": "lora_rank",
@@ -30,6 +31,7 @@ FAMILIAR = {
     "num_epochs": "epochs",
     "num_labels": "num_classes",
     "num_train_epochs": "epochs",
+    "o": "output",
     "out": "output",
     "output_dir": "output",
     "per_device_train_batch_size": "batch_size",
@@ -45,8 +47,8 @@ FAMILIAR = {
     "workers": "expect_workers",
 }
 """Names in other trainers (PEFT, Transformers, axolotl) and short ones, with ours."""
-_FLAGS = {"train": "data", "path": "model"}
-"""Settings whose option has another name."""
+_FLAGS = {"train": "data", "path": "model", "output": "out", "f": "watch", "watch": "wait"}
+"""Names whose option has another name in some commands."""
 
 
 def nearest_key(name: str, keys: Sequence[str]) -> str | None:
@@ -62,8 +64,9 @@ def nearest_option(name: str, options: Iterable[str], keys: Sequence[str]) -> st
     `keys` are those that the command takes with `--set`; `--set KEY=VALUE` is an answer too.
     """
     by_name = {_plain(option): option for option in options if option.startswith("--")}
-    wanted = FAMILIAR.get(_plain(name), _plain(name))
-    for known in (wanted, _FLAGS.get(wanted, wanted)):
+    typed = _plain(name)
+    wanted = FAMILIAR.get(typed, typed)
+    for known in (wanted, _FLAGS.get(wanted), _FLAGS.get(typed)):
         if known in by_name:
             return by_name[known]
     key = _same_leaf(wanted, keys)

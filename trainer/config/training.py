@@ -9,18 +9,21 @@ from pydantic import Field, field_validator
 from trainer.config.section import Section
 
 Positive = Annotated[int, Field(gt=0)]
+Steps = Annotated[int, Field(gt=0, le=1_000_000_000)]
+"""At most what no run reaches: a number that was typed with the keyboard stuck is refused."""
+Samples = Annotated[int, Field(gt=0, le=1_000_000)]
 Precision = Literal["fp32", "bf16", "fp16"]
 
 
 class TrainingConfig(Section):
     """Duration, batches, precision and memory of a step."""
 
-    epochs: Positive = 1
-    max_steps: Positive | None = None
+    epochs: int = Field(default=1, gt=0, le=1_000_000)
+    max_steps: Steps | None = None
     """Number of steps, over as many epochs as they take; null: `epochs` decides."""
-    batch_size: Positive = 16
+    batch_size: Samples = 16
     """Samples in one step, over all workers together."""
-    micro_batch_size: Positive | Literal["auto"] = "auto"
+    micro_batch_size: Samples | Literal["auto"] = "auto"
     """Samples in one forward; `auto` finds the largest that fits the device."""
     pack: bool = False
     """Put several short samples of a causal-lm run into one row instead of padding each."""

@@ -126,7 +126,12 @@ def read_inputs(
             lines = survey(train_file, validation_file, encoder, length, config.classes)
         for line in (*encoder.unused, *lines):
             tell(line)
-        plan = inputs.plan
+        plan, batch = inputs.plan, config.training.batch_size
+        if batch > inputs.samples:
+            tell(
+                f"training.batch_size {batch:,}: a step has all {inputs.samples:,} samples, and"
+                " is an epoch"
+            )
         if plan.total_inner > plan.batches_per_epoch * plan.epochs:
             epochs = plan.total_inner / plan.batches_per_epoch
             tell(

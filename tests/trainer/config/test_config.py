@@ -40,6 +40,23 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
         ({"exchange.shares": "fast"}, "exchange.shares: input should be 'measured' or 'equal', or"),
         ({"training.micro_batch_size": "all"}, "training.micro_batch_size: "),
         ({"training": 3}, "training: a mapping of settings is needed (epochs, "),
+        ({"training.epochs": 10**12}, "training.epochs: input should be less than or equal to"),
+        (
+            {"training.max_steps": 10**15},
+            "training.max_steps: input should be less than or equal to",
+        ),
+        (
+            {"training.batch_size": 10**9},
+            "training.batch_size: input should be less than or equal to",
+        ),
+        ({"lora.lora_alpha": 10**12}, "lora.lora_alpha: input should be less than or equal to"),
+        ({"optimizer.learning_rate": 1e30}, "optimizer.learning_rate: input should be less than"),
+        ({"exchange.lost_after": 1e18}, "exchange.lost_after: input should be less than or equal"),
+        ({"exchange.heartbeat": 1e-12}, "exchange.heartbeat: input should be greater than or eq"),
+        (
+            {"exchange.inner_steps": 10**12},
+            "exchange.inner_steps: input should be less than or equal",
+        ),
         ({"training.max_steps": True}, "training.max_steps: a number is needed; YAML reads yes"),
         ({"optimizer.beta1": False}, "optimizer.beta1: a number is needed"),
         ({"exchange.shares": [True, 1]}, "exchange.shares: a number is needed"),
