@@ -49,6 +49,8 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
             source = click.get_current_context().get_parameter_source("inventory")
             if source is ParameterSource.COMMANDLINE:
                 raise ConfigError("give --inventory or --nodes, not both")
+            if not nodes.strip(" ,"):
+                raise ConfigError("--nodes names no hosts; give some, such as --nodes pc,laptop")
             inventory = Path(f"{nodes},")
 
         start = Start(limit, extra_vars, expect_workers)
@@ -108,7 +110,7 @@ inventory_options = together(
     click.option(
         "--expect-workers",
         "-n",
-        type=click.IntRange(min=1),
+        type=click.IntRange(1, 1024),
         help="Number of workers; by default one per device.",
     ),
     _on_cluster,

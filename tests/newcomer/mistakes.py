@@ -114,6 +114,8 @@ MISTAKES = (
     ),
     Mistake("a preset mistyped", "trainer finetune --config quickstrat", ("quickstart",)),
     Mistake("nothing runs", "launch logs worker-0", ("no run",)),
+    Mistake("no nodes", "launch cluster up --nodes ,", ("--nodes names no hosts",)),
+    Mistake("a thousand hundred workers", "launch cluster up -n 100000 --dry-run", ("1024",)),
     Mistake("no such inventory", "launch status --inventory nowhere.yml", ("nowhere.yml",)),
     Mistake("a generate without a model", "trainer generate nowhere --prompt x", ("nowhere",)),
     Mistake("a chat without a model", "trainer chat nowhere", ("nowhere",)),
