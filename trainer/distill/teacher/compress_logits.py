@@ -95,7 +95,7 @@ class Scorer:
         """
         assert logits.shape[1] == self._vocab_size, f"{logits.shape} is not (N, {self._vocab_size})"
         assert uniforms.shape == (len(logits), self.draws)
-        points = torch.from_numpy(uniforms).to(logits.device)
+        points = torch.from_numpy(uniforms).to(logits.device, non_blocking=True)
         step = len(self._whole[0])
         parts = [
             self._score(logits[first : first + step], points[first : first + step])

@@ -61,9 +61,11 @@ class TeacherModel:
         for row, tokens in enumerate(batch):
             ids[row, : len(tokens)] = torch.from_numpy(tokens)
         # Causal attention ignores the right, so padding there needs no mask.
-        is_read = (torch.arange(ids.shape[1]) < lengths[:, None] - 1).to(self.device)
-        hidden = self._backbone(ids.to(self.device))
-        for part in hidden[is_read].split(self.rows):
+        # Found here: the host would wait for a device that finds them.
+        is_read = (torch.arange(ids.shape[1]) < lengths[:, None] - 1).nonzero(as_tuple=True)
+        rows, places = (index.to(self.device, non_blocking=True) for index in is_read)
+        hidden = self._backbone(ids.to(self.device, non_blocking=True))
+        for part in hidden[rows, places].split(self.rows):
             yield self._head(part)
 
     @property

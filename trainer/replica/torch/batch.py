@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -132,6 +132,17 @@ def _are_all(ids: Tensor, counts: NDArray[np.int64], vocabulary: int) -> bool:
     return torch.equal(ids.view(-1, vocabulary), every.expand(len(counts), -1))
 
 
+class Targets(NamedTuple):
+    """The N target tokens of a batch."""
+
+    rows: Tensor
+    """int64 `[N]`"""
+    places: Tensor
+    """int64 `[N]`, of the token before the target, which predicts it."""
+    wanted: Tensor
+    """int64 `[N]` token ids."""
+
+
 @dataclass(frozen=True)
 class MicroBatch:
     """Rows of one forward: one sample each, or several."""
@@ -141,20 +152,29 @@ class MicroBatch:
     lengths: Tensor
     """int64 `[B]`, tokens without padding."""
     labels: Tensor
-    """int64 `[B]` classes, or `[B, T]` unshifted targets with `IGNORED`."""
+    """int64 `[B]` classes, or `[B, T]` unshifted targets with `IGNORED`, which stay on the host."""
     positions: Tensor | None = None
     """int64 `[B, T]`, each token's place in its sample, if rows hold several."""
     soft: SoftRows | None = None
     """Of the target tokens, row by row."""
+    targets: Targets | None = None
+    """Of a language model, on the device; `to` finds them."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        """Return the same on another device."""
+        """Return the same on another device, for which the host does not wait."""
+        classes = self.labels.ndim == 1
+        targets = None
+        if not classes:  # here, since the host would wait for a device that finds them
+            rows, places = (self.labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
+            found = rows, places, self.labels[rows, places + 1]
+            targets = Targets(*(part.to(device, non_blocking=True) for part in found))
         return MicroBatch(
             self.input_ids.to(device, non_blocking=True),
             self.lengths.to(device, non_blocking=True),
-            self.labels.to(device, non_blocking=True),
+            self.labels.to(device, non_blocking=True) if classes else self.labels,
             None if self.positions is None else self.positions.to(device, non_blocking=True),
             self.soft.pinned() if self.soft and device.type == "cuda" else self.soft,
+            targets,
         )
 
 

@@ -139,13 +139,14 @@ class TorchGenerator:
         ids = torch.zeros((len(prompts), int(lengths.max())), dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
+        lengths, ids = (part.to(self._device, non_blocking=True) for part in (lengths, ids))
         run = self._backbone(lengths, ids.shape[1] + max_new_tokens)
-        last = torch.arange(len(prompts)), lengths.to(self._device) - 1
+        last = torch.arange(len(prompts), device=self._device), lengths - 1
         with self._autocast:
-            hidden = run(ids.to(self._device)).last_hidden_state[last]
-            places = lengths[:, None].to(self._device)
+            hidden = run(ids).last_hidden_state[last]
+            places = lengths[:, None]
             while (tokens := batch.choose(self._head(hidden).float().cpu().numpy())) is not None:
-                new = torch.from_numpy(tokens)[:, None].to(self._device)
+                new = torch.from_numpy(tokens)[:, None].to(self._device, non_blocking=True)
                 hidden = run(new, position_ids=places).last_hidden_state[:, 0]
                 places = places + 1
 
@@ -153,7 +154,7 @@ class TorchGenerator:
         """Return what takes prompts `[B, T]`, then a token a row at its place, both `[B, 1]`."""
         if isinstance(self._model, Decoder):
             return partial(self._model.model, cache=Cache(slots))
-        return _Published(backbone(self._model), lengths.to(self._device))
+        return _Published(backbone(self._model), lengths)
 
 
 class _Published:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,17 +13,6 @@ from trainer.model.families import PLAIN, Logits
 from trainer.replica.torch.batch import IGNORED, MicroBatch
 from trainer.replica.torch.kd_loss import KDWeights, Sums, token_losses
 from trainer.replica.torch.model import backbone
-
-
-class Targets(NamedTuple):
-    """The N target tokens of a batch."""
-
-    rows: Tensor
-    """int64 `[N]`"""
-    places: Tensor
-    """int64 `[N]`, of the token before the target, which predicts it."""
-    wanted: Tensor
-    """int64 `[N]` token ids."""
 
 
 def classify(model: Any, batch: MicroBatch, autocast: torch.autocast) -> tuple[Tensor, Tensor]:
@@ -45,6 +34,16 @@ def class_loss(hidden: Tensor, score: nn.Module, batch: MicroBatch) -> tuple[Ten
     return F.cross_entropy(logits, batch.labels, reduction="sum"), logits
 
 
+def count_cells(cells: Tensor, labels: Tensor, logits: Tensor) -> None:
+    """Add predictions `[B, C]` to a confusion `[C * C]`, by label and then by prediction.
+
+    Not by `bincount`, for whose result the host waits.
+    """
+    counts = labels != IGNORED
+    cell = (labels * logits.shape[1] + logits.argmax(-1)) * counts
+    cells.scatter_add_(0, cell, counts.long())
+
+
 def language(
     model: Any,
     batch: MicroBatch,
@@ -60,20 +59,14 @@ def language(
         losses: computes them from hidden states and the head.
         shape: what becomes of their product.
     """
-    targets = targets_of(batch)  # before the forward: this makes the host wait for the device
+    targets = batch.targets
+    assert targets is not None, "`MicroBatch.to` finds them"
     soft = None if mix is None else batch.soft
     with autocast:
         hidden = _hidden(model, batch)[targets.rows, targets.places]  # the head runs on these alone
         more = {} if shape == PLAIN else {"shape": shape}  # other `losses` have none
         found = losses(hidden, model.lm_head.weight, targets.wanted, soft, mix, **more)
     return found, len(targets.wanted)
-
-
-def targets_of(batch: MicroBatch) -> Targets:
-    """Return the target tokens of a language model's batch."""
-    targets = batch.labels[:, 1:]
-    rows, places = (targets != IGNORED).nonzero(as_tuple=True)
-    return Targets(rows, places, targets[rows, places])
 
 
 def _hidden(model: Any, batch: MicroBatch) -> Tensor:

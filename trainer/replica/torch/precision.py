@@ -64,11 +64,8 @@ class LossScale:
                 device.type, first, enabled=self.on, process_group=ranks
             )
         self._scaler.scale(torch.zeros((), device=device))  # it makes its state at the first use
-
-    @property
-    def value(self) -> float:
+        self.value = self._scaler.get_scale()
         """What to multiply the loss by before backward."""
-        return self._scaler.get_scale()
 
     def settle(self, gradients: Sequence[Tensor], loss: Tensor) -> bool:
         """Unscale gradients in place, and return whether they are to be used.
@@ -89,6 +86,7 @@ class LossScale:
             holder.grad = part
         self._scaler.unscale_(torch.optim.SGD(holders))
         self._scaler.update()
+        self.value = self._scaler.get_scale()  # the host waits for it
         finite = torch.isfinite(loss).all().float()
         if self._ranks is not None:
             dist.all_reduce(finite, dist.ReduceOp.MIN, self._ranks)

@@ -137,7 +137,7 @@ class TorchReplica:
         assert flat.dtype == np.float32, f"weights are fp32, got {flat.dtype}"
         assert flat.shape == (self.layout.size,), f"{flat.shape} is not ({self.layout.size},)"
         with torch.no_grad():
-            self._weights.copy_(torch.tensor(flat))
+            self._weights.copy_(torch.tensor(flat), non_blocking=True)
 
     @property
     def weights(self) -> Tensor:
@@ -236,7 +236,7 @@ class TorchReplica:
 
     def _score(self, batch: Sequence[Encoded]) -> EvalResult:
         classes = self._config.num_classes
-        cells = torch.zeros((classes or 0) ** 2, dtype=torch.int64)
+        cells = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=self._device)
         sums = torch.zeros(3, dtype=torch.float64, device=self._device)
         weight = 0
         for micro, _ in self._micro_batches(batch, None):
@@ -244,8 +244,7 @@ class TorchReplica:
             sums += torch.stack(found)
             weight += count
             if classes is not None and logits is not None:
-                cell = (micro.labels * classes + logits.argmax(-1)).cpu()
-                cells += torch.bincount(cell, minlength=classes**2)
+                objective.count_cells(cells, micro.labels, logits)
         confusion = None if classes is None else cells.view(classes, classes).tolist()
         return EvalResult(float(sums[1]), weight, confusion)
 

@@ -102,7 +102,6 @@ class Pipeline:
         self._schedule: Any = None
         self._shape = (0, 0)
         self._micros: list[MicroBatch] = []
-        self._targets: list[objective.Targets | None] = []
         self._scale = 1.0
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._cells = torch.zeros((config.num_classes or 0) ** 2, dtype=torch.int64, device=device)
@@ -156,25 +155,19 @@ class Pipeline:
     def _run(self, batch: MicroBatch, scale: float | None) -> None:
         """Run the schedule; without a scale forward alone."""
         if self._stages[-1].number == self._count - 1:
-            parts = list(_split(batch, self._microbatches))
+            parts = _split(batch, self._microbatches)
             self._micros = [part.to(self._device) for part in parts]
-            # Before the forward: on the device this would make the host wait.
-            self._targets = [self._targets_of(part) for part in parts]
         self._scale = scale or 0.0
         rows, columns = batch.input_ids.shape
         schedule = self._schedule_for((rows // self._microbatches, columns))
-        ids = (batch.input_ids.to(self._device),) if self._stages[0].number == 0 else ()
+        ids = ()
+        if self._stages[0].number == 0:
+            ids = (batch.input_ids.to(self._device, non_blocking=True),)
         named = {}
         if batch.positions is not None:
-            named["position_ids"] = batch.positions.to(self._device)
+            named["position_ids"] = batch.positions.to(self._device, non_blocking=True)
         run = schedule.eval if scale is None else schedule.step
         run(*ids, target=torch.arange(self._microbatches), return_outputs=False, **named)
-
-    def _targets_of(self, micro: MicroBatch) -> objective.Targets | None:
-        if micro.labels.ndim == 1:
-            return None
-        found = objective.targets_of(micro)
-        return objective.Targets(*(part.to(self._device, non_blocking=True) for part in found))
 
     def _loss(self, hidden: Tensor, number: Tensor) -> Tensor:
         """Add a micro-batch's losses up, and return what has their gradient to `hidden`.
@@ -184,11 +177,13 @@ class Pipeline:
         """
         trains = torch.is_grad_enabled()
         leaf = hidden.detach().requires_grad_(trains)
-        micro, targets = self._micros[int(number)], self._targets[int(number)]
+        micro = self._micros[int(number)]
+        targets = micro.targets
         part = self._stages[-1].part
         if targets is None:
             loss, logits = objective.class_loss(leaf, part.score, micro)
-            self._count_cells(micro.labels, logits)
+            if not trains:
+                objective.count_cells(self._cells, micro.labels, logits)
         else:
             with self._autocast:
                 needed = leaf[targets.rows, targets.places]
@@ -199,12 +194,6 @@ class Pipeline:
         (loss * self._scale).backward()
         assert leaf.grad is not None
         return (hidden * leaf.grad).sum()
-
-    def _count_cells(self, labels: Tensor, logits: Tensor) -> None:
-        real = labels != IGNORED
-        classes = logits.shape[1]
-        cell = labels[real] * classes + logits.argmax(-1)[real]
-        self._cells += torch.bincount(cell, minlength=classes**2)
 
     def _schedule_for(self, shape: tuple[int, int]) -> Any:
         """Return the schedule for micro-batches `[B, T]`: a new one if the shape has changed."""

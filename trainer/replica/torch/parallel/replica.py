@@ -25,6 +25,7 @@ from trainer.model.safetensors_headers import read_headers
 from trainer.planning.replica import BUSY_TOKENS, CPU_TOKENS
 from trainer.replica.base import EvalResult, StepResult
 from trainer.replica.microbatch import Limit, pack, split
+from trainer.replica.torch import objective
 from trainer.replica.torch.batch import IGNORED, MicroBatch, collate
 from trainer.replica.torch.model import trainable_parameters
 from trainer.replica.torch.parallel import flat
@@ -137,7 +138,7 @@ class ParallelReplica:
             mine = [flat.local(part) for part in gradients if part is not None]
             if self._scale.settle(mine, loss_sum):
                 break
-        tokens = loss_sum.new_tensor(sum(len(sample.input_ids) for sample in batch))
+        tokens = loss_sum.new_full((), sum(len(sample.input_ids) for sample in batch))
         sums = torch.stack([loss_sum, tokens])
         dist.all_reduce(sums, group=self._mesh.get_group("data"))
         total, count = sums.tolist()
@@ -225,17 +226,17 @@ class ParallelReplica:
                 micro = micro.to(self._device)
                 loss, logits = self._module(micro)
                 loss_sum += loss
-                if classes is not None and number < len(micros):
-                    cell = micro.labels * classes + logits.argmax(-1)
-                    cells += torch.bincount(cell, minlength=classes**2)
+                if classes is not None:
+                    objective.count_cells(cells, micro.labels, logits)
         return loss_sum, cells
 
     def _agree(self, weight: int, rounds: int) -> tuple[int, int]:
         """Return the sum of all copies' weights and the most rounds of any."""
-        mine = torch.tensor([weight, rounds], device=self._device)
+        mine = torch.tensor([weight, rounds]).to(self._device, non_blocking=True)
         every = mine.new_empty(2 * self.copies)
         dist.all_gather_single(every, mine, group=self._mesh.get_group("data"))
-        return int(every[::2].sum()), int(every[1::2].max())
+        counts = every.tolist()
+        return sum(counts[::2]), max(counts[1::2])
 
     def _reducing(self, last: bool) -> AbstractContextManager[None]:
         """Let DDP reduce gradients in the last backward of a step alone.
