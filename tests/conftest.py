@@ -42,6 +42,7 @@ MakeConfig = Callable[..., "RunConfig"]
 EXPECTED_SKIPS = (
     r"needs root\b",
     r"no CUDA device\b",
+    r"this torch has CUDA of its own$",
     r"no Vulkan device\b",
     r"this device has no subgroups of 8\b",
     r"no network namespaces\b",

@@ -67,9 +67,13 @@ class RankError(AssertionError):
 
 
 class Ranks:
-    """The parent and its worlds; ends with the process that made it, or at `close`."""
+    """The parent and its worlds; ends with the process that made it, or at `close`.
 
-    def __init__(self) -> None:
+    Args:
+        environment: the parent's, over this process's.
+    """
+
+    def __init__(self, **environment: str) -> None:
         self._socket, theirs = socket.socketpair()
         self._lines = self._socket.makefile("rb")
         with theirs:
@@ -78,7 +82,7 @@ class Ranks:
                 cwd=ROOT,
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, **_ENVIRONMENT},
+                env={**os.environ, **_ENVIRONMENT, **environment},
                 start_new_session=True,
             )
 

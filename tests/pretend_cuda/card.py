@@ -1,0 +1,350 @@
+"""A CUDA device of which torch is made to believe that it is there: `with inserted() as card:`.
+
+A tensor on it says `cuda:0` and has its values on the CPU, which computes with them. Like a real
+device it
+
+- refuses an operation on tensors of both devices;
+- copies to page-locked memory later: until the host has waited for it, that memory holds NaN, and
+  for ever if the copy's stream had not waited for what computes the values;
+- makes the host wait, which `Card.waits` counts, where `torch.cuda.set_sync_debug_mode` would warn:
+  for values that the host asks for, for results whose size depends on values, for copies that are
+  not `non_blocking`; and where an event or a stream is waited for.
+
+torch must have been loaded after `library.py`'s library.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # it looks through torch.cuda when it is imported
+import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tests import ROOT
+
+aten = torch.ops.aten
+DEVICE = torch.device("cuda", 0)
+_ASK = {
+    *("_local_scalar_dense", "allclose", "equal", "is_nonzero"),
+    *("nonzero", "masked_select", "_unique2", "unique_dim", "bincount"),
+}
+"""Operations that return to the host, and those whose result has a size that depends on values."""
+_INDEX = {"index", "index_put", "index_put_", "_index_put_impl_"}
+"""Operations that take indices from the host too, for which it waits."""
+
+
+class OnCard(torch.Tensor):
+    """A tensor on the device."""
+
+    values: Tensor
+    """On the CPU."""
+
+    @staticmethod
+    def __new__(cls, values: Tensor) -> OnCard:
+        made = torch.Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+            cls,
+            values.size(),
+            strides=values.stride(),
+            storage_offset=values.storage_offset(),
+            dtype=values.dtype,
+            device=DEVICE,
+        )
+        made.values = values
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == torch.Tensor.tolist:
+            return args[0].cpu().tolist()
+        if func == torch.Tensor.new_tensor:
+            return torch.tensor(args[1], dtype=args[0].dtype, device=DEVICE)
+        with torch._C.DisableTorchFunctionSubclass():
+            result = func(*args, **(kwargs or {}))
+        if func == torch.Tensor.data.__set__:  # pyright: ignore[reportAttributeAccessIssue]
+            args[0].values = args[1].values
+        return result
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert Card.inserted is not None, f"{func}: the card is gone"
+        return Card.inserted.__torch_dispatch__(func, types, args, kwargs)
+
+
+class Card(TorchDispatchMode):
+    """The device; while it is entered, tensors can be on it."""
+
+    inserted: Card | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+        """How often the host waited, by the function of the trainer that made it wait."""
+        self.default = self.stream = Stream(self)
+        """What work is given to; `stream` is the current one."""
+        self._pinned: dict[int, Tensor] = {}
+
+    def wait(self) -> None:
+        """Let the host wait for all that the current stream was given."""
+        self.note()
+        self.stream.land()
+
+    def note(self) -> None:
+        """Count a wait."""
+        frame: Any = sys._getframe()
+        while frame is not None and not frame.f_code.co_filename.startswith(f"{ROOT}/trainer/"):
+            frame = frame.f_back
+        name = "elsewhere" if frame is None else frame.f_code.co_qualname
+        self.waits[name.split(".<locals>")[0]] += 1
+
+    @contextmanager
+    def on(self, stream: Stream | None) -> Iterator[None]:
+        """Give work to another stream."""
+        before, self.stream = self.stream, stream or self.stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again with the part that it has here
+        if func is aten._to_copy.default:
+            return self._moved(*args, **kwargs)
+        if func is aten.copy_.default:
+            return self._copied(*args, **kwargs)
+        if kwargs.get("pin_memory"):
+            return self.pinned(func(*args, **{**kwargs, "pin_memory": False}))
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        here = [x for x in tensors if isinstance(x, OnCard)]
+        device = kwargs.get("device")
+        if here:
+            self._check(func.overloadpacket.__name__, args, kwargs, tensors)
+        if device is not None and device.type == "cuda":
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        found = func(*tree_map(_values, args), **tree_map(_values, kwargs))
+        if not here if device is None else device.type != "cuda":
+            return found
+        self.stream.launched += 1
+        given = {id(x.values): x for x in here}  # what works in place returns what it got
+
+        def placed(x: Any) -> Any:
+            return given[id(x)] if id(x) in given else OnCard(x)
+
+        return tree_map(lambda x: placed(x) if isinstance(x, Tensor) else x, found)
+
+    def _check(self, name: str, args: Any, kwargs: dict[str, Any], tensors: list[Any]) -> None:
+        """Refuse tensors of both devices, and let the host wait if it has to."""
+        if name in _INDEX:
+            indices = [x for x in args[1] if x is not None]
+            if any(x.dtype == torch.bool or not isinstance(x, OnCard) for x in indices):
+                self.wait()
+            tensors = [args[0], *args[2:3]]
+        # A number on the host goes along with the call.
+        if any(x.ndim and not isinstance(x, OnCard) for x in tensors if isinstance(x, Tensor)):
+            raise RuntimeError(f"{name}: Expected all tensors to be on one device: cuda:0 and cpu")
+        if name in _ASK or (name == "repeat_interleave" and kwargs.get("output_size") is None):
+            self.wait()
+
+    def _moved(
+        self,
+        source: Tensor,
+        *,
+        device: torch.device | None = None,
+        non_blocking: bool = False,
+        pin_memory: object = None,
+        **settings: Any,
+    ) -> Tensor:
+        """Return a copy of another dtype or on another device."""
+        was_here = isinstance(source, OnCard)
+        made = aten._to_copy.default(_values(source), **settings)
+        if was_here if device is None else device.type == "cuda":
+            if not was_here and not non_blocking:
+                self.wait()
+            self.stream.launched += 1
+            return OnCard(made)
+        if was_here:  # torch page-locks the copy's memory if it is not to wait
+            self._bring(made, made.clone(), later=non_blocking)
+        return made
+
+    def _copied(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        """Copy into a tensor."""
+        to, of = _values(target), _values(source)
+        if isinstance(source, OnCard) and not isinstance(target, OnCard):
+            pinned = to.untyped_storage().data_ptr() in self._pinned
+            self._bring(to, of, later=non_blocking and pinned)
+            return target
+        if isinstance(target, OnCard):
+            # DDP gets a bucket's values back from a collective, and copies them to themselves.
+            comes = not isinstance(source, OnCard) and to.data_ptr() != of.data_ptr()
+            if comes and source.ndim and not non_blocking:
+                self.wait()
+            self.stream.launched += 1
+        to.copy_(of)
+        return target
+
+    def _bring(self, to: Tensor, of: Tensor, *, later: bool) -> None:
+        """Copy to the host, now or when it has waited for the current stream."""
+        copy = _Copy(to, of if self.stream.knows_all() else _spoiled(of.clone()))
+        if later:
+            _spoiled(to)
+            self.stream.copies.append(copy)
+        else:
+            self.wait()
+            copy.land()
+
+    def pinned(self, memory: Tensor) -> Tensor:
+        """Return memory as page-locked, with nothing in it yet."""
+        self._pinned[memory.untyped_storage().data_ptr()] = memory  # which keeps its address
+        return _spoiled(memory)
+
+
+class _Copy:
+    """To the host; it arrives when the host has waited."""
+
+    def __init__(self, to: Tensor, of: Tensor) -> None:
+        self._to, self._of = to, of
+        self.landed = False
+
+    def land(self) -> None:
+        if not self.landed:
+            self._to.copy_(self._of)
+        self.landed = True
+
+
+class Stream:
+    """Work in its order. Of another stream's it knows what it has waited for."""
+
+    def __init__(self, card: Card, *_: object, **__: object) -> None:
+        self.device, self.launched = DEVICE, 0
+        self.copies: list[_Copy] = []
+        """To the host, on their way."""
+        self._card, self._known = card, 0
+
+    def wait_stream(self, other: Stream) -> None:
+        if other is self._card.default:
+            self._known = other.launched
+
+    def knows_all(self) -> bool:
+        """Return whether it has waited for all work of the default stream."""
+        return self is self._card.default or self._known == self._card.default.launched
+
+    def land(self) -> None:
+        while self.copies:
+            self.copies.pop(0).land()
+
+    def synchronize(self) -> None:
+        with self._card.on(self):
+            self._card.wait()
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event(self._card)
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None: ...
+
+
+class Event:
+    """A place in a stream. It is not yet reached when it is asked for the first time."""
+
+    def __init__(self, card: Card, *_: object, **__: object) -> None:
+        self._card, self._asked = card, False
+        self._copies: list[_Copy] = []
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._copies, self._asked = [*(stream or self._card.stream).copies], False
+
+    def query(self) -> bool:
+        if self._asked:
+            self._land()
+        self._asked = True
+        return all(copy.landed for copy in self._copies)
+
+    def synchronize(self) -> None:
+        if not all(copy.landed for copy in self._copies):
+            self._card.note()
+            self._land()
+
+    def _land(self) -> None:
+        for copy in self._copies:
+            copy.land()
+
+
+def _values(x: Any) -> Any:
+    return x.values if isinstance(x, OnCard) else x
+
+
+def _spoiled(memory: Tensor) -> Tensor:
+    return memory.fill_(float("nan") if memory.is_floating_point() else -1)
+
+
+@contextmanager
+def inserted() -> Iterator[Card]:
+    """Put the device into this process; what is on it must not be used afterwards."""
+    assert Card.inserted is None
+    card, memory = Card(), 80 << 30
+    device = SimpleNamespace(name="pretended", major=9, minor=0, total_memory=memory)
+    nothing = _always(None)
+    shown: dict[str, Any] = {
+        **dict.fromkeys(("_lazy_init", "set_device", "set_rng_state", "empty_cache"), nothing),
+        **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported"), _always(True)),
+        "device_count": _always(1),
+        "current_device": _always(0),
+        "memory_reserved": _always(0),
+        "mem_get_info": _always((memory, memory)),
+        "get_device_properties": _always(device),
+        "get_device_capability": _always((9, 0)),
+        "get_rng_state": _always(torch.zeros(16, dtype=torch.uint8)),
+        "Stream": partial(Stream, card),
+        "Event": partial(Event, card),
+        "stream": card.on,
+        "current_stream": lambda _device=None: card.stream,
+        "synchronize": lambda _device=None: card.wait(),
+    }
+    on_host, subclass = torch.tensor, torch.Tensor._make_subclass
+
+    def page_locked(tensor: Tensor) -> Tensor:
+        return card.pinned(tensor.clone()).copy_(tensor)
+
+    def tensor(data: Any, *, device: Any = None, **settings: Any) -> Tensor:
+        return on_host(data, **settings).to(device)
+
+    def make_subclass(cls: Any, data: Tensor, *args: Any, **settings: Any) -> Tensor:
+        """Return bitsandbytes' parameter as one on the card."""
+        if not isinstance(data, OnCard):
+            return subclass(cls, data, *args, **settings)
+        if not issubclass(cls, OnCard):
+            hook = {"__torch_function__": OnCard.__dict__["__torch_function__"]}
+            cls = type(cls.__name__, (cls, OnCard), hook)
+        return OnCard.__new__(cls, data.values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in shown.items():
+            patch.setattr(torch.cuda, name, value)
+        patch.setattr(torch, "tensor", tensor)
+        patch.setattr(torch.Tensor, "_make_subclass", make_subclass)
+        patch.setattr(torch.Tensor, "pin_memory", page_locked)
+        # FSDP frees what it gathered by resizing a storage, which is not where the values are.
+        for name in ("alloc_storage", "free_storage"):
+            patch.setattr(fsdp_param, name, nothing)
+        patch.setattr(Card, "inserted", card)
+        # Backward runs where the card is, in this thread.
+        with torch.autograd.set_multithreading_enabled(False), card:
+            yield card
+
+
+def _always(value: Any) -> Any:
+    return lambda *_, **__: value

@@ -1,0 +1,168 @@
+"""What is computed on the pretended device, and on the CPU to compare with; and faults.
+
+A case yields after each step a function that returns what the step computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, replace
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from tests.pretend_cuda.card import Stream, inserted
+from tests.trainer.replica.driving import drawn_weights, gradient, relative
+from tests.trainer.replica.test_torch_distillation import taught
+from tests.trainer.replica.torch.parallel.one_process import run_config, samples
+from trainer.distill.logits.scores import Scheme
+from trainer.distill.student.optimizer import StudentOptimizer
+from trainer.distill.teacher.model import TeacherModel
+from trainer.distill.teacher.scoring import Teacher
+from trainer.distill.teacher.windows import UnscoredWindow
+from trainer.model.layout import build_layout
+from trainer.replica.sampling import Sampling
+from trainer.replica.torch import objective
+from trainer.replica.torch.batch import MicroBatch, Targets
+from trainer.replica.torch.decoder import Backbone
+from trainer.replica.torch.generator import load_generator
+from trainer.replica.torch.gradient_stream import _Pinned
+from trainer.replica.torch.parallel.mesh import make_mesh
+from trainer.replica.torch.parallel.replica import ParallelReplica
+from trainer.replica.torch.replica import TorchReplica
+from trainer.run.distributed.optimizer import ParallelAdamW
+
+Settings = dict[str, Any]
+Steps = Iterator[Callable[[], list[Any]]]
+SAMPLES, VOCABULARY = 7, 300
+"""Two micro-batches of a replica."""
+
+
+def compare(case: str, folder: str, settings: Settings) -> dict[str, Any]:
+    """Return how far two steps of a case are from the CPU's, and the waits of the second."""
+    steps: Callable[[Path, Settings, str], Steps] = globals()[case]
+    wanted = [found for step in islice(steps(Path(folder), settings, "cpu"), 2) for found in step()]
+    results: list[Any] = []
+    waits: dict[str, int] = {}
+    with inserted() as card:
+        for step in islice(steps(Path(folder), settings, "cuda:0"), 2):
+            waits = dict(card.waits)
+            results += step()
+            card.waits.clear()
+    pairs = zip(map(np.ravel, results), map(np.ravel, wanted), strict=True)
+    return {"waits": waits, "far": float(np.max([relative(mine, its) for mine, its in pairs]))}
+
+
+def faulty(fault: str, folder: str) -> dict[str, Any]:
+    """Return the same of a worker with a fault, which this process then keeps."""
+    owner, name, change = _FAULTS[fault]
+    whole = getattr(owner, name)
+    setattr(owner, name, lambda *given, **settings: change(whole, *given, **settings))
+    return compare("worker", folder, {"training.precision": "fp32"})
+
+
+def worker(folder: Path, settings: Settings, device: str) -> Steps:
+    """Run a worker's steps."""
+    config = run_config(str(folder), settings)
+    weights = drawn_weights(folder, config)
+    made = TorchReplica(folder, config, build_layout(folder, config), device, threads=1)
+    for seed in count():
+        made.write_trainable(weights)
+        flat, result, _ = gradient(made, samples(config, SAMPLES, VOCABULARY, seed))
+        yield lambda found=(flat, result.loss_sum): [*found]
+
+
+def scores(folder: Path, settings: Settings, device: str) -> Steps:
+    """Score samples."""
+    config = run_config(str(folder), settings)
+    made = TorchReplica(folder, config, build_layout(folder, config), device, threads=1)
+    made.write_trainable(drawn_weights(folder, config))
+    for seed in count():
+        result = made.evaluate(samples(config, SAMPLES, VOCABULARY, seed))
+        yield lambda found=result: [found.loss_sum, found.confusion or 1.0]
+
+
+def student(folder: Path, settings: Settings, device: str) -> Steps:
+    """Run a student's steps."""
+    config = run_config(str(folder), settings)
+    layout = build_layout(folder, config)
+    made = TorchReplica(folder, config, layout, device, threads=1, moments=True)
+    made.write_trainable(drawn_weights(folder, config))
+    optimizer = StudentOptimizer(config.optimizer, layout, made.weights, made.gradient)
+    for step in count(1):
+        result = made.accumulate(taught(samples(config, SAMPLES, VOCABULARY, step)), 0.6)
+        norm = optimizer.apply(step, 1e-3, result.weight)
+        figures = result.loss_sum, result.kl_sum, norm
+        yield lambda figures=figures: [*figures, optimizer.snapshot(1).weights]
+
+
+def rank(folder: Path, settings: Settings, device: str) -> Steps:
+    """Run the steps of one of several ranks."""
+    config = run_config(str(folder), settings)
+    layout, place = build_layout(folder, config), torch.device(device)
+    mesh = make_mesh(config.parallel, dist.get_world_size(), place.type)
+    made = ParallelReplica(folder, config, layout, mesh, place, drawn_weights(folder, config))
+    optimizer = ParallelAdamW(config.optimizer, layout, made.parameters, made.copies_of)
+    for step in count(1):
+        batch = samples(config, 2 * SAMPLES, VOCABULARY, step)
+        result = made.accumulate([batch[index] for index in made.share(len(batch))])
+        figures = result.loss_sum, optimizer.apply(step, 1e-3)
+        yield lambda figures=figures: [*figures, *_on_first(made.gather_weights())]
+
+
+def _on_first(whole: np.ndarray | None) -> list[np.ndarray]:
+    return [] if whole is None else [whole]
+
+
+def generation(folder: Path, settings: Settings, device: str) -> Steps:
+    """Continue three prompts by five tokens."""
+    config = run_config(str(folder), settings)
+    layout, weights = build_layout(folder, config), drawn_weights(folder, config)
+    made = load_generator(folder, config, layout, weights, device)
+    for seed in count():
+        sampling = Sampling(0.8, seed=seed)
+        tokens = made.generate([[5, 6, 7], [9] * 11, [4, 5]], max_new_tokens=5, sampling=sampling)
+        yield lambda tokens=tokens: [tokens]
+
+
+def teacher(folder: Path, settings: Settings, device: str) -> Steps:
+    """Score two windows for a student with other token ids."""
+    model = TeacherModel(folder, torch.float32, device)
+    ids = np.arange(VOCABULARY, dtype=np.int32)[::-1].copy()
+    made = Teacher(model, Scheme(**settings), ids, 0, 4096)
+    for seed in count():
+        tokens = np.random.default_rng(seed).integers(0, VOCABULARY, (2, 20), np.int32)
+        windows = made.score([UnscoredWindow(number, 0, row) for number, row in enumerate(tokens)])
+        found = [field for window in windows for field in astuple(window.scores)]
+        yield lambda found=found: [field for field in found if np.any(field)]
+
+
+def _rotation_stays(init: Any, made: Any, *given: Any) -> None:
+    init(made, *given)
+    made._turns = made._turns.cpu()
+
+
+def _targets_stay(to: Any, batch: MicroBatch, device: torch.device) -> MicroBatch:
+    moved = to(batch, device)
+    return replace(moved, targets=Targets(*(part.cpu() for part in moved.targets)))
+
+
+def _asking(language: Any, *given: Any, **settings: Any) -> Any:
+    found, weight = language(*given, **settings)
+    found.loss.item()
+    return found, weight
+
+
+_FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "rotation on the host": (Backbone, "__init__", _rotation_stays),
+    "targets on the host": (MicroBatch, "to", _targets_stay),
+    "no copy": (_Pinned, "start", lambda *_: None),
+    "no wait for the copy": (_Pinned, "wait", lambda *_: True),
+    "no wait for the gradient": (Stream, "wait_stream", lambda *_: None),
+    "an item in each micro-batch": (objective, "language", _asking),
+}
+"""What is replaced, by what, which gets what it replaces."""

@@ -1,0 +1,121 @@
+"""The trainer on a pretended CUDA device: it computes what the CPU does, and the host waits rarely.
+
+A case with more waits than here has a new `.item()` in its way, or what is like one; with fewer, it
+gets the lower number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.distributed_ranks import RankError, Ranks
+from tests.pretend_cuda.library import TORCH, build
+from tests.trainer.replica.torch.parallel.models import write_drawn_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.needs("g++"),
+    pytest.mark.timeout(900),  # the first waits for a compiler and imports, on a busy machine too
+]
+
+HERE = "tests.pretend_cuda.cases"
+EXACT, ROUNDED = 1e-4, 3e-2
+"""How far apart results may be: in fp32 two updates by AdamW magnify what was rounded in small
+gradients, to 1e-5, and autocast rounds other operations on a device than on the CPU."""
+
+PRECISION = "training.precision"
+FP32, BF16, FP16 = ({PRECISION: name} for name in ("fp32", "bf16", "fp16"))
+FULL = {"method": "full"}
+NF4 = {"model.quantization": "nf4"}
+CLASSIFY = {"task": "classify"}
+
+WORKER = {"TorchReplica._result": 1, "_Pinned.wait": 1}
+"""For the loss, and for the last block of the gradient, which no more work hides."""
+STUDENT = {"TorchReplica._result": 1, "StudentOptimizer.apply": 1}
+"""For the loss, and for the gradient's norm, which may end the run."""
+RANK = {
+    "ParallelReplica._agree": 1,
+    "ParallelReplica.accumulate": 1,
+    "ParallelAdamW._norm": 1,
+}
+"""For what the mean divides by, for the loss and for the norm."""
+STAGE = RANK | {"Pipeline._run": 2}
+"""torch's stages agree on their connections again for each new shape of a micro-batch."""
+SCALE = {"LossScale.settle": 1}
+"""For whether fp16 overflowed."""
+
+CASES: dict[str, tuple[str, Mapping[str, Any], Mapping[str, int]]] = {
+    "lora": ("worker", FP32, WORKER),
+    "qlora": ("worker", FP32 | NF4, WORKER),
+    "full": ("worker", FP32 | FULL, WORKER),
+    "classifier": ("worker", FP32 | CLASSIFY, WORKER),
+    "packed": ("worker", FP32 | {"training.pack": True}, WORKER),
+    "recomputed": ("worker", FP32 | {"training.gradient_checkpointing": "on"}, WORKER),
+    "bf16": ("worker", BF16, WORKER),
+    "fp16": ("worker", FP16, WORKER | SCALE),
+    "scores": ("scores", FP32, {"TorchReplica._score": 1}),
+    "scores-classifier": ("scores", FP32 | CLASSIFY, {"TorchReplica._score": 2}),
+    "student": ("student", FP32 | FULL | {"distillation.alpha": 0.7}, STUDENT),
+    "generation": ("generation", FP32, {"TorchGenerator._continue": 5}),
+    "teacher-topk": ("teacher", {"kind": "topk", "top_k": 20}, {"Scorer.score": 7}),
+    "teacher-sampled": ("teacher", {"kind": "sampled"}, {"Scorer.score": 7}),
+    "ddp": ("rank", FP32, RANK),
+    "fsdp": ("rank", FP32 | {"parallel.data": "fsdp"}, RANK),
+    "fsdp-full-fp16": ("rank", FP16 | FULL | {"parallel.data": "fsdp"}, RANK | SCALE),
+    "tensor": ("rank", FP32 | {"parallel.tensor": 2}, RANK),
+    "tensor-qlora": ("rank", FP32 | NF4 | {"parallel.tensor": 2}, RANK),
+    "sequence": ("rank", FP32 | {"parallel.tensor": 2, "parallel.sequence": True}, RANK),
+    "pipeline": ("rank", FP32 | {"parallel.pipeline.stages": 2}, STAGE),
+    "pipeline-classifier": ("rank", FP32 | CLASSIFY | {"parallel.pipeline.stages": 2}, STAGE),
+}
+"""What runs, with which settings, and how often the host waits in a step, by who makes it wait."""
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Return what starts processes whose torch believes in a device that is put in."""
+    if (TORCH / "lib/libtorch_cuda.so").exists():
+        pytest.skip("this torch has CUDA of its own")
+    made = Ranks(LD_PRELOAD=str(build(tmp_path_factory.mktemp("card"))))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_drawn_model(tmp_path_factory.mktemp("drawn") / "model", "qwen3"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_computes_what_the_cpu_computes_and_waits_as_often(
+    processes: Ranks, model: str, name: str
+) -> None:
+    case, settings, waits = CASES[name]
+    world = 2 if case == "rank" else 0
+    for found in processes.run(f"{HERE}:compare", case, model, settings, world=world):
+        assert found["far"] < (EXACT if settings.get(PRECISION, "fp32") == "fp32" else ROUNDED)
+        assert found["waits"] == waits
+
+
+@pytest.mark.parametrize("fault", ["rotation on the host", "targets on the host"])
+def test_tensors_of_both_devices_are_refused(processes: Ranks, model: str, fault: str) -> None:
+    with pytest.raises(RankError, match="Expected all tensors to be on one device"):
+        processes.run(f"{HERE}:faulty", fault, model, world=0)
+
+
+@pytest.mark.parametrize("fault", ["no copy", "no wait for the copy", "no wait for the gradient"])
+def test_a_gradient_that_is_read_too_early_is_nan(processes: Ranks, model: str, fault: str) -> None:
+    [found] = processes.run(f"{HERE}:faulty", fault, model, world=0)
+    assert found["far"] != found["far"]
+
+
+def test_a_value_that_the_host_asks_for_is_a_wait(processes: Ranks, model: str) -> None:
+    [found] = processes.run(f"{HERE}:faulty", "an item in each micro-batch", model, world=0)
+    assert found["far"] < EXACT
+    assert found["waits"] == WORKER | {"TorchReplica._loss": 2}
