@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -207,12 +208,12 @@ def test_what_a_run_has_cost_goes_along_and_comes_home(
         assert (total["name"], total["money"], total["seconds"]) == (run_id, 0.3, 360.0)
 
     wheel = inputs[inputs.index("--wheel") : inputs.index("--wheel") + 2]
-    again = tmp_path / "again"
+    again = tmp_path / "it's back"
     order = ["export", "--to", "slurm", *TARGET, "--run", run_id, *wheel, "--into", str(again)]
     assert run(order) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
     assert json.loads((again / "output/spend.jsonl").read_text())["money"] == 0.3
-    assert said.endswith(f"launch import-run {again}\n")
+    assert said.endswith(f"launch import-run {shlex.quote(str(again))}\n")
 
     for odd in (
         "nonsense",
