@@ -69,8 +69,8 @@ def trainer() -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
     )
-    # Of the hub's client, which tells every request.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for client in ("httpx", "httpx2"):  # the hub's, which tell every request
+        logging.getLogger(client).setLevel(logging.WARNING)
 
 
 def main() -> None:

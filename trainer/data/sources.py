@@ -68,9 +68,10 @@ def find_data(path: Path) -> DataFiles:
         InputError: there is nothing, or no data.
     """
     if named := HUB.fullmatch(str(path)):
-        found = _from_hub(spelled(path), *named.groups())
-        revision = next(p for p in (found, *found.parents) if p.parent.name == "snapshots").name
-        return replace(_find_in_folder(path, found), revision=revision)
+        there, left_there = _from_hub(spelled(path), *named.groups())
+        revision = next(p for p in (there, *there.parents) if p.parent.name == "snapshots").name
+        found = _find_in_folder(path, there)
+        return replace(found, revision=revision, left_out=found.left_out | left_there)
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -244,8 +245,13 @@ def _listed(file: Path, key: str) -> list[Any]:
 
 
 @cache
-def _from_hub(given: str, name: str, revision: str | None, inner: str | None) -> Path:
-    """Return the folder or file in the hub's cache that holds a data set, downloaded if needed."""
+def _from_hub(
+    given: str, name: str, revision: str | None, inner: str | None
+) -> tuple[Path, Counter[str]]:
+    """Return the folder or file in the hub's cache that holds a data set, downloaded if needed.
+
+    And which of its files are not downloaded, by reason, as of a folder.
+    """
     try:
         from huggingface_hub import HfApi, snapshot_download
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -256,11 +262,12 @@ def _from_hub(given: str, name: str, revision: str | None, inner: str | None) ->
         ) from None
     wanted: dict[str, Any] = {"repo_type": "dataset", "revision": revision}
     patterns = [inner, f"{inner}/*"] if inner else None
+    left_out: Counter[str] = Counter()
     try:
         if inner is None:
             with contextlib.suppress(OSError):  # without a connection: what the cache has
                 names = sorted(HfApi().list_repo_files(name, **wanted), key=os.fsencode)
-                patterns = choose_files(Path(given), names)[0]
+                patterns, left_out = choose_files(Path(given), names)
         with announced(f"downloading {given}"):
             folder = Path(snapshot_download(name, allow_patterns=patterns, **wanted))
     except (RepositoryNotFoundError, RevisionNotFoundError):
@@ -273,4 +280,4 @@ def _from_hub(given: str, name: str, revision: str | None, inner: str | None) ->
     found = folder / (inner or "")
     if not found.exists():
         raise InputError(f"{given}: the data set has no {inner}")
-    return found
+    return found, left_out

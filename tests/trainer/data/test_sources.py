@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.hub import running_hub
 from trainer.data.samples import hash_files, read_file, read_samples
 from trainer.data.sources import find_data
 from trainer.system.errors import InputError
@@ -204,3 +205,32 @@ def test_a_folder_behind_a_link_is_read_and_a_circle_is_not(tmp_path: Path) -> N
     (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "d" / "up").symlink_to(tmp_path)
     assert texts(tmp_path / "d") == ["a", "b"]
+
+
+def test_a_data_set_of_the_hub_is_downloaded_without_what_is_left_out(tmp_path: Path) -> None:
+    """The line names the commit, which pins the data set."""
+    pytest.importorskip("huggingface_hub", reason="the launcher-only install has none")
+    put(
+        tmp_path / "set",
+        **{
+            "data/train-0.jsonl": lines("learned"),
+            "data/test-0.jsonl": lines("held out"),
+            "README.md": b"a card",
+        },
+    )
+    with running_hub() as hub:
+        hub.folders["owner/name"] = tmp_path / "set"
+        env = {**os.environ, **hub.environment(tmp_path / "cache")}
+        said: list[str] = []
+        for name in ("owner/name", "owner/none"):
+            done = subprocess.run(
+                [sys.executable, "-c", HUB, f"hf://datasets/{name}"],
+                capture_output=True, text=True, timeout=300, env=env,
+            )  # fmt: skip
+            said.append(done.stdout)
+        commit = hub.revision("owner/name")
+        assert hub.asked == ["data/train-0.jsonl"]
+    assert "['learned']" in said[0]
+    out = "leaves out: other files (1), split test (1)"
+    assert f"hf://datasets/owner/name: reads train-0.jsonl of @{commit}; {out}" in said[0]
+    assert "hf://datasets/owner/none: the hub has no such data set or revision" in said[1]
