@@ -138,7 +138,7 @@ def _ask(candidate: Candidate, opened: Iterator[int]) -> Found:
         port=route.port,
         user=route.user,
         disk=disk,
-        host_key=ssh.host_key(host),
+        host_key=connection.host_key,
         missing=missing,
         is_open=is_open,
     )

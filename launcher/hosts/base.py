@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from launcher.errors import UnreachableError
+from launcher.errors import PreflightError, UnreachableError
 from launcher.session.processes import ProcessIdentity
 from trainer.system.received import receive
 
@@ -29,28 +29,18 @@ class Connection(ABC):
     """
 
     host = "localhost"
+    python: str
+    """The host's interpreter that has the `launcher` package."""
+    state_folder: str
+    """Where this host keeps its runs if the inventory does not set it."""
+    user: str
+    """The user under which all operations run there."""
+    units = False
+    """Whether processes can be systemd units there; else they are plain sessions."""
     noise: tuple[str, ...] = ()
     """What the login shell has printed before the agent's first word."""
-
-    @property
-    @abstractmethod
-    def python(self) -> str:
-        """The host's interpreter that has the `launcher` package."""
-
-    @property
-    @abstractmethod
-    def state_folder(self) -> str:
-        """Where this host keeps its runs if the inventory does not set it."""
-
-    @property
-    @abstractmethod
-    def user(self) -> str:
-        """The user under which all operations run there."""
-
-    @property
-    @abstractmethod
-    def units(self) -> bool:
-        """Whether processes can be systemd units there; else they are plain sessions."""
+    host_key = ""
+    """The fingerprint of the key that the host has shown, which was verified."""
 
     @abstractmethod
     def call(
@@ -80,7 +70,6 @@ class Connection(ABC):
             UnreachableError: from any call within, once the connection that holds it has broken.
         """
 
-    @abstractmethod
     def control_unit(self, verb: str, unit: str, deadline: float = UNIT_DEADLINE) -> None:
         """`start`, `stop` or `kill` a unit of ours; returns when systemd is done.
 
@@ -88,6 +77,11 @@ class Connection(ABC):
             PreflightError: there are no units here, or the host refuses; the message says why.
             UnreachableError: it takes too long, or the host is gone.
         """
+        del deadline
+        raise PreflightError(
+            f"host {self.host}: cannot {verb} {unit}: Motley's units or their sudo rule are "
+            "missing there; run: ansible-playbook recipes/gpu-training.yml --tags trainer"
+        )
 
     @abstractmethod
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import threading
@@ -72,44 +73,44 @@ def at_once(
     ends the wait for the others, which then are in neither part.
     """
     waiting = deque(tasks.items())
-    ended: queue.SimpleQueue[tuple[str, T | None, BaseException | None]] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
 
     def work() -> None:
-        while True:
-            try:
+        with contextlib.suppress(IndexError):  # none is waiting
+            while True:
                 name, task = waiting.popleft()
-            except IndexError:
-                return
-            try:
-                ended.put((name, task(), None))
-            except BaseException as error:  # raised again in the waiting thread
-                ended.put((name, None, error))
+                ended.put((name, _outcome(task)))
 
     for _ in range(min(len(tasks), AT_ONCE)):
         threading.Thread(target=work, daemon=True).start()
     found: dict[str, T] = {}
     errors: dict[str, Trouble] = {}
     until = time.monotonic() + deadline * math.ceil(len(tasks) / AT_ONCE)
-    while len(found) + len(errors) < len(tasks) and enough not in found:
-        try:
-            name, result, error = ended.get(timeout=max(0.0, until - time.monotonic()))
-        except queue.Empty:
-            late = [name for name in tasks if name not in found and name not in errors]
-            for name in late:
-                errors[name] = UnreachableError(
-                    f"host {name}: no answer within {deadline:.0f} s; is it up and reachable?"
-                )
-            break
-        if error is None:
-            found[name] = result  # pyright: ignore[reportArgumentType] - there is no error
-        elif isinstance(error, LauncherError | OSError):
-            errors[name] = error
-        else:
-            waiting.clear()
-            raise error
-    waiting.clear()
+    try:
+        while len(found) + len(errors) < len(tasks) and enough not in found:
+            name, outcome = ended.get(timeout=max(0.0, until - time.monotonic()))
+            if isinstance(outcome, LauncherError | OSError):
+                errors[name] = outcome
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                found[name] = outcome
+    except queue.Empty:
+        for name in tasks.keys() - found.keys() - errors.keys():
+            errors[name] = UnreachableError(
+                f"host {name}: no answer within {deadline:.0f} s; is it up and reachable?"
+            )
+    finally:
+        waiting.clear()
     ordered = {name: found[name] for name in tasks if name in found}
     return Answers(ordered, {name: errors[name] for name in tasks if name in errors})
+
+
+def _outcome(task: Callable[[], T]) -> T | BaseException:
+    try:
+        return task()
+    except BaseException as error:  # raised again in the waiting thread
+        return error
 
 
 def ask_hosts(
@@ -126,7 +127,11 @@ def ask_hosts(
     chosen = {host.name: host for host in hosts}
 
     def task(host: Host) -> T:
-        there = _reach(host, deadline)
+        since, error = _SILENT.get(host, (0.0, None))
+        if error is not None and deadline <= LOOK and time.monotonic() - since < _SILENCE:
+            raise error
+        _SILENT.pop(host, None)
+        there = ssh.connect(host)
         try:
             return question(host, there)
         except ValueError as error:  # its version does not have this question
@@ -136,22 +141,10 @@ def ask_hosts(
 
     tasks = {name: partial(task, host) for name, host in chosen.items()}
     answers = at_once(tasks, deadline, enough)
-    for name, host in chosen.items():
-        error = answers.errors.get(name)
+    for name, error in answers.errors.items():
         if isinstance(error, UnreachableError):
-            _SILENT.setdefault(host, (time.monotonic(), error))
-        elif name in answers.found or error is not None:
-            _SILENT.pop(host, None)
+            _SILENT.setdefault(chosen[name], (time.monotonic(), error))
     return answers
-
-
-def _reach(host: Host, deadline: float) -> Connection:
-    since, error = _SILENT.get(host, (0.0, None))
-    if error is not None:
-        if deadline <= LOOK and time.monotonic() - since < _SILENCE:
-            raise error
-        _SILENT.pop(host, None)
-    return ssh.connect(host)
 
 
 _SILENT: dict[Host, tuple[float, UnreachableError]] = {}

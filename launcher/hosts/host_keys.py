@@ -6,15 +6,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import re
 import shlex
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from launcher.errors import UnreachableError
 from launcher.hosts.ssh_config import SshRoute
@@ -25,8 +23,7 @@ CHANGED = "ITS HOST KEY HAS CHANGED"
 _COMPARE = "at its console (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub)"
 
 
-@dataclass(frozen=True)
-class KnownKey:
+class KnownKey(NamedTuple):
     """A line of a known_hosts file that is about a host."""
 
     file: str
@@ -40,70 +37,67 @@ class KnownKey:
 
 
 class HostKeys:
-    """The keys that are known of one host."""
+    """The keys that are known of one host: the policy of paramiko's client, which loads none."""
 
     def __init__(self, where: str, route: SshRoute) -> None:
         self._where = where
         self._route = route
         alias = route.one("hostkeyalias")
         bare = (alias or route.address).lower()
-        self.name = bare if alias or route.port == 22 else f"[{bare}]:{route.port}"
-        """The host's name in the files."""
-        self.known = _find(self.name, self._files("user") + self._files("global"))
+        self._name = bare if alias or route.port == 22 else f"[{bare}]:{route.port}"
+        self._files = _paths(route, "userknownhostsfile")
+        self._marked = _find(self._name, [*self._files, *_paths(route, "globalknownhostsfile")])
+        self.known = [entry for entry in self._marked if not entry.marker]
+        """Those that it may show, if no line revokes them."""
         # As OpenSSH: a key that is known without a port is trusted with one.
-        portless = () if bare == self.name else _find(bare, self._files("user"))
-        self._portless = [entry for entry in portless if not entry.marker]
+        portless = () if bare == self._name else _find(bare, self._files)
+        self._portless = [entry.key for entry in portless if not entry.marker]
 
-    def verify(self, kind: str, key: bytes) -> None:
-        """Return if a host may show this key; records the key of an unknown host if asked to.
+    def missing_host_key(self, _client: object, _hostname: str, key: Any) -> None:
+        """Return if the host may show this key; paramiko calls it for each.
+
+        Records the key of an unknown host if asked to.
 
         Raises:
             UnreachableError: it is unknown, changed or revoked, or cannot be recorded.
         """
-        text = base64.b64encode(key).decode()
-        ours = f"its host key {fingerprint(key)}"
+        kind, text = key.get_name(), key.get_base64()
+        ours = f"its host key {key.fingerprint}"
         if self._is_revoked(kind, text):
             raise self._refuse(
                 f"{ours} is revoked (@revoked in known_hosts, or RevokedHostKeys), so it may be "
-                f"compromised; give {self.name} another key"
+                f"compromised; give {self._name} another key"
             )
-        plain = [entry for entry in self.known if not entry.marker]
-        if any(entry.key == text for entry in (*plain, *self._portless)):
+        if text in self._portless or any(entry.key == text for entry in self.known):
             return
-        if plain:
-            old = next((entry for entry in plain if entry.kind == kind), plain[0])
+        if self.known:
+            old = next((entry for entry in self.known if entry.kind == kind), self.known[0])
             raise self._refuse(
-                f"{CHANGED}: {old.file}:{old.line} has another key than the {fingerprint(key)} it "
+                f"{CHANGED}: {old.file}:{old.line} has another key than the {key.fingerprint} it "
                 f"shows; it was reinstalled, or the connection is intercepted. Compare {_COMPARE}; "
                 "if it is right, remove the old key: "
-                f"ssh-keygen -R {shlex.quote(self.name)} -f {shlex.quote(old.file)}"
+                f"ssh-keygen -R {shlex.quote(self._name)} -f {shlex.quote(old.file)}"
             )
-        if self._route.accept_new and self._files("user"):
+        if self._route.accept_new and self._files:
             self._record(f"{kind} {text}", ours)
             return
-        accept = "accept it: --accept-new-host-keys, or log in once with ssh"
-        if not self._files("user"):
-            accept = "set UserKnownHostsFile to a file that can keep it"
-        by = next((entry for entry in self.known if entry.marker == "@cert-authority"), None)
-        note = (
-            f"; the authority in {by.file}:{by.line} is for ssh alone (docs/ssh.md)" if by else ""
-        )
+        accept = "set UserKnownHostsFile to a file that can keep it"
+        if self._files:
+            accept = "accept it: --accept-new-host-keys, or log in once with ssh"
+        signed = [entry for entry in self._marked if entry.marker == "@cert-authority"]
+        by = f"{signed[0].file}:{signed[0].line}" if signed else ""
+        note = f"; the authority in {by} is for ssh alone (docs/ssh.md)" if by else ""
         short = kind.removeprefix("ssh-").partition("-")[0].upper()
         raise self._refuse(
-            f"{ours} ({short}) is not known yet as {self.name}{note}; compare it {_COMPARE}, "
+            f"{ours} ({short}) is not known yet as {self._name}{note}; compare it {_COMPARE}, "
             f"then {accept}"
         )
 
     def _refuse(self, why: str) -> UnreachableError:
         return UnreachableError(f"{self._where}: {why}")
 
-    def _files(self, whose: str) -> tuple[str, ...]:
-        paths = " ".join(self._route.settings.get(f"{whose}knownhostsfile", ())).split()
-        kept = [path for path in paths if path not in ("none", "/dev/null")]
-        return tuple(str(Path(path).expanduser()) for path in kept)
-
     def _is_revoked(self, kind: str, key: str) -> bool:
-        if any(entry.marker == "@revoked" and entry.key == key for entry in self.known):
+        if any(entry.marker == "@revoked" and entry.key == key for entry in self._marked):
             return True
         file = self._route.one("revokedhostkeys")
         if file is None:
@@ -119,8 +113,7 @@ class HostKeys:
         return done.returncode == 1
 
     def _record(self, key: str, ours: str) -> None:
-        path = Path(self._files("user")[0])
-        name = self.name
+        path, name = Path(self._files[0]), self._name
         if self._route.one("hashknownhosts") == "yes":
             from paramiko import HostKeys as Hashing  # a login is under way: it is loaded
 
@@ -135,12 +128,12 @@ class HostKeys:
             raise self._refuse(f"{ours} cannot be written to {path}: {error.strerror}") from None
 
 
-def fingerprint(key: bytes) -> str:
-    """Return a key's SHA-256 as ssh prints it."""
-    return f"SHA256:{base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip('=')}"
+def _paths(route: SshRoute, setting: str) -> list[str]:
+    paths = " ".join(route.all(setting)).split()
+    return [str(Path(path).expanduser()) for path in paths if path not in ("none", "/dev/null")]
 
 
-def _find(name: str, files: Sequence[str]) -> tuple[KnownKey, ...]:
+def _find(name: str, files: Sequence[str]) -> list[KnownKey]:
     found: list[KnownKey] = []
     for file in filter(os.path.isfile, files):
         command = ["ssh-keygen", "-F", name, "-f", file]
@@ -153,4 +146,4 @@ def _find(name: str, files: Sequence[str]) -> tuple[KnownKey, ...]:
             fields = line.split()
             marker = fields.pop(0) if fields[0].startswith("@") else ""
             found.append(KnownKey(file, number, marker, *fields[1:3]))
-    return tuple(found)
+    return found

@@ -10,33 +10,17 @@ from dataclasses import asdict
 from typing import Any
 
 from launcher.agent import operations
-from launcher.errors import PreflightError
 from launcher.files import default_state_folder
-from launcher.hosts.base import CALL_DEADLINE, UNIT_DEADLINE, Connection
+from launcher.hosts.base import CALL_DEADLINE, Connection
 
 
 class LocalConnection(Connection):
     """This machine, as this user."""
 
-    @property
-    def python(self) -> str:
-        """This interpreter."""
-        return sys.executable
-
-    @property
-    def state_folder(self) -> str:
-        """Where this user keeps its runs."""
-        return str(default_state_folder())
-
-    @property
-    def user(self) -> str:
-        """The name of this user."""
-        return operations.user_name()
-
-    @property
-    def units(self) -> bool:
-        """Processes of this machine's own launcher are plain sessions."""
-        return False
+    def __init__(self) -> None:
+        self.python = sys.executable
+        self.state_folder = str(default_state_folder())
+        self.user = operations.user_name()
 
     def call(
         self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = CALL_DEADLINE
@@ -57,11 +41,6 @@ class LocalConnection(Connection):
     def lock(self, path: str, purpose: str) -> AbstractContextManager[None]:
         """Hold a lock file; the kernel frees it when this process dies."""
         return operations.lock(path, purpose)
-
-    def control_unit(self, verb: str, unit: str, deadline: float = UNIT_DEADLINE) -> None:
-        """Refuse: there are no units."""
-        del deadline
-        raise PreflightError(f"cannot {verb} {unit}: the local connection uses no systemd units")
 
     def close(self) -> None:
         """Nothing to release."""

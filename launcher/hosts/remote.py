@@ -1,4 +1,4 @@
-"""A host at the other end of a pipe, used like the local one: the client of `agent.py`.
+"""A host at the other end of a pipe, used like the local one: the client of `agent/server.py`.
 
 Any byte pipe works; `ssh.py` makes them from SSH channels.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 import secrets
 import threading
 from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from launcher.agent import frames
 from launcher.errors import PreflightError, UnreachableError
@@ -23,13 +25,21 @@ MOST_READ = 64 << 20
 """Bytes of one file that are read at most: a host must not fill this machine's memory."""
 
 _UNLOCK_DEADLINE = 2.0
-_PATH = re.compile(r"/[^\x00-\x1f\x7f-\x9f]{0,4095}")
-"""An absolute path; an option begins otherwise."""
 
 UNITS_MARK = "motley: units"
 """Line before the hello: the operator may start and stop the trainer's units."""
 
 UNIT_COMMAND = ("sudo", "-n", "/usr/local/sbin/motley-unit")
+
+
+@dataclass(frozen=True)
+class _Hello:
+    """What an agent says of itself first."""
+
+    python: Annotated[str, Field(pattern="^/")]  # used in commands; an option begins otherwise
+    state_folder: Annotated[str, Field(pattern="^/")]
+    user: str
+    units: bool
 
 
 class RemoteConnection(Connection):
@@ -40,81 +50,41 @@ class RemoteConnection(Connection):
     """
 
     def __init__(self, host: str, open_link: Callable[[], AgentLink]) -> None:
-        """Open the first link.
-
-        Raises:
-            UnreachableError, PreflightError: as `open_link`, or the agent is of another version.
-        """
+        """Take what logs in and starts an agent; `link` calls it, and so does the first call."""
         self.host = host
         self._open_link = open_link
         self._opening = threading.Lock()
         self._closed = False
         self._held: dict[str, AgentLink] = {}
         """The links of held locks, by token."""
-        self._link = self._greeted(open_link())
-
-    @property
-    def python(self) -> str:
-        """The host's interpreter that has the `launcher` package."""
-        return str(self.hello["python"])
-
-    @property
-    def state_folder(self) -> str:
-        """Where this host keeps its runs if the inventory does not set it."""
-        return str(self.hello["state_folder"])
-
-    @property
-    def user(self) -> str:
-        """The user under which all operations run there."""
-        return str(self.hello["user"])
-
-    @property
-    def units(self) -> bool:
-        """Whether processes can be systemd units there."""
-        return bool(self.hello["units"]) and UNITS_MARK in self._link.noise
-
-    @property
-    def noise(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What the login shell has printed before the agent's first word."""
-        return tuple(line for line in self._link.noise if not line.startswith("motley: "))
-
-    @property
-    def hello(self) -> Mapping[str, Any]:
-        """The agent's hello: also `version`, `wheel` (a digest or None) and `pid`."""
-        return self._link.hello
+        self._link: AgentLink | None = None
+        self.marks: tuple[str, ...] = ()
+        """What the command of the login shell has said of the agent that it looked for."""
 
     @property
     def is_spent(self) -> bool:
         """Whether this connection is unusable: closed, or it has lost a lock."""
         return self._closed or any(link.broken is not None for link in self._held.values())
 
-    def ensure(self) -> None:
-        """Open a link if the last one is broken.
-
-        Raises:
-            UnreachableError: the host does not answer any more.
-        """
-        self._living()
-
     def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         """Return the bytes of a file from `offset` on, at most `limit`; fetched piece by piece."""
-        link = self._living()
-        most = MOST_READ if limit is None else min(limit, MOST_READ)
+        link = self.link()
+        most = MOST_READ + 1 if limit is None else min(limit, MOST_READ + 1)
         found = bytearray()
-        while limit is None or len(found) < limit:
-            wanted = frames.PIECE if limit is None else min(frames.PIECE, limit - len(found))
+        while len(found) < most:
+            wanted = min(frames.PIECE, most - len(found))
             where = {"path": path, "offset": offset + len(found), "limit": wanted}
             piece = frames.unpack(link.call("read", where, CALL_DEADLINE))
             found += piece[:wanted]
-            if len(found) > most or (len(found) == most and limit is None):
-                raise OSError(errno.EFBIG, f"longer than {most >> 20} MiB", path)
             if len(piece) < wanted:
                 break
+        if len(found) > MOST_READ:
+            raise OSError(errno.EFBIG, f"longer than {MOST_READ >> 20} MiB", path)
         return bytes(found)
 
     def write(self, path: str, data: bytes) -> None:
         """Replace a file in one step, readable by its owner alone; makes the folders above."""
-        link = self._living()
+        link = self.link()
         token = secrets.token_hex(8)
         last = max(0, (len(data) - 1) // frames.PIECE * frames.PIECE)
         for start in range(0, last, frames.PIECE):
@@ -126,7 +96,7 @@ class RemoteConnection(Connection):
     @contextlib.contextmanager
     def lock(self, path: str, purpose: str) -> Generator[None]:
         """Hold a lock file; the agent frees it when it ends or the launcher falls silent."""
-        link, token = self._living(), secrets.token_hex(8)
+        link, token = self.link(), secrets.token_hex(8)
         try:
             link.call("lock", {"path": path, "purpose": purpose, "token": token}, CALL_DEADLINE)
             self._held[token] = link
@@ -140,7 +110,7 @@ class RemoteConnection(Connection):
         self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = CALL_DEADLINE
     ) -> Any:
         """Have an operation done by the agent; JSON in, JSON out."""
-        link, given = self._living(), dict(arguments or {})
+        link, given = self.link(), dict(arguments or {})
         try:
             return link.call(name, given, deadline)
         except ValueError as error:
@@ -151,12 +121,9 @@ class RemoteConnection(Connection):
 
     def control_unit(self, verb: str, unit: str, deadline: float = UNIT_DEADLINE) -> None:
         """`start`, `stop` or `kill` a unit, by the one sudo rule for it, beside the agent."""
-        link = self._living()
+        link = self.link()
         if not self.units:
-            raise PreflightError(
-                f"host {self.host}: cannot {verb} {unit}: Motley's units or their sudo rule are "
-                "missing there; run: ansible-playbook recipes/gpu-training.yml --tags trainer"
-            )
+            super().control_unit(verb, unit)
         try:
             code, output = link.pipe.run((*UNIT_COMMAND, verb, unit), deadline)
         except TimeoutError:
@@ -172,37 +139,45 @@ class RemoteConnection(Connection):
     def close(self) -> None:
         """Release the host: locks are freed, started processes continue. Idempotent."""
         self._closed = True
-        self._link.close()
+        if self._link is not None:
+            self._link.close()
 
-    def _living(self) -> AgentLink:
+    def link(self) -> AgentLink:
+        """Return the link, a new one if the last has broken.
+
+        Raises:
+            UnreachableError: the host does not answer, or a lock that is held was lost.
+            PreflightError: no agent can be started, or it is of another version.
+        """
         with self._opening:
             for link in self._held.values():
                 if link.broken is not None:
                     raise UnreachableError(f"{link.broken}; the lock held there is lost")
             if self._closed:
                 raise UnreachableError(f"host {self.host}: the connection was closed")
-            if self._link.broken is not None:
-                self._link = self._greeted(self._open_link())
+            if self._link is None or self._link.broken is not None:
+                self._link = self._greeted()
             return self._link
 
-    def _greeted(self, link: AgentLink) -> AgentLink:
+    def _greeted(self) -> AgentLink:
+        """Return a new link, of whose agent this connection then has the properties."""
+        link = self._open_link()
         schema = link.hello.get("schema")
-        wanted = ("python", "user", "units", "state_folder")
         try:
-            receive(dict[str, Any], link.hello, "hello")
+            hello = receive(_Hello if schema == frames.SCHEMA else object, link.hello, "hello")
         except ValueError as error:
             link.close()
-            raise UnreachableError(f"host {self.host}: its agent's {error}") from None
-        if schema == frames.SCHEMA and all(key in link.hello for key in wanted):
-            for key in ("python", "state_folder"):  # used in commands and paths there
-                if not _PATH.fullmatch(str(link.hello[key])):
-                    link.close()
-                    raise UnreachableError(
-                        f"host {self.host}: its agent reports an invalid path as its {key}"
-                    )
-            return link
-        link.close()
-        raise PreflightError(
-            f"host {self.host}: Motley {link.hello.get('version')} there speaks {schema}, "
-            f"this one {frames.SCHEMA}; install one version on both: launch cluster push"
-        )
+            reason = f"invalid words of its agent: {error}"
+            raise UnreachableError(f"host {self.host}: {reason}") from None
+        if not isinstance(hello, _Hello):
+            link.close()
+            raise PreflightError(
+                f"host {self.host}: Motley {link.hello.get('version')} there speaks {schema}, "
+                f"this one {frames.SCHEMA}; install one version on both: launch cluster push"
+            )
+        self.python, self.state_folder, self.user = hello.python, hello.state_folder, hello.user
+        self.host_key = link.pipe.host_key
+        self.marks = tuple(line for line in link.noise if line.startswith("motley: "))
+        self.units = hello.units and UNITS_MARK in self.marks
+        self.noise = tuple(line for line in link.noise if line not in self.marks)
+        return link

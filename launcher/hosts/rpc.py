@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,8 +21,11 @@ from launcher.agent import frames
 from launcher.errors import LauncherError, UnreachableError
 from trainer.system.received import receive
 
-HELLO_DEADLINE = 15.0
-"""Seconds that an agent may take to start: a cold disk reads Python first."""
+STARTED = "motley: started"
+"""A line before the hello: the login shell has started what starts the agent."""
+
+HELLO_DEADLINE = 18.0
+"""Seconds that a login shell and an agent may take to start: a cold disk reads Python first."""
 
 PING = 3.0
 """Seconds between two signs of life."""
@@ -38,13 +42,14 @@ _LONGEST_NOISE = 1000
 class Pipe(Protocol):
     """Bytes to and from an agent. One thread calls `send`, another `receive`."""
 
+    host_key: str
+    """The fingerprint of the key that the host has shown."""
+
     def send(self, data: bytes) -> None:
         """Send all of it, or raise OSError."""
-        ...
 
     def receive(self, seconds: float) -> bytes | None:
         """Return received bytes, None after a timeout, b"" at the end; may raise OSError."""
-        ...
 
     def last_output(self) -> str:
         """Return the end of the agent's stderr."""
@@ -60,46 +65,49 @@ class Pipe(Protocol):
 
     def close(self) -> None:
         """End it, which also ends a waiting `receive`. Idempotent."""
-        ...
 
 
 class NoAgentError(UnreachableError):
-    """The other end is not an agent; `words` is its output."""
+    """The other end is not an agent; the details are its output."""
 
-    def __init__(self, message: str, words: tuple[str, ...]) -> None:
-        super().__init__(message)
-        self.words = words
+    def quoted(self) -> UnreachableError:
+        """Return it as an error for people, with the last word."""
+        last = next(
+            (word for word in reversed(self.details) if not word.startswith("motley: ")), ""
+        )
+        return UnreachableError(str(self) if last in str(self) else f"{self}: {last}")
 
 
 class AgentLink:
     """The pending requests on one pipe. Thread-safe."""
 
-    def __init__(self, host: str, pipe: Pipe, hello_deadline: float = HELLO_DEADLINE) -> None:
+    def __init__(self, host: str, pipe: Pipe) -> None:
         """Wait for the agent's hello.
 
         Raises:
             NoAgentError: something else answered, or nothing.
         """
         self.pipe = pipe
-        self.broken: UnreachableError | None = None
+        self.broken: str | None = None
+        """Why it is."""
         self.noise: deque[str] = deque(maxlen=_MOST_NOISE)
         """Lines that came before the hello."""
-        self.hello: Mapping[str, Any] = {}
+        self.hello: dict[str, Any] = {}
         self._host = host
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, _Waiting] = {}
+        self._waiting: dict[int, Future[dict[str, Any]]] = {}
         self._state = threading.Lock()
         self._sending = threading.Lock()
         self._greeted = threading.Event()
         self._ended = threading.Event()
         self._heard = time.monotonic()
         threading.Thread(target=self._listen, name=f"agent of {host}", daemon=True).start()
-        if not self._greeted.wait(hello_deadline):
-            self._break(f"its agent did not start within {hello_deadline:.0f} s")
+        if not self._greeted.wait(HELLO_DEADLINE):
+            what = "agent" if STARTED in self.noise else "login shell"
+            self._break(f"its {what} did not start within {HELLO_DEADLINE:.0f} s")
         if not self.hello:
-            text = str(self.broken)
             words = (*self.noise, *pipe.last_output().splitlines())
-            raise NoAgentError(text, tuple(word for word in words if word.strip()))
+            raise NoAgentError(str(self.broken), [word for word in words if word.strip()])
         threading.Thread(target=self._ping, name=f"pings to {host}", daemon=True).start()
 
     def call(self, operation: str, arguments: Mapping[str, Any], deadline: float) -> Any:
@@ -110,43 +118,32 @@ class AgentLink:
             OSError, LauncherError, ValueError: as the agent reported.
         """
         until = time.monotonic() + deadline
-        waiting = _Waiting()
+        answer: Future[dict[str, Any]] = Future()
         with self._state:
             if self.broken is not None:
-                raise self._lost()
+                raise UnreachableError(self.broken)
             number = next(self._numbers)
-            self._waiting[number] = waiting
+            self._waiting[number] = answer
         try:
             self._send({"id": number, "op": operation, "args": dict(arguments)}, deadline)
-            waiting.done.wait(max(0.0, until - time.monotonic()))
+            frame = answer.result(max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            is_heard = time.monotonic() - self._heard < 2 * PING
+            hint = "; the host itself answers: a disk or network mount may be hanging"
+            raise UnreachableError(
+                f"host {self._host}: no answer to `{operation}` within {deadline:.0f} s"
+                f"{hint if is_heard else ''}"
+            ) from None
         finally:
             with self._state:
                 self._waiting.pop(number, None)
-        if waiting.answer is None:
-            if self.broken is not None:
-                raise self._lost()
-            raise UnreachableError(
-                f"host {self._host}: no answer to `{operation}` within {deadline:.0f} s"
-                + self._suspicion()
-            )
-        if "error" in waiting.answer:
-            raise to_error(waiting.answer["error"], self._host)
-        return waiting.answer.get("result")
-
-    def tell(self, operation: str, arguments: Mapping[str, Any]) -> None:
-        """Send a request without waiting for the answer, if that is still possible."""
-        with contextlib.suppress(UnreachableError):
-            number = next(self._numbers)
-            self._send({"id": number, "op": operation, "args": dict(arguments)}, 1.0)
+        if "error" in frame:
+            raise to_error(frame["error"], self._host)
+        return frame.get("result")
 
     def close(self) -> None:
         """End the link; waiting requests fail. Idempotent."""
         self._break("the connection was closed")
-
-    def _suspicion(self) -> str:
-        if time.monotonic() - self._heard < 2 * PING:
-            return "; the host itself answers: a disk or network mount may be hanging"
-        return ""
 
     def _send(self, frame: dict[str, Any], deadline: float) -> None:
         line = frames.encode(frame)
@@ -155,8 +152,8 @@ class AgentLink:
         try:
             self.pipe.send(line)
         except OSError as error:
-            self._break(f"connection lost ({error.strerror or error or type(error).__name__})")
-            raise self._lost() from None
+            self._break(_lost(error))
+            raise UnreachableError(str(self.broken)) from None
         finally:
             self._sending.release()
 
@@ -179,7 +176,7 @@ class AgentLink:
         except frames.FrameError as error:
             self._break(f"its agent sent {error}")
         except OSError as error:
-            self._break(f"connection lost ({error.strerror or error or type(error).__name__})")
+            self._break(_lost(error))
         return None
 
     def _take(self, line: bytes | None) -> None:
@@ -188,11 +185,11 @@ class AgentLink:
         if not self.hello:
             return self._greet(line)
         frame = frames.decode(line)
+        number = frame.get("id")
         with self._state:
-            waiting = self._waiting.get(frame.get("id") or 0)
-        if waiting is not None:  # else the request has timed out
-            waiting.answer = frame
-            waiting.done.set()
+            answer = self._waiting.pop(number, None) if isinstance(number, int) else None
+        if answer is not None:  # else the request has timed out
+            answer.set_result(frame)
         return None
 
     def _greet(self, line: bytes) -> None:
@@ -208,29 +205,22 @@ class AgentLink:
 
     def _ping(self) -> None:
         while not self._ended.wait(PING):
-            self.tell("ping", {})
+            with contextlib.suppress(UnreachableError):
+                self._send({"id": next(self._numbers), "op": "ping", "args": {}}, 1.0)
 
     def _break(self, reason: str) -> None:
         with self._state:
-            if self.broken is None:
-                self.broken = UnreachableError(f"host {self._host}: {reason}")
-            waiting = list(self._waiting.values())
+            self.broken = self.broken or f"host {self._host}: {reason}"
+            waiting, self._waiting = self._waiting, {}
         self._ended.set()
         self._greeted.set()
-        for each in waiting:
-            each.done.set()
+        for answer in waiting.values():
+            answer.set_exception(UnreachableError(self.broken))
         self.pipe.close()
 
-    def _lost(self) -> UnreachableError:
-        return UnreachableError(str(self.broken or f"host {self._host}: connection lost"))
 
-
-class _Waiting:
-    """A pending request."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.answer: dict[str, Any] | None = None
+def _lost(error: OSError) -> str:
+    return f"connection lost ({error.strerror or error or type(error).__name__})"
 
 
 @dataclass(frozen=True)

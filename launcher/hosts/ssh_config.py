@@ -8,21 +8,18 @@ StrictHostKeyChecking, also on jump hosts.
 
 from __future__ import annotations
 
-import contextlib
 import getopt
 import hashlib
 import os
 import shutil
-import stat
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pwd import getpwuid
 
 from launcher.errors import ConfigError
-from launcher.files import write_atomically
+from launcher.files import default_state_folder, make_private_folder, write_atomically
 from launcher.inventory.hosts import Host
 
 CONNECT_TIMEOUT = 8
@@ -76,8 +73,11 @@ class SshRoute:
 
     def one(self, name: str) -> str | None:
         """Return the first value of a setting; None if it is absent or `none`."""
-        value = self.settings.get(name, ["none"])[0]
-        return None if value.lower() == "none" else value
+        return next(iter(self.all(name)), None)
+
+    def all(self, name: str) -> list[str]:
+        """Return the values of a setting; none for `none`."""
+        return [value for value in self.settings.get(name, ()) if value.lower() != "none"]
 
 
 def route_to(host: Host, accept_new: bool = False) -> SshRoute:
@@ -107,7 +107,10 @@ def route_to(host: Host, accept_new: bool = False) -> SshRoute:
     # The command line counts before the file, and in each the first value. ssh passes nothing on
     # to a jump host but `-F`, so the settings are in both.
     options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-    config = _write_config(settings, own if file is None else [file])
+    try:
+        config = _write_config(settings, own if file is None else [file])
+    except OSError as error:
+        raise ConfigError(f"{where}: ssh's settings: {error.filename}: {error.strerror}") from None
     command = (program, "-T", *options, *arguments, "-F", str(config))
     # With the operator's files themselves, so that a mistake in them is named with its line.
     return _route((program, *arguments, *named), command, destination, where, accept_new)
@@ -131,37 +134,26 @@ def jump_to(route: SshRoute, where: str) -> SshRoute | None:
     return _route(command, command, uri, f"{where}: jump host {last}", route.accept_new)
 
 
-def private_folder() -> Path:
-    """Return this user's folder for the configurations of ssh.
-
-    Raises:
-        ConfigError: it belongs to another user, or others may write there.
-    """
-    # One folder, so that a killed launcher leaves none of its own.
-    folder = Path(tempfile.gettempdir(), f"motley-{os.getuid()}")
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(
-            f"{folder} belongs to another user, or others can write to it; remove it, or set TMPDIR"
-        )
-    return folder
-
-
-def environment() -> dict[str, str]:
-    """Return ssh's environment: without a locale, its messages are English and none is sent."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("LC_") and name not in ("LANG", "LANGUAGE")
-    }
-
-
 def _route(
     asked: Sequence[str], command: tuple[str, ...], destination: str, where: str, accept_new: bool
 ) -> SshRoute:
-    settings = _resolve([*asked, "-G", "--", destination], where)
+    try:
+        done = subprocess.run(
+            [*asked, "-G", "--", destination],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            errors="replace",
+            timeout=_DEADLINE,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{where}: `ssh -G` did not end in {_DEADLINE:.0f} s") from None
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ConfigError(f"{where}: ssh cannot use its settings: {said[0].strip()}")
+    settings: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition(" ")
+        settings.setdefault(name, []).append(value)
     jumps = settings.get("proxyjump", ["none"])[0]
     return SshRoute(
         command=command,
@@ -177,18 +169,14 @@ def _route(
 
 def _arguments(host: Host, where: str) -> tuple[list[str], str | None]:
     """Return the arguments of ssh that the inventory gives, and the file that `-F` names."""
-    arguments, first_file = _options(host.ssh_first_args, where)
-    if host.ssh_port is not None:
-        arguments += ["-p", str(host.ssh_port)]
-    if host.ssh_key is not None:
-        key = Path(host.ssh_key).expanduser()
-        if not key.is_file():  # ssh would continue without it
-            raise ConfigError(f"{where}: ansible_ssh_private_key_file: no file {key}")
-        arguments += ["-i", str(key)]
-    if host.user is not None:
-        arguments += ["-l", host.user]
+    first, first_file = _options(host.ssh_first_args, where)
     more, file = _options(host.ssh_args, where)
-    return arguments + more, first_file if file is None else file
+    key = host.ssh_key and Path(host.ssh_key).expanduser()
+    if key and not key.is_file():  # ssh would continue without it
+        raise ConfigError(f"{where}: ansible_ssh_private_key_file: no file {key}")
+    named = (("-p", host.ssh_port), ("-i", key), ("-l", host.user))
+    own = [word for flag, value in named if value is not None for word in (flag, str(value))]
+    return [*first, *own, *more], first_file if file is None else file
 
 
 def _options(words: Sequence[str], where: str) -> tuple[list[str], str | None]:
@@ -203,31 +191,6 @@ def _options(words: Sequence[str], where: str) -> tuple[list[str], str | None]:
     return [word for pair in kept for word in pair if word], dict(options).get("-F")
 
 
-def _resolve(command: Sequence[str], where: str) -> dict[str, list[str]]:
-    """Return the values of each of ssh's settings."""
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_DEADLINE,
-            env=environment(),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"{where}: `ssh -G` did not end in {_DEADLINE:.0f} s") from None
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise ConfigError(f"{where}: ssh cannot use its settings: {said[0].strip()}")
-    found: dict[str, list[str]] = {}
-    for line in done.stdout.splitlines():
-        name, _, value = line.partition(" ")
-        found.setdefault(name, []).append(value)
-    return found
-
-
 def _write_config(settings: dict[str, str], files: Sequence[str]) -> Path:
     """Write a configuration: the settings, then copies of these files."""
     # Include would demand permissions that `-F` does not.
@@ -237,8 +200,8 @@ def _write_config(settings: dict[str, str], files: Sequence[str]) -> Path:
         if file != "none" and path.is_file():
             parts += ["Match all", path.read_text(encoding="utf-8", errors="surrogateescape")]
     data = "\n".join([*parts, ""]).encode(errors="surrogateescape")
-    name = hashlib.sha256("\0".join([*settings.values(), *files]).encode()).hexdigest()
-    config = private_folder() / name[:16]
-    if not config.is_file() or config.read_bytes() != data:
+    config = default_state_folder() / "ssh" / hashlib.sha256(data).hexdigest()[:16]
+    if not config.exists():
+        make_private_folder(config.parent)
         write_atomically(config, data)
     return config

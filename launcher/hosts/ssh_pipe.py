@@ -2,63 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections import deque
 
-from launcher.errors import UnreachableError
-from launcher.hosts.bootstrap import STARTED
 from launcher.hosts.login import Login
-from launcher.hosts.ssh_config import SshRoute
-
-LOGIN_DEADLINE = 20.0
-"""Seconds until the login shell has started a command."""
+from launcher.hosts.rpc import STARTED
+from launcher.hosts.ssh_config import CONNECT_TIMEOUT, SshRoute
 
 _SEND_TIMEOUT = 10.0
 _PART = 1 << 16
-_LONGEST = 1000
-"""Bytes of a line of stderr that are kept in one piece."""
 
 
-class SshPipe:
-    """A `Pipe` (`rpc.py`) to a command that writes `STARTED` to stderr; its login ends with it."""
+class SshPipe(Login):
+    """A `Pipe` (`rpc.py`): a login with the channel of a command of its login shell."""
 
     def __init__(self, where: str, route: SshRoute, command: str) -> None:
-        """Log in.
+        """Log in and start the command.
 
         Raises:
-            UnreachableError, ConfigError: as `Login`, or the login shell does not start.
+            UnreachableError, ConfigError: as `Login`.
         """
-        self._login = Login(where, route)
-        self.run = self._login.run
-        self.host_key = self._login.host_key
-        """The fingerprint of the key that the host has shown."""
-        self._words: deque[str] = deque(maxlen=64)
-        self._rest = b""
+        super().__init__(where, route)
+        self._words = b""
         self._draining = threading.Lock()
-        try:
-            self._channel = self._login.start(command)
-            self._await_start(where)
-        except BaseException:
-            self._login.close()
-            raise
-
-    def _await_start(self, where: str) -> None:
-        until = time.monotonic() + LOGIN_DEADLINE
-        while STARTED not in self._words:
-            self._channel.settimeout(max(0.01, until - time.monotonic()))
-            try:
-                data = self._channel.recv_stderr(_PART)
-            except TimeoutError:
-                raise UnreachableError(
-                    f"{where}: no login shell within {LOGIN_DEADLINE:.0f} s"
-                ) from None
-            self._take(data)
-            if not data:
-                return  # the login shell has ended; what it wrote says why
-        while self._words.popleft() != STARTED:
-            pass
+        with self._opening():
+            self._channel = self._connection.create_session()
+            self._channel.settimeout(CONNECT_TIMEOUT)
+            self._channel.exec_command(command)
 
     def send(self, data: bytes) -> None:
         """Send all of it, or raise OSError."""
@@ -88,23 +58,11 @@ class SshPipe:
         return data
 
     def last_output(self) -> str:
-        """Return the end of stderr."""
+        """Return the end of stderr, without what start-up files of the login shell wrote."""
         self._drain()
-        return "\n".join((*self._words, self._rest.decode(errors="replace"))).strip("\n")
-
-    def close(self) -> None:
-        """End it and its login. Idempotent."""
-        with contextlib.suppress(OSError, EOFError):
-            self._channel.close()
-        self._login.close()
+        return self._words.decode(errors="replace").rpartition(f"{STARTED}\n")[2].strip("\n")
 
     def _drain(self) -> None:
         with self._draining:
             while self._channel.recv_stderr_ready() and (data := self._channel.recv_stderr(_PART)):
-                self._take(data)
-
-    def _take(self, data: bytes) -> None:
-        *lines, rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._words.append(line[:_LONGEST].decode(errors="replace").rstrip("\r"))
-        self._rest = rest[:_LONGEST]
+                self._words = (self._words + data)[-_PART:]

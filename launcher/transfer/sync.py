@@ -176,8 +176,9 @@ def find_place(host: Host, there: Connection, kind: Kind) -> Endpoint:
     if host.is_local:
         there.make_folder(folder)
         return Endpoint(host.name, folder)
-    ssh = tuple(connection.ssh_command(host))
-    destination = connection.ssh_destination(host)
+    ssh = connection.route_of(host).command
+    name = host.address or host.name
+    destination = f"[{name}]" if ":" in name else name  # an IPv6 address
     if managed and host.user != RUN_USER:
         return Endpoint(host.name, folder, "module", kind, destination, ssh)
     there.make_folder(folder)

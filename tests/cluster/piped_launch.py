@@ -28,13 +28,14 @@ class Hosts:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._opened: dict[str, Connection] = {}
+        self._opened: dict[str, RemoteConnection] = {}
         self._locks: dict[str, threading.Lock] = {}
 
     def connect(self, host: Host) -> Connection:
         with self._locks.setdefault(host.name, threading.Lock()):
             if host.name not in self._opened:
                 self._opened[host.name] = RemoteConnection(host.name, lambda: self._open(host))
+            self._opened[host.name].link()
             return self._opened[host.name]
 
     def _open(self, host: Host) -> AgentLink:

@@ -19,6 +19,8 @@ AGENT = (sys.executable, "-P", "-m", "launcher.agent")
 class ProcessPipe:
     """A `Pipe` to a child process."""
 
+    host_key = ""
+
     def __init__(self, argv: Sequence[str] = AGENT, env: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             argv,
@@ -96,7 +98,9 @@ class AgentHost:
         return AgentLink(self.name, self.pipes[-1])
 
     def connect(self) -> RemoteConnection:
-        return RemoteConnection(self.name, self.open_link)
+        connection = RemoteConnection(self.name, self.open_link)
+        connection.link()
+        return connection
 
     def end(self) -> None:
         for pipe in self.pipes:

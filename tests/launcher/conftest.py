@@ -7,7 +7,6 @@ import secrets
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
@@ -91,19 +90,7 @@ def copied_venvs(bare_venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def short_folder(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Path]:
-    """Yield a folder for temporary files of the test alone, with a short path."""
-    tmp_path_factory.getbasetemp()  # pytest's own is not made in it, whichever test is first
-    with tempfile.TemporaryDirectory(prefix="m-") as folder:
-        monkeypatch.setattr("tempfile.tempdir", folder)
-        monkeypatch.setenv("TMPDIR", folder)
-        yield Path(folder)
-
-
-@pytest.fixture
-def own_ssh(server: Server, short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_ssh(server: Server, own_state: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give a test known hosts, a pool and an ssh_config of its own, and end what it opened."""
     from launcher.hosts.ssh import close_all
 

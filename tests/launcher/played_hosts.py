@@ -13,22 +13,19 @@ class Disk(LocalConnection):
     """A host with a state folder of its own."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder = folder
-
-    @property
-    def state_folder(self) -> str:
-        return str(self.folder)
+        self.state_folder = str(folder)
 
 
 class Units(LocalConnection):
     """A host whose processes are units of systemd; all that it is asked is well."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
-        self._asked = asked
+    units = True
 
-    @property
-    def units(self) -> bool:
-        return True
+    def __init__(self, asked: dict[str, Any]) -> None:
+        super().__init__()
+        self._asked = asked
 
     def call(
         self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = 1.0

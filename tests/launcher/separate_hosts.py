@@ -36,6 +36,7 @@ class SeparateHosts:
         self._stack.enter_context(self._network)
         for name in self._names:
             self.connections[name] = RemoteConnection(name, lambda name=name: self._open(name))
+            self.connections[name].link()
             self._stack.callback(self.connections[name].close)
         return self
 

@@ -123,11 +123,10 @@ class Unit:
 class UnitHost(LocalConnection):
     """This machine, with units; `asked` is what `control_unit` was told."""
 
-    @property
-    def units(self) -> bool:
-        return True
+    units = True
 
     def __init__(self, state_folder: Path, program: str = sys.executable) -> None:
+        super().__init__()
         self.asked: list[tuple[str, str]] = []
         self._state_folder = state_folder
         self._program = program

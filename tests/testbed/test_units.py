@@ -79,6 +79,7 @@ class Station:
         self._lab = lab
         self._pipes: list[SshPipe] = []
         self.connection = RemoteConnection(host.name, self._open)
+        self.connection.link()
         supervisor = supervise(self.connection, self.run_id, QUICK)
         assert isinstance(supervisor, SystemdSupervisor)
         self.supervisor = supervisor

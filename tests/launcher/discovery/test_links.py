@@ -29,6 +29,7 @@ class Neighbour(LocalConnection):
     """This machine as a host with an address of its own; one value of its answers may be odd."""
 
     def __init__(self, name: str, address: str, lie: tuple[str, str, Any] | None = None) -> None:
+        super().__init__()
         self.host = name
         self.address = address
         self.is_closed = False

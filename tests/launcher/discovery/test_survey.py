@@ -116,6 +116,7 @@ class Hung(LocalConnection):
     """A host that never answers."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.over = threading.Event()
 
     def call(self, *_: object, **__: object) -> object:
@@ -141,11 +142,9 @@ class OfTheRecipe(LocalConnection):
     """A host that the recipe has set up, with these folders in /srv."""
 
     def __init__(self, *folders: str) -> None:
+        super().__init__()
+        self.user = "motley"
         self._folders = folders
-
-    @property
-    def user(self) -> str:
-        return "motley"
 
     def call(self, *question: Any, **more: Any) -> Any:
         if question == ("names", {"folder": "/srv"}, 10.0):
@@ -171,6 +170,7 @@ class Lying(LocalConnection):
     """A host that makes up what it is asked for."""
 
     def __init__(self, **answers: Any) -> None:
+        super().__init__()
         self._answers = answers
 
     def call(self, *question: Any, **more: Any) -> Any:

@@ -17,7 +17,7 @@ from launcher.hosts import bootstrap
 from launcher.hosts.fleet import ask_hosts
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
-from launcher.hosts.ssh import close_all, connect, ssh_command, ssh_destination
+from launcher.hosts.ssh import close_all, connect, route_of
 from launcher.inventory.hosts import Host
 from launcher.runs.preflight.inspection import check_login_shell
 from launcher.runs.processes.session import SessionSupervisor
@@ -82,12 +82,12 @@ def test_a_host_that_swallows_everything_is_given_up(
 def test_a_login_that_never_ends_is_given_up(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.hosts.ssh_pipe.LOGIN_DEADLINE", 2.0)
+    monkeypatch.setattr("launcher.hosts.rpc.HELLO_DEADLINE", 2.0)
     keys = server.folder / "authorized_keys"
     before = keys.read_text()
     keys.write_text(f'command="sleep 600" {before}')
     try:
-        assert refused(server.host()).endswith(": no login shell within 2 s")
+        assert refused(server.host()).endswith(": its login shell did not start within 2 s")
     finally:
         keys.write_text(before)
 
@@ -116,7 +116,7 @@ def test_jump_hosts_are_verified_like_any_other(server: Server) -> None:
     )
     host = server.host(args=("-J", "gate"))
     assert connect(host).exists("/")
-    command = [*ssh_command(host), ssh_destination(host), "echo", "there"]
+    command = [*route_of(host).command, "127.0.0.1", "echo", "there"]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"there\n"
     assert "jump host door: its host key" in refused(server.host("two", args=("-J", "door,gate")))
     assert "host two: jump host dead: 127.0.0.1 port" in refused(
@@ -147,7 +147,7 @@ def test_two_jumps_and_hashed_names(server: Server) -> None:
     )
     host = server.host(args=("-o", "ProxyJump=door,gate"))
     assert connect(host).exists("/")
-    command = [*ssh_command(host), ssh_destination(host), "echo", "there"]
+    command = [*route_of(host).command, "127.0.0.1", "echo", "there"]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"there\n"
 
 
@@ -236,11 +236,13 @@ def is_free(lock: Path) -> bool:
 def test_a_broken_connection_is_opened_again(server: Server) -> None:
     connection = connect(server.host())
     assert isinstance(connection, RemoteConnection)
-    os.kill(int(connection.hello["pid"]), signal.SIGKILL)
-    wait_for(lambda: connection._link.broken is not None, "the link to break")
+    link = connection.link()
+    os.kill(int(link.hello["pid"]), signal.SIGKILL)
+    wait_for(lambda: link.broken is not None, "the link to break")
     assert connect(server.host()).exists("/")
+    link = connection.link()
     end_sessions(server)
-    wait_for(lambda: connection._link.broken is not None, "the link to break")
+    wait_for(lambda: link.broken is not None, "the link to break")
     assert connection.exists("/")
     with connection.lock(str(server.folder / "lock"), "run"):
         end_sessions(server)
@@ -262,7 +264,7 @@ def test_units_are_controlled_beside_the_agent_by_sudo_s_one_rule(
     program.chmod(0o755)
     connection = connect(server.host())
     assert isinstance(connection, RemoteConnection)
-    monkeypatch.setattr(RemoteConnection, "units", True)
+    monkeypatch.setattr(connection, "units", True)
     monkeypatch.setattr("launcher.hosts.remote.UNIT_COMMAND", (str(program),))
     connection.control_unit("start", "motley-worker@a b:worker-0.service")
     assert Path(f"{program}.log").read_text() == "start motley-worker@a b:worker-0.service\n"
@@ -311,7 +313,7 @@ def test_this_machine_needs_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("end", ["by itself", "by SIGKILL"])
-def test_a_launcher_leaves_no_proxy_command(server: Server, short_folder: Path, end: str) -> None:
+def test_a_launcher_leaves_no_proxy_command(server: Server, tmp_path: Path, end: str) -> None:
     add_proxy(server)
     code = (
         "import sys\nsys.path.insert(0, sys.argv[1])\n"
@@ -319,7 +321,7 @@ def test_a_launcher_leaves_no_proxy_command(server: Server, short_folder: Path, 
         "from launcher.inventory.hosts import Host\n"
         "host = Host(name='far', address='127.0.0.1', ssh_port=int(sys.argv[2]),\n"
         "    ssh_args=('-F', sys.argv[3]), trainer_command=(sys.argv[4],))\n"
-        "print(connect(host).hello['pid'], flush=True)\n"
+        "print(connect(host).link().hello['pid'], flush=True)\n"
         "sys.stdin.read()\n"
     )
     trainer = Path(sys.executable).with_name("trainer")
@@ -337,14 +339,11 @@ def test_a_launcher_leaves_no_proxy_command(server: Server, short_folder: Path, 
         if end == "by SIGKILL":
             launcher.kill()
     wait_for(lambda: not any(child and is_alive(child) for child in children), "them to end")
-    (folder,) = short_folder.glob("motley-*")
-    (config,) = folder.iterdir()
+    (config,) = (tmp_path / "state" / "ssh").iterdir()
     assert config.is_file()
 
 
-def test_a_launcher_that_ends_meanwhile_leaves_no_proxy_command(
-    server: Server, short_folder: Path
-) -> None:
+def test_a_launcher_that_ends_meanwhile_leaves_no_proxy_command(server: Server) -> None:
     """A host that is late is waited for in a thread that ends with the process."""
     code = (
         "import sys, threading, time\nsys.path.insert(0, sys.argv[1])\n"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from launcher import cli
-from launcher.hosts.ssh import accept_new_host_keys, close_all, connect, ssh_command
+from launcher.hosts.ssh import accept_new_host_keys, close_all, connect, route_of
 from launcher.inventory.hosts import Host
 from tests.launcher.sshd import Server, make_key, refused, running_sshd
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("own_ssh")
 
 def by_rsync_s_command(host: Host) -> str:
     """Return what the command that rsync gets says of a host that it must not log in to."""
-    command = [*ssh_command(host), "127.0.0.1", "echo", "in"]
+    command = [*route_of(host).command, "127.0.0.1", "echo", "in"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (255, "")
     return done.stderr
@@ -157,7 +157,7 @@ def test_names_of_a_key_are_those_of_ssh(server: Server, name: str, args: tuple[
     key = server.known_line.split(" ", 1)[1]
     server.known_hosts.write_text(f"{name} {key}")
     assert connect(server.host(args=args)).exists("/")
-    command = [*ssh_command(server.host(args=args)), "127.0.0.1", "echo", "in"]
+    command = [*route_of(server.host(args=args)).command, "127.0.0.1", "echo", "in"]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"in\n"
 
 
@@ -178,7 +178,7 @@ def test_every_client_that_is_made_verifies(
     """Fabric's own policy adds every key; ours stands on each client before it connects."""
     from paramiko import SSHClient
 
-    from launcher.hosts.login import _Verified
+    from launcher.hosts.host_keys import HostKeys
 
     seen: list[tuple[type, int]] = []
     real: Any = SSHClient.connect
@@ -191,4 +191,4 @@ def test_every_client_that_is_made_verifies(
     gate = f"Host gate\n  HostName 127.0.0.1\n  Port {server.port}\n"
     server.config.write_text(server.config.read_text() + gate)
     assert connect(server.host(args=("-J", "gate"))).exists("/")
-    assert seen == [(_Verified, 0), (_Verified, 0)]
+    assert seen == [(HostKeys, 0), (HostKeys, 0)]

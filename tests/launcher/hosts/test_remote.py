@@ -145,7 +145,10 @@ def test_noise_of_a_login_shell_before_the_hello_is_passed_over(speak: Speak) ->
     )
     link = AgentLink("far", pipe)
     assert list(link.noise) == ["Welcome!", '{"a": 1}', "motley: units"]
-    assert RemoteConnection("far", lambda: link).units
+    there = RemoteConnection("far", lambda: link)
+    there.link()
+    assert there.units
+    assert there.noise == ("Welcome!", '{"a": 1}')
 
 
 @pytest.mark.parametrize(
@@ -157,22 +160,28 @@ def test_noise_of_a_login_shell_before_the_hello_is_passed_over(speak: Speak) ->
             ("hm", "sh: 1: python: not found"),
         ),
         ("print('x' * 5_000_000)", "a line of more than", ()),
-        ("import time; print('y'); time.sleep(600)", "did not start within 2 s", ("y",)),
+        ("import time; print('y'); time.sleep(600)", "login shell did not start within 2", ("y",)),
+        (
+            "import time; print('motley: started'); time.sleep(600)",
+            "its agent did not start within 2 s",
+            ("motley: started",),
+        ),
     ],
 )
 def test_what_is_no_agent_is_quoted(
-    speak: Speak, code: str, message: str, words: tuple[str, ...]
+    speak: Speak, monkeypatch: pytest.MonkeyPatch, code: str, message: str, words: tuple[str, ...]
 ) -> None:
+    monkeypatch.setattr("launcher.hosts.rpc.HELLO_DEADLINE", 2.0)
     with pytest.raises(NoAgentError, match=message) as caught:
-        AgentLink("far", speak(code), 2.0)
-    assert caught.value.words == words
+        AgentLink("far", speak(code))
+    assert caught.value.details == words
     assert str(caught.value).startswith("host far: ")
 
 
 def test_an_agent_of_another_version_is_refused_with_what_to_do(speak: Speak) -> None:
     code = "print(HELLO.replace('agent/1', 'agent/9')); import sys; sys.stdin.read()"
     with pytest.raises(PreflightError, match=r"speaks motley.agent/9.*launch cluster push"):
-        RemoteConnection("far", lambda: AgentLink("far", speak(code)))
+        RemoteConnection("far", lambda: AgentLink("far", speak(code))).link()
 
 
 @pytest.mark.parametrize(
@@ -197,7 +206,8 @@ def test_answers_to_nobody_are_dropped(speak: Speak) -> None:
     print(HELLO)
     import json
     number = json.loads(input())["id"]
-    print(json.dumps({"id": 10**9, "result": 1})); print(json.dumps({"result": 1}))
+    for other in ({"id": 10**9}, {}, {"id": [number]}, {"id": {}}, {"id": str(number)}):
+        print(json.dumps({**other, "result": 1}))
     print(json.dumps({"id": number, "result": "mine"}))
     input()
     """
@@ -254,8 +264,9 @@ def test_lines_are_cut_wherever_the_bytes_are() -> None:
 def test_a_hello_whose_paths_are_none_is_refused(speak: Speak, key: str, value: object) -> None:
     hello = json.dumps({**json.loads(HELLO), key: value})
     link = AgentLink("far", speak(f"print({hello!r}); import sys; sys.stdin.read()"))
-    with pytest.raises(UnreachableError, match=f"reports an invalid path as its {key}"):
-        RemoteConnection("far", lambda: link)
+    with pytest.raises(UnreachableError, match=f"invalid words of its agent: hello: {key}: "):
+        RemoteConnection("far", lambda: link).link()
+    assert link.broken
 
 
 ANSWERS = """

@@ -1,6 +1,5 @@
 """Where ssh would go, by the real `ssh -G` on configurations of our own."""
 
-import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.hosts.ssh_config import environment, route_to
+from launcher.hosts.ssh_config import route_to
 from launcher.inventory.hosts import Host
 
-pytestmark = [pytest.mark.needs("ssh"), pytest.mark.usefixtures("short_folder")]
+pytestmark = [pytest.mark.needs("ssh"), pytest.mark.usefixtures("own_state")]
 
 
 def write(folder: Path, text: str, name: str = "config") -> str:
@@ -171,35 +170,22 @@ def test_a_file_that_its_group_may_write_counts_as_for_ssh(tmp_path: Path) -> No
     assert settings(Host(name="intel", ssh_args=("-F", config)))["port"] == "2200"
 
 
-@pytest.mark.parametrize("kind", ["open to others", "a link", "a file"])
-def test_a_folder_that_others_may_have_made_is_refused(short_folder: Path, kind: str) -> None:
-    folder = short_folder / f"motley-{os.getuid()}"
-    if kind == "a link":
-        (short_folder / "theirs").mkdir(mode=0o700)
-        folder.symlink_to("theirs")
-    elif kind == "a file":
-        folder.touch(0o600)
-    else:
-        assert route_to(Host(name="intel", ssh_args=("-F", "none")))
-        assert folder.stat().st_mode & 0o777 == 0o700
-        assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
-        folder.chmod(0o770)
-    with pytest.raises(ConfigError, match=rf"{folder} belongs to another user.*; remove it"):
+def test_a_configuration_is_this_user_s_alone(tmp_path: Path) -> None:
+    assert route_to(Host(name="intel", ssh_args=("-F", "none")))
+    folder = tmp_path / "state" / "ssh"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert [path.stat().st_mode & 0o777 for path in folder.iterdir()] == [0o600]
+
+
+def test_a_configuration_that_cannot_be_kept_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTLEY_STATE_DIR", "/proc/none")
+    with pytest.raises(ConfigError, match="host intel: ssh's settings: /proc/none: No such file"):
         route_to(Host(name="intel", ssh_args=("-F", "none")))
 
 
 def test_a_name_that_is_an_option_is_no_name() -> None:
     with pytest.raises(ConfigError, match="'-oProxyCommand=x' is not a host name"):
         route_to(Host(name="intel", address="-oProxyCommand=x"))
-
-
-def test_ssh_speaks_english_and_sends_no_locale(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LANG", "LC_ALL", "LC_MESSAGES", "LANGUAGE"):
-        monkeypatch.setenv(name, "de_DE.UTF-8")
-    monkeypatch.setenv("LCD", "no locale")
-    kept = environment()
-    assert not {"LANG", "LC_ALL", "LC_MESSAGES", "LANGUAGE"} & set(kept)
-    assert kept["LCD"] == "no locale"
 
 
 def test_without_ssh_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

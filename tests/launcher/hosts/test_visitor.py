@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from launcher.agent.archive import archive
 from launcher.discovery.survey import detection_of, machine_of
 from launcher.errors import PreflightError, UnreachableError
+from launcher.hosts.bootstrap import agent_command, explain
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink, NoAgentError
-from launcher.hosts.ssh import connect, host_key, visit
-from launcher.hosts.visitor import archive, explain_visit, visitor_command
+from launcher.hosts.ssh import connect, visit
 from launcher.inventory.facts.machine import identity
 from launcher.inventory.hosts import Host
 from tests.launcher.agent_pipe import ProcessPipe
 from tests.launcher.sshd import Server
 
 FAR = Host(name="far")
+VISIT = agent_command(FAR, visiting=True)
 BARE = Path(sys.base_prefix, "bin")
 """The Python below this environment: no package of ours or of anybody's."""
 
@@ -27,7 +29,17 @@ BARE = Path(sys.base_prefix, "bin")
 def shell(folder: Path, path: str) -> tuple[str, ...]:
     """Return a login shell on an otherwise empty environment."""
     home = f"HOME={folder}"
-    return ("env", "-i", "-C", str(folder), f"PATH={path}", home, "sh", "-c", visitor_command(FAR))
+    return (
+        "env",
+        "-i",
+        "-C",
+        str(folder),
+        f"PATH={path}",
+        home,
+        "sh",
+        "-c",
+        agent_command(FAR, visiting=True),
+    )
 
 
 def test_it_answers_what_an_installed_agent_answers(tmp_path: Path) -> None:
@@ -57,12 +69,19 @@ def test_why_there_is_none(tmp_path: Path, python: str | None, said: str) -> Non
     if python is not None:
         (tmp_path / "python3").write_text(python)
         (tmp_path / "python3").chmod(0o755)
-    environment = ["env", "-i", f"PATH={tmp_path}", "/bin/sh", "-c", visitor_command(FAR)]
+    environment = [
+        "env",
+        "-i",
+        f"PATH={tmp_path}",
+        "/bin/sh",
+        "-c",
+        agent_command(FAR, visiting=True),
+    ]
     pipe = ProcessPipe(environment)
     with pytest.raises(NoAgentError) as caught:
         AgentLink("far", pipe)
     pipe.end()
-    error = explain_visit(FAR, caught.value)
+    error = explain(FAR, "me", caught.value)
     assert isinstance(error, PreflightError | UnreachableError)
     assert said in str(error)
     assert "\n" not in str(error)
@@ -79,7 +98,7 @@ def test_a_visit_over_ssh_on_a_host_without_motley(server: Server) -> None:
     public = subprocess.run(
         ["ssh-keygen", "-lf", str(server.folder / "host.pub")], capture_output=True, text=True
     )
-    assert host_key(host) == public.stdout.split()[1]
+    assert connection.host_key == public.stdout.split()[1]
 
 
 @pytest.mark.usefixtures("own_ssh")

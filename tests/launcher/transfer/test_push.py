@@ -35,11 +35,8 @@ class InstalledConnection(LocalConnection):
     """This machine, with Motley as the trainer recipe installs it below `root`."""
 
     def __init__(self, root: Path) -> None:
-        self._python = str(root / "current/bin/python")
-
-    @property
-    def python(self) -> str:
-        return self._python
+        super().__init__()
+        self.python = str(root / "current/bin/python")
 
 
 @pytest.fixture

@@ -214,6 +214,7 @@ class Clock(LocalConnection):
     """A host whose clock is off, and which takes a while to say so."""
 
     def __init__(self, offset: float, trips: list[float]) -> None:
+        super().__init__()
         self.now = 1000.0
         self._offset = offset
         self._trips = trips

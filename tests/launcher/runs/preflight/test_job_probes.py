@@ -33,6 +33,7 @@ class Counting(LocalConnection):
     """This machine, with every question noted."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.asked: list[str] = []
 
     def call(
@@ -137,6 +138,7 @@ def test_a_folder_of_logits_is_compared_by_its_shards(tmp_path: Path) -> None:
         """A host with a folder of its own at the path that the job names."""
 
         def __init__(self, folder: Path) -> None:
+            super().__init__()
             self.folder = folder
 
         def call(

@@ -30,6 +30,7 @@ class Answering(LocalConnection):
     """A host that answers as it likes, and tells what it was asked."""
 
     def __init__(self, answer: Any = None) -> None:
+        super().__init__()
         self.answer = answer
         self.asked: dict[str, Any] = {}
 
