@@ -440,3 +440,21 @@ def test_every_answer_of_an_agent_is_received() -> None:
         if len(calls) > receives:
             lax.add(name)
     assert lax == set(UNCHECKED_CALLS)
+
+
+def test_no_model_brings_code() -> None:
+    """transformers asks on a terminal otherwise, and runs what is answered with a return."""
+    asks = [
+        f"{name}:{node.lineno}"
+        for name, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "from_pretrained"
+        and ast.unparse(node.func.value) != "nn.Embedding"
+        and not any(
+            word.arg == "trust_remote_code" and ast.unparse(word.value) == "False"
+            for word in node.keywords
+        )
+    ]
+    assert asks == []
