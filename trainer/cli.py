@@ -10,6 +10,7 @@ import click
 
 from trainer.system.commandline.lazy_group import LazyGroup
 from trainer.system.commandline.streams import end_output, print_any_text
+from trainer.system.commandline.visible import visible
 from trainer.system.errors import (
     DoesNotFitError,
     InputError,
@@ -104,7 +105,7 @@ def main() -> None:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    print(f"trainer: {message}", file=sys.stderr)  # noqa: T201 - the one error boundary
+    print(f"trainer: {visible(message)}", file=sys.stderr)  # noqa: T201 - the one error boundary
     leave(code)
 
 

@@ -97,8 +97,12 @@ def dissolve(workspace: Path, folder: Path) -> None:
     Raises:
         OSError: it cannot be removed.
     """
-    while workspace.exists():
-        for path in workspace.iterdir():
+    while True:
+        try:
+            entries = list(workspace.iterdir())  # `exists` would call one that fails gone
+        except FileNotFoundError:
+            return
+        for path in entries:
             original = folder / original_name(path.name)
             if path.name.startswith(".old-") and not original.exists():
                 path.rename(original)
