@@ -1,18 +1,13 @@
 """F-IN-002: whatever a host, a member of a run or a shared disk says is plain, or it is refused.
 
 Every field of every message, note and file is derived from the code that writes it, and holds in
-turn each odd value. And whoever reads JSON by other means than `received.py` is listed here with
-its reason, so that a new reader is seen.
+turn each odd value. Who reads JSON otherwise: `test_f_in_002_readers.py`.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import importlib
-import importlib.util
 import json
-import pkgutil
 import types
 import typing
 from collections.abc import Callable, Iterator
@@ -23,8 +18,6 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-import launcher
-import trainer
 from launcher.agent import frames
 from launcher.errors import LauncherError
 from launcher.hosts.local import LocalConnection
@@ -329,132 +322,3 @@ def test_a_field_of_a_file(name: str, read: dict[str, Reader]) -> None:
                 continue
             assert plain_or_why(found) is None, (path, odd[:40])
             assert odd != "-1" or name not in NEVER_NEGATIVE or path[-1] in SIGNED, path
-
-
-# Whoever reads JSON otherwise
-
-OF_A_PERSON = "what a person brings: F-IN-001"
-OWN = "made by this process, or by a child of it"
-THERE = "on the host that wrote it; the launcher checks the answer"
-BY_OTHER_MEANS = {
-    "launcher.agent.checks.digests": THERE,
-    "launcher.agent.checks.job": THERE,
-    "launcher.agent.checks.link": "a connection that knows the token of this check",
-    "launcher.agent.checks.logits_folder": THERE,
-    "launcher.agent.checks.share": OWN,
-    "launcher.agent.frames": "a frame, whose content each caller receives: see below",
-    "launcher.commands.starting": OWN,
-    "launcher.discovery.yaml_text": OWN,
-    "launcher.export.homecoming": OWN,
-    "launcher.export.outgoing": OF_A_PERSON,
-    "launcher.hosts.local": OWN,
-    "launcher.installation.environments": THERE,
-    "launcher.inventory.facts.machine": THERE,
-    "launcher.inventory.facts.network": THERE,
-    "launcher.inventory.hosts": OWN,
-    "launcher.inventory.rendering": OWN,
-    "launcher.plan.configuration": OF_A_PERSON,
-    "launcher.runs.planned": "a model's config on the hub: its reader checks each key",
-    "launcher.runs.preflight.finetune": OWN,
-    "launcher.runs.records.kept_configs": "the YAML of a run's config, whose paths are refused",
-    "launcher.runs.records.registry": OWN,
-    "launcher.session.process_supervisor": THERE,
-    "launcher.session.spec": THERE,
-    "trainer.checkpoint.merge_lora": OF_A_PERSON,
-    "trainer.checkpoint.publication": OF_A_PERSON,
-    "trainer.commands.distill.inspect": OWN,
-    "trainer.commands.run_options": OF_A_PERSON,
-    "trainer.config.dataset_info": OF_A_PERSON,
-    "trainer.config.section": OF_A_PERSON,
-    "trainer.distill.student.from_scratch": OF_A_PERSON,
-    "trainer.evaluate.boxed": "the sandbox's other side, with checks of its own",
-    "trainer.exchange.protocol.messages": "models with limits of their own: see above",
-    "trainer.planning.budget.ledger": "a model with limits of its own: see above",
-    "trainer.replica.wgpu.autotune": OWN,
-    "trainer.run.distributed.group.link": OWN,
-    "trainer.run.distributed.inference": OF_A_PERSON,
-    "trainer.run.distributed.group.setup": OWN,
-    "trainer.system.received": "the function itself",
-    "trainer.system.storage.lease_folder": "the lease's own holder",
-}
-OF_A_PERSON_BELOW = (
-    "trainer.data.",
-    "trainer.model.",
-    "trainer.distill.tokenizer.",
-    "trainer.lab.",
-)
-PARSERS = {"loads", "load", "safe_load", "model_validate_json", "validate_json"}
-MODULES_WITH_LOAD = {"json", "yaml"}
-
-
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for package in (trainer, launcher):
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            spec = importlib.util.find_spec(module.name)
-            assert spec is not None
-            if spec.origin and spec.origin.endswith(".py"):
-                yield module.name, ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-
-
-def parses(call: ast.AST) -> bool:
-    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
-        return False
-    owner, name = call.func.value, call.func.attr
-    if name in ("loads", "load", "safe_load"):
-        return isinstance(owner, ast.Name) and owner.id in MODULES_WITH_LOAD
-    return name in PARSERS
-
-
-def test_json_of_others_is_read_by_one_function() -> None:
-    found = {name for name, tree in modules() if any(map(parses, ast.walk(tree)))}
-    others = {name for name in found if not name.startswith(OF_A_PERSON_BELOW)}
-    assert others == set(BY_OTHER_MEANS)
-
-
-UNCHECKED_CALLS = {
-    "launcher.hosts.remote": "the connection itself",
-    "launcher.installation.versions": "a program of this host",
-}
-"""Modules whose functions use an agent's answer without `receive`."""
-
-
-def test_every_answer_of_an_agent_is_received() -> None:
-    """Of each function that uses the value of a `.call(...)`, the module receives it."""
-    lax = set[str]()
-    for name, tree in modules():
-        if not name.startswith("launcher."):
-            continue
-        unused = {
-            id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)
-        }  # statements
-        calls = [
-            node for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "call" and id(node) not in unused
-        ]  # fmt: skip
-        receives = sum(
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-            and node.func.id in ("receive", "routes_of", "machine_of", "detection_of", "read")
-            for node in ast.walk(tree)
-        )  # fmt: skip
-        if len(calls) > receives:
-            lax.add(name)
-    assert lax == set(UNCHECKED_CALLS)
-
-
-def test_no_model_brings_code() -> None:
-    """transformers asks on a terminal otherwise, and runs what is answered with a return."""
-    asks = [
-        f"{name}:{node.lineno}"
-        for name, tree in modules()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "from_pretrained"
-        and ast.unparse(node.func.value) != "nn.Embedding"
-        and not any(
-            word.arg == "trust_remote_code" and ast.unparse(word.value) == "False"
-            for word in node.keywords
-        )
-    ]
-    assert asks == []

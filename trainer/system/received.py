@@ -20,7 +20,9 @@ from trainer.system.commandline.visible import visible
 T = TypeVar("T")
 
 LARGEST = 2**63
-"""The absolute value that a number stays below."""
+"""The absolute value that an integer stays below."""
+LARGEST_FLOAT = 1e60
+"""And any other number: the square is finite too, and a diverging run's figures are far below."""
 LONGEST = 64 << 10
 """Characters of a text."""
 REPORTED = 8
@@ -111,10 +113,14 @@ def _odd_values(
             yield path, f"a text of {len(tree):,} characters; at most {LONGEST:,} are taken"
         elif not lines and visible(tree) != tree:
             yield path, f"{visible(tree)[:60]!r} has line ends or control characters"
-    elif isinstance(tree, int | float) and not -LARGEST < tree < LARGEST:  # NaN is in no range
-        yield path, "is not a finite number of 64 bits"
+    elif isinstance(tree, int | float) and not -_most(tree) < tree < _most(tree):
+        yield path, "is not a finite number of 64 bits"  # NaN is in no range
     elif isinstance(tree, int | float) and tree < least:
         yield path, f"is {tree}, less than {least:g}"
+
+
+def _most(number: float) -> float:
+    return LARGEST_FLOAT if isinstance(number, float) else LARGEST
 
 
 def _below(path: str, key: object) -> str:

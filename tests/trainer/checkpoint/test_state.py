@@ -120,5 +120,5 @@ def test_a_checkpoint_from_before_there_were_students(store: CheckpointStore):
     assert read_progress(path).stream is None
     del run["position"]
     (path / "run.json").write_text(json.dumps(run))
-    with pytest.raises(StorageError, match="lacks position"):
+    with pytest.raises(StorageError, match="position: Field required"):
         read_progress(path)

@@ -49,6 +49,12 @@ def test_an_odd_value_is_refused_in_one_plain_line(tree: Any) -> None:
     assert len(str(caught.value)) < 1000
 
 
+def test_figures_of_a_diverging_run_pass() -> None:
+    assert receive(dict[str, float], {"grad_norm": 3.4e38}, "status") == {"grad_norm": 3.4e38}
+    with pytest.raises(ValueError, match="step"):
+        receive(dict[str, int], {"step": 1e38}, "status")
+
+
 @given(nested(PLAIN))
 def test_plain_values_pass(tree: Any) -> None:
     assert receive(object, tree, "answer") == tree

@@ -101,7 +101,7 @@ def test_of_several_that_describe_at_once_one_wins(tmp_path, seeds):
         (lambda tree: tree | {"seed": "many"}, "seed"),
         (lambda tree: tree | {"shards": tree["shards"][1:]}, "shard 0 does not begin at"),
         (lambda tree: tree | {"shards": tree["shards"][:2]}, "end at document 4 of 6"),
-        (lambda tree: [], "schema is None"),
+        (lambda tree: [], "should be a valid dictionary"),
     ],
 )
 def test_a_wrong_dataset_json_is_one_line(tmp_path, change, message):
