@@ -180,6 +180,8 @@ MISTAKES = (
             ("launch cluster up -f run.yaml", ("--config",)),
             ("launch logs -n 20", ("--tail",)),
             ("launch status -f", ("--watch",)),
+            ("launch status watch", ("did you mean: --watch",)),
+            ("trainer cache clear", ("did you mean: --clear",)),
             ("launch cluster up --follow", ("--wait",)),
             ("trainer distill teacher model --data text.jsonl -o x", ("--out",)),
             ("trainer finetune model --bf16", ("training.precision=bf16",)),

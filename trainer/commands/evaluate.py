@@ -60,7 +60,7 @@ _LONGEST_NAME = 20
     show_default=True,
     help="For code: samples per problem.",
 )
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True)
+@click.option("--max-new-tokens", type=click.IntRange(1, 1_000_000), default=128, show_default=True)
 @click.option(
     "--temperature",
     type=Number(),

@@ -27,7 +27,7 @@ def generation_options(max_new_tokens: int) -> Callable[[_Callback], _Callback]:
         click.argument("model", type=click.Path(path_type=Path)),
         click.option(
             "--max-new-tokens",
-            type=click.IntRange(min=1),
+            type=click.IntRange(1, 1_000_000),
             default=max_new_tokens,
             show_default=True,
         ),

@@ -49,6 +49,8 @@ def usage_line(
         message = f"no option {error.option_name}{instead}"
     elif "--config" in options and (file := re.search(r"argument \((\S+\.ya?ml)\)", message)):
         message = f"{message.rstrip('.')}; did you mean: --config {file[1]}"
+    elif (word := re.search(r"argument \((\w+)\)", message)) and f"--{word[1]}" in options:
+        message = f"{message.rstrip('.')}; did you mean: --{word[1]}"
     return f"{message} (see: {context.command_path} --help)" if context else message
 
 
