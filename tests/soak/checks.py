@@ -13,9 +13,9 @@ from tests.soak.faults import Injection
 from tests.soak.recovery import Recovery
 from tests.soak.timeline import Usage
 
-TOLERANCE, ROUNDS_TOLERANCE = 0.01, 0.1
-"""By how much the loss may differ, as a share of it: F-DP-005. Rounds are another way:
-their workers take steps of one or two samples, and 0.07 was measured."""
+TOLERANCE, ROUNDS_TOLERANCE = 0.01, 0.2
+"""By how much the loss may differ, as a share of it: F-DP-005. Rounds are another way: without any
+fault 0.12 was measured, in the second epoch."""
 LONGEST = 60.0
 """Seconds after the end of a fault within which a step must be committed."""
 LEAST_INJECTED = 0.9

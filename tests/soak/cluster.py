@@ -35,7 +35,7 @@ from tests.soak.schedule import COORDINATOR, WORKERS
 from tests.trainer.small_model import WORDS, write_model
 
 SAMPLES, BATCH, CLASSES = 512, 16, 3
-"""`BATCH`: samples of a step, or of a round."""
+"""`BATCH`: samples of a step, or of all workers' inner steps at a time."""
 INNER_STEPS = 4
 EXCHANGES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -102,6 +102,11 @@ class SoakCluster:
         """How many steps of the optimizer are one of the run."""
         return self._exchange.get("inner_steps", 1)
 
+    @property
+    def samples(self) -> int:
+        """How many samples one step of the run, or round, takes."""
+        return BATCH * self.inner_steps
+
     def config(self, output: Path, model: str, data: str) -> dict[str, Any]:
         """Return the run config; the rate stays, for how many steps come is not known.
 
@@ -117,7 +122,7 @@ class SoakCluster:
             "data": {"train": data, "max_seq_len": 32},
             "optimizer": {"learning_rate": 3e-4, "warmup_ratio": 0.0, "final_ratio": 1.0},
             "training": {
-                "batch_size": BATCH // self.inner_steps, "epochs": 1_000_000, "seed": self._seed,
+                "batch_size": BATCH, "epochs": 1_000_000, "seed": self._seed,
             },
             "exchange": {
                 "shares": "equal", "hash_every": 1, "heartbeat": 0.3, "lost_after": 2.0,

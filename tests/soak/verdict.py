@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.soak import checks, room
 from tests.soak.checks import Check
-from tests.soak.cluster import BATCH, KEEP_LAST, SAMPLES, SoakCluster
+from tests.soak.cluster import KEEP_LAST, SAMPLES, SoakCluster
 from tests.soak.faults import Injection
 from tests.soak.recovery import Recovery
 from tests.soak.reference import ReferenceRunError, undisturbed_losses
@@ -48,7 +48,7 @@ def judge(cluster: SoakCluster, outcome: Outcome, drawn: int) -> list[Check]:
         checks.recovered(outcome.recoveries),
         checks.kept_running(outcome.given_up),
         checks.saved(len(steps), last["step"], outcome.down.returncode, outcome.down.stderr),
-        checks.ledger(steps, SAMPLES, BATCH),
+        checks.ledger(steps, SAMPLES, cluster.samples),
         checks.proofs(events, len(steps), last["weights"]),
         _loss(cluster, [step["loss"] for step in steps]),
         *checks.growth(outcome.usage),
@@ -72,7 +72,7 @@ def _loss(cluster: SoakCluster, ours: Sequence[float]) -> Check:
     except ReferenceRunError as error:
         return Check("loss", False, str(error))
     tolerance = checks.TOLERANCE if cluster.inner_steps == 1 else checks.ROUNDS_TOLERANCE
-    return checks.loss(ours, theirs, SAMPLES // BATCH, tolerance)
+    return checks.loss(ours, theirs, SAMPLES // cluster.samples, tolerance)
 
 
 def _files(cluster: SoakCluster) -> Check:
