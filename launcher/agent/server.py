@@ -99,8 +99,6 @@ class Agent:
             arguments: Any = request.get("args") or {}
             if name == "ping":  # in this thread: proves that the host lives, not its disks
                 return self._send({"id": number, "result": None})
-            if name == "ask":  # a launcher of an earlier version kept questions apart
-                name, arguments = arguments["name"], arguments["arguments"]
             with self._state:
                 if self._under_way >= MOST_REQUESTS:
                     raise BlockingIOError(

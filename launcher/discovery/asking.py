@@ -144,12 +144,9 @@ def _ask(candidate: Candidate, opened: Iterator[int]) -> Found:
     )
 
 
-def _free_disk(host: Host, connection: Connection, visiting: bool) -> int | None:
+def _free_disk(host: Host, connection: Connection, visiting: bool) -> int:
     folder = host.state_folder or (MANAGED_STATE if visiting else connection.state_folder)
-    try:
-        answer = connection.call("free_disk", {"path": folder})
-    except ValueError:  # an agent of an earlier version
-        return None
+    answer = connection.call("free_disk", {"path": folder})
     return receive(int, answer, "free_disk", least=0)
 
 

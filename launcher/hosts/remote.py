@@ -110,14 +110,7 @@ class RemoteConnection(Connection):
         self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = CALL_DEADLINE
     ) -> Any:
         """Have an operation done by the agent; JSON in, JSON out."""
-        link, given = self.link(), dict(arguments or {})
-        try:
-            return link.call(name, given, deadline)
-        except ValueError as error:
-            if f"no operation {name!r}" not in str(error):
-                raise
-            # An agent of an earlier version keeps questions apart; `versions.py` reports it.
-            return link.call("ask", {"name": name, "arguments": given}, deadline)
+        return self.link().call(name, dict(arguments or {}), deadline)
 
     def control_unit(self, verb: str, unit: str, deadline: float = UNIT_DEADLINE) -> None:
         """`start`, `stop` or `kill` a unit, by the one sudo rule for it, beside the agent."""

@@ -308,40 +308,6 @@ def test_a_file_without_an_end_does_not_fill_the_memory(
     assert len(there.read("/dev/zero", 0, 100)) == 100
 
 
-EARLIER = """
-print(HELLO)
-import json, sys
-for line in sys.stdin:
-    asked = json.loads(line)
-    op, known = asked["op"], {"exists": True, "ping": None}
-    if op == "ask":
-        answer = {"result": asked["args"]}
-    elif op in known:
-        answer = {"result": known[op]}
-    else:
-        answer = {"error": {"kind": "ValueError", "text": f"no operation {op!r} is known here"}}
-    print(json.dumps({"id": asked["id"], **answer}))
-"""
-
-
-def test_an_agent_of_an_earlier_version_is_asked_in_its_way(speak: Speak) -> None:
-    """It kept questions apart: `version` has to be found out, and `push` to work."""
-    link = AgentLink("far", speak(EARLIER))
-    there = RemoteConnection("far", lambda: link)
-    assert there.exists("/")
-    arguments = {"targets": ["10.0.0.1"]}
-    assert there.call("routes", arguments) == {"name": "routes", "arguments": arguments}
-
-
-def test_a_launcher_of_an_earlier_version_is_answered(host: AgentHost, tmp_path: Path) -> None:
-    link = host.open_link()
-    asked = {"name": "folder", "arguments": {"path": str(tmp_path), "least": 1}, "deadline": 5.0}
-    assert link.call("ask", asked, 10.0)["status"] == "ok"
-    for broken in ({}, {"name": "clock"}, {"name": ["clock"], "arguments": 7}):
-        with pytest.raises((RuntimeError, ValueError), match="host far: "):
-            link.call("ask", broken, 10.0)
-
-
 @pytest.mark.parametrize(
     "error",
     [
