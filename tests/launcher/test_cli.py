@@ -39,6 +39,7 @@ LIGHT_OF_TRAINER = {
     "trainer.system.commandline.number",
     "trainer.system.commandline.streams",
     "trainer.system.commandline.together",
+    "trainer.system.commandline.visible",
     "trainer.system.errors",
 }
 
