@@ -4,7 +4,7 @@
     {"id": 7, "result": ...} or {"id": 7, "error": {...}}  agent -> launcher
 
 Bytes travel as base64 text. The length of a line is limited, so neither side can exhaust the
-other's memory. Standard library only.
+other's memory. What an agent needs of it is the standard library's.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import base64
 import binascii
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from launcher.errors import LauncherError
+from launcher import errors
+from launcher.errors import LauncherError, UnreachableError
 
 SCHEMA = "motley.agent/1"
 
@@ -103,7 +104,7 @@ class LineSplitter:
 
 
 def error_frame(error: Exception) -> dict[str, Any]:
-    """Return an error in the form that `rpc.to_error` turns back into one."""
+    """Return an error in the form that `to_error` turns back into one."""
     if isinstance(error, LauncherError):
         return {"kind": type(error).__name__, "text": str(error), "details": list(error.details)}
     if isinstance(error, OSError) and error.errno is not None:
@@ -111,3 +112,33 @@ def error_frame(error: Exception) -> dict[str, Any]:
         return {"kind": "OSError", "errno": error.errno, "text": error.strerror, "path": path}
     kind = "ValueError" if isinstance(error, ValueError) else "RuntimeError"
     return {"kind": kind, "text": str(error) if kind == "ValueError" else repr(error)}
+
+
+@dataclass(frozen=True)
+class _ReportedError:
+    """An error as `error_frame` describes it."""
+
+    kind: str
+    text: str | None
+    errno: int = 0
+    path: str | None = None
+    details: tuple[str, ...] = ()
+
+
+def to_error(answer: object, host: str) -> Exception:
+    """Return the error that an agent reported; one for users names its host."""
+    from trainer.system.received import receive  # pydantic, which a visited host may lack
+
+    try:
+        failure = receive(_ReportedError, answer, "error", lines=True)
+    except ValueError:
+        return UnreachableError(f"host {host}: invalid error of its agent")
+    kind, text = failure.kind, str(failure.text)
+    if kind == "OSError":
+        return OSError(failure.errno, text, failure.path)
+    found: Any = getattr(errors, kind, None)
+    if isinstance(found, type) and issubclass(found, LauncherError):
+        return found(text if host in text else f"host {host}: {text}", failure.details)
+    if kind == "ValueError":
+        return ValueError(f"host {host}: {text}")
+    return RuntimeError(f"host {host}: its agent has a defect: {text}")

@@ -13,13 +13,10 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from launcher import errors
 from launcher.agent import frames
-from launcher.errors import LauncherError, UnreachableError
-from trainer.system.received import receive
+from launcher.errors import UnreachableError
 
 STARTED = "motley: started"
 """A line before the hello: the login shell has started what starts the agent."""
@@ -138,7 +135,7 @@ class AgentLink:
             with self._state:
                 self._waiting.pop(number, None)
         if "error" in frame:
-            raise to_error(frame["error"], self._host)
+            raise frames.to_error(frame["error"], self._host)
         return frame.get("result")
 
     def close(self) -> None:
@@ -221,31 +218,3 @@ class AgentLink:
 
 def _lost(error: OSError) -> str:
     return f"connection lost ({error.strerror or error or type(error).__name__})"
-
-
-@dataclass(frozen=True)
-class _ReportedError:
-    """An error as `frames.error_frame` describes it."""
-
-    kind: str
-    text: str | None
-    errno: int = 0
-    path: str | None = None
-    details: tuple[str, ...] = ()
-
-
-def to_error(answer: object, host: str) -> Exception:
-    """Return the error that an agent reported; one for users names its host."""
-    try:
-        failure = receive(_ReportedError, answer, "error", lines=True)
-    except ValueError:
-        return UnreachableError(f"host {host}: invalid error of its agent")
-    kind, text = failure.kind, str(failure.text)
-    if kind == "OSError":
-        return OSError(failure.errno, text, failure.path)
-    found: Any = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, LauncherError):
-        return found(text if host in text else f"host {host}: {text}", failure.details)
-    if kind == "ValueError":
-        return ValueError(f"host {host}: {text}")
-    return RuntimeError(f"host {host}: its agent has a defect: {text}")

@@ -21,7 +21,6 @@ from pydantic import BaseModel
 from launcher.agent import frames
 from launcher.errors import LauncherError
 from launcher.hosts.local import LocalConnection
-from launcher.hosts.rpc import to_error
 from launcher.runs.records.self_reports import read_report
 from launcher.transfer.sync import _sizes
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, read_progress
@@ -282,7 +281,7 @@ def readers(folder: Path) -> dict[str, Reader]:
         ),
         "an agent's error": Reader(
             {"kind": "PreflightError", "text": "why", "errno": 3, "path": "/x", "details": ["y"]},
-            lambda text: visible(str(to_error(frames.decode(text.encode()), "host"))),
+            lambda text: visible(str(frames.to_error(frames.decode(text.encode()), "host"))),
         ),
     }
 

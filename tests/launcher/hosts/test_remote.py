@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.frames import LIMIT, FrameError, LineSplitter, encode, error_frame
+from launcher.agent.frames import LIMIT, FrameError, LineSplitter, encode, error_frame, to_error
 from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
-from launcher.hosts.rpc import AgentLink, NoAgentError, to_error
+from launcher.hosts.rpc import AgentLink, NoAgentError
 from tests.launcher.agent_pipe import AgentHost, ProcessPipe
 from tests.waiting import wait_for
 
