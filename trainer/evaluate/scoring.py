@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -97,7 +97,7 @@ def score(
     on_open: Callable[[str, str], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     *,
-    columns: dict[str, str] | None = None,
+    columns: Mapping[str, str] | None = None,
     held_out: bool = False,
     opener: Callable[[Trained], tuple[Evaluator, str]] | None = None,
 ) -> EvaluationScores:
