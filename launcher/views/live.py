@@ -127,7 +127,8 @@ def _progress(snapshot: TelemetrySnapshot, width: int) -> list[RenderableType]:
 def _exchange(training: Mapping[str, Any]) -> str:
     exposed = _figure("", training.get("exchange_exposed_ms"), ".0f", " exposed")
     whole = _figure("exchange", training.get("exchange_ms"), ".0f", " ms")
-    return ", ".join(filter(None, (f"{whole} ({exposed})" if whole else "", *exchanged(training))))
+    figure = f"{whole} ({exposed})" if whole and exposed else whole
+    return ", ".join(filter(None, (figure, *exchanged(training))))
 
 
 def _line(figures: Sequence[str]) -> Text:

@@ -352,7 +352,7 @@ def test_a_keeper_that_cannot_start_is_said_in_its_own_words(
     run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection = LocalConnection()
-    monkeypatch.setattr(LocalConnection, "python", "/bin/false")
+    monkeypatch.setattr(connection, "python", "/bin/false")
     monkeypatch.setattr("launcher.runs.processes.session._START_DEADLINE", 0.1)
     with pytest.raises(PartialError, match="worker-0: its supervisor did not start"):
         SessionSupervisor(connection, run_id).start(python_process(tmp_path, "pass"))

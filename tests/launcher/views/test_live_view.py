@@ -120,7 +120,7 @@ def test_a_validation_has_a_line_of_its_own(run: Run) -> None:
     assert "validation" not in "\n".join(drawn(whole, 80))
 
 
-def test_a_leader_of_an_earlier_version_does_not_say_what_was_exposed(run: Run) -> None:
+def test_an_exchange_whose_exposed_part_is_not_known(run: Run) -> None:
     whole = snapshot(run)
     training = {key: value for key, value in TRAINING.items() if key != "exchange_exposed_ms"}
     text = "\n".join(drawn(replace(whole, view=replace(whole.view, training=training)), 80))
