@@ -166,7 +166,7 @@ def test_where_nothing_can_be_written_it_is_made_for_this_run(
     cache.write_text("a file")
     config = config_of(model, quantization="nf4")
     first = read_codes(device, load_frozen(model, config, Pool(device)))
-    assert "set MOTLEY_CACHE to a folder that can; quantised for this run only" in caplog.text
+    assert "set MOTLEY_CACHE to a folder to write to; quantised for this run only" in caplog.text
     cache.unlink()
     assert first == read_codes(device, load_frozen(model, config, Pool(device)))
     assert len(kept(cache)) == 1
