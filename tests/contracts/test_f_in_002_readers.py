@@ -1,6 +1,6 @@
-"""F-IN-002: whoever reads JSON by other means than `received.py` is listed with its reason.
+"""F-IN-002: modules that read JSON without `received.py` are listed here, each with its reason.
 
-So a new reader is seen, and a new answer of an agent that nobody checks.
+A new reader, or a new answer of an agent that is not checked, therefore fails a test.
 """
 
 from __future__ import annotations

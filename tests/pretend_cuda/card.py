@@ -120,7 +120,7 @@ class Card(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes again with the part that it has here
+            return NotImplemented  # DTensor then calls this again with its local part
         if func is aten._to_copy.default:
             return self._moved(*args, **kwargs)
         if func is aten.copy_.default:

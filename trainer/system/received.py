@@ -1,6 +1,6 @@
 """Data from a host, a member of a run or a shared disk, checked before it is used.
 
-Whoever wrote it may be compromised, so it must have the expected shape and hold nothing but plain
+The sender may be compromised, so the data must have the expected shape and contain only plain
 values (F-IN-002): finite numbers of 64 bits, and text of one line without control characters.
 Anything else raises a ValueError of one line, which readers turn into an error that names its
 source. Messages of the exchange are models of their own (`exchange/protocol/messages.py`).
