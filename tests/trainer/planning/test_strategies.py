@@ -139,6 +139,9 @@ def test_a_block_under_tensor_parallelism() -> None:
     assert "8 of 64 heads" in text
     assert text.count("all-reduce") == 2
     assert "[3584, 8192]" in text
+    text = tensor_diagram(NAMED["70b"], 8, sequence=True)
+    assert text.count("reduce-scatter") == text.count("all-gather") == 2
+    assert "all 8192 columns of 1/8 of the tokens" in text
 
 
 def test_gradients_take_the_place_of_activations_in_a_step_of_one_micro_batch() -> None:
