@@ -9,7 +9,7 @@ import traceback
 
 import click
 
-from launcher.errors import ConfigError, InterruptedStartError, LauncherError
+from launcher.errors import EXIT_CODES, ConfigError, InterruptedStartError, LauncherError
 from launcher.terminal import visible
 from trainer.system.commandline.lazy_group import LazyGroup
 from trainer.system.commandline.streams import end_output, print_any_text
@@ -58,8 +58,7 @@ cli = LazyGroup(
     name="launch",
     help="Start, watch and stop training runs over the computers you own.",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 defect, 2 usage or config, 3 unreachable, 4 not ready, "
-    "5 workers missing, 6 job failed, 7 over budget, 130 interrupted.",
+    epilog=f"Exit codes: {', '.join(f'{code} {row[0]}' for code, row in EXIT_CODES.items())}.",
     commands_at={
         "cluster": ("launcher.cli:cluster", "Start a run, inspect it, stop it."),
         "distill": ("launcher.cli:distill", "Train a small model on the outputs of a large one."),

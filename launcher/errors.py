@@ -1,21 +1,33 @@
-"""The launcher's errors: one line for people and one exit code for programs.
-
-| code | meaning                                                                       |
-|------|-------------------------------------------------------------------------------|
-| 0    | done; also when there was nothing to do                                       |
-| 1    | a defect in Motley                                                            |
-| 2    | usage, run config or inventory is wrong                                       |
-| 3    | a host cannot be reached                                                      |
-| 4    | preflight: something on a host is in the way; nothing was started             |
-| 5    | partial: workers are missing (all was stopped), or processes are left         |
-| 6    | the training job itself failed                                                |
-| 7    | budget: the estimate breaches the ceiling, a price is unknown, or the guard stopped it |
-| 130  | interrupted; a start that was under way is undone, a running job continues    |
-"""
+"""The launcher's errors, one line for people, and its table of exit codes, for programs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+EXIT_CODES = {
+    0: ("done", "success, or there was nothing to do"),
+    1: ("defect", "a defect in Motley"),
+    2: ("usage or config", "usage, run config or inventory is wrong"),
+    3: ("unreachable", "a host cannot be reached"),
+    4: (
+        "not ready",
+        "not ready: a check failed, a device is missing, or a run is already active; nothing was "
+        "started",
+    ),
+    5: (
+        "workers missing",
+        "workers are missing (everything was stopped), a process could not be stopped, or some "
+        "hosts were not updated or synced (the others were)",
+    ),
+    6: ("job failed", "the training job itself failed"),
+    7: (
+        "over budget",
+        "over budget: the estimate exceeds the ceiling, or a rented host's price is unknown "
+        "(nothing was started); or the guard stopped the run or command ([budget.md](budget.md))",
+    ),
+    130: ("interrupted", "interrupted; an unfinished start has been undone"),
+}
+"""What `launch --help` says of each, and the table in docs/commands.md."""
 
 
 class LauncherError(Exception):

@@ -30,10 +30,11 @@ from launcher.agent.checks import (
     unit_states,
 )
 from launcher.errors import PreflightError
-from launcher.files import make_private_folder, write_atomically
+from launcher.files import make_private_folder
 from launcher.inventory.facts import devices, gauges, machine, network
 from launcher.session import host_runs, processes
 from launcher.session.processes import ProcessIdentity
+from trainer.system.storage.atomic_file import write_atomically
 
 Operation = Callable[..., Any]
 

@@ -16,9 +16,9 @@ from launcher.discovery.links import MeasuredLink
 from launcher.discovery.proposal import Proposal, size_text
 from launcher.discovery.yaml_text import YamlText
 from launcher.errors import ConfigError
-from launcher.files import write_atomically
 from launcher.inventory.hosts import Host, load_inventory
 from trainer.system.errors import plain_reason
+from trainer.system.storage.atomic_file import write_atomically
 
 _SAME = 0.2
 """A rate that has changed by less than this part stays as it is written: no two are equal."""

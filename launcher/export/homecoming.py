@@ -21,7 +21,6 @@ from launcher.errors import ConfigError, PreflightError
 from launcher.export import checkpoints
 from launcher.export.bundle import METRICS, RECORD, SCHEMA
 from launcher.export.job import OUTPUT
-from launcher.files import write_atomically
 from launcher.hosts import ssh as reaching
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host, head_of
@@ -39,6 +38,7 @@ from trainer.planning.budget.ledger import SPEND_FILE, SpendLedger, SpendRecord,
 from trainer.system.errors import InputError, InUseError, StorageError
 from trainer.system.received import parse, receive
 from trainer.system.storage import lease
+from trainer.system.storage.atomic_file import write_atomically
 
 STATUS = "status.json"
 _MOST = 1 << 20

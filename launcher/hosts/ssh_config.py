@@ -19,8 +19,9 @@ from pathlib import Path
 from pwd import getpwuid
 
 from launcher.errors import ConfigError
-from launcher.files import default_state_folder, make_private_folder, write_atomically
+from launcher.files import default_state_folder, make_private_folder
 from launcher.inventory.hosts import Host
+from trainer.system.storage.atomic_file import write_atomically
 
 CONNECT_TIMEOUT = 8
 """Seconds that a host may take for each: TCP, the greeting, the key exchange and the login."""

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.errors import ConfigError, PreflightError
-from launcher.files import write_atomically
 from launcher.installation.venvs import Pip, Report, locked, make_venv
+from trainer.system.storage.atomic_file import write_atomically
 
 Torch = Literal["cpu", "cuda"]
 

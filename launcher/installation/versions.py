@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError, LauncherError, PreflightError
-from launcher.files import write_atomically
 from launcher.installation import environments, venvs
 from launcher.installation.environments import (
     ENVIRONMENT_FILE,
@@ -31,6 +30,7 @@ from launcher.installation.environments import (
     read_record,
 )
 from launcher.installation.venvs import Report
+from trainer.system.storage.atomic_file import link_atomically, write_atomically
 
 INSTALLATION_SCHEMA = "motley.installation/1"
 RECORD = "motley.json"
@@ -195,14 +195,8 @@ class Installation:
         """Point `current` to a version, and `previous` to what it was; each in one step."""
         before = self.linked("current")
         if before is not None and before != version:
-            self._link("previous", before)
-        self._link("current", version)
-
-    def _link(self, name: str, version: str) -> None:
-        partial = self.root / f".{name}.new"
-        partial.unlink(missing_ok=True)
-        partial.symlink_to(Path("versions") / version)
-        partial.replace(self.root / name)
+            link_atomically(self.root / "previous", Path("versions") / before)
+        link_atomically(self.root / "current", Path("versions") / version)
 
     def _remove_unfinished(self) -> None:
         shutil.rmtree(self.root / "tmp", ignore_errors=True)

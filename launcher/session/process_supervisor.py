@@ -25,7 +25,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from launcher.files import write_atomically
 from launcher.session.child_group import adopt_orphans, signal_group
 from launcher.session.log_index import GRANULARITY, LogMarks
 from launcher.session.prefork import Children
@@ -40,6 +39,7 @@ from launcher.session.spec import (
     log_name,
 )
 from trainer.system.errors import BudgetStopError, InputError, StorageError
+from trainer.system.storage.atomic_file import write_atomically
 
 STATE_SCHEMA = "motley.process/1"
 

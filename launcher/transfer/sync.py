@@ -24,6 +24,7 @@ from launcher.hosts.fleet import REACH, ask_hosts, line_of
 from launcher.inventory.hosts import Host
 from launcher.transfer.rsync import Endpoint, Report, TransferStats, transfer
 from trainer.system.received import receive, receive_json
+from trainer.system.storage.atomic_file import link_atomically
 
 Kind = Literal["inputs", "logits", "checkpoints"]
 
@@ -252,10 +253,7 @@ def _follow_link(link: Path, own: Path) -> None:
     inside = _is_name(str(shown)) and (own.parent / shown / MANIFEST).is_file()
     if not inside or (own.exists() and not own.is_symlink()):
         return
-    fresh = own.with_name(f".link-{own.name}")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(shown)
-    fresh.replace(own)
+    link_atomically(own, shown)
 
 
 @dataclass(frozen=True)

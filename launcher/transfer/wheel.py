@@ -18,6 +18,7 @@ from pathlib import Path
 
 from launcher.errors import ConfigError, LauncherError
 from launcher.installation.environments import WheelFacts, read_wheel
+from trainer.system.storage.atomic_file import write_atomically
 
 _EPOCH = "1577836800"
 """2020-01-01, the date of every file in the wheel; see reproducible-builds.org."""
@@ -73,10 +74,7 @@ def build_wheel(checkout: Path, folder: Path) -> WheelFacts:
         _copy(checkout, source)
         built = _build(source, Path(scratch) / "wheel")
         target = folder / built.name
-        partial = folder / f".{built.name}.{os.getpid()}"
-        shutil.copyfile(built, partial)
-        partial.chmod(0o644)
-        partial.replace(target)
+        write_atomically(target, built.read_bytes(), 0o644)
     return read_wheel(target)
 
 

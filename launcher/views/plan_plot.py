@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
-from launcher.files import write_atomically
 from trainer.planning.scaling import Point, scaling
 from trainer.planning.schedules import idle_share, timeline
 from trainer.planning.strategies import Request, StrategyOption
+from trainer.system.storage.atomic_file import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

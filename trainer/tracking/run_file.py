@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainer.config.run import RunConfig
 from trainer.system.errors import StorageError
-from trainer.system.storage.jsonl import replace_file
+from trainer.system.storage.atomic_file import replace_file
 
 RUN_FILE = "run.yaml"
 _MARK = "# The settings of a run, as Motley wrote them"

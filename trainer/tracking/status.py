@@ -17,7 +17,8 @@ from typing import Any, Literal, TypedDict
 
 from trainer.system.errors import RESTARTED, StorageError
 from trainer.system.received import receive_json
-from trainer.system.storage.jsonl import Outage, json_text, replace_file
+from trainer.system.storage.atomic_file import replace_file
+from trainer.system.storage.jsonl import Outage, json_text
 
 STATUS_FILE = "status.json"
 SCHEMA = "motley.status/1"

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.files import make_private_folder, write_atomically
+from launcher.files import make_private_folder
+from trainer.system.storage.atomic_file import write_atomically
 
 CACHE = "digests.json"
 """Name of the cache file, in the state folder."""

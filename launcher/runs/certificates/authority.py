@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from launcher.errors import ConfigError
-from launcher.files import write_atomically
+from trainer.system.storage.atomic_file import write_atomically
 
 CLOCK_SKEW = datetime.timedelta(hours=1)
 """Hosts whose clocks run behind by less than this still accept a fresh leaf."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from launcher.files import write_atomically
 from launcher.runs.certificates.authority import Authority, identity_of
+from trainer.system.storage.atomic_file import write_atomically
 
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*", re.IGNORECASE)

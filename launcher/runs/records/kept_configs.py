@@ -24,7 +24,6 @@ from launcher.files import (
     SHARE,
     default_state_folder,
     make_private_folder,
-    write_atomically,
 )
 from launcher.inventory.hosts import Host
 from launcher.plan.hub import is_hub_name
@@ -32,6 +31,7 @@ from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.records.registry import Registry
 from trainer.data.sources import HUB
 from trainer.system.received import parse, receive
+from trainer.system.storage.atomic_file import write_atomically
 
 _RUN = {
     "model.path": "--model DIR",

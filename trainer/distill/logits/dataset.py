@@ -33,8 +33,8 @@ from trainer.distill.logits.ledger import faults
 from trainer.distill.logits.scores import Window
 from trainer.system.errors import InputError, RefusedError, StorageError
 from trainer.system.storage import atomic_folder
+from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
-from trainer.system.storage.jsonl import replace_file
 from trainer.system.storage.removal import sweep
 
 __all__ = [

@@ -19,7 +19,8 @@ from typing import Literal, Self
 
 from trainer.distill.logits.dataset import TEACHERS, LogitsFolder
 from trainer.system.received import receive_json
-from trainer.system.storage.jsonl import Outage, json_text, replace_file
+from trainer.system.storage.atomic_file import replace_file
+from trainer.system.storage.jsonl import Outage, json_text
 
 logger = logging.getLogger(__name__)
 

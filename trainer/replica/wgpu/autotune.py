@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
 from trainer.replica.wgpu.kernels.gemm.choice import Variants
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
+from trainer.system.storage.atomic_file import write_atomically
 from trainer.system.storage.cache_folder import cache_root
 
 log = logging.getLogger(__name__)
@@ -132,9 +132,7 @@ def save(device: Device) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     table = {key: variant.name for key, variant in sorted(Variants(device).tuned.items())}
     text = json.dumps({"adapter": device.adapter.key, "variants": table}, indent=1)
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(text + "\n", encoding="utf-8")
-    partial.replace(path)
+    write_atomically(path, f"{text}\n".encode(), mode=None)
     return path
 
 

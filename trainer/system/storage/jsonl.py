@@ -1,4 +1,4 @@
-"""Small files that are read while a run writes them: JSON lines, and JSON that is replaced.
+"""Small files that are read while a run writes them: JSON lines, and JSON text.
 
 A failed write never ends the run: it raises one alarm and is tried again.
 """
@@ -81,24 +81,6 @@ class LineFile:
         self._descriptor = os.open(self._path, flags, 0o644)
         size = os.fstat(self._descriptor).st_size
         self._torn = size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Replace a small file so that a reader sees the old or the new one; not synced.
-
-    One writer at a time: the temporary name is fixed, so killed writers leave one file at most.
-
-    Raises:
-        OSError: the old file is unchanged.
-    """
-    fresh = path.with_name(f".{path.name}.tmp")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(path)
-    except OSError:
-        with suppress(OSError):
-            fresh.unlink()
-        raise
 
 
 def json_text(value: Any, indent: int | None = None) -> str:

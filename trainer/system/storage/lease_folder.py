@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.system.received import receive, receive_json
+from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.atomic_folder import hidden_name, original_name
 from trainer.system.storage.host_identity import host_identity
-from trainer.system.storage.jsonl import json_text, replace_file
+from trainer.system.storage.jsonl import json_text
 
 SCHEMA = "motley.lease/1"
 _PREFIX, _HOLDER, _BEAT = ".lease-", "holder.json", "beat"

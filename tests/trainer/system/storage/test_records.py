@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.system.storage.jsonl import LineFile, Outage, json_text, replace_file
+from trainer.system.storage.atomic_file import replace_file
+from trainer.system.storage.jsonl import LineFile, Outage, json_text
 
 
 def test_an_outage_that_comes_and_goes_is_one_alarm(tmp_path: Path):
