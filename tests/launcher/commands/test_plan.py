@@ -86,6 +86,10 @@ def test_a_step_of_four_devices_as_mermaid(capsys: pytest.CaptureFixture[str]) -
     shown = capsys.readouterr().out
     assert "Note over d3: the head, layers 24 to 31" in shown
     assert shown.count(": forward ") == shown.count(": backward ") == 3 * 8
+    assert run([*arguments[:-2], "--diagram", "group"]) == 0
+    shown = capsys.readouterr().out
+    assert "d0->>c: their sum, in the run's codec" in shown
+    assert shown.count(": broadcast: ") == 3
     assert run(["plan", "--shape", "7b", "--cluster", "1xT4", "--diagram", "ddp"]) == 2
     assert "--diagram ddp: needs two devices" in capsys.readouterr().err
 
