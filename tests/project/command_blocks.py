@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 from tests import ROOT
 
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("tests/*/README.md")]
+)
 
 COMMAND = re.compile(
     r"(?:[A-Z_]+=(?:\"[^\"]*\"|\S*) )*"  # its environment

@@ -1,4 +1,4 @@
-"""The test bed by hand, as docs/testing.md shows it: from `up` by way of the recipe to `down`."""
+"""The test bed by hand, as README.md shows it: from `up` by way of the recipe to `down`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECIPE = "recipes/gpu-training.yml"
 
 @pytest.mark.usefixtures("machine")
 def test_the_documented_sequence(lab_folder: Path, tmp_path: Path) -> None:
-    block = command_block("docs/testing.md", "The test bed")
+    block = command_block("tests/testbed/README.md", "The test bed")
     # torch is left out: test_training.py installs it, and takes minutes for it.
     script = block.text.replace(RECIPE, f"{RECIPE} -e trainer_extras=coordinator")
     script = script.replace("/tmp/hosts.yml", str(tmp_path / "hosts.yml"))

@@ -1,7 +1,7 @@
 """What a home does to a cluster, one fault after the other, to one run that goes on through all.
 
 Each test leaves the run whole for the next one: three ranks that take part in every step. Repeated
-(docs/testing.md), each round of tests has a run of its own.
+(README.md), each round of tests has a run of its own.
 """
 
 from __future__ import annotations

@@ -302,16 +302,15 @@ def diagram() -> str:
     lines = ["flowchart TD"]
     seen: set[str] = set()
 
+    def after(node: Rule | Leaf) -> str:
+        return f'{node.key}(["{node.text}"])' if isinstance(node, Leaf) else node.key
+
     def draw(node: Rule | Leaf) -> None:
-        if node.key in seen:
+        if isinstance(node, Leaf) or node.key in seen:
             return
         seen.add(node.key)
-        if isinstance(node, Leaf):
-            lines.append(f'    {node.key}(["{node.text}"])')
-            return
-        lines.append(f'    {node.key}{{"{node.text}"}}')
-        for answer, after in (("yes", node.yes), ("no", node.no)):
-            lines.append(f"    {node.key} -- {answer} --> {after.key}")
+        lines.append(f'    {node.key}{{"{node.text}"}} -- yes --> {after(node.yes)}')
+        lines.append(f"    {node.key} -- no --> {after(node.no)}")
         draw(node.yes)
         draw(node.no)
 

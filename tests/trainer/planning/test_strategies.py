@@ -126,7 +126,7 @@ def test_the_diagram_has_every_rule_and_every_pick() -> None:
     def check(node: Rule | Leaf) -> None:
         assert f'"{node.text}"' in text
         if isinstance(node, Rule):
-            assert f"{node.key} -- yes --> {node.yes.key}" in text
+            assert f'{node.key}{{"{node.text}"}} -- yes --> {node.yes.key}' in text
             assert f"{node.key} -- no --> {node.no.key}" in text
             check(node.yes)
             check(node.no)

@@ -1,4 +1,10 @@
-"""Limits of control groups: trees as kernels, container engines and Slurm make them; a real one."""
+"""Limits of control groups: trees as kernels, container engines and Slurm make them; a real one.
+
+As root it makes a group in the version that the machine has. Debian's user-mode-linux has both:
+`linux.uml mem=2500M rootfstype=hostfs rootflags=/ rw init=FIRST con0=null,fd:1 con1=null con=null`,
+where FIRST is a script of root's that mounts /proc, /sys and cgroup2 at /sys/fs/cgroup, writes
+`+memory +cpu` to cgroup.subtree_control there, runs this file with pytest, and calls `poweroff -f`.
+"""
 
 from __future__ import annotations
 
