@@ -38,7 +38,7 @@ from rig.report import Ratio, Report, skip
 
 from benchmarks.compare import synthetic
 from benchmarks.compare.network import ShapedNetwork, missing
-from trainer.exchange.protocol.codecs import make_codec
+from trainer.exchange.protocol.compression.choice import make_codec
 from trainer.exchange.transport import tls
 
 PLACEMENT = "2 local + 1 remote"

@@ -76,10 +76,10 @@ class FallingTopK:
 
     id = TopK.id
 
-    def __init__(self, sizes: list[int], density: float, steps: int) -> None:
+    def __init__(self, shapes: list[tuple[int, ...]], density: float, steps: int) -> None:
         self.name = f"topk:{density:g} after {steps} steps"
         falling = [FIRST * (density / FIRST) ** (step / steps) for step in range(steps + 1)]
-        self._codecs = [TopK(each, sizes) for each in falling]
+        self._codecs = [TopK(each, shapes) for each in falling]
         self._step = -1
 
     @property
@@ -175,7 +175,7 @@ def train_rank(rank: int, run: Run, case: Case) -> dict[str, Any]:
         if case.idea != "dense":
             return Sender(f"topk:{case.density:g}", layout, feedback=True)
         falling = [
-            FallingTopK([slot.size for slot in block.tensors], case.density, first)
+            FallingTopK([slot.shape for slot in block.tensors], case.density, first)
             for block in layout.blocks
         ]
         return Sender(falling, layout, feedback=True)

@@ -103,7 +103,7 @@ def motley(rank: int, run: Run, outer: Outer) -> dict[str, Any]:
     replica.write_trainable(weights)
     inner = InnerSteps(replica, inputs.config.optimizer, plan, state)
     update = OuterNesterov(outer.rate, outer.momentum, layout)
-    feedback = read_codec(outer.codec).needs_feedback
+    feedback = read_codec(outer.codec).kind.needs_feedback
     up, down = (Sender(outer.codec, layout, feedback=feedback) for _ in range(2))
     for step in range(plan.total_steps):
         at, settle = plan.at(step), plan.settles(step)

@@ -223,8 +223,8 @@ class ExchangeConfig(TopologySettings):
             raise ValueError("lost_after must be more than twice heartbeat")
         if self.sum_on_host and self.may_have_rounds:
             raise ValueError("sum_on_host needs schedule steps: a round already sends little")
-        if self.schedule == "auto" and self.codec.startswith("powersgd"):
-            raise ValueError("schedule auto needs a codec of a known size, not powersgd")
+        if self.schedule == "auto" and read_codec(self.codec).element_bytes is None:
+            raise ValueError(f"schedule auto needs a codec of a known size, not {self.codec}")
         return self
 
 

@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from trainer.config.codec import NAMES, read_codec
 from trainer.exchange.protocol.codecs import Codec, Float32
 from trainer.exchange.protocol.compression.choice import codecs_for
 from trainer.exchange.protocol.compression.feedback import ErrorFeedback
@@ -15,7 +16,9 @@ from trainer.lab.experiment import Experiment, Formula, Row
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.system.errors import InputError
 
-FEEDBACK_CODECS = ("int8", "int4", "topk:0.1", "topk:0.01")
+FEEDBACK_CODECS = tuple(
+    name for name in NAMES if (of := read_codec(name)).element_bytes and of.kind.needs_feedback
+)
 _MOMENTS = (1, 3, 10, 30, 100, 300, 1000)
 """Steps at which the error is shown."""
 

@@ -14,19 +14,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
+from trainer.config.codec import FREE, PLANNED, read_codec
 from trainer.planning.devices import LinkRates
 from trainer.planning.term import Term, term
 from trainer.system.errors import InputError
 
-EACH_STEP = ("bf16", "int8", "topk:0.1")
-"""Tried first, in this order: what costs least of a run's loss is before what is smaller."""
-FREE = ("bf16", "int8")
-"""What has cost no loss that could be seen (docs/low-bandwidth.md), from the most bytes down."""
-ROUNDS_CODEC = "int4"
-"""Of the changes of weights that rounds send (arXiv 2501.18512 sends them in 4 bits)."""
-LAST = "topk:0.01"
+EACH_STEP = tuple(name for name, use in PLANNED.items() if use == "step")
+"""Tried first."""
+ROUNDS_CODEC, LAST = (
+    next(name for name, use in PLANNED.items() if use == wanted) for wanted in ("rounds", "last")
+)
 MOST_EXPOSED = 0.05
 """Share of a step that an exchange may add."""
 LEAST_ROUNDS = 20
@@ -207,24 +207,13 @@ def _parts(exchange: ExchangeLoad, each: float) -> tuple[float, float, float]:
     return link.round_trip, wire, block
 
 
-_WHOLE = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 4 / 256, "int4": 0.5 + 1 / 32}
-
-
 def element_bytes(codec: str) -> float:
     """Return the bytes that a codec needs for an element of a large tensor.
-
-    Top-k sends a bf16 for each value that it keeps, and a bitmap or 16-bit indices.
 
     Raises:
         InputError: its size does not follow from the number of elements alone.
     """
-    if codec in _WHOLE:
-        return _WHOLE[codec]
-    name, _, density = codec.partition(":")
-    try:
-        kept = float(density)
-    except ValueError:
-        kept = 0.0
-    if name != "topk" or not 0 < kept <= 0.5:
-        raise InputError(f"codec {codec}: its size is not known; use one of {', '.join(_WHOLE)}")
-    return 2 * kept + min(1 / 8, 2 * kept)
+    with suppress(ValueError):
+        if size := read_codec(codec).element_bytes:
+            return size
+    raise InputError(f"codec {codec}: its size is not known; use one of {', '.join(PLANNED)}")

@@ -13,8 +13,7 @@ from tests.trainer.exchange.exact_problem import tiny_layout
 from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.blocks import block_frames
-from trainer.exchange.protocol.codecs import make_codec
-from trainer.exchange.protocol.compression.choice import AgreedCodecs
+from trainer.exchange.protocol.compression.choice import AgreedCodecs, make_codec
 from trainer.exchange.protocol.wire import MessageType
 from trainer.system.errors import NonFiniteError, ProtocolError
 

@@ -57,7 +57,7 @@ def test_top_k_of_gaussian_values() -> None:
     tenth value are 3.3 times; beside fp32 5 times, not the 10 of counting values alone.
     """
     values = np.random.default_rng(0).standard_normal(1_000_000, dtype=np.float32)
-    codec = TopK(0.1, [values.size])
+    codec = TopK(0.1, [(values.size,)])
     kept = np.empty_like(values)
     codec.decode(codec.encode(0, values), kept)
     cosine = float(kept @ values) / float(np.linalg.norm(kept) * np.linalg.norm(values))

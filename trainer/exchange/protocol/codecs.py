@@ -78,9 +78,3 @@ class Bf16:
     def decode(self, encoded: Bytes, out: Float32) -> None:
         """Put the halves back on top of zeros."""
         out[...] = encoded.view(bfloat16)
-
-
-def make_codec(name: str) -> Codec:
-    """Return a fresh codec by its config name."""
-    codecs: dict[str, type[Codec]] = {"fp32": Fp32, "bf16": Bf16}
-    return codecs[name]()

@@ -120,6 +120,6 @@ class StepPlan:
 def settle_periods(config: RunConfig) -> tuple[int, ...]:
     """Return a plan's `settle_every`: checkpoints, also those of validations, are settled."""
     exchange = config.exchange
-    if not exchange.may_have_rounds and not read_codec(exchange.codec).needs_feedback:
+    if not exchange.may_have_rounds and not read_codec(exchange.codec).kind.needs_feedback:
         return (1,)
     return exchange.settled_at(*config.saved_every)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from trainer.config.codec import AUTO, read_codec
-from trainer.exchange.protocol.codecs import Bf16, Codec, make_codec
+import pkgutil
+from collections.abc import Sequence
+
+from trainer.config.codec import read_codec
+from trainer.exchange.protocol.codecs import Bf16, Codec
 from trainer.exchange.protocol.compression.feedback import ErrorFeedback
-from trainer.exchange.protocol.compression.powersgd import PowerSGD
-from trainer.exchange.protocol.compression.quantized import Int4, Int8
-from trainer.exchange.protocol.compression.topk import TopK
 from trainer.model.layout import GradientLayout
 from trainer.system.errors import InputError, ProtocolError
 
@@ -24,7 +24,7 @@ class AgreedCodecs:
         self.codecs = codecs_for(name, layout)
         self.name = name
         self._sizes = [block.size for block in layout.blocks]
-        self.needs_feedback = read_codec(name).needs_feedback
+        self.needs_feedback = read_codec(name).kind.needs_feedback
 
     def of(self, block: int, number: int, *, settled: bool = False) -> Codec:
         """Return the codec with a number on the wire.
@@ -55,32 +55,25 @@ class AgreedCodecs:
         return tuple(max(kind.nbytes(size) for kind in (codec, *also)) for codec, size in pairs)
 
 
-def codecs_for(
-    name: str, layout: GradientLayout, *, lora_rank: int | None = None
-) -> tuple[Codec, ...]:
-    """Return a codec for each block of the layout; one with a state belongs to one sender.
+def codecs_for(name: str, layout: GradientLayout) -> tuple[Codec, ...]:
+    """Return a codec for each block of the layout; one with a state belongs to one sender."""
+    return tuple(
+        make_codec(name, [each.shape for each in block.tensors]) for block in layout.blocks
+    )
+
+
+def make_codec(name: str, shapes: Sequence[tuple[int, ...]] = ()) -> Codec:
+    """Return a fresh codec of a block whose tensors have these shapes.
 
     Args:
         name: as `trainer.config.codec.read_codec` takes it.
-        lora_rank: of the adapters that train; None for a full fine-tune.
 
     Raises:
-        InputError: there is no such codec, or it does not suit adapters.
+        InputError: there is no such codec.
     """
     try:
-        chosen = read_codec(name, lora_rank)
+        chosen = read_codec(name)
     except ValueError as error:
         raise InputError(str(error)) from None
-    if chosen.kind == "topk":
-        return tuple(
-            TopK(chosen.density, [tensor.size for tensor in block.tensors])
-            for block in layout.blocks
-        )
-    if chosen.kind == "powersgd":
-        return tuple(
-            PowerSGD(chosen.rank, [tensor.shape for tensor in block.tensors])
-            for block in layout.blocks
-        )
-    quantized = {"int8": Int8, "int4": Int4, AUTO: Int8}
-    codec = quantized[name]() if name in quantized else make_codec(name)
-    return (codec,) * len(layout.blocks)
+    made = pkgutil.resolve_name(f"trainer.exchange.protocol.{chosen.kind.made_by}")
+    return made() if chosen.number is None else made(chosen.number, shapes)

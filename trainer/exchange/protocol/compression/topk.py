@@ -5,6 +5,7 @@ Each tensor has its own share: over a whole block, an adapter's A would starve b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -58,15 +59,15 @@ class TopK:
 
     Args:
         density: share of the elements that is kept.
-        sizes: elements of each tensor of the block, in order.
+        shapes: of each tensor of the block, in order.
     """
 
     id = 4
 
-    def __init__(self, density: float, sizes: Sequence[int]) -> None:
+    def __init__(self, density: float, shapes: Sequence[tuple[int, ...]]) -> None:
         self.name = "topk:" + f"{density:.6f}".rstrip("0")
-        self._parts = tuple(_lay_out(density, sizes))
-        self._elements = sum(sizes)
+        self._parts = tuple(_lay_out(density, [math.prod(shape) for shape in shapes]))
+        self._elements = sum(part.elements for part in self._parts)
 
     def nbytes(self, elements: int) -> int:
         """Return the bytes of the block, which has so many elements."""

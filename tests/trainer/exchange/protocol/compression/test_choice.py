@@ -1,11 +1,14 @@
 """Codecs by name."""
 
+import re
+
 import numpy as np
 import pytest
 
+from tests import ROOT
 from tests.trainer.exchange.protocol.compression.layouts import one_block
-from trainer.config.codec import NAMES
-from trainer.exchange.protocol.compression.choice import codecs_for
+from trainer.config.codec import CODECS, NAMES, read_codec
+from trainer.exchange.protocol.compression.choice import codecs_for, make_codec
 from trainer.system.errors import InputError
 
 LAYOUT = one_block((16, 40), (50, 16))
@@ -33,9 +36,20 @@ def test_auto_is_int8_where_it_is_not_bf16() -> None:
     assert codecs_for("auto", LAYOUT)[0].name == "int8"
 
 
-def test_numbers_on_the_wire_differ() -> None:
-    kinds = [name for name in NAMES if name != "topk:0.01"]
-    assert len({codecs_for(name, LAYOUT)[0].id for name in kinds}) == len(kinds)
+def test_the_pages_list_every_codec_with_its_bytes_and_its_number_on_the_wire() -> None:
+    page = (ROOT / "docs" / "low-bandwidth.md").read_text(encoding="utf-8")
+    table = page.split("| codec | a value becomes |")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
+    assert [row[0] for row in rows] == [f"`{name}`" for name in NAMES]
+    for name, row in zip(NAMES, rows, strict=True):
+        each = read_codec(name).element_bytes
+        assert each is None or float(row[2]) == pytest.approx(each, abs=5e-4), name
+    ids = [make_codec(next(iter(kind.names)), [(16, 40)]).id for kind in CODECS.values()]
+    assert ids == list(range(len(CODECS)))
+    wire = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+    numbers = re.search(r"of tensor payloads: ([^;]+);", wire)
+    assert numbers
+    assert re.findall(r"(\d+) ", numbers[1]) == [str(number) for number in ids]
 
 
 @pytest.mark.parametrize(
@@ -48,6 +62,6 @@ def test_another_name_is_an_error_that_lists_them(name: str) -> None:
 
 
 def test_powersgd_is_refused_for_adapters_with_the_reason() -> None:
-    with pytest.raises(InputError, match=r"rank 16 already, so rank 4 is at least 0\.25"):
-        codecs_for("powersgd:4", LAYOUT, lora_rank=16)
-    assert codecs_for("topk:0.1", LAYOUT, lora_rank=16)
+    with pytest.raises(ValueError, match=r"rank 16 already, so rank 4 is at least 0\.25"):
+        read_codec("powersgd:4", lora_rank=16)
+    assert read_codec("topk:0.1", lora_rank=16)

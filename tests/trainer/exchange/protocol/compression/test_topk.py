@@ -51,7 +51,7 @@ def test_each_tensor_keeps_its_own_largest_as_bf16(
     sizes: list[int], density: float, seed: int
 ) -> None:
     values = draw(sum(sizes), seed)
-    out = through(TopK(density, sizes), values)
+    out = through(TopK(density, [(size,) for size in sizes]), values)
     start = 0
     for size in sizes:
         tensor, found = values[start : start + size], out[start : start + size]
@@ -69,14 +69,14 @@ def test_bytes_follow_the_formula(sizes: list[int], density: float) -> None:
     for size in sizes:
         kept = max(1, round(density * size))
         expected += 2 * kept + min(-(-size // 8), 2 * kept + 4 * -(-size // CHUNK))
-    assert TopK(density, sizes).nbytes(sum(sizes)) == expected
+    assert TopK(density, [(size,) for size in sizes]).nbytes(sum(sizes)) == expected
 
 
 @pytest.mark.parametrize(("density", "bytes_an_element"), [(0.1, 0.325), (0.01, 0.04)])
 def test_bytes_an_element_are_those_of_the_documents(
     density: float, bytes_an_element: float
 ) -> None:
-    found = TopK(density, [1 << 22]).nbytes(1 << 22) / (1 << 22)
+    found = TopK(density, [(1 << 22,)]).nbytes(1 << 22) / (1 << 22)
     assert found == pytest.approx(bytes_an_element, abs=1e-4)
 
 
@@ -84,28 +84,28 @@ def test_bytes_an_element_are_those_of_the_documents(
 def test_a_tensor_of_several_chunks(density: float) -> None:
     values = draw(2 * CHUNK + 777)
     values[CHUNK : 2 * CHUNK] = 0  # a chunk of which nothing is kept
-    out = through(TopK(density, [values.size]), values)
+    out = through(TopK(density, [(values.size,)]), values)
     kept = np.flatnonzero(out)
     np.testing.assert_array_equal(kept, largest(values, len(kept)))
 
 
 def test_zeros_and_the_largest_fp32_travel() -> None:
     zeros = np.zeros(100, np.float32)
-    np.testing.assert_array_equal(through(TopK(0.1, [100]), zeros), zeros)
+    np.testing.assert_array_equal(through(TopK(0.1, [(100,)]), zeros), zeros)
     zeros[7] = np.finfo(np.float32).max
-    out = through(TopK(0.1, [100]), zeros)
+    out = through(TopK(0.1, [(100,)]), zeros)
     assert np.isfinite(out).all()
     assert out[7] == pytest.approx(zeros[7], rel=1 / 256)
 
 
 @pytest.mark.parametrize("off", [-1, 1])
 def test_a_wrong_length_is_refused(off: int) -> None:
-    codec = TopK(0.1, [100])
+    codec = TopK(0.1, [(100,)])
     refused(codec, np.zeros(codec.nbytes(100) + off, np.uint8), 100, "bytes came")
 
 
 class TestBitmap:
-    codec = TopK(0.1, [100])  # 13 bytes of bitmap, the last with 4 bits to spare, and 10 values
+    codec = TopK(0.1, [(100,)])  # 13 bytes of bitmap, the last with 4 bits to spare, and 10 values
 
     def encoded(self) -> np.ndarray:
         return self.codec.encode(0, draw(100))
@@ -138,7 +138,7 @@ class TestBitmap:
 
 class TestIndices:
     size = 2 * CHUNK - 100
-    codec = TopK(0.001, [size])  # two counts, 131 indices, 131 values
+    codec = TopK(0.001, [(size,)])  # two counts, 131 indices, 131 values
 
     def encoded(self) -> np.ndarray:
         return self.codec.encode(0, draw(self.size))
@@ -173,7 +173,7 @@ class TestIndices:
 def test_any_bytes_are_refused_or_decode_to_as_many_finite_values(
     sizes: list[int], data: st.DataObject
 ) -> None:
-    codec, elements = TopK(0.02, sizes), sum(sizes)
+    codec, elements = TopK(0.02, [(size,) for size in sizes]), sum(sizes)
     size = codec.nbytes(elements)
     encoded = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), np.uint8)
     out = np.empty(elements, np.float32)
