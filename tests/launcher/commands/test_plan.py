@@ -86,6 +86,10 @@ def test_a_step_of_four_devices_as_mermaid(capsys: pytest.CaptureFixture[str]) -
     shown = capsys.readouterr().out
     assert "Note over d3: the head, layers 24 to 31" in shown
     assert shown.count(": forward ") == shown.count(": backward ") == 3 * 8
+    assert run([*arguments, "--diagram", "fsdp"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(": all-gather: ") == 2 * 4  # in the forward, and again in the backward
+    assert shown.count(": reduce-scatter: ") == 4
     assert run([*arguments[:-2], "--diagram", "group"]) == 0
     shown = capsys.readouterr().out
     assert "d0->>c: their sum, in the run's codec" in shown
