@@ -27,6 +27,8 @@ _PARTS = (
     "trainer/system/cgroups.py",
     "trainer/system/errors.py",
     "trainer/system/nvidia_smi.py",
+    "trainer/system/process/__init__.py",
+    "trainer/system/process/child.py",
     "trainer/system/storage/__init__.py",
     "trainer/system/storage/atomic_file.py",
 )

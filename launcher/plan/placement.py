@@ -17,8 +17,8 @@ from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
 from launcher.plan.ring import check_ring, in_ring_order
 from launcher.plan.setting import Setting
-from launcher.session.spec import FALLBACK_VARIABLE
 from trainer.config.run import RunConfig
+from trainer.system.process.child import FALLBACK_VARIABLE
 
 
 @dataclass(frozen=True)

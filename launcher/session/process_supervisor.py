@@ -25,20 +25,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from launcher.session.child_group import adopt_orphans, signal_group
 from launcher.session.log_index import GRANULARITY, LogMarks
 from launcher.session.prefork import Children
 from launcher.session.processes import RUN_VARIABLE, ProcessIdentity, identify
 from launcher.session.spec import (
-    FALLBACK_VARIABLE,
     FINAL_PHASES,
     SAVING,
-    SAVING_VARIABLE,
     Phase,
     SessionSpec,
     log_name,
 )
 from trainer.system.errors import BudgetStopError, InputError, StorageError
+from trainer.system.process.child import (
+    FALLBACK_VARIABLE,
+    SAVING_VARIABLE,
+    adopt_orphans,
+    signal_group,
+)
 from trainer.system.storage.atomic_file import write_atomically
 
 STATE_SCHEMA = "motley.process/1"
@@ -56,7 +59,7 @@ _WRONG_COMMAND = (
     errno.E2BIG,
 )
 """Why a command cannot be started, now or later; other reasons pass, such as a full disk."""
-_HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGIO})
+_HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
 
 
 class ProcessSupervisor:

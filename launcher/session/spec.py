@@ -13,10 +13,6 @@ from trainer.system.errors import RESTARTED
 SPEC_SCHEMA = "motley.session/1"
 SAVING = "saving"
 """The file in a process's folder that is there while the process saves what it must not lose."""
-SAVING_VARIABLE = "MOTLEY_SAVING"
-"""Tells a process the path of that file."""
-FALLBACK_VARIABLE = "MOTLEY_GPU_FALLBACK"
-"""Tells a process that it may compute on another device than it was told to."""
 LONGEST_SAVE = 600.0
 """Seconds beyond the grace that a process which saves is given in all: 7 GB at 12 MB/s. A disk that
 hangs must not put off an end for ever."""

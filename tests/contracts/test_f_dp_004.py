@@ -29,7 +29,7 @@ from trainer.replica.backend import (
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.vulkan_adapter import adapters
 from trainer.system.errors import InputError
-from trainer.system.process.prefork import FALLBACK_VARIABLE
+from trainer.system.process.child import FALLBACK_VARIABLE
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from tests.cluster.real_cluster import STEPS, Bench, Cluster
 from tests.covering import covering
-from trainer.system.process.prefork import FALLBACK_VARIABLE
+from trainer.system.process.child import FALLBACK_VARIABLE
 
 pytestmark = pytest.mark.cluster
 

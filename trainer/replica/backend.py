@@ -25,8 +25,8 @@ from trainer.model.safetensors_headers import read_config
 from trainer.replica.base import Replica
 from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
+from trainer.system.process.child import FALLBACK_VARIABLE
 from trainer.system.process.imports import importing
-from trainer.system.process.prefork import FALLBACK_VARIABLE
 
 if TYPE_CHECKING:
     from trainer.replica.wgpu.gpu.device import Device

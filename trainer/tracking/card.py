@@ -21,13 +21,11 @@ from trainer.config.run import RunConfig
 from trainer.data.samples import iterate
 from trainer.data.shapes import UnusedKeys
 from trainer.system.errors import StorageError, TrainerError
+from trainer.system.process.child import SAVING_VARIABLE
 from trainer.tracking.metrics import METRICS_FILE, read_metrics
 from trainer.tracking.progress import duration, figures, loss_text
 
 Record = Mapping[str, Any]
-SAVING_VARIABLE = "MOTLEY_SAVING"
-"""Names a file that exists while a checkpoint is being saved: the supervisor then delays SIGKILL.
-Set by the launcher's supervisors."""
 _ENDS = ("finished", "stopped")
 _STARTS = ("listening", "resumed")
 

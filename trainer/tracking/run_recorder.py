@@ -22,9 +22,10 @@ from trainer.optimizer.adamw import learning_rate_at
 from trainer.planning.budget.guard import BudgetStop
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.errors import RESTARTED, BudgetStopError, StorageError, UnprovedError
+from trainer.system.process.child import SAVING_VARIABLE
 from trainer.system.process.priority import reset_thread_priority
 from trainer.system.storage.lease import Lease
-from trainer.tracking.card import SAVING_VARIABLE, make_card
+from trainer.tracking.card import make_card
 from trainer.tracking.metrics import MetricsLog, StepMetrics
 from trainer.tracking.progress import open_view, show_lines
 from trainer.tracking.status import MOVING, StatusFile, WorkerStatus, first_status

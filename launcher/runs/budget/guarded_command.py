@@ -7,7 +7,6 @@ import platform
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,11 +16,11 @@ from launcher.files import default_state_folder, make_private_folder
 from launcher.inventory.hosts import Host
 from launcher.plan.budget import currency_of, rates_of, refuse_unknown_rents
 from launcher.runs.records.registry import new_run_id
-from launcher.session.child_group import signal_group, start_child
 from trainer.config.budget import BudgetConfig, load_budget, with_environment
 from trainer.planning.budget.ledger import SPEND_FILE
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.errors import InputError
+from trainer.system.process.child import signal_group, start_child
 
 GRACE = 30.0
 """Seconds between SIGTERM and SIGKILL; their cost is kept back from the ceiling."""
@@ -121,7 +120,5 @@ def run_guarded(
 def _end(child: subprocess.Popen[bytes], grace: float) -> None:
     signal_group(child.pid, signal.SIGTERM)
     signal_group(child.pid, signal.SIGCONT)
-    until = time.monotonic() + grace
-    while child.poll() is None and time.monotonic() < until:
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(_LOOK_EVERY)
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(grace)

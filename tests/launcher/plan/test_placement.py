@@ -10,9 +10,9 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
-from launcher.session.spec import FALLBACK_VARIABLE
 from tests.launcher.plan.places import LOCAL, SETTING
 from trainer.config.run import RunConfig, load
+from trainer.system.process.child import FALLBACK_VARIABLE
 from trainer.system.received import receive
 
 RTX = Device("cuda", "GPU-4090", "RTX 4090", 24 << 30)

@@ -12,13 +12,12 @@ from launcher.hosts.local import LocalConnection
 from launcher.runs import down
 from launcher.runs.processes.session import SessionSupervisor
 from launcher.runs.processes.systemd import SystemdSupervisor
-from launcher.session.spec import SAVING, SAVING_VARIABLE, RestartPolicy, SessionSpec
+from launcher.session.spec import SAVING, RestartPolicy, SessionSpec
 from tests.launcher.keeping import python_process
 from tests.launcher.unit_host import UnitHost
 from tests.waiting import wait_for
 from trainer.exchange.coordinator import membership
 from trainer.exchange.transport import link
-from trainer.tracking import run_recorder
 
 SLEEP = "import time\nwhile True: time.sleep(60)"
 Make = Callable[[float], SessionSupervisor]
@@ -114,10 +113,6 @@ def test_the_keeper_itself_does_not_wait_for_a_save_without_end(
     supervisor.stop([process], 60.0)
     state = supervisor.state(process)
     assert (state.state, state.signal) == ("stopped", signal.SIGKILL)
-
-
-def test_the_mark_of_a_save_has_the_name_that_the_trainer_looks_for() -> None:
-    assert SAVING_VARIABLE == run_recorder.SAVING_VARIABLE
 
 
 def test_every_grace_outlasts_what_a_stopped_coordinator_waits_for() -> None:

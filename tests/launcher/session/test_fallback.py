@@ -10,10 +10,10 @@ import pytest
 from launcher.hosts.local import LocalConnection
 from launcher.runs.processes.session import SessionSupervisor
 from launcher.session.processes import find_run, send_signal
-from launcher.session.spec import FALLBACK_VARIABLE, RestartPolicy
+from launcher.session.spec import RestartPolicy
 from tests.launcher.keeping import ForkingSupervisor, python_process
 from tests.waiting import wait_for
-from trainer.system.process import prefork
+from trainer.system.process.child import FALLBACK_VARIABLE
 
 SLEEP = "import time\nwhile True: time.sleep(60)"
 
@@ -56,7 +56,3 @@ def test_a_process_that_a_boot_goes_on_with_may_fall_back(run_id: str, tmp_path:
     supervisor.begin(process)
     wait_for(lambda: supervisor.read_log(process, 2) == b"may: 1\n", "the next line")
     supervisor.stop([process], 20.0)
-
-
-def test_leave_to_fall_back_has_the_name_that_the_trainer_looks_for() -> None:
-    assert FALLBACK_VARIABLE == prefork.FALLBACK_VARIABLE

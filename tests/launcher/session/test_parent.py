@@ -16,12 +16,12 @@ import pytest
 from launcher.hosts.local import LocalConnection
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes.session import SessionSupervisor
-from launcher.session.prefork import PARENT_VARIABLE
 from launcher.session.processes import find_run, identify, send_signal
 from launcher.session.spec import RestartPolicy
 from tests.launcher.keeping import python_process
 from tests.waiting import wait_for
 from trainer.commands.finetune import finetune
+from trainer.system.process.child import PARENT_VARIABLE
 
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
 LOAD = """\

@@ -20,7 +20,8 @@ from tests.cluster.forked_command import write_commands
 from tests.trainer.small_model import write_data, write_model
 from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
 from trainer.checkpoint.store import CheckpointStore
-from trainer.tracking.card import SAVING_VARIABLE, losses, make_card, mean_speed, seconds_of
+from trainer.system.process.child import SAVING_VARIABLE
+from trainer.tracking.card import losses, make_card, mean_speed, seconds_of
 from trainer.tracking.status import read_status
 
 BIN = Path(sys.executable).parent

@@ -15,8 +15,9 @@ from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import Snapshot
 from trainer.system.errors import StorageError, UnprovedError
+from trainer.system.process.child import SAVING_VARIABLE
 from trainer.tracking.metrics import read_metrics
-from trainer.tracking.run_recorder import SAVING_VARIABLE, RunRecorder
+from trainer.tracking.run_recorder import RunRecorder
 from trainer.tracking.status import read_status
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from trainer.system.errors import InputError, TrainerError, restarts
-from trainer.system.process.prefork import FALLBACK_VARIABLE
+from trainer.system.process.child import FALLBACK_VARIABLE
 
 log = logging.getLogger(__name__)
 

@@ -4,32 +4,26 @@ The imports are most of a start, so a killed worker restarts at once. The fork i
 nothing but imports has happened: there is one thread, no device was opened, no random number was
 drawn, and the environment, the folder and the command line are already the worker's.
 
-The supervisor's side is `launcher/session/prefork.py`: $MOTLEY_PARENT is `PID:DESCRIPTOR` of
-the supervisor and of a socket to it. For each attempt the descriptor of a log arrives, the worker's
-pid is returned, and an answer lets it run. The worker is forked twice, so that the supervisor,
-which adopts orphans, becomes its parent.
+The supervisor's side is `launcher/session/prefork.py`. For each attempt the descriptor of a log
+arrives, the worker's pid is returned, and an answer lets it run. The worker is forked twice, so
+that the supervisor, which adopts orphans, becomes its parent.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from trainer.system.process.child import FALLBACK_VARIABLE, PARENT_VARIABLE, die_with_parent
 from trainer.system.process.imports import uncollected
 
 log = logging.getLogger(__name__)
-
-FALLBACK_VARIABLE = "MOTLEY_GPU_FALLBACK"
-"""Lets a process use another device than requested: set for a restarted one, whose device may have
-been lost, and by the launcher for a device that it chose itself."""
-_VARIABLE = "MOTLEY_PARENT"
-_PR_SET_PDEATHSIG = 1
 
 
 def fork_workers(load: Callable[[], None]) -> None:
@@ -38,7 +32,7 @@ def fork_workers(load: Callable[[], None]) -> None:
     Without a supervisor that asks for it, or if a fork would be unsafe (not on Linux, or with a
     second thread), it returns in this process, which then is the worker.
     """
-    keeper, _, descriptor = os.environ.pop(_VARIABLE, "").partition(":")
+    keeper, _, descriptor = os.environ.pop(PARENT_VARIABLE, "").partition(":")
     if sys.platform != "linux" or keeper != str(os.getppid()):
         return
     # OpenBLAS starts threads as NumPy is imported; a worker's products are torch's or the GPU's.
@@ -63,36 +57,34 @@ def fork_workers(load: Callable[[], None]) -> None:
 
 def _is_worker(requests: socket.socket, keeper: int, output: int) -> bool:
     """Fork a worker and return whether this is it."""
-    pids, begin = os.pipe(), os.pipe()
+    waits, begins = os.pipe()
     middle = os.fork()
     if middle == 0:
         worker = os.fork()
         if worker:
             os.setpgid(worker, worker)  # before its pid is known and the group is signalled
-            os.write(pids[1], str(worker).encode())
+            with suppress(OSError):  # the supervisor has ended, and its children end too
+                requests.send(str(worker).encode())
+                os.kill(keeper, signal.SIGCHLD)  # it looks for the pid
             os._exit(0)
-        _begin(begin, keeper, output)
-        for end in pids:
-            os.close(end)
+        os.close(begins)
+        _begin(waits, keeper, output)
         return True
     os.waitpid(middle, 0)
     # From here on the worker is the supervisor's, which records it before it runs.
-    requests.send(os.read(pids[0], 64))
     if requests.recv(16):
-        os.write(begin[1], b"!")
-    for end in (*pids, *begin):
-        os.close(end)
+        os.write(begins, b"!")
+    os.close(waits)
+    os.close(begins)
     return False
 
 
-def _begin(begin: tuple[int, int], keeper: int, output: int) -> None:
+def _begin(waits: int, keeper: int, output: int) -> None:
     """Wait until this process is the supervisor's child, and die with it from then on."""
-    os.close(begin[1])
-    adopted = os.read(begin[0], 1)
-    os.close(begin[0])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if not adopted or os.getppid() != keeper:
+    if not os.read(waits, 1):
         os._exit(1)
+    os.close(waits)
+    die_with_parent(keeper)
     for stream in (1, 2):
         os.dup2(output, stream)
     os.close(output)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import os
 import queue
 import selectors
@@ -25,6 +24,7 @@ from typing import Any, NoReturn
 
 from trainer.run.distributed.group.link import Arrays, GroupLink
 from trainer.system.errors import InputError, UnreachableError
+from trainer.system.process.child import die_with_parent
 
 BEAT = 0.5
 """Seconds between a member's signs of life."""
@@ -32,7 +32,6 @@ STALLED = 10.0
 """Seconds without one after which a member counts as lost."""
 _SETTLE = 0.5
 """Seconds in which others than the first member to end may turn out to be the cause."""
-_PR_SET_PDEATHSIG = 1
 
 Body = Callable[[GroupLink, int], int]
 """What a member does: takes its link and its rank in the group, returns its exit code."""
@@ -149,15 +148,14 @@ class Members:
             return _Member(rank, pid, GroupLink(ours))
         code = 1
         try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() == leader:
-                # The leader is asked to stop together with its process group, and ends them.
-                for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                    signal.signal(number, signal.SIG_IGN)
-                ours.close()
-                for other in self._members:
-                    other.link.close()
-                code = body(GroupLink(theirs), rank)
+            die_with_parent(leader)
+            # The leader is asked to stop together with its process group, and ends them.
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            ours.close()
+            for other in self._members:
+                other.link.close()
+            code = body(GroupLink(theirs), rank)
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

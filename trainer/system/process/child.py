@@ -1,6 +1,6 @@
-"""A child in its own process group: it dies with its parent, and none of its processes survives it.
+"""A child that dies with its parent, and process groups of which nothing survives.
 
-For a program that blocks SIGCHLD and has no other children. Standard library only.
+Also for the launcher's supervisors: standard library only.
 """
 
 from __future__ import annotations
@@ -12,11 +12,26 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+PARENT_VARIABLE = "MOTLEY_PARENT"
+"""Tells a program its supervisor's pid and a socket to it, as `PID:DESCRIPTOR`; see `prefork`."""
+SAVING_VARIABLE = "MOTLEY_SAVING"
+"""Tells a process the file to keep while it saves: its supervisor then delays SIGKILL."""
+FALLBACK_VARIABLE = "MOTLEY_GPU_FALLBACK"
+"""Lets a process use another device than requested: set for a restarted one, whose device may have
+been lost, and by the launcher for a device that it chose itself."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_prctl = ctypes.CDLL(None, use_errno=True).prctl  # loaded here: not between fork and exec
+# Loaded here: not between fork and exec. Only Linux has it.
+_prctl: Any = getattr(ctypes.CDLL(None), "prctl", None)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when its parent ends, and end it if that is no longer `parent`."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # killed before the call
+        os._exit(1)
 
 
 def adopt_orphans() -> None:
@@ -45,9 +60,7 @@ def start_child(
 
     def before_exec() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # killed between fork and prctl
-            os._exit(1)
+        die_with_parent(parent)
 
     return subprocess.Popen(
         argv,
