@@ -1,17 +1,16 @@
-"""The messages between a replica group's leader and a member, over a socket of their own.
+"""The messages between a replica group's leader and a member, over a connection of their own.
 
-A message is a JSON object, and arrays in the safetensors format. Tensors that all processes of the
-group compute with go over the torch process group instead; this socket is what still works when a
-collective hangs.
+A message is a JSON object, and arrays in the safetensors format; nothing is unpickled. Tensors that
+all processes of the group compute with go over the torch process group instead; this connection is
+what still works when a collective hangs.
 """
 
 from __future__ import annotations
 
 import json
-import socket
-import struct
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,6 @@ from safetensors.numpy import load, save
 from trainer.data.soft_targets import SoftTargets
 from trainer.data.tokens import Encoded
 
-_SIZES = struct.Struct("<II")
 _SOFT = ("offsets", "ids", "weights", "rest", "entropy")
 
 Arrays = Mapping[str, np.ndarray]
@@ -36,7 +34,7 @@ class GroupMessage(NamedTuple):
 class GroupLink:
     """One end; any thread may send, and one receives."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: Connection) -> None:
         self._end = end
         self._sending = threading.Lock()
 
@@ -54,34 +52,18 @@ class GroupLink:
         Raises:
             OSError: the other end is closed.
         """
-        text = json.dumps(body).encode()
-        data = save(dict(arrays)) if arrays else b""
+        parts = json.dumps(body).encode(), save(dict(arrays)) if arrays else b""
         with self._sending:
-            self._end.sendall(_SIZES.pack(len(text), len(data)) + text + data)
+            for part in parts:
+                self._end.send_bytes(part)
 
     def receive(self) -> GroupMessage | None:
         """Wait for a message; None if the other end is closed."""
-        sizes = self._read(_SIZES.size)
-        if sizes is None:
+        try:
+            text, data = self._end.recv_bytes(), self._end.recv_bytes()
+        except (EOFError, OSError):
             return None
-        first, second = _SIZES.unpack(sizes)
-        text, data = self._read(first), self._read(second)
-        if text is None or data is None:
-            return None
-        return GroupMessage(json.loads(text), load(bytes(data)) if data else {})
-
-    def _read(self, size: int) -> bytearray | None:
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            try:
-                count = self._end.recv_into(view)
-            except ConnectionError:
-                return None
-            if not count:
-                return None
-            view = view[count:]
-        return data
+        return GroupMessage(json.loads(text), load(data) if data else {})
 
 
 def pack_samples(batch: Sequence[Encoded]) -> dict[str, np.ndarray]:

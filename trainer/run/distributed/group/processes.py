@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Pipe
 from typing import Any, NoReturn
 
 from trainer.run.distributed.group.link import Arrays, GroupLink
@@ -138,7 +139,7 @@ class Members:
                 os.waitpid(pid, 0)
 
     def _fork(self, rank: int, body: Body) -> _Member:
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         leader = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
