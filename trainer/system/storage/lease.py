@@ -20,20 +20,22 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.system.errors import InUseError, StorageError
+from trainer.system.process.sign_of_life import Silence, give_signs
 from trainer.system.storage.atomic_folder import prepare_folder
 from trainer.system.storage.host_identity import host_identity
 from trainer.system.storage.lease_folder import (
     Holder,
+    Sign,
     claim,
     dissolve,
     is_locked,
     lease_path,
     mark_released,
     newest_lease,
+    newest_sign,
     read_beat,
     read_holder,
     write_beat,
@@ -53,15 +55,6 @@ def leave(reason: str) -> None:
     os._exit(InUseError.exit_code)
 
 
-@dataclass(frozen=True)
-class _Sign:
-    """The newest sign of life in a folder; a later one differs."""
-
-    folder: Path
-    number: int
-    beat: bytes
-
-
 class Lease:
     """One process's lease of one folder; made by `take`."""
 
@@ -72,7 +65,7 @@ class Lease:
         descriptor: int,
         on_lost: Callable[[str], None],
         silence: float,
-        silent: _Sign | None,
+        silent: Sign | None,
     ) -> None:
         self.silent = silent
         """What stood in the folder beside it for the whole silence of its predecessor."""
@@ -82,8 +75,8 @@ class Lease:
         self._on_lost, self._silence = on_lost, silence
         self._beats, self._beaten_at = 0, _now()
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        threading.Thread(target=self._keep, name="lease", daemon=True).start()
+        with self._lock:  # `_beat` may come first
+            self._over = give_signs(self._beat, silence / 6)
 
     def check(self, *, at_once: bool = False) -> None:
         """Check that this process still holds the lease; free while signs of life are recent.
@@ -104,10 +97,6 @@ class Lease:
             with suppress(OSError, ValueError):  # then the lock or the silence shows it
                 mark_released(self.workspace)
             os.close(self._descriptor)
-
-    def _keep(self) -> None:
-        while not self._over.wait(self._silence / 6):
-            self._beat()
 
     def _beat(self) -> None:
         with self._lock:
@@ -202,11 +191,11 @@ class _Watch:
     """Finds out whether the holder of a folder's lease lives, and listens beside it."""
 
     def __init__(
-        self, folder: Path, beside: Path | None, silence: float, known: _Sign | None
+        self, folder: Path, beside: Path | None, silence: float, known: Sign | None
     ) -> None:
         self._folder, self._beside, self._silence = folder, beside, silence
         self._known = known
-        self.silent: _Sign | None = None
+        self.silent: Sign | None = None
 
     def is_free(self, number: int) -> bool:
         """Whether a lease may be taken over; False if it changed and must be checked again.
@@ -226,7 +215,7 @@ class _Watch:
                     raise _in_use(folder, holder)
                 if locked is False:
                     return True
-            if self._known is not None and _sign(folder) == self._known:
+            if self._known is not None and newest_sign(folder) == self._known:
                 return True
             return self._is_silent(number)
         except FileNotFoundError:  # taken over and removed meanwhile
@@ -241,32 +230,18 @@ class _Watch:
         holder, _ = read_holder(path)
         told = f"{holder or 'another process'} may still write here"
         log.info("%s: %s: listening for %g s", folder, told, silence)
-        first, listened = read_beat(path), 0.0
-        beside = _sign(self._beside)
-        while listened < silence:
-            before = _now()
+        first, beside = read_beat(path), newest_sign(self._beside)
+        heard = Silence(_now, longest=silence / 6)  # in which a living holder gives a sign
+        while heard.hear(first) < silence:
             time.sleep(min(silence / 30, _LOOK))
             if newest_lease(folder) != number or read_holder(path)[1] == "released":
                 return False
             if read_beat(path) != first:
                 raise _in_use(folder, holder)
-            if beside is not None and _sign(self._beside) != beside:
+            if beside is not None and newest_sign(self._beside) != beside:
                 beside = None
-            # Time asleep, or waiting for a share, does not count.
-            listened += min(_now() - before, silence / 10)
         self.silent = beside
         return True
-
-
-def _sign(folder: Path | None) -> _Sign | None:
-    """Return the newest sign of life in a folder; None without one, or if it cannot be read."""
-    if folder is None:
-        return None
-    with suppress(OSError):
-        number = newest_lease(folder)
-        if number is not None:
-            return _Sign(folder.absolute(), number, read_beat(lease_path(folder, number)))
-    return None
 
 
 def _in_use(folder: Path, holder: Holder | None) -> InUseError:

@@ -29,6 +29,8 @@ _PREFIX, _HOLDER, _BEAT = ".lease-", "holder.json", "beat"
 _LOST_RACE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT)  # ENOENT: the winner removed it
 
 State = Literal["held", "released"]
+Sign = tuple[Path, int, bytes]
+"""A sign of life in a folder, with the lease's number: a later one differs."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,17 @@ def is_locked(path: Path) -> bool | None:
 def read_beat(path: Path) -> bytes:
     """Return the sign of life, which changes with each one that the holder gives."""
     return (path / _BEAT).read_bytes()
+
+
+def newest_sign(folder: Path | None) -> Sign | None:
+    """Return the newest sign of life in a folder; None without one, or if it cannot be read."""
+    if folder is None:
+        return None
+    with suppress(OSError):
+        number = newest_lease(folder)
+        if number is not None:
+            return folder.absolute(), number, read_beat(lease_path(folder, number))
+    return None
 
 
 def write_beat(path: Path, count: int) -> None:

@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE
 from trainer.checkpoint.reader import step_folders
 from trainer.checkpoint.store import CheckpointStore
 from trainer.system.errors import InUseError
-from trainer.system.storage import lease
+from trainer.system.storage import lease, lease_folder
 from trainer.system.storage.atomic_folder import verify
 from trainer.system.storage.lease import Lease, refuse_if_held, take
 from trainer.system.storage.lease_folder import lease_path, write_beat
@@ -235,7 +235,7 @@ def test_one_that_may_live_in_the_second_folder_is_listened_to(
         assert holder.says() == "held"
         holder.is_told(signal.SIGSTOP)
     beaten = lease_path(checkpoints, 1)
-    look, looks = lease.newest_lease, iter([1, 2])
+    look, looks = lease_folder.newest_lease, iter([1, 2])
 
     def newest_lease(folder: Path) -> int | None:
         if folder == checkpoints and next(looks, 0) == 2:
@@ -245,7 +245,7 @@ def test_one_that_may_live_in_the_second_folder_is_listened_to(
                 raise OSError(errno.EIO, "the share does not answer")
         return look(folder)
 
-    monkeypatch.setattr(lease, "newest_lease", newest_lease)
+    monkeypatch.setattr(lease_folder, "newest_lease", newest_lease)
     mine = take(output, "mine", silence=0.3, beside=checkpoints)
     if what == "beats afterwards":
         write_beat(beaten, 77)
