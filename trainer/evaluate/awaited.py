@@ -11,6 +11,7 @@ from pathlib import Path
 from trainer.evaluate.claims import ChainEnd, Claims
 from trainer.evaluate.results import EVALUATIONS
 from trainer.evaluate.watcher import WatchedRun
+from trainer.system.process.sign_of_life import Silence
 
 PATIENCE = 120.0
 """Seconds without a sign of a living runner after which the run stops waiting for it."""
@@ -33,18 +34,16 @@ def await_scores(
     """
     run, claims = WatchedRun(output), Claims(output / EVALUATIONS / "claims", "", patience)
     heads: dict[str, ChainEnd] = {}
-    alive = time.monotonic()
+    silence = Silence()
     while not over():
         with suppress(OSError):  # an unreachable share: it may return
             found = claims.look()
-            if found != heads:  # a living runner's file grows
-                alive = time.monotonic()
-                if _done(found) != _done(heads):
-                    on_progress()
+            if _done(found) != _done(heads):
+                on_progress()
             heads = found
             if {checkpoint.digest for checkpoint in run.checkpoints()} <= _done(heads):
                 return
-        if time.monotonic() - alive >= patience:
+        if silence.hear(heads) >= patience:  # a living runner's file grows
             log.warning("%s: no eval runner is running, so none is waited for", output)
             return
         time.sleep(_LOOK)

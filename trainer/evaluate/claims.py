@@ -13,14 +13,14 @@ their own clock, never by another host's time.
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trainer.system.process.sign_of_life import Silence, give_signs
 from trainer.system.received import receive_json
 from trainer.system.storage.jsonl import json_text
 
@@ -57,8 +57,7 @@ class Claims:
     ) -> None:
         self._folder, self._runner, self._timeout, self._clock = folder, runner, timeout, clock
         self._heads: dict[str, ChainEnd] = {}
-        self._held: dict[str, float] = {}  # the time since which a held claim has not changed
-        self._looked = -float("inf")
+        self._silences: dict[str, Silence] = {}
 
     def look(self) -> dict[str, ChainEnd]:
         """Return the state of each checkpoint, by its digest.
@@ -69,21 +68,16 @@ class Claims:
         Raises:
             OSError: the folder cannot be read.
         """
-        now = self._clock()
-        if now - self._looked > self._timeout / 2:
-            self._held.clear()
-        self._looked = -float("inf")  # until it succeeds
-        heads = {
+        silences, self._silences = self._silences, {}  # an unreadable folder shows none
+        self._heads = {
             digest: self._head(digest, generation)
             for digest, generation in self._generations().items()
         }
-        self._held = {
-            digest: self._held.get(digest, now) if self._heads.get(digest) == head else now
-            for digest, head in heads.items()
-            if head.state == "held"
-        }
-        self._heads, self._looked = heads, now
-        return heads
+        for digest, head in self._heads.items():
+            silence = silences.get(digest) or Silence(self._clock, longest=self._timeout / 2)
+            silence.hear(head)
+            self._silences[digest] = silence
+        return self._heads
 
     def take(self, digest: str) -> Claim | None:
         """Return a claim that only this runner holds; None if it is not available.
@@ -105,7 +99,8 @@ class Claims:
 
     def _may_go_on(self, digest: str, head: ChainEnd) -> bool:
         if head.state == "held":
-            return self._clock() - self._held[digest] >= self._timeout
+            silence = self._silences.get(digest)
+            return silence is not None and silence.seconds >= self._timeout
         return head.state == "released"
 
     def _generations(self) -> dict[str, int]:
@@ -142,22 +137,9 @@ class Claim:
         self._next = folder / f"{digest}.{generation + 1}"
         self._runner, self._interval = runner, interval
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Show signs of life from a thread."""
-        over = threading.Event()
-
-        def beat() -> None:
-            while not over.wait(self._interval):
-                with suppress(OSError):  # the share may return before the claim expires
-                    self._show_life()
-
-        keeper = threading.Thread(target=beat, name="claim", daemon=True)
-        keeper.start()
-        try:
-            yield
-        finally:
-            over.set()
+    def keep(self) -> Callable[[], None]:
+        """Show signs of life until the returned function is called."""
+        return give_signs(self._show_life, self._interval).set
 
     def begin(self) -> bool:
         """Create the claim; False if another runner has.

@@ -136,7 +136,8 @@ class Runner:
     def _settle(self, claim: Claim, checkpoint: Checkpoint) -> None:
         try:
             # The checkpoint is pinned until its result is safe and the link may point to it.
-            with claim.kept(), ExitStack() as pins:
+            with ExitStack() as pins:
+                pins.callback(claim.keep())
                 record = self._examine(checkpoint, pins)
                 if record is not None:
                     self._deliver(claim, record)

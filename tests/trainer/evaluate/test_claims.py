@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,8 @@ def test_signs_of_life_keep_a_claim(
     assert claim is not None
     other = make("other")
     path = tmp_path / "evaluations" / "claims" / f"{DIGEST}.0"
-    with claim.kept():
+    with ExitStack() as kept:
+        kept.callback(claim.keep())
         for _ in range(12):
             size = path.stat().st_size
             while path.stat().st_size == size:
