@@ -11,13 +11,16 @@ import os
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from trainer.distill.logits.dataset import TEACHERS, LogitsFolder
+from trainer.system.process.sign_of_life import Silence, give_signs
 from trainer.system.received import receive_json
 from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.jsonl import Outage, json_text
@@ -57,12 +60,8 @@ class TeacherHeartbeat:
         self._counter = 0
         self._outage = Outage(self._path, logger.warning)
         self._lock = threading.Lock()
-        self._ended = threading.Event()
         self._write()
-        self._thread = threading.Thread(
-            target=self._keep, args=(interval,), name="heartbeat", daemon=True
-        )
-        self._thread.start()
+        self._ended = give_signs(self._write, interval)
 
     def __enter__(self) -> Self:
         return self
@@ -75,7 +74,7 @@ class TeacherHeartbeat:
     ) -> None:
         if not self._ended.is_set() and kind is not None:
             self.failed(str(error) or kind.__name__)
-        self._end()
+        self._ended.set()
 
     def beat(
         self,
@@ -104,17 +103,9 @@ class TeacherHeartbeat:
         self._finish(replace(self._beat, state="failed", reason=reason))
 
     def _finish(self, last: TeacherState) -> None:
-        self._end()
+        self._ended.set()
         self._beat = last
         self._write()
-
-    def _end(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _keep(self, interval: float) -> None:
-        while not self._ended.wait(interval):
-            self._write()
 
     def _write(self) -> None:
         with self._lock:
@@ -141,28 +132,23 @@ class TeacherWatch:
 
     def __init__(self, folder: LogitsFolder, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder.path / TEACHERS
-        self._clock = clock
-        self._began = clock()
-        self._seen: dict[str, tuple[bytes, TeacherState, float]] = {}
+        self._start = Silence(clock)
+        self._seen: dict[str, tuple[bytes, TeacherState]] = {}
+        self._silences = defaultdict[str, Silence](lambda: Silence(clock))
 
     def look(self) -> list[TeacherStatus]:
         """Return every teacher that ever wrote to the folder, by name."""
-        now = self._clock()
         try:
             paths = list(self._folder.glob("*.json"))
         except OSError:  # an unreachable share
             paths = []
         for path in paths:
-            try:
+            with suppress(OSError, ValueError):  # an unreadable file counts as unchanged
                 content = path.read_bytes()
-                old = self._seen.get(path.name)
-                if old is None or old[0] != content:
-                    self._seen[path.name] = content, _parse(content), now
-            except (OSError, ValueError):
-                continue  # an unreadable file counts as unchanged
+                self._seen[path.name] = content, _parse(content)
         return [
-            TeacherStatus(beat=beat, silent=now - changed)
-            for _, (_, beat, changed) in sorted(self._seen.items())
+            TeacherStatus(beat=beat, silent=self._silences[name].hear(content))
+            for name, (content, beat) in sorted(self._seen.items())
         ]
 
     def quiet(self) -> float:
@@ -170,7 +156,7 @@ class TeacherWatch:
         silences = [
             status.silent for status in self.look() if status.beat.state in ("running", "waiting")
         ]
-        return min([self._clock() - self._began, *silences])
+        return min([self._start.hear(), *silences])
 
 
 def _parse(content: bytes) -> TeacherState:
