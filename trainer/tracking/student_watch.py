@@ -12,7 +12,8 @@ from pathlib import Path
 from trainer.planning.budget.watch import LATEST_RETURN
 from trainer.system.errors import StorageError
 from trainer.system.process.interruption import Interruption
-from trainer.system.storage.lease_folder import lease_path, newest_lease, read_beat
+from trainer.system.process.sign_of_life import Silence
+from trainer.system.storage.lease_folder import newest_sign
 from trainer.tracking.status import STATUS_FILE, read_status, says_over
 
 _LOOK_EVERY = 2.0
@@ -38,24 +39,16 @@ class StudentWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder, self._unless_completed = folder, unless_completed
-        self._silence, self._clock = silence, clock
-        self._sign: tuple[int | None, bytes] | None = None
-        self._alive = clock()
+        self._longest, self._silence = silence, Silence(clock)
 
     @property
     def reason(self) -> str:
         """Why this process must end now; empty while it need not."""
-        sign: tuple[int | None, bytes] | None = None
-        with suppress(OSError):
-            number = newest_lease(self._folder)
-            sign = number, b"" if number is None else read_beat(lease_path(self._folder, number))
-        if sign is not None and sign != self._sign:
-            self._sign, self._alive = sign, self._clock()
+        silent = self._silence.hear(newest_sign(self._folder))
         status = self._folder / STATUS_FILE
         if says_over(status) and not (self._unless_completed and _is_completed(status)):
             return "the student's run is over"
-        silent = self._clock() - self._alive
-        if silent >= self._silence:
+        if silent >= self._longest:
             return f"no update of the student for {silent:.0f} s, while its budget is spent"
         return ""
 
