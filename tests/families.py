@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainer.model import families
+
 _WINDOW = {"sliding_window": 16}
 _EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _HALVES = {"head_dim": None}
@@ -39,5 +41,5 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {**_EXPERTS, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt2": {"n_positions": 512, "bos_token_id": 2, "eos_token_id": 2, "n_inner": 128, **_HALVES},
 }
-COMPUTED_HERE = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+COMPUTED_HERE = tuple(name for name, row in families.FAMILIES.items() if row.code == "motley")
 """Whose layers Motley's own decoder and wgpu compute."""

@@ -74,6 +74,10 @@ class Family:
     """Layers keep the samples of a row apart."""
     recurrent: bool = False
     """Layers pass a state from token to token, also through padding."""
+    gguf: str = ""
+    """What llama.cpp's converter calls it in a GGUF file; empty if such files are not converted."""
+    gguf_interleaved: bool = False
+    """It reorders the rows of queries and keys: those that turn together are neighbours."""
     kept: Kept = Kept()
     """Counted in tests/trainer/planning/test_replica_memory.py."""
 
@@ -105,6 +109,8 @@ FAMILIES: dict[str, Family] = {
         causal="LlamaForCausalLM",
         classifier="LlamaForSequenceClassification",
         keys=BIASES,
+        gguf="llama",  # and so it calls a Mistral
+        gguf_interleaved=True,
     ),
     "mistral": Family(
         code="motley",
@@ -119,6 +125,7 @@ FAMILIES: dict[str, Family] = {
         classifier="Qwen2ForSequenceClassification",
         biased=("q_proj", "k_proj", "v_proj"),
         keys=("attention_bias", *WINDOWS),
+        gguf="qwen2",
     ),
     "qwen3": Family(
         code="motley",
@@ -127,6 +134,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"head_dim": 128},
         normalised_heads=True,
         keys=("attention_bias", *WINDOWS),
+        gguf="qwen3",
     ),
     "smollm3": Family(
         code="motley",

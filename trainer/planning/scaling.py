@@ -11,7 +11,7 @@ from trainer.planning.strategies import Request, StrategyOption, options
 from trainer.planning.strategy import TrainingSetup
 from trainer.planning.time import flops_per_token, speed_of
 
-FAMILIES = {
+FOLLOWED = {
     "DDP": DDP,
     "FSDP2": FSDP,
     "TP": TENSOR,
@@ -36,14 +36,14 @@ class Point:
 
 def scaling(request: Request) -> dict[str, list[Point]]:
     """Return the points of each family that fit, by growing parts of the cluster."""
-    found: dict[str, list[Point]] = {name: [] for name in FAMILIES}
+    found: dict[str, list[Point]] = {name: [] for name in FOLLOWED}
     alone = _alone(request)
     if alone is None:
         return found
     for part in parts_of(request.cluster):
         asked = replace(request, cluster=part)
         facts = Facts(asked, options(asked))
-        for name, leaf in FAMILIES.items():
+        for name, leaf in FOLLOWED.items():
             family = facts.family(ONE if part.world == 1 else leaf)
             if not family or not family[0].fits or family[0].cost is None:
                 continue

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import transformers
 
+from tests import ROOT
 from tests.families import COMPUTED_HERE
 from trainer.model.architecture import parse_architecture
 from trainer.model.config_keys import CONFIG_KEYS, notices
@@ -145,3 +146,9 @@ def test_the_classes_are_those_of_transformers(model_type: str) -> None:
     ):
         known: Any = auto._model_mapping
         assert (known[kind].__name__ if kind in known else "") == name
+
+
+def test_the_page_lists_the_families_that_motleys_own_decoder_computes() -> None:
+    page = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if "| Motley's own decoder |" in line)
+    assert tuple(row.split("|")[1].strip().lower().split(", ")) == COMPUTED_HERE

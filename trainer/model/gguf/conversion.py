@@ -16,15 +16,15 @@ import numpy as np
 from blake3 import blake3
 
 from trainer.model.architecture import parse_architecture
+from trainer.model.families import FAMILIES
 from trainer.model.formats import refuse_pointer
 from trainer.model.gguf.description import (
     GGUF_KEYS,
-    Origin,
     checked_keys,
     end_tokens,
     llama3_scaling,
     model_config,
-    origin_of,
+    model_type_of,
 )
 from trainer.model.gguf.tokenizer import tokenizer_files
 from trainer.model.hf_export import MODEL_CONFIG, MODEL_FILE, encode, safetensors_header
@@ -66,7 +66,7 @@ def _files(path: Path) -> Files:
     reader = _open(path)
     log.info("converting %s, once on this machine", path)
     metadata = {key: field.contents() for key, field in reader.fields.items()}
-    origin, values = origin_of(metadata, path), checked_keys(metadata, path)
+    model_type, values = model_type_of(metadata, path), checked_keys(metadata, path)
     unknown = UnknownKeys(GGUF_KEYS)
     unknown.add(values)
     if line := unknown.report():
@@ -76,11 +76,11 @@ def _files(path: Path) -> Files:
         name: tuple(int(size) for size in reversed(tensor.shape))
         for name, tensor in tensors.items()
     }
-    config = model_config(origin, values, shapes, path)
+    config = model_config(model_type, values, shapes, path)
     if (rope := tensors.pop(_ROPE, None)) is not None:
         factors = np.asarray(rope.data, dtype=np.float32).reshape(-1)
         config["rope_parameters"] |= llama3_scaling(factors, config, path)
-    weights = _Weights(path, origin, config, tensors, shapes)
+    weights = _Weights(path, config, tensors, shapes)
     config["dtype"] = weights.dtype
     of_tokenizer = {
         key.removeprefix("tokenizer."): value
@@ -125,17 +125,16 @@ class _Weights:
     def __init__(
         self,
         path: Path,
-        origin: Origin,
         config: Mapping[str, Any],
         tensors: Mapping[str, ReaderTensor],
         shapes: Mapping[str, tuple[int, ...]],
     ) -> None:
-        self._origin, self._config = origin, config
+        self._config = config
         self._tensors: dict[str, ReaderTensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, str] = {}
         left = dict(tensors)
-        for name, (stored, shape) in _names(origin, config, path).items():
+        for name, (stored, shape) in _names(config, path).items():
             tensor = left.pop(stored, None)
             if tensor is None or shapes[stored] != shape:
                 held = "is missing" if tensor is None else f"has shape {list(shapes[stored])}"
@@ -158,11 +157,12 @@ class _Weights:
         from gguf.quants import dequantize
 
         yield safetensors_header(self._shapes, {"format": "pt"}, self._dtypes)
+        interleaved = FAMILIES[self._config["model_type"]].gguf_interleaved
         for name, tensor in self._tensors.items():
             values = dequantize(tensor.data, tensor.tensor_type).reshape(self._shapes[name])
-            if self._origin.interleaved and ".self_attn.q_proj." in name:
+            if interleaved and ".self_attn.q_proj." in name:
                 values = _in_halves(values, self._config["num_attention_heads"])
-            elif self._origin.interleaved and ".self_attn.k_proj." in name:
+            elif interleaved and ".self_attn.k_proj." in name:
                 values = _in_halves(values, self._config["num_key_value_heads"])
             yield encode(values, self._dtypes[name])
 
@@ -177,9 +177,7 @@ def _in_halves(values: np.ndarray, heads: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def _names(
-    origin: Origin, config: Mapping[str, Any], path: Path
-) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _names(config: Mapping[str, Any], path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the name in the file and the shape of each tensor of the model."""
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 
@@ -192,7 +190,8 @@ def _names(
     shapes["model.norm.weight"] = (model.hidden_size,)
     if not model.tied:
         shapes["lm_head.weight"] = table
-    kind = next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == origin.model_type)
+    own = FAMILIES[config["model_type"]].gguf
+    kind = next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == own)
     found = get_tensor_name_map(kind, model.num_layers)
     names = {name: found.get_name(name, (".weight", ".bias")) for name in shapes}
     return {name: (str(stored), shapes[name]) for name, stored in names.items()}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,26 +97,8 @@ GGUF_KEYS = KeyTable(
 file."""
 
 
-@dataclass(frozen=True)
-class Origin:
-    """What llama.cpp's converter made a file of."""
-
-    model_type: str
-    """Of `trainer.model.families`."""
-    interleaved: bool = False
-    """It reordered the rows of queries and keys: those that turn together are neighbours."""
-
-
-ORIGINS = {
-    "llama": Origin("llama", interleaved=True),
-    "qwen2": Origin("qwen2"),
-    "qwen3": Origin("qwen3"),
-}
-"""By `general.architecture`. A Mistral is a llama there."""
-
-
-def origin_of(metadata: Mapping[str, Any], path: Path) -> Origin:
-    """Return what a file was made of.
+def model_type_of(metadata: Mapping[str, Any], path: Path) -> str:
+    """Return the family of `trainer.model.families` that a file was made of.
 
     Raises:
         InputError: it is not one that is converted, or the file is no whole model.
@@ -125,12 +106,13 @@ def origin_of(metadata: Mapping[str, Any], path: Path) -> Origin:
     name, kind = metadata.get("general.architecture"), metadata.get("general.type", "model")
     if kind != "model":
         raise InputError(f"{path}: is a GGUF of the type {kind!r}, not a model")
-    if name not in ORIGINS:
+    known = {family.gguf: model_type for model_type, family in FAMILIES.items() if family.gguf}
+    if name not in known:
         raise InputError(
             f"{path}: GGUF architecture {name} is not converted (converted: "
-            f"{', '.join(sorted(ORIGINS))}); give the original model folder"
+            f"{', '.join(sorted(known))}); give the original model folder"
         )
-    return ORIGINS[name]
+    return known[name]
 
 
 def checked_keys(metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -153,7 +135,7 @@ def checked_keys(metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def model_config(
-    origin: Origin, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], path: Path
+    model_type: str, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], path: Path
 ) -> dict[str, Any]:
     """Return config.json, complete but for the dtype.
 
@@ -179,8 +161,8 @@ def model_config(
             )
     embedding = shapes.get("token_embd.weight", (0, 0))
     tree: dict[str, Any] = {
-        "architectures": [FAMILIES[origin.model_type].causal],
-        "model_type": origin.model_type,
+        "architectures": [FAMILIES[model_type].causal],
+        "model_type": model_type,
         "hidden_act": "silu",
         "hidden_size": hidden,
         "intermediate_size": int(value("feed_forward_length")),
@@ -199,7 +181,7 @@ def model_config(
         "initializer_range": 0.02,
         "use_cache": True,
     }
-    family = FAMILIES[origin.model_type]
+    family = FAMILIES[model_type]
     for key, tensor in (("attention_bias", "attn_output"), ("mlp_bias", "ffn_down")):
         if key in family.keys and not family.biased:
             tree[key] = f"blk.0.{tensor}.bias" in shapes
