@@ -16,7 +16,7 @@ from launcher.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from launcher.agent.checks.finding import Check
+    from launcher.agent.checks.finding import Result
     from launcher.runs.cluster import Cluster
 
 
@@ -29,7 +29,7 @@ def doctor(
     as_json: bool,
     **config_flags: Any,
 ) -> None:
-    """Check this machine, or every host of an inventory, for a run; change nothing.
+    """Result this machine, or every host of an inventory, for a run; change nothing.
 
     Model, data, output and memory are checked only if they are given (--preset, --config, --model
     or --data). Exits with 4 if a check fails.
@@ -38,7 +38,7 @@ def doctor(
     show_checks(cluster.doctor(config_order(**config_flags), whole), as_json)
 
 
-def show_checks(checks: Sequence[Check], as_json: bool) -> None:
+def show_checks(checks: Sequence[Result], as_json: bool) -> None:
     """Print checks.
 
     Raises:

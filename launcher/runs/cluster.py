@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from launcher.agent.checks.finding import Check
+from launcher.agent.checks.finding import Result
 from launcher.discovery.survey import Survey
 from launcher.errors import ConfigError
 from launcher.hosts import ssh
@@ -114,7 +114,7 @@ class Cluster:
         """Return the named run; without a name the one that is up, else the latest."""
         return find_run(self.known(), run_id)
 
-    def doctor(self, order: Order, whole: bool) -> list[Check]:
+    def doctor(self, order: Order, whole: bool) -> list[Result]:
         """Return every check of a start; `whole`: of model, data, output and memory as well."""
         job = order.job(self.hosts)
         with working("checking the hosts"):

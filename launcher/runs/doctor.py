@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from launcher.agent.checks.finding import Check
+from launcher.agent.checks.finding import Result
 from launcher.discovery.survey import Survey, survey
 from launcher.errors import LauncherError, UnreachableError
 from launcher.hosts.fleet import REACH, ask_hosts, line_of
@@ -24,8 +24,8 @@ def diagnose(
     expect_workers: int | None,
     whole: bool,
     given: Collection[str] | None = None,
-) -> list[Check]:
-    """Check every host that answers; the others, and an impossible plan, are findings.
+) -> list[Result]:
+    """Result every host that answers; the others, and an impossible plan, are findings.
 
     Args:
         whole: check the job as well: model, data, output and memory.
@@ -42,7 +42,7 @@ def diagnose(
         if given is not None and plan is not None and isinstance(job, RunConfig):
             job, _ = follow_data(job, given, plan, found)
     except LauncherError as error:
-        unplanned = Check("plan", "cluster", "fail", str(error))
+        unplanned = Result("plan", "cluster", "fail", str(error))
         return [*inspect(found, None, None), unplanned]
     return inspect(found, plan, job if whole and plan is not None else None)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from launcher.agent.checks.finding import Check
+from launcher.agent.checks.finding import Result
 from launcher.discovery.survey import Survey, survey
 from launcher.errors import InterruptedStartError, PartialError, PreflightError
 from launcher.files import default_state_folder
@@ -157,7 +157,7 @@ def _why(error: BaseException) -> str:
     return "" if stopped else str(error) or type(error).__name__
 
 
-def refuse_failures(checks: Sequence[Check], report: Report) -> None:
+def refuse_failures(checks: Sequence[Result], report: Report) -> None:
     """Raise PreflightError when a check failed: the first in its line, the rest as details.
 
     Warnings are reported.

@@ -16,7 +16,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from launcher.agent.checks.finding import Check
+from launcher.agent.checks.finding import Result
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.budget.spending import IdleHost, Total
 from launcher.runs.processes.session import ProcessState
@@ -138,7 +138,7 @@ def say_card(view: RunView) -> None:
         say(line)
 
 
-def checks_table(checks: Iterable[Check], width: int | None) -> Table:
+def checks_table(checks: Iterable[Result], width: int | None) -> Table:
     """Return the table of `launch doctor`."""
     rows = [(_styled(c.status), c.host, c.name, c.detail, c.remedy) for c in checks]
     return table(_CHECKS, rows, width)

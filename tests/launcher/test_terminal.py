@@ -14,7 +14,7 @@ import click
 import pytest
 
 from launcher import cli
-from launcher.agent.checks.finding import Check
+from launcher.agent.checks.finding import Result
 from launcher.errors import PreflightError
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
@@ -159,7 +159,7 @@ def test_tables_and_pictures(
     failure = Failure(f"worker-0 on {EVIL}", (EVIL,))
     console = render.console()
     console.print(render.status_table(view, 150))
-    console.print(render.checks_table([Check(EVIL, EVIL, "fail", EVIL, EVIL)], 150))
+    console.print(render.checks_table([Result(EVIL, EVIL, "fail", EVIL, EVIL)], 150))
     console.print(live_view(TelemetrySnapshot(view, 0.0, failures=(failure,)), 150))
     console.print(render.runs_table([view], 150))
     render.tell(render.headline(view))

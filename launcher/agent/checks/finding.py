@@ -1,4 +1,4 @@
-"""The result of a check: a finding on its host, and a check as the operator sees it."""
+"""A check's finding, as its host makes it, and its result, as the operator sees it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Status = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
-class Check:
+class Result:
     """One finding: `warn` is reported, `fail` prevents the start."""
 
     name: str

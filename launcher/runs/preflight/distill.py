@@ -12,7 +12,7 @@ from launcher.errors import LauncherError
 from launcher.plan.distill_commands import below
 from launcher.plan.plan import unit_of
 from launcher.runs.preflight.examination import Asked, Examination
-from launcher.runs.preflight.probe import ask_finding
+from launcher.runs.preflight.probe import DEADLINE, ask_finding
 from trainer.config.run import DATA_ON_HUB
 
 _LEAST_SPACE = 256 << 20
@@ -20,14 +20,14 @@ _ANOTHER = "another file in the job"
 _MOUNT = "mount the share on all hosts (docs/share.md), or name a folder common to all of them"
 
 
-def files(check: str) -> Callable[[Examination, str], Asked]:
-    """Return who is asked: the hosts whose processes read files that a check is for."""
+def files(check: str, question: str) -> Callable[[Examination, str], Asked]:
+    """Return the probe of the hosts whose processes read files that a check is for."""
 
-    def who(cluster: Examination, name: str) -> Asked:
+    def probe(cluster: Examination, name: str) -> Asked:
         paths = {path for each in cluster.processes(name) for path in each.reads.get(check, ())}
-        yield from ({"path": path} for path in sorted(paths))
+        yield from (cluster.ask(name, question, {"path": path}) for path in sorted(paths))
 
-    return who
+    return probe
 
 
 def held_out(cluster: Examination, name: str) -> Asked:
@@ -41,26 +41,27 @@ def held_out(cluster: Examination, name: str) -> Asked:
                 found[below(process.state_folder, evaluation.problems)] = {}
         for path in process.reads.get("validation", ()):
             found.setdefault(path, columns)
-    yield from (
-        {"path": path, "remedy": _ANOTHER, "columns": found[path]} for path in sorted(found)
-    )
+    for path in sorted(found):
+        asked = {"path": path, "remedy": _ANOTHER, "columns": found[path]}
+        yield cluster.ask(name, "data", asked)
 
 
 def folders(check: str) -> Callable[[Examination, str], Asked]:
-    """Return who is asked: the hosts whose processes write to a folder that a check is for."""
+    """Return the probe of the hosts whose processes write to a folder that a check is for."""
 
-    def who(cluster: Examination, name: str) -> Asked:
+    def probe(cluster: Examination, name: str) -> Asked:
         for folder in sorted({p.writes.get(check, "") for p in cluster.processes(name)} - {""}):
-            yield partial(_find_common, cluster, name, folder, check)
+            yield partial(_find_common, cluster, name, folder, check), DEADLINE
 
-    return who
+    return probe
 
 
 def output(cluster: Examination, name: str) -> Asked:
     """Only the student writes to the output."""
     for process in cluster.processes(name):
         if "output" in process.writes:
-            yield {"path": process.writes["output"], "run_id": cluster.plan.run_id}
+            asked = {"path": process.writes["output"], "run_id": cluster.plan.run_id}
+            yield cluster.ask(name, "output", asked)
 
 
 def _find_common(cluster: Examination, name: str, folder: str, check: str) -> Finding:
@@ -112,4 +113,4 @@ def units(cluster: Examination, name: str) -> Asked:
             }
             for process in cluster.processes(name)
         }
-        yield {"units": asked}
+        yield cluster.ask(name, "fences", {"units": asked})

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from launcher.agent.checks.finding import Check, Finding
+from launcher.agent.checks.finding import Finding, Result
 from launcher.discovery.survey import Survey
 from launcher.hosts.base import Connection
 from launcher.inventory.facts import machine
@@ -22,6 +22,8 @@ from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 
 Kind = Literal["host", "plan", "training", "distillation"]
+Asked = Iterable[tuple[Callable[[], Finding], float]]
+"""What finds out, and the seconds that it may take."""
 
 
 class Examination:
@@ -79,6 +81,13 @@ class Examination:
         """Return the connection to a host."""
         return self.found.connections[name]
 
+    def ask(
+        self, name: str, question: str, arguments: Mapping[str, Any], deadline: float = DEADLINE
+    ) -> tuple[Callable[[], Finding], float]:
+        """Return what asks a host: it answers with a finding, by that operation of its agent."""
+        ask = partial(ask_finding, self.connection(name), question, arguments, deadline)
+        return ask, deadline
+
     def processes(self, name: str) -> list[ProcessPlan]:
         """Return the planned processes of a host."""
         return [process for process in self.plan.processes if process.host == name]
@@ -108,7 +117,7 @@ class Examination:
         return LinkTrial(self.plan, self.found.connections, far)
 
     @cached_property
-    def skew(self) -> list[Check]:
+    def skew(self) -> list[Result]:
         """How versions differ; nothing where this machine is the only one."""
         several = len(set(self.found.identities.values())) > 1
         if not several and all(host.is_local for host in self.found.hosts):
@@ -117,34 +126,16 @@ class Examination:
         return compare(machines, machine.describe(), self.head)
 
 
-Arguments = Mapping[str, Any]
-Find = Callable[[], Finding]
-Asked = Iterable[Arguments | Find | tuple[Find, float]]
-
-
 @dataclass(frozen=True)
-class Declared:
-    """One check. The host that answers its question gives the verdict and the remedy."""
+class Check:
+    """One check: what is checked of a host, and how; the finding is the verdict and the remedy."""
 
     name: str
     kind: Kind
-    who: Callable[[Examination, str], Asked]
-    """Whether a host is asked, mostly once or never: yields the question's arguments, or what
-    finds out here, with its own deadline if it has one."""
-    question: str = ""
-    """The operation of the host that answers."""
-    deadline: float = DEADLINE
-    """Seconds."""
+    probe: Callable[[Examination, str], Asked]
+    """Of a host: none where the check does not apply to it, else mostly one."""
 
     def probes(self, cluster: Examination, name: str) -> Iterator[Probe]:
         """Yield the probes of one host."""
-        for asked in self.who(cluster, name):
-            deadline = self.deadline
-            if callable(asked):
-                find = asked
-            elif isinstance(asked, Mapping):
-                there = cluster.connection(name)
-                find = partial(ask_finding, there, self.question, asked, deadline)
-            else:
-                find, deadline = asked
+        for find, deadline in self.probe(cluster, name):
             yield Probe(self.name, name, find, deadline)

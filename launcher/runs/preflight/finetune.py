@@ -14,8 +14,8 @@ from typing import Any
 
 from launcher.plan.plan import unit_of
 from launcher.runs.preflight.content import HASH_DEADLINE, Content, compare_content
-from launcher.runs.preflight.examination import Asked, Declared, Examination
-from launcher.runs.preflight.probe import DEADLINE, ask_finding
+from launcher.runs.preflight.examination import Asked, Check, Examination
+from launcher.runs.preflight.probe import DEADLINE
 from trainer.config.run import RunConfig
 
 _LEAST_CHECKPOINT_SPACE = 256 << 20
@@ -60,25 +60,24 @@ def _validation(config: RunConfig) -> _Input | None:
     return None if path is None else _Input(path, "data", asked, "file_content", place)
 
 
-def _declare(check: str, files_of: Callable[[RunConfig], _Input | None]) -> Declared:
-    """Declare the check of an input: whether it is there, and equals the coordinator's."""
+def _check(check: str, files_of: Callable[[RunConfig], _Input | None]) -> Check:
+    """Return the check of an input: whether it is there, and equals the coordinator's."""
 
-    def who(cluster: Examination, name: str) -> Asked:
+    def probe(cluster: Examination, name: str) -> Asked:
         files, head = files_of(cluster.config), cluster.head
         if files is None:
             return
-        there, deadline = cluster.connection(name), files.deadline
-        ask = partial(ask_finding, there, files.question, files.arguments, deadline)
+        ask, deadline = cluster.ask(name, files.question, files.arguments, files.deadline)
         if _is_compared(cluster, name, files.path):
             own, reference = (_content(cluster, each, files) for each in (name, head))
             yield partial(compare_content, ask, own, reference, head), HASH_DEADLINE + deadline
         else:
             yield ask, deadline
 
-    return Declared(check, "training", who)
+    return Check(check, "training", probe)
 
 
-INPUTS = (_declare("model", _model), _declare("data", _data), _declare("validation", _validation))
+INPUTS = (_check("model", _model), _check("data", _data), _check("validation", _validation))
 
 
 def _is_compared(cluster: Examination, name: str, path: str) -> bool:
@@ -100,14 +99,15 @@ def _content(cluster: Examination, name: str, files: _Input) -> Content:
 def output(cluster: Examination, name: str) -> Asked:
     """Only the coordinator writes the output."""
     if name == cluster.head:
-        yield {"path": cluster.config.output, "run_id": cluster.plan.run_id}
+        asked = {"path": cluster.config.output, "run_id": cluster.plan.run_id}
+        yield cluster.ask(name, "output", asked)
 
 
 def checkpoints(cluster: Examination, name: str) -> Asked:
     """Checkpoints are in the output folder unless they have their own."""
     folder = cluster.config.checkpoint.folder
     if name == cluster.head and folder is not None:
-        yield {"path": folder, "least": _LEAST_CHECKPOINT_SPACE}
+        yield cluster.ask(name, "folder", {"path": folder, "least": _LEAST_CHECKPOINT_SPACE})
 
 
 def units(cluster: Examination, name: str) -> Asked:
@@ -123,7 +123,7 @@ def units(cluster: Examination, name: str) -> Asked:
         if process is cluster.plan.leader:
             writes += filter(None, [config.output, config.checkpoint.folder])
         asked[unit_of(cluster.plan.run_id, process)] = {"reads": reads, "writes": writes}
-    yield {"units": asked}
+    yield cluster.ask(name, "fences", {"units": asked})
 
 
 def memory(cluster: Examination, name: str) -> Asked:
@@ -132,5 +132,4 @@ def memory(cluster: Examination, name: str) -> Asked:
     if name == twins[0]:
         plan, config = json.loads(cluster.plan.to_json()), cluster.config.model_dump(mode="json")
         asked = {"plan": plan, "config": config, "hosts": twins}
-        patience = _patience(cluster.config)
-        yield partial(ask_finding, cluster.connection(name), "memory", asked, patience), patience
+        yield cluster.ask(name, "memory", asked, _patience(cluster.config))

@@ -2,7 +2,7 @@
 
 `launch cluster up` stops if one fails, `launch doctor` shows all. The checks themselves are in
 `checks/host.py`, `checks/job.py` and `checks/link.py`, which run on the hosts; docs/checks.md lists
-them all with their remedies. A new check is a line of CHECKS.
+them all with their remedies. A new check is a line of CHECKS (CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from launcher.agent.checks.finding import Check, Finding
+from launcher.agent.checks.finding import Finding, Result
 from launcher.agent.checks.host import CUDA_DEADLINE, check_devices
 from launcher.discovery.survey import Survey
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.preflight import distill, finetune
-from launcher.runs.preflight.examination import Asked, Declared, Examination
-from launcher.runs.preflight.probe import Probe, examine
+from launcher.runs.preflight.examination import Asked, Check, Examination
+from launcher.runs.preflight.probe import DEADLINE, Probe, examine
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 from trainer.system.received import receive
@@ -40,13 +40,13 @@ _UPDATE = "update it: launch cluster push"
 
 def inspect(
     found: Survey, plan: LaunchPlan | None, job: RunConfig | DistillJob | None
-) -> list[Check]:
+) -> list[Result]:
     """Run every check of the hosts of a plan; without a plan, only those of the hosts.
 
     An unreachable host is one failed check; the others are still checked.
     """
     failed = [
-        Check(_kind(error), name, "fail", str(error), "; ".join(error.details))
+        Result(_kind(error), name, "fail", str(error), "; ".join(error.details))
         for name, error in found.failures.items()
     ]
     names = [host.name for host in found.hosts if host.name in found.machines]
@@ -77,20 +77,18 @@ def _kind(error: LauncherError) -> str:
     return "version" if "launch cluster push" in str(error) else "reachable"
 
 
-def _remote(cluster: Examination, name: str) -> Asked:
-    if not cluster.host(name).is_local:
-        yield {}
-
-
 def _here(find: Callable[[Connection], Finding]) -> Callable[[Examination, str], Asked]:
     """Ask what the launcher itself finds out about a connection, of remote hosts."""
-    return lambda cluster, name: (
-        partial(find, cluster.connection(name)) for _ in _remote(cluster, name)
-    )
+
+    def probe(cluster: Examination, name: str) -> Asked:
+        if not cluster.host(name).is_local:
+            yield partial(find, cluster.connection(name)), DEADLINE
+
+    return probe
 
 
-def _known(finding: Finding) -> Callable[[], Finding]:
-    return lambda: finding
+def _known(finding: Finding) -> tuple[Callable[[], Finding], float]:
+    return lambda: finding, DEADLINE
 
 
 def _reachable(connection: Connection) -> Finding:
@@ -153,7 +151,7 @@ def _program(cluster: Examination, name: str) -> dict[str, Any]:
 
 def _trainer(cluster: Examination, name: str) -> Asked:
     trains = any(process.device for process in cluster.processes(name))
-    yield {**_program(cluster, name), "trains": trains}
+    yield cluster.ask(name, "trainer", {**_program(cluster, name), "trains": trains})
 
 
 def _devices(cluster: Examination, name: str) -> Asked:
@@ -167,24 +165,31 @@ def _cards(cluster: Examination, name: str) -> Asked:
     cuda = [process for process in cluster.processes(name) if process.backend == "cuda"]
     cards = sorted({device for process in cuda for device in process.devices})
     if cards and not cluster.found.problems.get(name):
-        yield {**_program(cluster, name), "cards": cards}
+        asked = {**_program(cluster, name), "cards": cards}
+        yield cluster.ask(name, "cuda", asked, CUDA_DEADLINE)
 
 
 def _secure_boot(cluster: Examination, name: str) -> Asked:
     broken = bool(cluster.found.problems.get(name))
     devices = cluster.host(name).devices or ()
     if broken or any(device.backend == "cuda" for device in devices):
-        yield {"broken": broken}
+        yield cluster.ask(name, "secure_boot", {"broken": broken})
+
+
+def _sleep(cluster: Examination, name: str) -> Asked:
+    if not cluster.host(name).is_local:
+        yield cluster.ask(name, "sleep", {})
 
 
 def _state(cluster: Examination, name: str) -> Asked:
-    yield {"path": cluster.state_folder(name), "least": _LEAST_STATE_SPACE}
+    asked = {"path": cluster.state_folder(name), "least": _LEAST_STATE_SPACE}
+    yield cluster.ask(name, "folder", asked)
 
 
 def _share(cluster: Examination, name: str) -> Asked:
     folder = cluster.host(name).share_folder
     if folder is not None:
-        yield {"path": folder}
+        yield cluster.ask(name, "share", {"path": folder}, SHARE_DEADLINE)
 
 
 def _port(cluster: Examination, name: str) -> Asked:
@@ -192,7 +197,7 @@ def _port(cluster: Examination, name: str) -> Asked:
     if name == cluster.head and trial is not None:
         yield trial.listen, trial.deadline  # while the other hosts connect
     elif name == cluster.head and plan.port is not None:
-        yield {"address": plan.bind_address, "port": plan.port}
+        yield cluster.ask(name, "port", {"address": plan.bind_address, "port": plan.port})
 
 
 def _links(cluster: Examination, name: str) -> Asked:
@@ -218,35 +223,35 @@ def _mtu(cluster: Examination, name: str) -> Asked:
 
 
 CHECKS = (
-    Declared("reachable", "host", _here(_reachable)),
-    Declared("host key", "host", _here(_host_key)),
-    Declared("login shell", "host", _here(check_login_shell)),
-    Declared("version", "host", partial(_skew, check="version")),
-    Declared("python", "host", partial(_skew, check="python")),
-    Declared("libraries", "host", partial(_skew, check="libraries")),
-    Declared("clock", "host", _here(check_clock)),
-    Declared("trainer", "plan", _trainer, "trainer"),
-    Declared("devices", "plan", _devices),
-    Declared("cuda", "plan", _cards, "cuda", CUDA_DEADLINE),
-    Declared("secure boot", "host", _secure_boot, "secure_boot"),
-    Declared("sleep", "host", _remote, "sleep"),
-    Declared("state", "plan", _state, "folder"),
-    Declared("share", "host", _share, "share", SHARE_DEADLINE),
+    Check("reachable", "host", _here(_reachable)),
+    Check("host key", "host", _here(_host_key)),
+    Check("login shell", "host", _here(check_login_shell)),
+    Check("version", "host", partial(_skew, check="version")),
+    Check("python", "host", partial(_skew, check="python")),
+    Check("libraries", "host", partial(_skew, check="libraries")),
+    Check("clock", "host", _here(check_clock)),
+    Check("trainer", "plan", _trainer),
+    Check("devices", "plan", _devices),
+    Check("cuda", "plan", _cards),
+    Check("secure boot", "host", _secure_boot),
+    Check("sleep", "host", _sleep),
+    Check("state", "plan", _state),
+    Check("share", "host", _share),
     *finetune.INPUTS,
-    Declared("model", "distillation", distill.files("model"), "model_folder"),
-    Declared("data", "distillation", distill.files("data"), "text"),
-    Declared("validation", "distillation", distill.held_out, "data"),
-    Declared("output", "training", finetune.output, "output"),
-    Declared("output", "distillation", distill.output, "output"),
-    Declared("logits", "distillation", distill.folders("logits")),
-    Declared("checkpoints", "training", finetune.checkpoints, "folder"),
-    Declared("checkpoints", "distillation", distill.folders("checkpoints")),
-    Declared("unit", "training", finetune.units, "fences"),
-    Declared("unit", "distillation", distill.units, "fences"),
-    Declared("memory", "training", finetune.memory, "memory"),
-    Declared("port", "plan", _port, "port"),
-    Declared("link", "plan", _links),
-    Declared("mtu", "plan", _mtu),
-    Declared("plan", "plan", lambda _cluster, _name: ()),  # of the cluster: `launch doctor`
+    Check("model", "distillation", distill.files("model", "model_folder")),
+    Check("data", "distillation", distill.files("data", "text")),
+    Check("validation", "distillation", distill.held_out),
+    Check("output", "training", finetune.output),
+    Check("output", "distillation", distill.output),
+    Check("logits", "distillation", distill.folders("logits")),
+    Check("checkpoints", "training", finetune.checkpoints),
+    Check("checkpoints", "distillation", distill.folders("checkpoints")),
+    Check("unit", "training", finetune.units),
+    Check("unit", "distillation", distill.units),
+    Check("memory", "training", finetune.memory),
+    Check("port", "plan", _port),
+    Check("link", "plan", _links),
+    Check("mtu", "plan", _mtu),
+    Check("plan", "plan", lambda _cluster, _name: ()),  # of the cluster: `launch doctor`
 )
 """Every check, in the order in which a host's are shown."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.agent.checks.finding import Check, Finding
+from launcher.agent.checks.finding import Finding, Result
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
 from trainer.system.received import receive
@@ -49,7 +49,7 @@ def ask_finding(
         return Finding("fail", f"invalid answer: {error}")
 
 
-def examine(probes: Sequence[Probe]) -> list[Check]:
+def examine(probes: Sequence[Probe]) -> list[Result]:
     """Run every probe at once and return the checks in the given order.
 
     A probe that misses its deadline has failed; its thread, a daemon, is abandoned.
@@ -76,7 +76,7 @@ def examine(probes: Sequence[Probe]) -> list[Check]:
             break
         findings[index] = finding
     return [
-        Check(probe.name, probe.host, found.status, found.detail, found.remedy)
+        Result(probe.name, probe.host, found.status, found.detail, found.remedy)
         for index, probe in enumerate(probes)
         for found in (findings.get(index) or _late(probe),)
     ]

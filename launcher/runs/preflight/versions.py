@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from launcher.agent.checks.finding import Check
+from launcher.agent.checks.finding import Result
 from launcher.inventory.facts.machine import LIBRARIES, Machine
 
 _UPDATE = "launch cluster push, or: ansible-playbook recipes/gpu-training.yml --tags trainer"
 
 
-def compare(machines: Mapping[str, Machine], here: Machine, head: str) -> list[Check]:
+def compare(machines: Mapping[str, Machine], here: Machine, head: str) -> list[Result]:
     """Return the checks `version`, `python` and `libraries` of every host.
 
     Args:
@@ -20,7 +20,7 @@ def compare(machines: Mapping[str, Machine], here: Machine, head: str) -> list[C
     """
     reference = machines.get(head, here)
     newest = _library_releases(machines, head)
-    checks: list[Check] = []
+    checks: list[Result] = []
     for name, machine in machines.items():
         checks += [
             _version(name, machine, machines, here),
@@ -30,16 +30,16 @@ def compare(machines: Mapping[str, Machine], here: Machine, head: str) -> list[C
     return checks
 
 
-def _version(name: str, machine: Machine, machines: Mapping[str, Machine], here: Machine) -> Check:
+def _version(name: str, machine: Machine, machines: Mapping[str, Machine], here: Machine) -> Result:
     """Version skew fails: one run cannot mix versions of the protocol or of the optimizer."""
     if machine.code == here.code:
-        return Check("version", name, "ok", _label(machine))
+        return Result("version", name, "ok", _label(machine))
     same = [other for other, found in machines.items() if found.code == here.code]
     who = ", ".join(["the launcher", *same])
     twins = [o for o, found in machines.items() if found.code == machine.code and o != name]
     also = f" (like {', '.join(twins)})" if twins else ""
     detail = f"{_label(machine)}{also}, but {who}: {_label(here)}"
-    return Check("version", name, "fail", detail, _UPDATE)
+    return Result("version", name, "fail", detail, _UPDATE)
 
 
 def _label(machine: Machine) -> str:
@@ -47,13 +47,13 @@ def _label(machine: Machine) -> str:
     return f"Motley {machine.version}, code {machine.code[:12]}{wheel}"
 
 
-def _python(name: str, machine: Machine, reference: Machine) -> Check:
+def _python(name: str, machine: Machine, reference: Machine) -> Result:
     if machine.python == reference.python:
-        return Check("python", name, "ok", machine.python)
+        return Result("python", name, "ok", machine.python)
     detail = f"{machine.python}, the coordinator has {reference.python}"
     minor = machine.python.rpartition(".")[0] == reference.python.rpartition(".")[0]
     remedy = "fine for training" if minor else "trains, but tests do not cover this mix"
-    return Check("python", name, "warn", detail, remedy)
+    return Result("python", name, "warn", detail, remedy)
 
 
 def _library_releases(machines: Mapping[str, Machine], head: str) -> dict[str, tuple[str, str]]:
@@ -67,13 +67,13 @@ def _library_releases(machines: Mapping[str, Machine], head: str) -> dict[str, t
     }
 
 
-def _libraries(name: str, machine: Machine, newest: Mapping[str, tuple[str, str]]) -> Check:
+def _libraries(name: str, machine: Machine, newest: Mapping[str, tuple[str, str]]) -> Result:
     other = [
         f"{library} {release} ({newest[library][0]} on {newest[library][1]})"
         for library, release in machine.libraries.items()
         if release != newest[library][0]
     ]
     if other:
-        return Check("libraries", name, "warn", ", ".join(other), _UPDATE)
+        return Result("libraries", name, "warn", ", ".join(other), _UPDATE)
     shown = [f"{k} {v}" for k, v in machine.libraries.items() if k in ("numpy", "torch")]
-    return Check("libraries", name, "ok", ", ".join(shown) or "none for training")
+    return Result("libraries", name, "ok", ", ".join(shown) or "none for training")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from launcher.agent.checks.finding import Check
+from launcher.agent.checks.finding import Result
 from launcher.inventory.facts.machine import Machine
 from launcher.inventory.facts.network import Network
 from launcher.runs.preflight.versions import compare
@@ -23,7 +23,7 @@ INTEL = replace(HERE, identity="i", python="3.11.2", wheel="f" * 64, libraries=T
 LAMBDA = replace(INTEL, identity="l")
 
 
-def named(checks: list[Check], name: str) -> dict[str, Check]:
+def named(checks: list[Result], name: str) -> dict[str, Result]:
     return {check.host: check for check in checks if check.name == name}
 
 

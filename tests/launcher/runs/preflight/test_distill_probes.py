@@ -156,6 +156,20 @@ def test_texts_are_files_or_folders(tmp_path: Path, name: str, status: str) -> N
     assert check_text(tmp_path / name).status == status
 
 
+class Asking(LocalConnection):
+    """A host that answers every question, and notes its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arguments: list[Mapping[str, Any]] = []
+
+    def call(
+        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = 1.0
+    ) -> Any:
+        self.arguments.append(arguments or {})
+        return {"status": "ok", "detail": "fine"}
+
+
 def test_samples_are_checked_by_their_names_of_keys(tmp_path: Path) -> None:
     """Of the student and of the evaluator, whose problems have keys of their own."""
     settings = {
@@ -168,12 +182,16 @@ def test_samples_are_checked_by_their_names_of_keys(tmp_path: Path) -> None:
     pair = Pair(tmp_path, tmp_path / "share", tmp_path / "share", settings)
     for name, key in (("v", "own"), ("h", "body"), ("p", "prompt")):
         (tmp_path / "inputs" / f"{name}.jsonl").write_text(f'{{"{key}": "a"}}\n')
-    cluster = Examination(pair.found, ["ram", "gpu"], pair.plan, pair.job)
+    asking = {"ram": Asking(), "gpu": Asking()}
+    found = replace(pair.found, connections=asking)
+    cluster = Examination(found, [*asking], pair.plan, pair.job)
+    for name in cluster.names:
+        for find, _ in distill.held_out(cluster, name):
+            assert find() == Finding("ok", "fine")
     asked = {
         (name, each["path"]): each["columns"]
-        for name in cluster.names
-        for each in distill.held_out(cluster, name)
-        if isinstance(each, Mapping)
+        for name, connection in asking.items()
+        for each in connection.arguments
     }
     assert asked == {
         ("gpu", f"{tmp_path}/inputs/v.jsonl"): {"text": "own"},

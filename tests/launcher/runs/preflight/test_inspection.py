@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.agent.checks.finding import Check
+from launcher.agent.checks.finding import Result
 from launcher.discovery.survey import Survey, survey
 from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.hosts.local import LocalConnection
@@ -67,11 +67,11 @@ def plan_of(found: Survey, config: RunConfig | None = None) -> LaunchPlan:
     return make_plan(found, config or load("quickstart"), None)
 
 
-def of(checks: list[Check], host: str, name: str) -> Check:
+def of(checks: list[Result], host: str, name: str) -> Result:
     return next(check for check in checks if (check.host, check.name) == (host, name))
 
 
-def failures(checks: list[Check]) -> list[str]:
+def failures(checks: list[Result]) -> list[str]:
     return [check.line for check in checks if check.status == "fail"]
 
 
