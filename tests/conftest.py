@@ -66,9 +66,8 @@ EXPECTED_SKIPS = (
 """Reasons (regular expressions, at the start) for which a machine may leave a test out."""
 
 _END_WITH_US = (
+    "multiprocessing.forkserver",
     "multiprocessing.resource_tracker",
-    "tests.cluster.fork_server",
-    "tests.distributed_ranks",
 )
 """Children that end with their parent, in their command lines."""
 
@@ -330,10 +329,8 @@ def make_config() -> MakeConfig:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
-    """Return processes that run functions of test modules as ranks of torch.distributed."""
+def ranks() -> Ranks:
+    """Return what runs functions of test modules as ranks of torch.distributed."""
     from tests.distributed_ranks import Ranks
 
-    made = Ranks()
-    yield made
-    made.close()
+    return Ranks()

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
-from tests.cluster.fork_server import Forked, ForkServer
+from tests.forked import Program
 from tests.waiting import PATIENCE, wait_for
 
 _READ_BY_IMPORTS = frozenset({"PYTHONPATH", "LD_PRELOAD"})
-
-
-@cache
-def fork_server(package: str) -> ForkServer:
-    """Return the test session's that has imported a package; it ends with the last process of it.
-
-    One for each: where torch is imported, every end of an interpreter costs a third of a second.
-    """
-    meeting = meeting_of(package)
-    meeting.parent.mkdir(mode=0o700, exist_ok=True)
-    server = ForkServer(package, meeting=meeting)
-    atexit.register(server.leave)
-    return server
-
-
-def meeting_of(package: str) -> Path:
-    """Return where this test session meets the server of a package."""
-    session = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
-    return Path(tempfile.gettempdir(), f"motley-{session}", package)
 
 
 def signal_aside(pid: int, number: signal.Signals) -> None:
@@ -70,23 +48,20 @@ class Process:
         self.name = name
         self.log = folder / f"{name}.log"
         self.started = time.monotonic()
-        self._popen: subprocess.Popen[bytes] | Forked
-        with self.log.open("ab") as log:
-            if command[0] == sys.executable and _READ_BY_IMPORTS.isdisjoint(environment):
-                with Path(os.devnull).open("rb") as nothing:
-                    streams = (nothing.fileno(), log.fileno(), log.fileno())
-                    whole = {**os.environ, **environment}
-                    server = fork_server("trainer")
-                    self._popen = server.start(command[1:], folder, whole, streams, limits)
-            else:
-                assert not limits, "only the fork server sets them"
+        whole = {**os.environ, **environment}
+        self._popen: subprocess.Popen[bytes] | Program
+        if command[0] == sys.executable and _READ_BY_IMPORTS.isdisjoint(environment):
+            self._popen = Program(command, whole, folder, self.log, limits)
+        else:
+            assert not limits, "only a forked program sets them"
+            with self.log.open("ab") as log:
                 self._popen = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    env=os.environ | environment,
+                    env=whole,
                 )
         self.pid = self._popen.pid
 

@@ -14,7 +14,7 @@ import pytest
 
 from launcher.session.processes import find_run
 from tests import ROOT
-from tests.cluster.warm_command import WarmCommand, run
+from tests.forked import Program, run
 from tests.ports import free_port
 
 STAND_IN = ROOT / "tests" / "launcher" / "stand_in_trainer.py"
@@ -77,8 +77,8 @@ class Cluster:
     def launch(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return run([*LAUNCH, *arguments], self.environment)
 
-    def open(self, command: list[str]) -> WarmCommand:
-        return WarmCommand(command, self.environment)
+    def open(self, command: list[str]) -> Program:
+        return Program(command, self.environment)
 
     def status(self) -> dict[str, Any]:
         return json.loads(self.launch("status", "--json").stdout)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.real_cluster import PATIENCE, Bench, Cluster
 from tests.cluster.real_process import Process
-from tests.cluster.warm_command import run
+from tests.forked import run
 from tests.waiting import wait_for
 from trainer.distill.logits.dataset import LogitsFolder
 

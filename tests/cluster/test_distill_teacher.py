@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.real_process import Process
-from tests.cluster.warm_command import run
+from tests.forked import run
 from tests.trainer.small_teacher import write_corpus, write_teacher
 from tests.waiting import wait_for
 from trainer.distill.logits.dataset import LogitsFolder

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.forked_command import write_commands
 from tests.ports import free_port
 from tests.project.command_blocks import CommandBlock, command_block
 from tests.trainer.small_model import SIZES
@@ -30,10 +29,9 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()
-        path = (write_commands(folder / "bin"), Path(sys.executable).parent, os.environ["PATH"])
         self._environment = {
             **os.environ,
-            "PATH": os.pathsep.join(map(str, path)),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "MOTLEY_STATE_DIR": str(folder / "state"),
             "NO_COLOR": "1",
         }

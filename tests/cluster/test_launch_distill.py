@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from launcher.session.processes import find_run
-from tests.cluster.warm_command import run
+from tests.forked import run
 from tests.trainer.small_teacher import write_corpus, write_teacher
 from tests.waiting import wait_for
 from trainer.tracking.metrics import read_metrics

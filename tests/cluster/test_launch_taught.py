@@ -14,7 +14,7 @@ import yaml
 
 from launcher.session.processes import find_run
 from tests.cluster.real_cluster import Bench
-from tests.cluster.warm_command import run
+from tests.forked import run
 from tests.ports import free_port
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.tracking.metrics import read_metrics

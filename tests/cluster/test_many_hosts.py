@@ -16,7 +16,7 @@ import pytest
 
 from launcher.session.processes import find_run, identify
 from tests import ROOT
-from tests.cluster.warm_command import WarmCommand, run
+from tests.forked import Program, run
 from tests.ports import free_port
 from tests.waiting import wait_for
 
@@ -244,7 +244,7 @@ def test_of_two_operators_one_wins_and_the_other_is_told_who(cluster: Cluster) -
     """The first is held at its start until the second has been refused."""
     cluster.behave(worker_0="never join")
     starts = [
-        WarmCommand(cluster.up_command(), cluster.environment(laptop))
+        Program(cluster.up_command(), cluster.environment(laptop))
         for laptop in ("laptop", "other-laptop")
     ]
     ended = wait_for(lambda: [start for start in starts if start.poll() is not None], "one ends")

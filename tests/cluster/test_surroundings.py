@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.cluster import warm_command
-from tests.cluster.warm_command import WarmCommand
+from tests import forked
 from tests.trainer.small_model import write_data, write_model
 
 pytestmark = pytest.mark.cluster
@@ -39,7 +38,7 @@ def test_odd_paths_in_a_bare_environment(tmp_path: Path) -> None:
             ["merge", f"{odd}/out", "-o", f"{odd}/merged"],
         ):
             flags = () if words[0] == "merge" else HERE
-            done = warm_command.run([*TRAINER, *words, *flags], bare)
+            done = forked.run([*TRAINER, *words, *flags], bare)
             assert done.returncode == 0, done.stderr
     finally:
         os.umask(before)
@@ -58,9 +57,9 @@ def test_two_processes_over_ipv6_beside_dead_proxies(tmp_path: Path) -> None:
     environment = {**os.environ, **DEAD}
     head = ["--role", "coordinator", "--bind", address, "--expect-workers", "1"]
     output = str(tmp_path / "out")
-    coordinator = WarmCommand([*TRAINER, *job, *head, "-o", output], environment)
+    coordinator = forked.Program([*TRAINER, *job, *head, "-o", output], environment)
     worker = ["--role", "worker", "--rank", "0", "--coordinator", address]
-    done = warm_command.run([*TRAINER, *job, *worker], environment)
+    done = forked.run([*TRAINER, *job, *worker], environment)
     _, said = coordinator.communicate()
     assert (done.returncode, coordinator.returncode) == (0, 0), done.stderr + said
     assert json.loads((tmp_path / "out/status.json").read_bytes())["step"] == 2
@@ -73,7 +72,7 @@ def test_nan_in_the_model_halts_before_the_update(tmp_path: Path) -> None:
     weights["model.norm.weight"][3] = np.nan
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     words = ["finetune", str(model), "--data", str(data), "--max-steps", "2", *HERE]
-    done = warm_command.run([*TRAINER, *words, "-o", str(tmp_path / "out")], os.environ)
+    done = forked.run([*TRAINER, *words, "-o", str(tmp_path / "out")], os.environ)
     assert done.returncode == 5
     assert "nan in block" in done.stderr
     assert ", tensor " in done.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import warm_command
+from tests import forked
 from tests.newcomer.mistakes import MISTAKES, Mistake, answered, complaints, prepare
 
 pytestmark = pytest.mark.cluster  # each is a process
@@ -28,7 +28,7 @@ def test_it_is_answered(folder: Path, mistake: Mistake, monkeypatch: pytest.Monk
     program, *words = mistake.command.split()
     module = {"trainer": "trainer.cli", "launch": "launcher.cli"}[program]
     command = [sys.executable, "-m", module, *words]
-    done = warm_command.run(command, environment | mistake.environment)
+    done = forked.run(command, environment | mistake.environment)
     answer = answered(mistake, done)
     assert list(complaints(mistake, answer)) == [], answer
     assert not (folder / "out").exists(), "nothing is begun"

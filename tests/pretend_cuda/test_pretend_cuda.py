@@ -6,7 +6,9 @@ gets the lower number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +27,7 @@ pytestmark = [
 ]
 
 HERE = "tests.pretend_cuda.cases"
+RunRanks = Callable[..., list[Any]]
 EXACT, ROUNDED = 1e-4, 3e-2
 """How far apart results may be: in fp32 two updates by AdamW magnify what was rounded in small
 gradients, to 1e-5, and autocast rounds other operations on a device than on the CPU."""
@@ -78,13 +81,16 @@ CASES: dict[str, tuple[str, Mapping[str, Any], Mapping[str, int]]] = {
 
 
 @pytest.fixture(scope="module")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Return what starts processes whose torch believes in a device that is put in."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunRanks]:
+    """Return `Ranks.run` of a process whose torch believes in a device that is put in."""
     if (TORCH / "lib/libtorch_cuda.so").exists():
         pytest.skip("this torch has CUDA of its own")
-    made = Ranks(LD_PRELOAD=str(build(tmp_path_factory.mktemp("card"))))
-    yield made
-    made.close()
+    library = build(tmp_path_factory.mktemp("card"))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("LD_PRELOAD", str(library))
+            executor.submit(Ranks).result()  # which starts the process
+        yield lambda *given, **how: executor.submit(Ranks().run, *given, **how).result()
 
 
 @pytest.fixture(scope="module")
@@ -94,28 +100,28 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_computes_what_the_cpu_computes_and_waits_as_often(
-    processes: Ranks, model: str, name: str
+    run: RunRanks, model: str, name: str
 ) -> None:
     case, settings, waits = CASES[name]
     world = 2 if case == "rank" else 0
-    for found in processes.run(f"{HERE}:compare", case, model, settings, world=world):
+    for found in run(f"{HERE}:compare", case, model, settings, world=world):
         assert found["far"] < (EXACT if settings.get(PRECISION, "fp32") == "fp32" else ROUNDED)
         assert found["waits"] == waits
 
 
 @pytest.mark.parametrize("fault", ["rotation on the host", "targets on the host"])
-def test_tensors_of_both_devices_are_refused(processes: Ranks, model: str, fault: str) -> None:
+def test_tensors_of_both_devices_are_refused(run: RunRanks, model: str, fault: str) -> None:
     with pytest.raises(RankError, match="Expected all tensors to be on one device"):
-        processes.run(f"{HERE}:faulty", fault, model, world=0)
+        run(f"{HERE}:faulty", fault, model, world=0)
 
 
 @pytest.mark.parametrize("fault", ["no copy", "no wait for the copy", "no wait for the gradient"])
-def test_a_gradient_that_is_read_too_early_is_nan(processes: Ranks, model: str, fault: str) -> None:
-    [found] = processes.run(f"{HERE}:faulty", fault, model, world=0)
+def test_a_gradient_that_is_read_too_early_is_nan(run: RunRanks, model: str, fault: str) -> None:
+    [found] = run(f"{HERE}:faulty", fault, model, world=0)
     assert found["far"] != found["far"]
 
 
-def test_a_value_that_the_host_asks_for_is_a_wait(processes: Ranks, model: str) -> None:
-    [found] = processes.run(f"{HERE}:faulty", "an item in each micro-batch", model, world=0)
+def test_a_value_that_the_host_asks_for_is_a_wait(run: RunRanks, model: str) -> None:
+    [found] = run(f"{HERE}:faulty", "an item in each micro-batch", model, world=0)
     assert found["far"] < EXACT
     assert found["waits"] == WORKER | {"TorchReplica._loss": 2}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cluster.warm_command import run
+from tests.forked import run
 from tests.real.data import Described, write_lines
 from tests.real.peft_loop import PeftLoop, encode
 from tests.trainer.replica import driving

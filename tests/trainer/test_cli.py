@@ -15,7 +15,7 @@ from typing import Any
 import click
 import pytest
 
-from tests.cluster import warm_command
+from tests import forked
 from tests.trainer.small_model import write_data, write_model
 from tests.waiting import PATIENCE, wait_for
 from trainer.cli import COMMANDS, main, trainer
@@ -105,7 +105,7 @@ def test_settings_follow_from_data_and_model_and_are_said(
     write_model(tmp_path / "model", data)
     words = ["finetune", "model", "--data", "labels.jsonl", "--gpu-backend", "cpu"]
     words += ["--threads", "1", "-o", "out"]
-    done = warm_command.run([*TRAINER, *words, "--epochs", "1"], os.environ)
+    done = forked.run([*TRAINER, *words, "--epochs", "1"], os.environ)
     assert done.returncode == 0, done.stderr
     said = done.stderr.split("settings by data and model, all of them in out/run.yaml:")[1]
     assert "num_classes" in said
@@ -116,7 +116,7 @@ def test_settings_follow_from_data_and_model_and_are_said(
     status = json.loads((tmp_path / "out/status.json").read_bytes())
     assert status["step"] == status["total_steps"] == 12  # of 90 samples, 8 in each
     assert status["validation"]["accuracy"] is not None
-    again = warm_command.run(
+    again = forked.run(
         [*TRAINER, "finetune", "--config", "out/run.yaml", "-o", "again"], os.environ
     )
     assert again.returncode == 0, again.stderr

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import warm_command
 from tests.trainer.small_model import write_data, write_model
 
 
@@ -24,12 +24,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refused(home: Path, *words: object, role: str = "local") -> str:
     """Return the one line that `trainer finetune` ends with; nothing may be written."""
     before = sorted(home.rglob("*"))
-    # Forked from a process that has imported the launcher, which is without torch.
     command = [sys.executable, "-m", "tests.trainer.torch_told", "finetune", *map(str, words)]
     classes = [] if "causal-lm" in words else ["--num-classes", "3"]
     command += [*classes, "--gpu-backend", "cpu", "-o", str(home / "out")]
     command += ["--role", role, "--bind", "127.0.0.1:0"]
-    done = warm_command.run(command, os.environ, folder=home)
+    done = subprocess.run(command, cwd=home, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert done.stdout == "False\n"  # no torch
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("trainer: ")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,8 +15,6 @@ import pytest
 
 from benchmarks.compare.network import ShapedNetwork, missing
 from tests import ROOT
-from tests.cluster import warm_command
-from tests.cluster.fork_server import ForkServer
 from tests.launcher.sshd import QUICK_KEYS, make_key
 from tests.waiting import wait_for
 
@@ -132,8 +129,6 @@ class Lan:
             self._stack.callback(machine.end)
             self.machines.append(machine)
             machine.serve(self.key)
-        self._launch = ForkServer("launcher", inside=self._network.inside(0))
-        self._stack.callback(self._launch.close)
         self.reset()
         return self
 
@@ -176,9 +171,15 @@ class Lan:
         self, *arguments: str | Path, code: int = 0, seconds: float = 200
     ) -> tuple[dict[str, Any], str]:
         """Run `launch discover --json` there; return what it printed, and what it said."""
-        command = [sys.executable, "-m", "launcher.cli", "discover", "--json", "--seconds", "2"]
-        command += ["--ssh-config", str(self.config), *map(str, arguments)]
-        done = warm_command.run(command, os.environ, seconds, self._launch)
+        command = [*self._network.inside(0), sys.executable, "-m", "launcher.cli", "discover"]
+        command += ["--json", "--seconds", "2", "--ssh-config", str(self.config)]
+        done = subprocess.run(
+            [*command, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
         assert "Traceback" not in done.stderr
         assert done.returncode == code, done.stderr + done.stdout
         assert all(line.startswith(("launch: ", "host", "no link", "the link", "mDNS"))

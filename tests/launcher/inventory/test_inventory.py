@@ -105,7 +105,6 @@ def test_what_a_host_costs() -> None:
     assert (found.currency, found.rented) == ("USD", False)
 
 
-@pytest.mark.usefixtures("forked_ansible")
 def test_variables_are_rendered_by_ansible_with_group_vars_and_order(tmp_path: Path) -> None:
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "group_vars" / "all.yml").write_text("base: 9100\nmotley_port: '{{ base + 1 }}'\n")
@@ -148,14 +147,12 @@ all:
     assert only == alpha
 
 
-@pytest.mark.usefixtures("forked_ansible")
 def test_extra_variables_win(tmp_path: Path) -> None:
     path = write(tmp_path, HEAD + "      motley_port: 1\n")
     (host,) = load_inventory(path, extra={"motley_port": 9300, "motley_devices": []})
     assert (host.port, host.devices) == (9300, ())
 
 
-@pytest.mark.usefixtures("forked_ansible")
 def test_an_ini_inventory_works(tmp_path: Path) -> None:
     path = write(tmp_path, "[all]\nbox ansible_connection=local motley_port=9200\n", "hosts.ini")
     (host,) = load_inventory(path)
@@ -198,7 +195,6 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-@pytest.mark.usefixtures("forked_ansible")
 def test_a_broken_inventory_is_one_line_that_names_the_place(tmp_path: Path, case: str) -> None:
     text, message = BROKEN[case]
     with pytest.raises(ConfigError, match=message) as error:
@@ -256,7 +252,6 @@ def test_ansible_that_dies_or_is_missing_is_said() -> None:
         parse_answer("/x/hosts.yml", "all", '{"missing": "No module named ansible"}', "")
 
 
-@pytest.mark.usefixtures("forked_ansible")
 def test_a_missing_file_and_an_unknown_group_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.yml: the file does not exist"):
         load_inventory(tmp_path / "absent.yml")
@@ -264,14 +259,12 @@ def test_a_missing_file_and_an_unknown_group_are_named(tmp_path: Path) -> None:
         load_inventory(write(tmp_path, HEAD), limit="gpuz")
 
 
-@pytest.mark.usefixtures("forked_ansible")
 def test_an_undefined_group_in_ini_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, "[x:children]\ny\n", "hosts.ini")
     with pytest.raises(ConfigError, match=r"hosts\.ini: .*undefined group 'y'"):
         load_inventory(path)
 
 
-@pytest.mark.usefixtures("forked_ansible")
 def test_a_broken_group_vars_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "group_vars" / "all.yml").write_text("a: [\n")
@@ -280,7 +273,6 @@ def test_a_broken_group_vars_file_is_named(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.usefixtures("forked_ansible")
 def test_how_ssh_reaches_a_host_is_ansible_s_own_and_survives_a_plan(tmp_path: Path) -> None:
     text = """
 all:
@@ -318,7 +310,6 @@ all:
         load_inventory(bad)
 
 
-@pytest.mark.usefixtures("forked_ansible")
 def test_a_variable_counts_under_all_its_names(tmp_path: Path) -> None:
     text = """
 [gpu]
@@ -355,7 +346,6 @@ def test_ansible_s_settings_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load_inventory(tmp_path / "hosts.ini")
 
 
-@pytest.mark.usefixtures("forked_ansible")
 def test_a_script_and_a_limit_beside_a_host_that_cannot_be_read(tmp_path: Path) -> None:
     script = write(
         tmp_path,

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.cluster import warm_command
-from tests.cluster.forked_command import write_commands
+from tests import forked
 from tests.trainer.small_model import write_data, write_model
 from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
 from trainer.checkpoint.store import CheckpointStore
@@ -147,7 +146,7 @@ def train(folder: Path, data: Path, *words: str) -> tuple[list[str], str]:
     model = write_model(folder / "my model", data)
     command = ["finetune", model.name, "--data", data.name, "-o", "out"]
     command += ["--batch-size", "4", "--max-steps", "2", "--gpu-backend", "cpu", "--threads", "1"]
-    done = warm_command.run([*TRAINER, *command, *words], os.environ, folder=folder)
+    done = forked.run([*TRAINER, *command, *words], os.environ, folder=folder)
     assert done.returncode == 0, done.stderr
     card = read_status(folder / "out" / "status.json")["card"]
     assert "\n".join(card) + "\n" in done.stderr
@@ -155,15 +154,12 @@ def train(folder: Path, data: Path, *words: str) -> tuple[list[str], str]:
     return card, done.stderr
 
 
-def run_commands(card: list[str], folder: Path, path: str) -> list[str]:
+def run_commands(card: list[str], folder: Path) -> list[str]:
     """Type what stands below `next:` and return the outputs."""
     commands = card[card.index("next:") + 1 :]
     outputs: list[str] = []
     for command in commands:
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=folder, env={**os.environ, "PATH": path},
-            capture_output=True, text=True,
-        )  # fmt: skip
+        done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, (command, done.stderr)
         outputs.append(done.stdout)
     return outputs
@@ -185,7 +181,7 @@ def test_a_language_model_is_evaluated_generates_and_is_merged(tmp_path: Path) -
     ]
     program = BIN / "trainer"  # not on the path that the test has
     assert [line.split()[0] for line in card[5:]] == [str(program)] * 3
-    evaluated, generated, merged = run_commands(card, tmp_path, os.environ["PATH"])
+    evaluated, generated, merged = run_commands(card, tmp_path)
     assert "perplexity" in evaluated
     assert generated.strip()
     assert merged == f"{tmp_path}/out/merged\n"
@@ -199,9 +195,7 @@ def test_what_was_held_out_is_what_is_evaluated(tmp_path: Path) -> None:
     card, _ = train(tmp_path, data, *words)
     command = f"  {BIN / 'trainer'} evaluate out --data train.jsonl --held-out"
     assert card[card.index("next:") + 1] == command
-    # The program is the one beside this Python, as in the first card; here it is forked.
-    card = [line.replace(str(BIN / "trainer"), "trainer") for line in card]
-    (evaluated, *_) = run_commands(card, tmp_path, f"{write_commands(tmp_path / 'bin')}:/bin")
+    (evaluated, *_) = run_commands(card, tmp_path)
     loss, accuracy = re.findall(r"(?:loss|accuracy) (\d\.\d+)", card[0])
     assert evaluated.startswith(f"loss {loss}, accuracy {accuracy[:-1]}"), "the run's own scores"
     assert " on 12 samples\n" in evaluated, "of 40"
@@ -217,7 +211,7 @@ def test_a_classifier_is_evaluated_and_a_full_model_needs_no_merge(
     card, _ = train(tmp_path, data, *words)
     assert card[0] == "model: out/checkpoints/latest (step 2)"
     assert card[-2:] == ["next:", "  trainer evaluate out --data train.jsonl"]
-    (evaluated,) = run_commands(card, tmp_path, f"{write_commands(tmp_path / 'bin')}:/bin")
+    (evaluated,) = run_commands(card, tmp_path)
     assert "rows are labels" in evaluated
 
 
@@ -231,7 +225,7 @@ def test_a_run_that_failed_has_none(tmp_path: Path) -> None:
     command = [*TRAINER, "finetune", str(model), "--data", str(data), "-o", "out"]
     command += ["--num-classes", "3", "--batch-size", "4", "--max-steps", "9", "--threads", "1"]
     command += ["--gpu-backend", "cpu", "--method", "full"]
-    done = warm_command.run(command, os.environ, folder=tmp_path)
+    done = forked.run(command, os.environ, folder=tmp_path)
     assert done.returncode == 5, done.stderr
     assert read_status(tmp_path / "out" / "status.json")["card"] == []
     assert "next:" not in done.stderr
