@@ -6,40 +6,36 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=${VENV:-.venv}/bin
 pytest=(env --default-signal=INT "$bin/pytest") # bash lets what is in the background ignore Ctrl-C
+# The tests of a file share models and runs. The longest files are first (tests/durations.json).
+by_file=(--dist loadfile --no-loadscope-reorder)
 
 lint() {
     "$bin/ruff" check && "$bin/ruff" format --check && "$bin/lint-imports"
 }
 fast() {
-    # By file, since the tests of one share their models. Many of them wait, but each process imports
-    # torch, and collects all tests; torch's own threads would only be in each other's way.
+    # Many of them wait, but each process imports torch, and collects all tests; torch's own threads
+    # would only be in each other's way.
     OMP_NUM_THREADS=1 "${pytest[@]}" -m 'not slow and not cluster and not testbed and not real and not exhaustive' \
-        -n "${processes:-3}" --dist loadfile --durations=10 --ignore tests/trainer/replica/wgpu
+        -n "${processes:-3}" "${by_file[@]}" --durations=10 --ignore tests/trainer/replica/wgpu
 }
 vulkan() {
-    # Apart, since every process compiles its kernels again; they skip without Vulkan. The longest
-    # files first.
-    local longest=(tests/trainer/replica/wgpu/test_{distillation,long_samples,replica,selftest}.py)
-    "${pytest[@]}" "${longest[@]}" tests/trainer/replica/wgpu -m 'not exhaustive' -n 2 \
-        --dist loadfile --no-loadscope-reorder
+    # Apart, since every process compiles its kernels again; they skip without Vulkan.
+    "${pytest[@]}" tests/trainer/replica/wgpu -m 'not exhaustive' -n 2 "${by_file[@]}"
 }
 cluster() {
-    # Four at a time: they mostly wait. By file, since a file's tests may share one run, and the
-    # longest first. Named, since to import all the others costs each process seconds of CPU time.
-    local files longest=(tests/cluster/test_{distributed,launch_distill,stops}.py
-        tests/soak/test_soak.py tests/trainer/run/distributed/test_watch.py
-        tests/launcher/installation/test_installation.py
-        tests/launcher/transfer/test_push.py tests/trainer/distill/test_student.py)
+    # Four at a time: they mostly wait. The files are named, since to import all the others costs
+    # each process seconds of CPU time.
+    local files
     mapfile -t files < <(grep -rlE 'mark\.(cluster|slow)\b' tests --include='test_*.py' | sort)
-    "${pytest[@]}" "${longest[@]}" "${files[@]}" -m '(cluster or slow) and not exhaustive' -n 4 \
-        --dist loadfile --no-loadscope-reorder --durations=15
+    "${pytest[@]}" "${files[@]}" -m '(cluster or slow) and not exhaustive' -n 4 "${by_file[@]}" \
+        --durations=15
 }
 exhaustive() {
     # Further cells of the matrices that the tiers above cover in part.
     local files
     mapfile -t files < <(grep -rlE 'covering\(|mark\.exhaustive\b' tests --include='test_*.py' | sort)
     OMP_NUM_THREADS=1 "${pytest[@]}" "${files[@]}" -m 'exhaustive and not testbed' -n 3 \
-        --dist loadfile --durations=10
+        "${by_file[@]}" --durations=10
 }
 testbed() {
     # In one process: the hosts share a lab, and the machine's cores.

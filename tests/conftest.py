@@ -5,18 +5,18 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import json
 import os
 import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Generator, Iterator
-from functools import cache
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 from tests import ROOT, passed_elsewhere
 from tests.families import FAMILIES
@@ -40,6 +40,9 @@ os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}".rstrip("
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or "TESTS_IGNORE_SIGHUP" in os.environ:
     os.environ["TESTS_IGNORE_SIGHUP"] = "1"
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+# Each search for garbage goes through all that torch and transformers made.
+gc.set_threshold(50_000, 20, 20)
 
 TinyModel = Callable[..., Path]
 MakeConfig = Callable[..., "RunConfig"]
@@ -70,6 +73,9 @@ _END_WITH_US = (
     "multiprocessing.resource_tracker",
 )
 """Children that end with their parent, in their command lines."""
+
+_DURATIONS = ROOT / "tests" / "durations.json"
+"""Seconds of each long file; `PYTEST_ADDOPTS=--write-durations make test` writes them."""
 
 ARCHITECTURES = ("qwen3", "qwen2", "llama")
 
@@ -173,64 +179,37 @@ def pytest_configure(config: pytest.Config) -> None:
     controls = not hasattr(config, "workerinput")  # with xdist: only where reports end up
     if strict and controls:
         config.pluginmanager.register(SkipGuard(), "skip-guard")
+    if controls and config.getoption("write_durations", False):
+        config.pluginmanager.register(WritesDurations())
     if controls and (path := os.environ.get(passed_elsewhere.NOTE)):
         config.pluginmanager.register(passed_elsewhere.Notes(Path(path)))
     if path := os.environ.get(passed_elsewhere.LEAVE_OUT):
         config.pluginmanager.register(passed_elsewhere.LeavesOut(Path(path)))
 
 
-class OneParentOfRanks(LoadFileScheduling):
-    """By file, but in one process all that use the fixture `ranks`, or import transformers or peft.
+class WritesDurations:
+    """Writes how many seconds each file took, if ten or more."""
 
-    Each process that uses it would import torch for its ranks, and fork worlds of 2 and 4. The
-    import of transformers, which `tiny_model` needs too, takes 5 s of CPU time, that of peft 1. Not
-    those of the wgpu engine: they are most of their tier, and its other process would be idle.
-    """
+    def __init__(self) -> None:
+        self._seconds = Counter[str]()
 
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return "ranks" if "/wgpu/" not in file and _is_costly(file) else file
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.location[0]] += report.duration
 
-
-_COSTLY = re.compile(
-    r"ranks: Ranks|\btiny_model\b|^ *(import|from) (transformers|peft)\b", re.MULTILINE
-)
+    def pytest_sessionfinish(self) -> None:
+        known = {**json.loads(_DURATIONS.read_text()), **self._seconds}
+        long = {file: round(known[file]) for file in sorted(known) if known[file] >= 10}
+        _DURATIONS.write_text(json.dumps(long, indent=1) + "\n")
 
 
-@cache
-def _is_costly(file: str) -> bool:
-    text = (ROOT / file).read_text(encoding="utf-8")
-    return _COSTLY.search(text) is not None
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-durations", action="store_true", help=f"write {_DURATIONS.name}")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    return OneParentOfRanks(config, log) if config.getvalue("dist") == "loadfile" else None
-
-
-# The memory of a process that ends is freed in any case; a search for garbage among all that torch
-# and transformers made takes seconds.
-atexit.register(gc.freeze)
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # duckdb complains at the end about what is never collected
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Collect without a search for garbage: there is none, and it is a seventh of the time.
-
-    Nor will there be any among what was collected, which every later search would go through. Those
-    are rarer than by default: torch and transformers are among what each of them goes through.
-    """
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.set_threshold(5000, 20, 20)
-        gc.enable()
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the longest files be first, so that none is alone at the end."""
+    seconds = json.loads(_DURATIONS.read_text())
+    items.sort(key=lambda item: -seconds.get(item.location[0], 0))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
