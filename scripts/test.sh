@@ -33,7 +33,7 @@ cluster() {
 exhaustive() {
     # Further cells of the matrices that the tiers above cover in part.
     local files
-    mapfile -t files < <(grep -rlE 'covering\(|mark\.exhaustive\b' tests --include='test_*.py' | sort)
+    mapfile -t files < <(grep -rlE 'covering\(' tests --include='test_*.py' | sort)
     OMP_NUM_THREADS=1 "${pytest[@]}" "${files[@]}" -m 'exhaustive and not testbed' -n 3 \
         "${by_file[@]}" --durations=10
 }
