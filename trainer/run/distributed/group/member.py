@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.run.distributed.group.link import GroupLink, GroupMessage, unpack_samples
-from trainer.run.distributed.group.processes import beat, first_line
+from trainer.run.distributed.group.processes import BEAT, first_line
 from trainer.run.distributed.group.setup import Setup, identity
 from trainer.system.errors import DoesNotFitError, TrainerError, is_out_of_memory
+from trainer.system.process.sign_of_life import give_signs
 
 if TYPE_CHECKING:
     from trainer.run.distributed.group.part import GroupPart
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def serve(link: GroupLink, rank: int) -> int:
     """Do as the leader says until it closes the link, and return the exit code."""
-    beat(link)
+    give_signs(lambda: link.send({"beat": True}), BEAT)
     try:
         return _serve(link, rank)
     except Exception as error:

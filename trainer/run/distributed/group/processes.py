@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from trainer.run.distributed.group.link import Arrays, GroupLink
 from trainer.system.errors import InputError, UnreachableError
 from trainer.system.process.child import die_with_parent
+from trainer.system.process.sign_of_life import Silence
 
 BEAT = 0.5
 """Seconds between a member's signs of life."""
@@ -48,8 +49,8 @@ class _Member:
     )
     owed: int = 0
     """Commands that it has not done yet."""
-    silent: float = 0.0
-    """Seconds since its last sign of life in which the leader ran too."""
+    silence: Silence = field(default_factory=lambda: Silence(longest=STALLED / 2))
+    """A group that was stopped as a whole goes on."""
     error: dict[str, Any] | None = None
     ended: int | None = None
 
@@ -167,14 +168,11 @@ class Members:
         with selectors.DefaultSelector() as selector:
             for member in self._members:
                 selector.register(member.link, selectors.EVENT_READ, member)
-            last = time.monotonic()
             while not (self._closing or any(map(_is_lost, self._members))):
                 self._hear(selector, BEAT)
-                now = time.monotonic()
                 for member in self._members:
-                    # A group that was stopped as a whole goes on.
-                    member.silent += min(now - last, 2 * BEAT)
-                last = now
+                    member.silence.hear()
+            last = time.monotonic()
             while not self._closing and time.monotonic() < last + _SETTLE:
                 self._hear(selector, _SETTLE / 5)
         if not self._closing:
@@ -198,7 +196,7 @@ class Members:
 
     def _take(self, member: _Member) -> None:
         message = member.link.receive()
-        member.silent = 0.0
+        member.silence.hear(object())
         if message is None:
             with contextlib.suppress(ChildProcessError):  # `end` was first
                 member.ended = os.waitstatus_to_exitcode(os.waitpid(member.pid, 0)[1])
@@ -236,7 +234,7 @@ class Members:
                 line = f"{self.name(member.rank)}: {member.error['error']}"
                 return line, int(member.error["code"])
         for member in self._members:
-            if member.silent > STALLED:
+            if member.silence.seconds > STALLED:
                 line = (
                     f"{self.name(member.rank)} has not answered for {STALLED:.0f} s, it is stopped "
                     f"or its machine is overloaded: {again}"
@@ -251,7 +249,7 @@ class Members:
 
 
 def _is_lost(member: _Member) -> bool:
-    return member.ended is not None or member.error is not None or member.silent > STALLED
+    return member.ended is not None or member.error is not None or member.silence.seconds > STALLED
 
 
 def _leave() -> None:
@@ -259,18 +257,6 @@ def _leave() -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_initialized() and distributed.get_backend() == "gloo":
         distributed.destroy_process_group()
-
-
-def beat(link: GroupLink) -> None:
-    """Send signs of life from a thread of its own, also while this process computes."""
-
-    def run() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                link.send({"beat": True})
-                time.sleep(BEAT)
-
-    threading.Thread(target=run, name="beat", daemon=True).start()
 
 
 def first_line(error: Exception) -> str:
