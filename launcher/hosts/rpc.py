@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from launcher.agent import frames
 from launcher.errors import UnreachableError
+from trainer.system.process.sign_of_life import Silence, give_signs
 
 STARTED = "motley: started"
 """A line before the hello: the login shell has started what starts the agent."""
@@ -96,8 +97,8 @@ class AgentLink:
         self._state = threading.Lock()
         self._sending = threading.Lock()
         self._greeted = threading.Event()
-        self._ended = threading.Event()
-        self._heard = time.monotonic()
+        self._silence = Silence()
+        self._ended = give_signs(self._ping, PING)
         threading.Thread(target=self._listen, name=f"agent of {host}", daemon=True).start()
         if not self._greeted.wait(HELLO_DEADLINE):
             what = "agent" if STARTED in self.noise else "login shell"
@@ -105,7 +106,6 @@ class AgentLink:
         if not self.hello:
             words = (*self.noise, *pipe.last_output().splitlines())
             raise NoAgentError(str(self.broken), [word for word in words if word.strip()])
-        threading.Thread(target=self._ping, name=f"pings to {host}", daemon=True).start()
 
     def call(self, operation: str, arguments: Mapping[str, Any], deadline: float) -> Any:
         """Return the answer to a request.
@@ -125,7 +125,7 @@ class AgentLink:
             self._send({"id": number, "op": operation, "args": dict(arguments)}, deadline)
             frame = answer.result(max(0.0, until - time.monotonic()))
         except TimeoutError:
-            is_heard = time.monotonic() - self._heard < 2 * PING
+            is_heard = self._silence.seconds < 2 * PING
             hint = "; the host itself answers: a disk or network mount may be hanging"
             raise UnreachableError(
                 f"host {self._host}: no answer to `{operation}` within {deadline:.0f} s"
@@ -160,14 +160,14 @@ class AgentLink:
             while not self._ended.is_set():
                 data = self.pipe.receive(1.0)
                 if data is None:
-                    if self.hello and time.monotonic() - self._heard > SILENCE:
+                    if self._silence.hear() > SILENCE and self.hello:
                         return self._break(f"silent for {SILENCE:.0f} s; is it up and reachable?")
                     continue
                 if not data:
                     words = self.pipe.last_output().strip().splitlines()
                     reason = f": {words[-1]}" if words else ""
                     return self._break(f"connection lost, its agent has ended{reason}")
-                self._heard = time.monotonic()
+                self._silence.hear(object())
                 for line in splitter.feed(data):
                     self._take(line)
         except frames.FrameError as error:
@@ -201,7 +201,7 @@ class AgentLink:
             self.noise.append(line[:_LONGEST_NOISE].decode(errors="replace"))
 
     def _ping(self) -> None:
-        while not self._ended.wait(PING):
+        if self.hello:
             with contextlib.suppress(UnreachableError):
                 self._send({"id": next(self._numbers), "op": "ping", "args": {}}, 1.0)
 

@@ -41,7 +41,8 @@ class Silence:
         self, clock: Callable[[], float] = time.monotonic, *, longest: float = math.inf
     ) -> None:
         self._clock, self._longest = clock, longest
-        self._sign: object = None
+        self.sign: object = None
+        """The last one heard."""
         self._heard = clock()
         self.seconds = 0.0
         """At the last `hear`."""
@@ -52,8 +53,8 @@ class Silence:
         None: there is no sign, or it could not be read.
         """
         now = self._clock()
-        if sign is not None and sign != self._sign:
-            self._sign, self.seconds = sign, 0.0
+        if sign is not None and sign != self.sign:
+            self.sign, self.seconds = sign, 0.0
         elif now - self._heard <= self._longest:
             self.seconds += now - self._heard
         self._heard = now
