@@ -24,7 +24,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,6 +36,7 @@ from rig.parallel_memory import report_memory, weigh
 from rig.parallel_models import RANKS, ROWS, encoded, meshes, ours, rows, write_model
 from rig.parallel_steps import report_steps, time_steps
 from rig.picture import picture
+from rig.ranks import ALONE, Ranks
 from rig.report import Ratio, Report, skip
 from rig.resident import EXACT
 
@@ -50,11 +50,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--rank", nargs=2, metavar=("RANK", "FOLDER"))
     options = parser.parse_args()
-    if options.rank:
-        be_rank(options.parts[0], int(options.rank[0]), Path(options.rank[1]), options.rounds)
-        return 0
     if len(os.sched_getaffinity(0)) < RANKS:
         skip(f"{RANKS} processes need a processor each")
     missed = 0
@@ -68,33 +64,22 @@ def main() -> int:
 
 def measure(part: str, rounds: int) -> list[Any]:
     """Return what each rank found."""
-    with tempfile.TemporaryDirectory(prefix="motley-parallel-") as scratch:
-        command = [sys.executable, __file__, "--parts", part, "--rounds", str(rounds), "--rank"]
-        running = [
-            subprocess.Popen(
-                [*command, str(rank), scratch],
-                env={**os.environ, **EXACT, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            )
-            for rank in range(RANKS)
-        ]
-        codes = [process.wait() for process in running]
-        if any(codes):
-            sys.exit(f"parallel: a process of {part} failed")
-        return [json.loads(Path(scratch, f"{rank}.json").read_text()) for rank in range(RANKS)]
+    with (
+        tempfile.TemporaryDirectory(prefix="motley-parallel-") as scratch,
+        Ranks(RANKS, EXACT | ALONE) as ranks,
+    ):
+        return ranks.run_all(work, part, Path(scratch), rounds)
 
 
-def be_rank(part: str, rank: int, folder: Path, rounds: int) -> None:
-    """Measure as one of the processes, and write what was found."""
+def work(_rank: int, part: str, folder: Path, rounds: int) -> Any:
+    """Measure as one of the processes, and return what was found, as JSON has it."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), RANKS)  # pyright: ignore[reportPrivateImportUsage]  # documented
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
-    found = WORK[part](folder, rounds)
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    found = json.loads(json.dumps(WORK[part](folder, rounds)))
     dist.barrier()
-    dist.destroy_process_group()
+    return found
 
 
 def trace_buckets(folder: Path, rounds: int) -> list[Any]:

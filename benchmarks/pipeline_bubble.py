@@ -17,9 +17,7 @@ picture: docs/pipeline-schedules.svg.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rig.ranks import ALONE, Ranks
 from rig.report import Ratio, Report, skip
 
 from benchmarks.compare.picture import FIRST, GROUND, SECOND, STYLE
@@ -68,11 +67,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--rank", nargs=2, metavar=("RANK", "FOLDER"))
     options = parser.parse_args()
-    if options.rank:
-        work(int(options.rank[0]), Path(options.rank[1]), options.steps, options.microbatches)
-        return 0
     if len(os.sched_getaffinity(0)) < RANKS:
         skip(f"{RANKS} processes need a processor each")
     report = Report("pipeline_bubble")
@@ -98,26 +93,15 @@ def main() -> int:
 
 def measure(steps: int, microbatches: int) -> dict[str, list[Step]]:
     """Return the steps of each schedule."""
-    with tempfile.TemporaryDirectory(prefix="motley-bubble-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="motley-bubble-") as scratch,
+        Ranks(RANKS, ALONE) as ranks,
+    ):
         folder = Path(scratch)
         write_model(folder)
-        counts = ["--steps", str(steps), "--microbatches", str(microbatches)]
-        running = [
-            subprocess.Popen(
-                [sys.executable, __file__, "--rank", str(rank), scratch, *counts],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            )
-            for rank in range(RANKS)
-        ]
-        codes = [process.wait() for process in running]
-        if any(codes):
-            sys.exit("pipeline_bubble: a process failed")
-        found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+        found = ranks.run_all(work, folder, steps, microbatches)
     return {
-        schedule: [
-            [[Action(*action) for action in rank[schedule][step]] for rank in found]
-            for step in range(steps)
-        ]
+        schedule: [[rank[schedule][step] for rank in found] for step in range(steps)]
         for schedule in SCHEDULES
     }
 
@@ -132,8 +116,8 @@ def write_model(folder: Path) -> None:
     init_model(data, folder / "model", sizes)
 
 
-def work(rank: int, folder: Path, steps: int, microbatches: int) -> None:
-    """Be a process of the pipelines, and write what its stages did."""
+def work(_rank: int, folder: Path, steps: int, microbatches: int) -> dict[str, list[list[Action]]]:
+    """Be a process of the pipelines, and return what its stages did."""
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -146,8 +130,6 @@ def work(rank: int, folder: Path, steps: int, microbatches: int) -> None:
     from trainer.replica.torch.parallel.replica import ParallelReplica
 
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), RANKS)  # pyright: ignore[reportPrivateImportUsage]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     ids = np.random.default_rng(0).integers(3, 200, (microbatches, TOKENS)).astype(np.int32)
     batch = [Encoded(row, row) for row in ids]
     actions = recorder()
@@ -178,8 +160,7 @@ def work(rank: int, folder: Path, steps: int, microbatches: int) -> None:
             replica.accumulate(batch)
             found[schedule].append(list(actions))
         del found[schedule][0]  # memory is still being taken
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    return found
 
 
 def recorder() -> list[Action]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rig.parallel_models import STRATEGIES
-from rig.plan_ranks import be_rank, weigh_ranks
+from rig.plan_ranks import weigh_ranks
 from rig.report import Ratio, Report
 from rig.resident import EXACT, Peak, own_bytes
 
@@ -101,11 +101,11 @@ def main() -> int:
 
 def weigh(engine: str, shape: str, method: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the cases of an engine with planned and peak bytes."""
-    case = {"engine": engine, "shape": shape, "method": method}
     if engine == "ranks":
         for strategy in STRATEGIES:
-            yield strategy, weigh_ranks({**case, "strategy": strategy})
+            yield strategy, weigh_ranks(SHAPES[shape], METHODS[method], strategy)
         return
+    case = {"engine": engine, "shape": shape, "method": method}
     done = subprocess.run(
         [sys.executable, __file__, "--case", json.dumps(case)],
         stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **EXACT},
@@ -113,10 +113,8 @@ def weigh(engine: str, shape: str, method: str) -> Iterator[tuple[str, dict[str,
     yield engine, json.loads(done.stdout.splitlines()[-1])
 
 
-def measure(engine: str, shape: str, method: str, **rank: Any) -> dict[str, Any]:
+def measure(engine: str, shape: str, method: str) -> dict[str, Any]:
     """Return planned and peak bytes of a step."""
-    if engine == "ranks":
-        return be_rank(SHAPES[shape], METHODS[method], **rank)
     from trainer.config.run import load
     from trainer.model.layout import build_layout
 

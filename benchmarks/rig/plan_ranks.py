@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -29,44 +25,26 @@ SMALL = {
 }
 
 
-def weigh_ranks(case: dict[str, Any]) -> dict[str, Any]:
+def weigh_ranks(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict[str, Any]:
     """Return planned and peak bytes of the rank that took most, each a process of its own."""
-    with tempfile.TemporaryDirectory() as scratch:
-        running = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, sys.argv[0], "--case"),
-                    json.dumps({**case, "rank": rank, "store": f"{scratch}/store"}),
-                ],
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **EXACT, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            )
-            for rank in range(RANKS)
-        ]
-        said = [process.communicate()[0] for process in running]
-    if any(process.returncode for process in running):
-        sys.exit(f"plan: a rank of {case['strategy']} failed")
-    return max((json.loads(text.splitlines()[-1]) for text in said), key=lambda each: each["peak"])
+    from rig.ranks import ALONE, Ranks  # with torch, which not every engine needs
+
+    with Ranks(RANKS, EXACT | ALONE) as ranks:
+        found = ranks.run_all(_weigh, tree, settings, strategy)
+    return max(found, key=lambda each: each["peak"])
 
 
-def be_rank(
-    tree: dict[str, Any], settings: dict[str, Any], strategy: str, rank: int, store: str
+def _weigh(
+    _rank: int, tree: dict[str, Any], settings: dict[str, Any], strategy: str
 ) -> dict[str, Any]:
     """Return planned and peak bytes of this rank."""
     import torch
-    import torch.distributed as dist
 
     torch.set_num_threads(1)
-    rendezvous = dist.FileStore(store, RANKS)  # pyright: ignore[reportPrivateImportUsage]  # documented
-    dist.init_process_group("gloo", store=rendezvous, rank=rank, world_size=RANKS)
-    try:
-        if settings.get("model.quantization"):
-            import bitsandbytes  # noqa: F401  # loaded first: its own memory is not the model's
-        train(SMALL, settings, strategy)  # loads what a strategy imports late
-        return train(tree, settings, strategy)
-    finally:
-        dist.destroy_process_group()
+    if settings.get("model.quantization"):
+        import bitsandbytes  # noqa: F401  # loaded first: its own memory is not the model's
+    train(SMALL, settings, strategy)  # loads what a strategy imports late
+    return train(tree, settings, strategy)
 
 
 def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict[str, Any]:
