@@ -156,7 +156,7 @@ def train(
             if event["event"] != "step":
                 continue
             shares: dict[int, int] = {}
-            for rank, start, stop in event["shares"]:
+            for rank, start, stop in event["samples"]:
                 shares[rank] = shares.get(rank, 0) + stop - start
             done.append(Step(event["at"], shares))
             if len(done) == change_after:

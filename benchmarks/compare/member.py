@@ -26,7 +26,7 @@ from benchmarks.compare.interface import counted
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.config.run import RunConfig
 from trainer.exchange.coordinator.membership import Coordinator
-from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.messages import JoinRequest, ShardAssignment
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.exchange.protocol.wire import Frame, MessageType
@@ -160,19 +160,22 @@ class PrintingRecorder:
         self.ending = None
 
     def emit(self, event: dict[str, Any]) -> None:
-        """Print an event, and with a step the processor time so far.
+        """Print an event."""
+        say(**event)
+
+    def step(self, event: Step) -> None:
+        """Print a step, and with it the processor time so far.
 
         Where checkpoints are saved also the memory since the last step: `peak` is the most that was
         resident above what the imports took, without what is `shared` with other processes.
         """
-        if event["event"] == "step":
-            event = {**event, "cpu": time.process_time()}
-        if event["event"] == "step" and self._store:
+        said = {**vars(event), "cpu": time.process_time()}
+        if self._store:
             shared = memory("RssShmem")
-            event |= {"peak": memory("VmHWM") - shared - self._imports, "shared": shared}
-            event["imports"] = self._imports
+            said |= {"peak": memory("VmHWM") - shared - self._imports, "shared": shared}
+            said["imports"] = self._imports
             reset_peak()
-        say(**event)
+        say(event="step", **said)
 
     def save(self, save: Save) -> None:
         """Save in a thread; a newer checkpoint waits for an older one."""

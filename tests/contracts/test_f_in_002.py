@@ -33,6 +33,7 @@ from trainer.evaluate.claims import Claims
 from trainer.evaluate.results import SCHEMA as EVALUATION_SCHEMA
 from trainer.evaluate.results import read_evaluations
 from trainer.exchange.protocol import messages
+from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.wire import Frame
 from trainer.planning.budget.ledger import SpendRecord, parse_spend
 from trainer.system.commandline.visible import visible
@@ -40,7 +41,7 @@ from trainer.system.errors import ProtocolError, TrainerError
 from trainer.system.received import LONGEST
 from trainer.system.storage.atomic_folder import Disk, FolderWriter, read_manifest
 from trainer.system.storage.lease_folder import claim, lease_path, read_holder
-from trainer.tracking.metrics import StepMetrics, read_metrics
+from trainer.tracking.metrics import read_metrics
 from trainer.tracking.status import SCHEMA as STATUS_SCHEMA
 from trainer.tracking.status import Status, read_status
 
@@ -232,7 +233,7 @@ def readers(folder: Path) -> dict[str, Reader]:
             file("status.json", lambda path: read_report(LocalConnection(), str(path))),
         ),
         "metrics.jsonl": Reader(
-            {"kind": "step", "time": 1.5, **example(StepMetrics)},
+            {"kind": "step", "time": 1.5, **example(Step)},
             file("metrics.jsonl", read_metrics),
         ),
         "spend.jsonl": Reader(

@@ -12,7 +12,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from trainer.tracking.metrics import MetricsLog, StepMetrics
+from trainer.exchange.protocol.actions import Step
+from trainer.tracking.metrics import MetricsLog
 
 ROOT = Path(__file__).parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -47,7 +48,12 @@ def picture(run: Path) -> Path:
 
 
 def record_step(log: MetricsLog, step: int, loss: float) -> None:
-    log.step(StepMetrics(step, 0, 1, loss, 1e-3, 1.0, 100.0, 5.0, 1000))
+    log.step(
+        Step(
+            step=step, epoch=0, generation=1, loss=loss, learning_rate=1e-3, grad_norm=1.0,
+            seconds=0.1, tokens_per_second=100.0, samples=[],
+        )
+    )  # fmt: skip
 
 
 def draw(run: Path, picture: Path) -> subprocess.CompletedProcess[str]:

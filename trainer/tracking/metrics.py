@@ -10,14 +10,17 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.system.received import receive_json
 from trainer.system.storage.jsonl import LineFile, Outage, json_text
+
+if TYPE_CHECKING:
+    from trainer.exchange.protocol.actions import Step
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -54,51 +57,16 @@ EventKind = Literal[
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class StepMetrics:
-    """One committed step; per-rank figures of the ranks that took part.
-
-    What else is None is not recorded.
-    """
-
-    step: int
-    """Applied updates, this one included."""
-    epoch: int
-    generation: int
-    loss: float | None
-    """Recorded as null if no token of the step was learned."""
-    learning_rate: float
-    grad_norm: float
-    """Before clipping."""
-    tokens_per_second: float
-    exchange_ms: float
-    """From the slowest worker's first gradient to the commit."""
-    exchange_bytes: int
-    worker_tokens_per_second: Mapping[int, float] = field(default_factory=dict[int, float])
-    shares: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Samples by rank."""
-    exchange_exposed_ms: float | None = None
-    """Of `exchange_ms`, what was not hidden behind backward: the step's time beyond the slowest
-    worker's computing."""
-    samples: Sequence[Sequence[int]] = ()
-    """The samples that counted, as [rank, start, stop] in the epoch's order: the ledger."""
-    together: Sequence[Sequence[int]] | None = None
-    """The ranks of each host that was to send one gradient: their sums are added up first."""
-    ce: float | None = None
-    """Mean cross-entropy of a student with the text, in nats."""
-    kl: float | None = None
-    """Mean divergence of a student from its teacher, in nats."""
-    alpha: float | None = None
-    waited_seconds: float | None = None
-    """How long a student waited for its teacher before this step."""
+_UNRECORDED = ("seconds", "codec", "round_of", "watts")
+"""Fields of a step that its line does not have."""
 
 
 class MetricsLog:
     """Writes `metrics.jsonl` and `tensorboard/` below a run's output folder.
 
-    Lines have a `kind`: `step` (the fields of StepMetrics), `validation`, or `event` (an `event`
-    of EventKind with `rank`, `reason` and more where they apply). After a `resumed` event of step
-    k, earlier lines of later steps are void, but stay in the file.
+    Lines have a `kind`: `step` (the fields of `Step` that are not None), `validation`, or `event`
+    (an `event` of EventKind with `rank`, `reason` and more where they apply). After a `resumed`
+    event of step k, earlier lines of later steps are void, but stay in the file.
     """
 
     def __init__(
@@ -122,16 +90,16 @@ class MetricsLog:
             record.get("kind") == "step" for record in read_metrics(self._path)
         )
 
-    def step(self, metrics: StepMetrics) -> None:
+    def step(self, event: Step) -> None:
         """Record a committed step."""
         record = {
             name: value
-            for name, value in asdict(metrics).items()
-            if value is not None or name == "loss"
+            for name, value in asdict(event).items()
+            if name not in _UNRECORDED and (value is not None or name == "loss")
         }
         self._write("step", record)
         if self._board:
-            self._board.scalars(metrics.step, self._clock(), dict(_scalars(record)))
+            self._board.scalars(event.step, self._clock(), dict(_scalars(record)))
 
     def validation(self, step: int, **figures: float | None) -> None:
         """Record a validation: `loss`, and `accuracy` and `mcc` of a classifier."""

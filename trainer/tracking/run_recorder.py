@@ -15,7 +15,7 @@ from typing import Any
 from trainer.checkpoint.reader import Resumed
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.config.run import RunConfig
-from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import learning_rate_at
@@ -26,15 +26,14 @@ from trainer.system.process.child import SAVING_VARIABLE
 from trainer.system.process.priority import reset_thread_priority
 from trainer.system.storage.lease import Lease
 from trainer.tracking.card import make_card
-from trainer.tracking.metrics import MetricsLog, StepMetrics
+from trainer.tracking.metrics import MetricsLog
 from trainer.tracking.progress import open_view, show_lines
 from trainer.tracking.status import MOVING, StatusFile, WorkerStatus, first_status
 
 log = logging.getLogger(__name__)
 
-_STUDENT = ("ce", "kl", "alpha", "waited_seconds")
-_QUIET = ("step", "validation", "verified", "listening")
-"""Events that the view shows as figures or not at all."""
+_QUIET = ("verified", "listening")
+"""Events that the view does not show."""
 
 
 def progress_at(
@@ -131,22 +130,31 @@ class RunRecorder:
         )
 
     def emit(self, event: dict[str, Any]) -> None:
-        """Log an event of the exchange."""
-        if self._lease_of_output:
-            self._lease_of_output.check()
+        """Log an event of the run, other than a step."""
+        self._check_lease()
         details = dict(event)
         kind = details.pop("event")
-        if self._budget:
-            self._budget.happened(kind, details)
-            self._status["budget"] = self._budget.status
         if "generation" in details:
             self._status["generation"] = details["generation"]
-        if kind == "step":
-            self._step(details)
-        elif kind == "validation":
+        if kind == "validation":
             self._validation(details)
         else:
             self._happened(kind, details)
+        self._publish()
+
+    def step(self, event: Step) -> None:
+        """Log a step that was committed."""
+        self._check_lease()
+        if self._budget:
+            self._budget.stepped(event.step, event.watts)
+        self._metrics.step(event)
+        for name in (*MOVING, "generation", "codec", "round_of"):
+            self._status[name] = getattr(event, name)
+        self._begin_running()
+        for rank, worker in self._workers.items():
+            worker["samples"] = event.shares.get(rank, 0)
+            worker["tokens_per_second"] = event.worker_tokens_per_second.get(rank)
+            worker["step_seconds"] = event.seconds
         self._publish()
 
     def save(self, save: Save) -> None:
@@ -200,8 +208,7 @@ class RunRecorder:
     def close(self, exit_code: int, reason: str) -> int:
         """Wait for the last checkpoint, record how the run ended, and return the exit code."""
         self._writer.shutdown(wait=True)
-        if self._lease_of_output:
-            self._lease_of_output.check()
+        self._check_lease()
         saved = (0, UnprovedError.exit_code, BudgetStopError.exit_code)
         if exit_code in saved and self._failed_save:
             exit_code, reason = StorageError.exit_code, self._failed_save
@@ -212,7 +219,6 @@ class RunRecorder:
                 log.warning("%s", error)
         if self._budget:
             self._budget.close(ended=exit_code not in RESTARTED)
-            self._status["budget"] = self._budget.status
         unfinished = exit_code == 0 and self._status["step"] < self._plan.total_steps
         if unfinished or exit_code == BudgetStopError.exit_code:
             self._status["state"] = "stopped"
@@ -246,41 +252,10 @@ class RunRecorder:
             self._lease_of_output.release()
         return exit_code
 
-    def _step(self, details: dict[str, Any]) -> None:
-        shares: dict[int, int] = {}
-        for rank, start, stop in details["shares"]:
-            shares[rank] = shares.get(rank, 0) + stop - start
-        speeds = details["worker_tokens_per_second"]
-        self._metrics.step(
-            StepMetrics(
-                step=details["step"],
-                epoch=details["epoch"],
-                generation=details["generation"],
-                loss=details["loss"],
-                learning_rate=details["learning_rate"],
-                grad_norm=details["grad_norm"],
-                tokens_per_second=details["tokens_per_second"],
-                exchange_ms=details["exchange_ms"],
-                exchange_bytes=details["exchange_bytes"],
-                exchange_exposed_ms=details["exchange_exposed_ms"],
-                worker_tokens_per_second=speeds,
-                shares=shares,
-                samples=details["shares"],
-                together=details.get("together"),
-                **{name: details.get(name) for name in _STUDENT},
-            )
-        )
-        for key in MOVING:
-            self._status[key] = details[key]
-        self._status["codec"], self._status["round_of"] = map(details.get, ("codec", "round_of"))
-        self._begin_running()
-        for rank, worker in self._workers.items():
-            worker["samples"] = shares.get(rank, 0)
-            worker["tokens_per_second"] = speeds.get(rank)
-            worker["step_seconds"] = details["seconds"]
-
     def _validation(self, details: dict[str, Any]) -> None:
         step = details.pop("at")
+        if self._budget:
+            self._budget.progressed()
         self._metrics.validation(step, **details)
         self._status["validation"] = {
             "step": step,
@@ -310,6 +285,8 @@ class RunRecorder:
             self._workers[rank]["state"] = kind
         elif kind == "resumed":
             self._status["step"] = details["step"]
+            if self._budget:
+                self._budget.resumed(details["step"])
         elif kind == "schedule" and details["schedule"] == "rounds":
             self._plan = self._plan.with_rounds((details["rounds_after"], details["inner_steps"]))
             self._status["total_steps"] = self._plan.total_steps
@@ -375,6 +352,12 @@ class RunRecorder:
         if self._status["state"] == "waiting":
             self._status["state"], self._status["reason"] = "running", None
 
+    def _check_lease(self) -> None:
+        if self._lease_of_output:
+            self._lease_of_output.check()
+
     def _publish(self) -> None:
+        if self._budget:
+            self._status["budget"] = self._budget.status
         self._status_file.update(self._status)
         self._view.update(self._status)

@@ -8,7 +8,7 @@ faults a test injects, every member must be on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from trainer.config.run import RunConfig, load
 from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.membership import Coordinator
-from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.compression.choice import make_codec
 from trainer.exchange.protocol.members import Job, Member
 from trainer.exchange.protocol.messages import JoinRequest
@@ -151,9 +151,9 @@ class ExactProblem:
         return coordinator
 
     def _decide(self, choice: ExchangeChoice, after: int, inner_steps: int) -> None:
-        def measured(step: Mapping[str, Any], members: Iterable[Member]) -> None:
+        def measured(event: Step, members: Iterable[Member]) -> None:
             del members
-            if step["step"] == after:
+            if event.step == after:
                 assert choice.plan.rounds is None, "it is decided once"
                 choice.plan = choice.plan.with_rounds((after + 2, inner_steps))
 
@@ -261,10 +261,10 @@ class ExactProblem:
             step = event["step"] - 1
             at = self.plan.at(step)
             covered = at.start
-            for _, start, stop in event["shares"]:
-                assert start == covered < stop, f"step {step}: shares {event['shares']}"
+            for _, start, stop in event["samples"]:
+                assert start == covered < stop, f"step {step}: samples {event['samples']}"
                 covered = stop
-            assert covered == at.stop, f"step {step}: shares {event['shares']}"
+            assert covered == at.stop, f"step {step}: samples {event['samples']}"
             assert event["loss"] == self.step_loss(step)
             assert event["grad_norm"] == self.norms[step]
             assert applied == step + 1

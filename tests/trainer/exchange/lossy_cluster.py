@@ -69,8 +69,8 @@ class LossyProblem(ExactProblem):
         if event["event"] == "step":
             at = self.plan.at(event["step"] - 1)
             covered = at.start
-            for _, start, stop in event["shares"]:
-                assert start == covered < stop, f"shares {event['shares']}"
+            for _, start, stop in event["samples"]:
+                assert start == covered < stop, f"samples {event['samples']}"
                 covered = stop
             assert covered == at.stop
             assert event["loss"] == self.step_loss(event["step"] - 1)

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.trainer.exchange.exact_problem import JOB, ExactProblem, join_request
 from trainer.exchange.coordinator.membership import Coordinator
-from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.wire import FrameEncoder, run_tag
 from trainer.exchange.transport.server import GradientServer
 from trainer.planning.budget.guard import BudgetStop
@@ -30,6 +30,9 @@ class RememberingKeeper:
 
     def emit(self, event: dict[str, Any]) -> None:
         self.events.append(event)
+
+    def step(self, event: Step) -> None:
+        self.emit({"event": "step", **vars(event)})
 
     def save(self, save: Save) -> None:
         self.saved.append(save)

@@ -10,7 +10,7 @@ from tests.trainer.exchange.exact_problem import JOB, ExactProblem
 from tests.trainer.exchange.simulated_host import SimulatedHost
 from tests.trainer.exchange.simulated_worker import SimulatedWorker, Wire
 from trainer.exchange.coordinator.membership import Coordinator
-from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
+from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle, Step
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.worker.session import Session
@@ -219,6 +219,8 @@ class SimulatedShell:
                 case Save():
                     assert not self.saves or self.saves[-1].snapshot.step <= action.snapshot.step
                     self.saves.append(action)
+                case Step():
+                    self.record({"event": "step", **vars(action)})
                 case Emit(event=event):
                     self.record(event)
                 case Finish():

@@ -10,7 +10,7 @@ from tests.trainer.exchange.exact_problem import join_request
 from trainer.config.run import load
 from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.outbox import Outbox
-from trainer.exchange.protocol.actions import Emit
+from trainer.exchange.protocol.actions import Emit, Step
 from trainer.exchange.protocol.members import Member
 from trainer.exchange.protocol.messages import SHARED_MEMORY
 from trainer.exchange.protocol.schedule import StepPlan
@@ -62,13 +62,13 @@ class Run:
             wire = self.wire * element_bytes(self.choice.codec) / 4
             exposed = max(wire - BACKWARD, 0.01 * wire) + (10 if step < stalls else 0)
             self.done += 1
-            figures = {
-                "step": self.done,
-                "seconds": COMPUTE + exposed,
-                "exchange_ms": 1e3 * (exposed + min(wire, BACKWARD)),
-                "exchange_exposed_ms": 1e3 * exposed,
-            }
-            self.choice.measured(figures, self.members)
+            event = Step(
+                step=self.done, epoch=0, generation=0, loss=1.0, learning_rate=1e-3, grad_norm=1.0,
+                seconds=COMPUTE + exposed, tokens_per_second=1.0, samples=[],
+                exchange_ms=1e3 * (exposed + min(wire, BACKWARD)),
+                exchange_exposed_ms=1e3 * exposed,
+            )  # fmt: skip
+            self.choice.measured(event, self.members)
             self.events += [each.event for each in self.outbox.take() if isinstance(each, Emit)]
         return taken
 

@@ -27,7 +27,7 @@ def test_between_its_upload_and_the_broadcast(problem: ExactProblem):
         compute(other)
         cluster.deliver_up(other)
     assert cluster.step == 1
-    assert [0, 0, 3] in cluster.named("step")[0]["shares"], "what the dead one did counts"
+    assert [0, 0, 3] in cluster.named("step")[0]["samples"], "what the dead one did counts"
     cluster.run_to_end()
 
 
@@ -97,7 +97,7 @@ def test_the_same_samples_are_lost_twice(problem: ExactProblem):
     cluster.kill(second, delivered=None)
     assert redealt(cluster) == [(0, [1, 2]), (1, [2])]
     cluster.settle_down()
-    shares = cluster.named("step")[0]["shares"]
+    shares = cluster.named("step")[0]["samples"]
     assert sorted(start for _, start, _ in shares) == [start for _, start, _ in shares]
     cluster.run_to_end()
 
@@ -216,7 +216,7 @@ def test_a_late_joiner_gets_what_the_step_has_averaged(problem: ExactProblem):
     assert late.ended
     assert late.commits[0].commit.step == 0, "it joined in the middle of a step and applied it"
     assert len(late.commits) == problem.plan.total_steps
-    shares = cluster.named("step")[1]["shares"]
+    shares = cluster.named("step")[1]["samples"]
     assert {rank for rank, *_ in shares} == {0, 1, 2}, "and computes from the next one on"
 
 

@@ -78,7 +78,7 @@ def test_the_run_does_not_wait_for_a_joiner_that_keeps_up(problem: ExactProblem)
     assert cluster.step > at
     assert not cluster.named("lost")
     crawl(cluster, joiner, 3.0, down=400)
-    assert {rank for rank, *_ in cluster.named("step")[-1]["shares"]} == {0, 1, 2}
+    assert {rank for rank, *_ in cluster.named("step")[-1]["samples"]} == {0, 1, 2}
 
 
 def test_the_run_waits_for_what_a_joiner_lacks_before_it_counts_on_it(problem: ExactProblem):

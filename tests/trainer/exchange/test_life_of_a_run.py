@@ -179,7 +179,7 @@ def test_unequal_shares_average_like_one_worker(shares: tuple[float, ...]):
     cluster.run_to_end()
     for event, following in pairwise(cluster.named("step")):
         assert following["step"] == event["step"] + 1
-    sizes = [[stop - start for _, start, stop in e["shares"]] for e in cluster.named("step")]
+    sizes = [[stop - start for _, start, stop in e["samples"]] for e in cluster.named("step")]
     assert len(sizes[0]) == sum(share > 0 for share in shares)
 
 
@@ -192,15 +192,15 @@ def test_a_worker_that_would_slow_the_run_is_idle_and_comes_back():
     fast, slow = cluster.workers
     fast.seconds_per_sample, slow.seconds_per_sample = 0.1, 5.0
     until_step(cluster, 60)
-    tried = [e for e in cluster.named("step") if 1 in {rank for rank, *_ in e["shares"]}]
+    tried = [e for e in cluster.named("step") if 1 in {rank for rank, *_ in e["samples"]}]
     assert len(tried) >= 3, "a sample now and then shows whether it got faster"
     told = [{k: e[k] for k in ("rank", "reason")} for e in cluster.named("idle")]
     assert told == [{"rank": 1, "reason": "would slow the step"}], "said once"
     assert not cluster.named("active")
-    assert [rank for rank, *_ in cluster.named("step")[-1]["shares"]] == [0]
+    assert [rank for rank, *_ in cluster.named("step")[-1]["samples"]] == [0]
     slow.seconds_per_sample = 0.1
     until_step(cluster, 95)
-    assert {rank for rank, *_ in cluster.named("step")[-1]["shares"]} == {0, 1}
+    assert {rank for rank, *_ in cluster.named("step")[-1]["samples"]} == {0, 1}
     assert [event["rank"] for event in cluster.named("active")] == [1]
     assert len(slow.commits) >= 94, "idle or not, it applies every step"
     cluster.run_to_end()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.trainer.exchange.exact_problem import JOB, ExactProblem, join_request
 from trainer.exchange.coordinator.membership import Coordinator
-from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.messages import ShardAssignment, Shutdown, WeightsReport
 from trainer.exchange.transport.local import LocalExchange
 from trainer.exchange.worker.session import Admitted, Committed, Session, result_message
@@ -28,6 +28,9 @@ class Listing:
 
     def emit(self, event: dict[str, Any]) -> None:
         self.events.append(event)
+
+    def step(self, event: Step) -> None:
+        self.emit({"event": "step", **vars(event)})
 
     def save(self, save: Save) -> None:
         self.saves.append(save)

@@ -224,7 +224,7 @@ def test_a_resumed_run_goes_on_with_those_who_came_back(problem: ExactProblem):
     cluster.pass_time(3)
     cluster.settle_down()
     assert cluster.complete
-    assert {rank for event in cluster.named("step")[-4:] for rank, *_ in event["shares"]} == {0, 1}
+    assert {rank for event in cluster.named("step")[-4:] for rank, *_ in event["samples"]} == {0, 1}
 
 
 # Bad memory

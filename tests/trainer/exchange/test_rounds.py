@@ -83,7 +83,7 @@ def test_the_rest_of_a_shard_that_is_handed_in_early_goes_to_the_others():
     assert early
     assert all(event["rank"] == 1 and 1 not in event["to"] for event in early)
     assert all(event["handed_in"] > 0 for event in early)
-    takers = {rank for event in cluster.named("step") for rank, *_ in event["shares"]}
+    takers = {rank for event in cluster.named("step") for rank, *_ in event["samples"]}
     assert takers == {0, 1, 2}
     assert cluster.coordinator
     speed = cluster.coordinator.training.balancer.speeds[1]

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from trainer.tracking.metrics import MetricsLog, StepMetrics, read_metrics
+from trainer.exchange.protocol.actions import Step
+from trainer.tracking.metrics import MetricsLog, read_metrics
 
 
-def metrics(step: int, **changes) -> StepMetrics:
+def metrics(step: int, **changes) -> Step:
     values = {
         "step": step,
         "epoch": 0,
@@ -17,15 +18,15 @@ def metrics(step: int, **changes) -> StepMetrics:
         "loss": 1.5 / step,
         "learning_rate": 1e-4,
         "grad_norm": 0.75,
+        "seconds": 0.1,
         "tokens_per_second": 300.0,
         "exchange_ms": 12.5,
         "exchange_exposed_ms": 2.5,
         "exchange_bytes": 4096,
         "worker_tokens_per_second": {0: 100.0, 1: 200.0},
-        "shares": {0: 5, 1: 11},
         "samples": [[0, 0, 5], [1, 5, 16]],
     }
-    return StepMetrics(**{**values, **changes})
+    return Step(**{**values, **changes})
 
 
 def test_a_step_is_one_line(tmp_path: Path):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_state
 from tests.waiting import wait_for
-from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import Snapshot
 from trainer.system.errors import StorageError, UnprovedError
@@ -212,14 +212,12 @@ def test_a_run_that_waits_says_so_until_it_goes_on(recorder: RunRecorder, tmp_pa
     assert state() == ("running", None)
     recorder.emit({"event": "waiting", "reason": "for shard 3"})
     assert state() == ("waiting", "for shard 3")
-    recorder.emit(
-        {
-            "event": "step", "step": 1, "epoch": 0, "generation": 0, "loss": 2.0, "ce": 3.0,
-            "kl": 1.0, "alpha": 0.5, "learning_rate": 1e-3, "grad_norm": 1.0, "seconds": 0.1,
-            "tokens_per_second": 10.0, "exchange_ms": 40.0, "exchange_exposed_ms": 8.0,
-            "exchange_bytes": 0,
-            "worker_tokens_per_second": {0: 10.0}, "shares": [[0, 0, 10]],
-        }
+    recorder.step(
+        Step(
+            step=1, epoch=0, generation=0, loss=2.0, ce=3.0, kl=1.0, alpha=0.5, learning_rate=1e-3,
+            grad_norm=1.0, seconds=0.1, tokens_per_second=10.0, exchange_ms=40.0,
+            exchange_exposed_ms=8.0, worker_tokens_per_second={0: 10.0}, samples=[[0, 0, 10]],
+        )
     )  # fmt: skip
     assert state() == ("running", None)
     (record,) = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "step"]

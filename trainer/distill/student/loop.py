@@ -14,7 +14,7 @@ from trainer.data.tokens import Dataset
 from trainer.distill.logits.stream import Position
 from trainer.distill.student.optimizer import StudentOptimizer
 from trainer.distill.student.prefetch import Batch, Feed
-from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import learning_rate_at
 from trainer.replica.torch.replica import TorchReplica
@@ -106,27 +106,23 @@ class Student:
         def mean(total: float | None) -> float | None:
             return None if total is None else mean_loss(total, result.weight)
 
-        self.recorder.emit(
-            {
-                "event": "step",
-                "step": number,
-                "epoch": at.epoch,
-                "generation": self.generation,
-                "loss": mean(result.loss_sum),
-                "ce": mean(result.loss_sum if result.ce_sum is None else result.ce_sum),
-                "kl": mean(result.kl_sum),
-                "alpha": alpha,
-                "learning_rate": rate,
-                "grad_norm": norm,
-                "seconds": seconds,
-                "waited_seconds": waited,
-                "tokens_per_second": result.tokens / seconds,
-                "worker_tokens_per_second": {0: result.tokens / seconds},
-                "exchange_ms": 0.0,
-                "exchange_exposed_ms": 0.0,
-                "exchange_bytes": 0,
-                "shares": [[0, at.start, at.stop]],
-            }
+        self.recorder.step(
+            Step(
+                step=number,
+                epoch=at.epoch,
+                generation=self.generation,
+                loss=mean(result.loss_sum),
+                ce=mean(result.loss_sum if result.ce_sum is None else result.ce_sum),
+                kl=mean(result.kl_sum),
+                alpha=alpha,
+                learning_rate=rate,
+                grad_norm=norm,
+                seconds=seconds,
+                waited_seconds=waited,
+                tokens_per_second=result.tokens / seconds,
+                worker_tokens_per_second={0: result.tokens / seconds},
+                samples=[[0, at.start, at.stop]],
+            )
         )
 
     def _look_up(self) -> None:

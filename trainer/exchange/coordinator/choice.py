@@ -11,7 +11,7 @@ measured and did not hide the exchange either. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from trainer.config.codec import AUTO
 from trainer.config.run import ExchangeConfig
 from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.members import Member
 from trainer.exchange.protocol.messages import SHARED_MEMORY
 from trainer.exchange.protocol.schedule import StepPlan
@@ -93,25 +94,24 @@ class ExchangeChoice:
         """Return whether `auto` sends a step in bf16."""
         return self._codec_is_auto and self.codec_of(step) == FREE[0]
 
-    def measured(self, step: Mapping[str, Any], members: Iterable[Member]) -> None:
+    def measured(self, event: Step, members: Iterable[Member]) -> None:
         """Note what a step took, which may decide about the next ones; an event says so.
 
         Args:
-            step: `step`, `seconds`, `exchange_ms` and `exchange_exposed_ms` of its event.
             members: memory that workers share with the coordinator needs no codec.
         """
-        if self.plan.rounds and step["step"] >= self.plan.rounds_after - _AHEAD:
+        if self.plan.rounds and event.step >= self.plan.rounds_after - _AHEAD:
             return
         if self._skip:
             self._skip -= 1
             return
-        span, out = 1e-3 * step["exchange_ms"], 1e-3 * step["exchange_exposed_ms"]
-        self._steps.append((step["seconds"] - out, span, out))
+        span, out = 1e-3 * event.exchange_ms, 1e-3 * event.exchange_exposed_ms
+        self._steps.append((event.seconds - out, span, out))
         if len(self._steps) < _WINDOW:
             return
         compute, span, out = (median(column) for column in zip(*self._steps, strict=True))
         self._steps.clear()
-        window = _Window(step["step"], max(compute, 1e-6), max(span, 1e-6), out)
+        window = _Window(event.step, max(compute, 1e-6), max(span, 1e-6), out)
         remote = any(m.request.transport not in ("", SHARED_MEMORY) for m in members)
         changed = self._codec_is_auto and self._choose_codec(window, remote=remote)
         if self._schedule_is_auto and remote and not changed:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.host_groups import HostGroup, form_groups
 from trainer.exchange.coordinator.ledger import Ledger, Shard
+from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.members import Member
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult
 from trainer.exchange.protocol.wire import Frame
@@ -214,14 +215,20 @@ class RoundTimes:
         return self._patience * max(3 * max(p95, expected), self._least)
 
 
-def step_event(round_: Round, receivers: int, rate: float, seconds: float) -> dict[str, Any]:
+def step_event(
+    round_: Round,
+    receivers: int,
+    *,
+    generation: int,
+    learning_rate: float,
+    codec: str,
+    round_of: int | None,
+    seconds: float,
+) -> Step:
     """Return what a committed step says about itself in the log.
 
-    `shares` lists the samples that counted as [rank, start, stop] within the epoch's order,
-    `together` the ranks of each host that was to send one gradient.
-    `exchange_ms` begins when the slowest worker hands over its first gradient and ends with the
-    commit. Of it `exchange_exposed_ms` is not hidden behind that worker's backward: what the step
-    took beyond its computing.
+    Its exchange begins when the slowest worker hands over its first gradient. What is exposed of it
+    is not hidden behind that worker's backward: what the step took beyond its computing.
     """
     assert round_.sums is not None
     shards = round_.ledger.counting(round_.result_column)
@@ -238,24 +245,26 @@ def step_event(round_: Round, receivers: int, rate: float, seconds: float) -> di
     slowest = max(computing, key=lambda rank: computing[rank])
     exposed = max(seconds - computing[slowest], 0.0)
     sent = sum(average.encoded.size for average in round_.sums.averages.values()) * receivers
-    return {
-        "step": round_.step + 1,
-        "epoch": round_.epoch,
-        "loss": round_.loss(),
-        "learning_rate": rate,
-        "grad_norm": round_.sums.norm,
-        "seconds": seconds,
-        "tokens": sum(result.tokens for result in results),
-        "tokens_per_second": sum(result.tokens for result in results) / max(seconds, 1e-9),
-        "worker_tokens_per_second": per_rank,
-        "exchange_ms": 1e3 * (hiding[slowest] + exposed),
-        "exchange_exposed_ms": 1e3 * exposed,
-        "exchange_bytes": round_.sums.bytes_received + sent,
-        "watts": {
+    return Step(
+        step=round_.step + 1,
+        epoch=round_.epoch,
+        generation=generation,
+        loss=round_.loss(),
+        learning_rate=learning_rate,
+        grad_norm=round_.sums.norm,
+        seconds=seconds,
+        tokens_per_second=sum(result.tokens for result in results) / max(seconds, 1e-9),
+        samples=[[shard.rank, shard.start, shard.stop] for shard in shards],
+        worker_tokens_per_second=per_rank,
+        exchange_ms=1e3 * (hiding[slowest] + exposed),
+        exchange_exposed_ms=1e3 * exposed,
+        exchange_bytes=round_.sums.bytes_received + sent,
+        together=round_.together() or None,
+        codec=codec,
+        round_of=round_of,
+        watts={
             shard.rank: result.watts
             for shard, result in zip(shards, results, strict=True)
             if result.watts is not None
         },
-        "shares": [[shard.rank, shard.start, shard.stop] for shard in shards],
-        "together": round_.together() or None,
-    }
+    )

@@ -327,11 +327,17 @@ class Training:
             if report:
                 ranks, due = self._dealer.ranks(), now + self._proof_allowance
                 self.audit.ask(done, weights_digest(self.state.weights), ranks, due)
-            details = step_event(round_, receivers, rate, now - round_.started)
-            details["codec"] = self.choice.codec_of(round_.step)
-            details["round_of"] = self.plan.inner_steps if round_.inner_batch else None
-            self._outbox.emit("step", generation=self._membership.generation, **details)
-            self.choice.measured(details, self._membership.ready())
+            event = step_event(
+                round_,
+                receivers,
+                generation=self._membership.generation,
+                learning_rate=rate,
+                codec=self.choice.codec_of(round_.step),
+                round_of=self.plan.inner_steps if round_.inner_batch else None,
+                seconds=now - round_.started,
+            )
+            self._outbox.add(event)
+            self.choice.measured(event, self._membership.ready())
             if rounds_begin := done == first_round:
                 self._outliers.forget()
             due = rounds_begin or done % self.config.checkpoint.every == 0

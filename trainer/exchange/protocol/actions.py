@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.exchange.protocol.wire import Frame
@@ -52,9 +52,57 @@ class Save:
     """The plan's, as far as they are known."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step that was committed, as metrics, status, views and the budget's guard hear of it."""
+
+    step: int
+    """Applied updates, this one included."""
+    epoch: int
+    generation: int
+    loss: float | None
+    """Mean over samples or tokens; None if no token of the step was learned."""
+    learning_rate: float
+    grad_norm: float
+    """Before clipping."""
+    tokens_per_second: float
+    exchange_ms: float = 0.0
+    """From the slowest worker's first gradient to the commit."""
+    exchange_bytes: int = 0
+    worker_tokens_per_second: Mapping[int, float] = field(default_factory=dict[int, float])
+    shares: Mapping[int, int] = field(init=False)
+    """Samples by rank."""
+    exchange_exposed_ms: float = 0.0
+    """Of `exchange_ms`, what was not hidden behind backward: the step's time beyond the slowest
+    worker's computing."""
+    samples: Sequence[Sequence[int]]
+    """The samples that counted, as [rank, start, stop] in the epoch's order: the ledger."""
+    together: Sequence[Sequence[int]] | None = None
+    """The ranks of each host that was to send one gradient: their sums are added up first."""
+    ce: float | None = None
+    """Mean cross-entropy of a student with the text, in nats."""
+    kl: float | None = None
+    """Mean divergence of a student from its teacher, in nats."""
+    alpha: float | None = None
+    waited_seconds: float | None = None
+    """How long a student waited for its teacher before this step."""
+    seconds: float
+    codec: str | None = None
+    round_of: int | None = None
+    """The inner steps of a round."""
+    watts: Mapping[int, float] = field(default_factory=dict[int, float])
+    """The power of a rank's host, where that is measured."""
+
+    def __post_init__(self) -> None:
+        shares: dict[int, int] = {}
+        for rank, start, stop in self.samples:
+            shares[rank] = shares.get(rank, 0) + stop - start
+        object.__setattr__(self, "shares", shares)
+
+
 @dataclass(frozen=True)
 class Emit:
-    """Something to log: a step, a validation or a membership event."""
+    """Something to log: a validation or a membership event."""
 
     event: dict[str, Any]
 
@@ -67,4 +115,4 @@ class Finish:
     reason: str
 
 
-Action = Send | Close | Settle | Save | Emit | Finish
+Action = Send | Close | Settle | Save | Step | Emit | Finish

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.exchange.coordinator.membership import Coordinator
-from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
+from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle, Step
 from trainer.exchange.protocol.messages import Message, ShardAssignment
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.transport.recorder import Recorder
@@ -88,6 +88,8 @@ class LocalExchange:
                     self._perform(self._coordinator.settle(time.monotonic()))
                 case Save():
                     self._recorder.save(action)
+                case Step():
+                    self._recorder.step(action)
                 case Emit(event=event):
                     self._recorder.emit(event)
                 case Finish():

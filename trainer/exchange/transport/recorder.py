@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from trainer.exchange.protocol.actions import Save
+from trainer.exchange.protocol.actions import Save, Step
 from trainer.planning.budget.guard import BudgetStop
 from trainer.system.errors import TrainerError
 
@@ -14,6 +14,10 @@ class Recorder(Protocol):
 
     def emit(self, event: dict[str, Any]) -> None:
         """Log an event."""
+        ...
+
+    def step(self, event: Step) -> None:
+        """Log a step that was committed."""
         ...
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from trainer.exchange.coordinator.membership import Coordinator
-from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle
+from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle, Step
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import JoinRefused
 from trainer.exchange.protocol.wire import Frame, run_tag
@@ -269,6 +269,8 @@ class GradientServer:
                     self._settle()
                 case Save():
                     self._recorder.save(action)
+                case Step():
+                    self._recorder.step(action)
                 case Emit(event=event):
                     self._tell(event)
                 case Finish():

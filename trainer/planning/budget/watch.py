@@ -90,21 +90,21 @@ class BudgetWatch:
         # Before anything costs: an attempt that is killed at once has begun all the same.
         self._record(begin=True)
 
-    def happened(self, kind: str, details: Mapping[str, Any]) -> None:
-        """Take an event of the exchange in: steps are progress, and carry readings of power."""
+    def resumed(self, step: int) -> None:
+        """Note that the run goes on after so many steps."""
+        with self._lock:
+            self._step = step
+            self._guard.resumed(step)
+
+    def stepped(self, step: int, watts: Mapping[int, float]) -> None:
+        """Note a step, which is progress, and the readings of power that came with it, by rank."""
         with self._lock:
             now = self._clock()
-            if kind == "resumed":
-                self._step = details["step"]
-                self._guard.resumed(self._step)
-            elif kind == "step":
-                self._step = details["step"]
-                self._guard.stepped(self._step, now)
-                for rank, watts in (details.get("watts") or {}).items():
-                    if host := self._hosts.get(rank):
-                        self._watts[host] = (now, watts)
-            elif kind == "validation":
-                self._guard.progressed(now)
+            self._step = step
+            self._guard.stepped(step, now)
+            for rank, reading in watts.items():
+                if host := self._hosts.get(rank):
+                    self._watts[host] = (now, reading)
 
     def planned(self, total_steps: int) -> None:
         """Note the steps of the run, where they were not known when it began."""

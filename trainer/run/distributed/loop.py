@@ -15,6 +15,7 @@ from trainer.config.run import RunConfig
 from trainer.data.metrics import accuracy, matthews, mean_loss
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset, Encoded
+from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import learning_rate_at
 from trainer.replica.torch.parallel.replica import ParallelReplica
@@ -142,23 +143,18 @@ class DistributedRun:
         if self.recorder is None:
             return
         seconds = time.monotonic() - began
-        self.recorder.emit(
-            {
-                "event": "step",
-                "step": number,
-                "epoch": at.epoch,
-                "generation": self.generation,
-                "loss": mean_loss(result.loss_sum, result.weight),
-                "learning_rate": rate,
-                "grad_norm": norm,
-                "seconds": seconds,
-                "tokens_per_second": result.tokens / seconds,
-                "worker_tokens_per_second": {},
-                "exchange_ms": 0.0,
-                "exchange_exposed_ms": 0.0,
-                "exchange_bytes": 0,
-                "shares": self.replica.shares(at.start, at.stop),
-            }
+        self.recorder.step(
+            Step(
+                step=number,
+                epoch=at.epoch,
+                generation=self.generation,
+                loss=mean_loss(result.loss_sum, result.weight),
+                learning_rate=rate,
+                grad_norm=norm,
+                seconds=seconds,
+                tokens_per_second=result.tokens / seconds,
+                samples=self.replica.shares(at.start, at.stop),
+            )
         )
 
     def _look_up(self) -> None:

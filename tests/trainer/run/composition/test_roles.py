@@ -19,6 +19,7 @@ from trainer.checkpoint.store import find_checkpoint
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.merge import merge
 from trainer.config.run import RunConfig, load
+from trainer.exchange.protocol.actions import Step
 from trainer.run.composition import roles
 from trainer.run.composition import run as build
 from trainer.run.composition.roles import Placement
@@ -125,9 +126,9 @@ def test_resuming_continues_with_the_same_bits(
     class StopInThird(build.RunRecorder):
         interrupt = None
 
-        def emit(self, event: dict) -> None:
-            super().emit(event)
-            if event["event"] == "step" and event["step"] == 2:
+        def step(self, event: Step) -> None:
+            super().step(event)
+            if event.step == 2:
                 assert StopInThird.interrupt
                 StopInThird.interrupt("the test says so")
 
