@@ -7,7 +7,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,14 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import learning_rate_at
 from trainer.planning.budget.guard import BudgetStop
 from trainer.planning.budget.watch import BudgetWatch
-from trainer.system.errors import RESTARTED, BudgetStopError, StorageError, UnprovedError
+from trainer.system.errors import (
+    RESTARTED,
+    BudgetStopError,
+    NonFiniteError,
+    StorageError,
+    TrainerError,
+    UnprovedError,
+)
 from trainer.system.process.child import SAVING_VARIABLE
 from trainer.system.process.priority import reset_thread_priority
 from trainer.system.storage.lease import Lease
@@ -251,6 +260,17 @@ class RunRecorder:
         if self._lease_of_output:
             self._lease_of_output.release()
         return exit_code
+
+    @contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Record an error of the block as the end of the run."""
+        try:
+            yield
+        except TrainerError as error:
+            if isinstance(error, NonFiniteError):
+                self.emit({"event": "halted", "reason": str(error)})
+            self.close(error.exit_code, str(error))
+            raise
 
     def _validation(self, details: dict[str, Any]) -> None:
         step = details.pop("at")

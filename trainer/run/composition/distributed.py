@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from trainer.checkpoint.resume import (
     checkpoint_path,
     continue_run,
     newest_of,
-    open_store,
     refuse_changes,
 )
 from trainer.checkpoint.store import CheckpointStore, Reopened
@@ -26,6 +25,7 @@ from trainer.planning.budget.watch import BudgetWatch
 from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.replica.torch.recomputation import recomputes_together
+from trainer.run.composition.record import open_record
 from trainer.run.distributed.board import Board
 from trainer.run.distributed.checkpoint import ShardedCheckpoints, training_parts
 from trainer.run.distributed.environment import Environment
@@ -36,9 +36,7 @@ from trainer.run.distributed.roll_call import RankReport, prepared
 from trainer.run.distributed.sharded import ShardedSaves
 from trainer.run.distributed.weight_audit import WeightAudit
 from trainer.run.inputs import RunInputs
-from trainer.system.errors import TrainerError
 from trainer.system.process.stopping import Stop
-from trainer.system.storage import lease
 from trainer.tracking.run_file import write_run_file
 from trainer.tracking.run_recorder import RunRecorder, progress_at
 
@@ -76,7 +74,7 @@ def make_distributed(
     recorder = opened and opened.recorder
     resumed: Resumed | None = opened and opened.restored
     step, generation, parts_first, whole = told
-    with _closed_on_failure(recorder), explaining():
+    with recorder.closed_on_failure() if recorder else nullcontext(), explaining():
         replica = ParallelReplica(
             inputs.model_dir,
             config,
@@ -145,17 +143,6 @@ def make_distributed(
     )
 
 
-@contextmanager
-def _closed_on_failure(recorder: RunRecorder | None) -> Iterator[None]:
-    """Record an error of the start as the end of the run."""
-    try:
-        yield
-    except TrainerError as error:
-        if recorder is not None:
-            recorder.close(error.exit_code, str(error))
-        raise
-
-
 @dataclass(frozen=True)
 class _Opened:
     """The files that rank 0 has opened in the output folder, and their state."""
@@ -182,12 +169,7 @@ class _Opened:
 def _open(inputs: RunInputs, expect_workers: int, watch: BudgetWatch | None) -> _Opened:
     """Open the record of a run in its output folder, and find where it resumes."""
     config, job = inputs.config, inputs.job
-    output = Path(config.output)
-    with ExitStack() as until_made:
-        held = lease.take(output, job.run_id, beside=checkpoint_path(config))
-        until_made.callback(held.release)
-        store = open_store(config, job.run_id, inputs.layout, inputs.model_dir, held)
-        until_made.callback(store.release)
+    with open_record(inputs, expect_workers, watch) as (store, make_recorder):
         restored = None
         newest = newest_of(store.folder, job.run_id)
         whole = step_of(newest) if newest else 0
@@ -198,8 +180,7 @@ def _open(inputs: RunInputs, expect_workers: int, watch: BudgetWatch | None) -> 
         else:
             restored = continue_run(store, store.reopen, job.run_id, config, job)
         write_run_file(config, job.run_id)
-        recorder = RunRecorder(output, store, config, job, inputs.plan, expect_workers, held, watch)
-        until_made.pop_all()
+        recorder = make_recorder(inputs.plan)
     return _Opened(recorder, store, restored, sharded, whole)
 
 

@@ -97,7 +97,7 @@ def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[
     from trainer.exchange.worker.session import Session
 
     _check_output(config)
-    with _guarded(config, run_id) as watch:
+    with guarded(config, run_id) as watch:
         inputs = _read_inputs(config, run_id, notes, watch)
         choice = open_replica(inputs, place, coordinates=True)
         coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic(), watch)
@@ -129,7 +129,7 @@ def run_coordinator(
         tls.require_run(folder, run_id)
     _check_output(config)
     expect = expect_workers or max(len(place.gpus), 1)
-    with _guarded(config, run_id) as watch:
+    with guarded(config, run_id) as watch:
         inputs = _read_inputs(config, run_id, notes, watch)
         coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic(), watch)
         config = inputs.config
@@ -168,7 +168,7 @@ def run_distributed(
     first = environment.rank == 0
     if first:
         _check_output(config)
-    with _guarded(config, run_id) if first else nullcontext() as watch:
+    with guarded(config, run_id) if first else nullcontext() as watch:
         if first:
             inputs = _read_inputs(config, run_id, notes, watch)
         else:
@@ -234,9 +234,12 @@ def _check_output(config: RunConfig) -> None:
 
 
 @contextmanager
-def _guarded(config: RunConfig, run_id: str) -> Iterator[BudgetWatch | None]:
+def guarded(
+    config: RunConfig, run_id: str, *, total_steps: int = 0
+) -> Iterator[BudgetWatch | None]:
     """Count the run's cost from here on; an attempt that is not recorded ends with the block."""
-    watch = open_watch(config.budget, run_id, Path(config.output), every=config.checkpoint.every)
+    output, every = Path(config.output), config.checkpoint.every
+    watch = open_watch(config.budget, run_id, output, every=every, total_steps=total_steps)
     ended = False
     try:
         yield watch

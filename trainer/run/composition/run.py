@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.checkpoint.resume import checkpoint_path, continue_run, open_store
+from trainer.checkpoint.resume import continue_run
 from trainer.config.run import Backend
 from trainer.data.metrics import accuracy, matthews
 from trainer.data.order import epoch_order
@@ -26,11 +24,10 @@ from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import TrainState
 from trainer.optimizer.nesterov import Update
 from trainer.planning.budget.power import PowerMeter
+from trainer.run.composition.record import open_record
 from trainer.run.inputs import RunInputs
 from trainer.system.errors import InputError
-from trainer.system.storage import lease
 from trainer.tracking.run_file import write_run_file
-from trainer.tracking.run_recorder import RunRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +41,7 @@ if TYPE_CHECKING:
     from trainer.run.loop import Worker
     from trainer.system.process.stopping import Stop
     from trainer.system.storage.lease import Lease
-
+    from trainer.tracking.run_recorder import RunRecorder
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +58,8 @@ def make_coordinator(
         InputError: data, model or output folder cannot be used.
         InUseError: another process writes the output folder or the checkpoints.
     """
-    config, layout, job = inputs.config, inputs.layout, inputs.job
-    plan = inputs.plan
-    output = Path(config.output)
-    with ExitStack() as until_told:
-        held = lease.take(output, job.run_id, beside=checkpoint_path(config))
-        until_told.callback(held.release)
-        store = open_store(config, job.run_id, layout, inputs.model_dir, held)
-        until_told.callback(store.release)
+    config, layout, job, plan = inputs.config, inputs.layout, inputs.job, inputs.plan
+    with open_record(inputs, expect_workers, watch) as (store, make_recorder):
         restored = continue_run(store, store.restore, job.run_id, config, job)
         if restored:
             state, generation = restored.state, restored.progress.generation + 1
@@ -77,8 +68,7 @@ def make_coordinator(
             state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
             generation = 0
         write_run_file(config, job.run_id)
-        recorder = RunRecorder(output, store, config, job, plan, expect_workers, held, watch)
-        until_told.pop_all()
+        recorder = make_recorder(plan)
     recorder.go_on(restored)
     coordinator = Coordinator(
         config=config,
@@ -204,12 +194,10 @@ def make_student(
         InUseError: another process writes the checkpoints.
     """
     config, layout, plan, folder = inputs.config, inputs.layout, inputs.plan, inputs.train
+    job = inputs.job
     assert isinstance(folder, LogitsFolder)
     assert config.distillation is not None
-    with ExitStack() as until_made:
-        store = open_store(config, inputs.job.run_id, layout, inputs.model_dir, lease)
-        until_made.callback(store.release)
-        job = inputs.job
+    with open_record(inputs, 1, budget, lease) as (store, make_recorder):
         restored = continue_run(store, store.restore, job.run_id, config, job)
         choice = open_replica()
         from trainer.distill.student.loop import Student
@@ -229,9 +217,7 @@ def make_student(
             optimizer.restore(restored.state)
         else:
             replica.write_trainable(initial_weights(layout, inputs.model_dir, config))
-        output = Path(config.output)
-        recorder = RunRecorder(output, store, config, inputs.job, plan, 1, lease, budget)
-        until_made.pop_all()
+        recorder = make_recorder(plan)
     recorder.go_on(restored)
     recorder.emit(
         {

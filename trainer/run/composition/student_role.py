@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,18 +16,10 @@ from trainer.distill.student.inputs import FreshStudent, await_description, chec
 from trainer.evaluate.awaited import await_scores
 from trainer.model.output_folder import check_output
 from trainer.planning.budget.stopper import BudgetStopper
-from trainer.planning.budget.watch import BudgetWatch, open_watch
 from trainer.run.composition import run as build
-from trainer.run.composition.roles import Placement, open_replica
+from trainer.run.composition.roles import Placement, guarded, open_replica
 from trainer.run.inputs import read_student_inputs
-from trainer.system.errors import (
-    RESTARTED,
-    BudgetStopError,
-    InputError,
-    InUseError,
-    NonFiniteError,
-    TrainerError,
-)
+from trainer.system.errors import BudgetStopError, InUseError, TrainerError
 from trainer.system.process.stopping import Stop
 from trainer.system.storage import lease
 from trainer.tracking.status import StatusFile, first_status, say_last
@@ -71,13 +63,12 @@ def run_student(
     config.check_one_process()
     output = Path(config.output)
     check_output(output)
-    held = lease.take(output, run_id, beside=checkpoint_path(config))
-    watch: BudgetWatch | None = None
-    code = InputError.exit_code
-    try:
-        every, total = config.checkpoint.every, config.training.max_steps or 0
+    with ExitStack() as at_end:
+        held = lease.take(output, run_id, beside=checkpoint_path(config))
+        at_end.callback(held.release)
         with _failure_in_status(config, run_id):
-            watch = open_watch(config.budget, run_id, output, every=every, total_steps=total)
+            steps = config.training.max_steps or 0
+            watch = at_end.enter_context(guarded(config, run_id, total_steps=steps))
         stopper = BudgetStopper(watch, stop)
         with stopper.at_work():
             student = _begin(
@@ -85,28 +76,14 @@ def run_student(
                 teacher_timeout=teacher_timeout, compiled=compiled,
             )  # fmt: skip
             if student is None:
-                code = 0
-                return code
-            try:
+                return 0
+            with student.recorder.closed_on_failure():
                 reason = student.run()
                 done = student.is_done
                 if done and scored:
                     done, reason = _await_scores(config, student, stopper)
-            except TrainerError as error:
-                if isinstance(error, NonFiniteError):
-                    student.recorder.emit({"event": "halted", "reason": str(error)})
-                code = student.recorder.close(error.exit_code, str(error))
-                raise
-        code = BudgetStopError.exit_code if stopper.ending is not None and not done else 0
-        code = student.recorder.close(code, reason)
-        return code
-    except TrainerError as error:
-        code = error.exit_code
-        raise
-    finally:
-        if watch is not None:  # the recorder of a run that had begun has closed it
-            watch.close(ended=code not in RESTARTED)
-        held.release()
+        spent = stopper.ending is not None and not done
+        return student.recorder.close(BudgetStopError.exit_code if spent else 0, reason)
 
 
 def _begin(

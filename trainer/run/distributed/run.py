@@ -6,7 +6,7 @@ import json
 import logging
 import socket
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from trainer.run.distributed.loop import OF_ALL, DistributedRun
 from trainer.run.distributed.process_group import meet, own_device, process_group
 from trainer.run.distributed.roll_call import RankReport, call_roll
 from trainer.run.distributed.watch import Watch
-from trainer.system.errors import NonFiniteError, TrainerError
 from trainer.system.process.stopping import Stop
 
 if TYPE_CHECKING:
@@ -71,19 +70,16 @@ def run(
     timeout = inputs.config.parallel.timeout
     with watch.on(), process_group(environment, store, device, timeout):
         made = make(store, members, device, stop, watch.explaining)
+        recorder = made.recorder
         try:
-            with watch.explaining():
+            with recorder.closed_on_failure() if recorder else nullcontext(), watch.explaining():
                 reason, code = made.run()
-        except TrainerError as error:
-            if made.recorder is not None:
-                if isinstance(error, NonFiniteError):
-                    made.recorder.emit({"event": "halted", "reason": str(error)})
-                made.recorder.close(error.exit_code, str(error))
-            if environment.rank > 0 and isinstance(error, OF_ALL):  # rank 0 prints it
+        except OF_ALL as error:
+            if environment.rank > 0:  # rank 0 prints it
                 return error.exit_code
             raise
-        if made.recorder is not None:
-            code = made.recorder.close(code, reason)
+        if recorder is not None:
+            code = recorder.close(code, reason)
         # A rank that leaves ends the job's store, or under torchrun the others' grace.
         verdict = torch.tensor(code)
         dist.broadcast(verdict, 0)

@@ -20,12 +20,13 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.merge import merge
 from trainer.config.run import RunConfig, load
 from trainer.exchange.protocol.actions import Step
-from trainer.run.composition import roles
+from trainer.run.composition import record, roles
 from trainer.run.composition import run as build
 from trainer.run.composition.roles import Placement
 from trainer.run.inputs import read_inputs
 from trainer.system.errors import InputError
 from trainer.tracking.metrics import read_metrics
+from trainer.tracking.run_recorder import RunRecorder
 
 OF_MODEL = ("model", "base")
 ALONE = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
@@ -123,7 +124,7 @@ def test_resuming_continues_with_the_same_bits(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert roles.run_local(config(model, whole), "run", ALONE) == 0
 
-    class StopInThird(build.RunRecorder):
+    class StopInThird(RunRecorder):
         interrupt = None
 
         def step(self, event: Step) -> None:
@@ -133,7 +134,7 @@ def test_resuming_continues_with_the_same_bits(
                 StopInThird.interrupt("the test says so")
 
     with monkeypatch.context() as patch:
-        patch.setattr(build, "RunRecorder", StopInThird)
+        patch.setattr(record, "RunRecorder", StopInThird)
         patch.setattr(roles, "on_signal", lambda f: setattr(StopInThird, "interrupt", f))
         assert roles.run_local(config(model, parts), "run", ALONE) == 0
     status = json.loads((parts / "status.json").read_bytes())
