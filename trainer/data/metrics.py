@@ -7,7 +7,7 @@ so the figures do not depend on the order in which workers report their parts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 Confusion = Sequence[Sequence[int]]
 
@@ -34,14 +34,18 @@ def matthews(confusion: Confusion) -> float:
     return covariance / math.sqrt(spread) if spread else 0.0
 
 
+def class_scores(confusion: Confusion) -> dict[str, float]:
+    """Return both figures of a classifier by name."""
+    return {"accuracy": accuracy(confusion), "mcc": matthews(confusion)}
+
+
 def mean_loss(loss_sum: float, weight: int) -> float | None:
     """Return the loss per sample or token; None if nothing was counted."""
     return loss_sum / weight if weight else None
 
 
-def add_confusion(total: Confusion, part: Confusion) -> list[list[int]]:
-    """Return the sum of two confusion matrices of the same size."""
-    return [
-        [a + b for a, b in zip(row, other, strict=True)]
-        for row, other in zip(total, part, strict=True)
-    ]
+def sum_confusions(tables: Iterable[Confusion | None]) -> list[list[int]] | None:
+    """Return the sum of confusion matrices of the same size; None if there is none."""
+    known = [table for table in tables if table is not None]
+    total = [[sum(c) for c in zip(*rows, strict=True)] for rows in zip(*known, strict=True)]
+    return total or None

@@ -13,7 +13,6 @@ from trainer.checkpoint.trained_model import Trained
 from trainer.config.run import Backend
 from trainer.data.encoder import Encoder
 from trainer.data.holdout import hold_out
-from trainer.data.metrics import accuracy, add_confusion, matthews, mean_loss
 from trainer.data.samples import SampleFile, columns_of_run, hash_files, read_file
 from trainer.data.tokens import make_dataset
 from trainer.replica.base import EvalResult
@@ -134,30 +133,23 @@ def score(
         choice.replica.write_trainable(trained.weights)
     if on_open is not None:
         on_open(replica.device, reason)
-    loss_sum, weight = 0.0, 0
-    confusion: list[list[int]] | None = None
+    parts: list[EvalResult] = []
     for start in range(0, len(samples), _PORTION):
         stop = min(start + _PORTION, len(samples))
-        part = replica.evaluate([samples[index] for index in range(start, stop)])
-        loss_sum += part.loss_sum
-        weight += part.weight
-        if part.confusion is not None:
-            confusion = add_confusion(confusion, part.confusion) if confusion else part.confusion
+        parts.append(replica.evaluate([samples[index] for index in range(start, stop)]))
         if on_progress is not None:
             on_progress(stop, len(samples))
-    loss = mean_loss(loss_sum, weight)
-    assert loss is not None, "data without anything to learn is refused"
-    if confusion is None:
-        return EvaluationScores(config.task, len(samples), weight, loss, perplexity=_exp(loss))
+    total = EvalResult.total(parts)
+    scores, confusion = total.scores(), total.confusion
+    assert scores["loss"] is not None, "data without anything to learn is refused"
     return EvaluationScores(
         config.task,
         len(samples),
-        weight,
-        loss,
-        accuracy=accuracy(confusion),
-        mcc=matthews(confusion),
+        total.weight,
         confusion=confusion,
         names=config.class_names,
+        perplexity=None if confusion else _exp(scores["loss"]),
+        **scores,
     )
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from trainer.data.metrics import class_scores, mean_loss, sum_confusions
 from trainer.model.layout import GradientLayout
 
 if TYPE_CHECKING:
@@ -47,6 +48,17 @@ class EvalResult:
     weight: int
     confusion: list[list[int]] | None
     """Counts as `confusion[label][prediction]`; None for causal-lm."""
+
+    @classmethod
+    def total(cls, parts: Sequence[EvalResult]) -> EvalResult:
+        """Return the result of all parts together."""
+        loss_sum, weight = sum(part.loss_sum for part in parts), sum(part.weight for part in parts)
+        return cls(loss_sum, weight, sum_confusions(part.confusion for part in parts))
+
+    def scores(self) -> dict[str, Any]:
+        """Return the figures of a validation: loss, and accuracy and mcc of a classifier."""
+        of_classes = {} if self.confusion is None else class_scores(self.confusion)
+        return {"loss": mean_loss(self.loss_sum, self.weight), **of_classes}
 
 
 class Replica(Protocol):

@@ -1,7 +1,7 @@
 """The errors of a run, and the one table of exit codes: every supervisor restarts by it."""
 
 import errno
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
 class ExitCode(NamedTuple):
@@ -139,6 +139,12 @@ class GradientError(TrainerError):
 
 class NonFiniteError(GradientError):
     """A NaN or Inf in a gradient or loss; names block and tensor too."""
+
+    @classmethod
+    def at(cls, step: int, what: str) -> Self:
+        """Return the error of a step, from 1, that is not applied."""
+        halted = "the run is halted before the update, the last checkpoint is intact"
+        return cls(f"step {step}: {what}: {halted}")
 
 
 class OutlierError(GradientError):

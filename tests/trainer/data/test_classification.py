@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trainer.data.metrics import accuracy, add_confusion, matthews, mean_loss
+from trainer.data.metrics import accuracy, matthews, mean_loss, sum_confusions
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
@@ -47,4 +47,4 @@ def test_nothing_counted_has_no_accuracy_and_no_loss():
 
 
 def test_parts_of_two_workers_add_up():
-    assert add_confusion([[1, 2], [3, 4]], [[10, 0], [0, 10]]) == [[11, 2], [3, 14]]
+    assert sum_confusions([[[1, 2], [3, 4]], None, [[10, 0], [0, 10]]]) == [[11, 2], [3, 14]]

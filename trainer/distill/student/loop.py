@@ -17,6 +17,7 @@ from trainer.distill.student.prefetch import Batch, Feed
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import learning_rate_at
+from trainer.replica.base import EvalResult
 from trainer.replica.torch.replica import TorchReplica
 from trainer.system.errors import NonFiniteError, TrainerError
 from trainer.system.process.stopping import Stop
@@ -93,11 +94,9 @@ class Student:
         rate = learning_rate_at(self.step, self.plan.total_steps, self.config.optimizer)
         result = self.replica.accumulate(batch.samples, alpha)
         if not math.isfinite(result.loss_sum):
-            raise NonFiniteError(
-                f"step {number}: a loss that is not finite in one of the documents "
-                f"{sorted(set(batch.documents))}: the run is halted before the update, the last "
-                "checkpoint is intact"
-            )
+            documents = sorted(set(batch.documents))
+            what = f"a loss that is not finite in one of the documents {documents}"
+            raise NonFiniteError.at(number, what)
         norm = self.optimizer.apply(number, rate, result.weight)
         self.step, self.position = number, batch.behind
         seconds = time.monotonic() - began
@@ -129,24 +128,22 @@ class Student:
         """Validate and save if that is due."""
         every = self.config.training.evaluate_every
         due = self.step == self.plan.total_steps or (every > 0 and self.step % every == 0)
-        loss = self._evaluate(self.validation) if due and self.validation is not None else None
-        if loss is not None:
-            self.recorder.emit({"event": "validation", "at": self.step, "loss": loss})
-            self._save({"loss": loss})
+        scores = self._evaluate(self.validation) if due and self.validation is not None else None
+        if scores is not None:
+            self.recorder.emit({"event": "validation", "at": self.step, **scores})
+            self._save(scores)
         elif self.step % self.config.checkpoint.every == 0:
             self._save()
 
-    def _evaluate(self, samples: Dataset) -> float | None:
-        """Return the mean cross-entropy, None if stopped meanwhile."""
-        loss_sum, weight = 0.0, 0
+    def _evaluate(self, samples: Dataset) -> dict[str, Any] | None:
+        """Return the scores of all samples, None if stopped meanwhile."""
+        parts: list[EvalResult] = []
         for start in range(0, len(samples), _PORTION):
             if self.stop:
                 return None
-            stop = min(start + _PORTION, len(samples))
-            part = self.replica.evaluate([samples[index] for index in range(start, stop)])
-            loss_sum += part.loss_sum
-            weight += part.weight
-        return mean_loss(loss_sum, weight)
+            portion = range(start, min(start + _PORTION, len(samples)))
+            parts.append(self.replica.evaluate([samples[index] for index in portion]))
+        return EvalResult.total(parts).scores()
 
     def _save(self, scores: dict[str, Any] | None = None) -> None:
         """Save the current step in the background, unless it was saved."""

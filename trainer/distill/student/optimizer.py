@@ -80,24 +80,20 @@ class StudentOptimizer:
         """
         norm = float(torch.linalg.vector_norm(self._gradient)) / max(weight, 1)
         if not math.isfinite(norm):
-            raise NonFiniteError(self._complaint(step))
+            raise NonFiniteError.at(step, self._complaint())
         limit = self._settings.max_grad_norm
         self._gradient.mul_((1.0 if norm <= limit else limit / norm) / max(weight, 1))
         self._torch.step(learning_rate)
         return norm
 
-    def _complaint(self, step: int) -> str:
-        halted = "the run is halted before the update, the last checkpoint is intact"
+    def _complaint(self) -> str:
         for block in self._layout.blocks:
             for slot in block.tensors:
                 part = self._gradient[slot.start : slot.stop]
                 if not bool(torch.isfinite(part).all()):
                     kind = "NaN" if bool(torch.isnan(part).any()) else "Inf"
-                    return (
-                        f"step {step}: {kind} in the gradient of block {block.name}, tensor "
-                        f"{slot.name}: {halted}"
-                    )
-        return f"step {step}: the norm of the gradient overflows: {halted}"
+                    return f"{kind} in the gradient of block {block.name}, tensor {slot.name}"
+        return "the norm of the gradient overflows"
 
 
 @dataclass(frozen=True)

@@ -303,8 +303,6 @@ class GradientSum:
     def _not_finite(self, block: int, values: Float32, source: str) -> NonFiniteError:
         where = int(np.argmin(np.isfinite(values)))
         tensor = self.layout.tensor_at(block, where)
-        return NonFiniteError(
-            f"step {self.step + 1}: {source} sent {values[where]} in block "
-            f"{self.layout.blocks[block].name}, tensor {tensor.name}: the run is halted before "
-            "the update, the last checkpoint is intact"
-        )
+        name = self.layout.blocks[block].name
+        what = f"{source} sent {values[where]} in block {name}, tensor {tensor.name}"
+        return NonFiniteError.at(self.step + 1, what)

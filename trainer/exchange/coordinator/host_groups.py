@@ -92,10 +92,10 @@ class HostGroup:
                 raise ProtocolError(f"shard {shard.id}: its blocks differ in weight")
             tensor = block.tensors[part.tensor].name
             if part.norm is None:
-                raise NonFiniteError(
-                    f"step {step + 1}: rank {shard.rank} handed over a value that is not finite in "
-                    f"block {block.name}, tensor {tensor}: the run is halted before the update, "
-                    "the last checkpoint is intact"
+                raise NonFiniteError.at(
+                    step + 1,
+                    f"rank {shard.rank} handed over a value that is not finite in block"
+                    f" {block.name}, tensor {tensor}",
                 )
             outliers.check_norm(
                 shard.rank, step, block, part.norm, part.weight, lambda name=tensor: name

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
+from trainer.data.metrics import sum_confusions
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.host_groups import HostGroup, form_groups
 from trainer.exchange.coordinator.ledger import Ledger, Shard
@@ -165,12 +166,7 @@ class Round:
 
     def confusion(self) -> list[list[int]] | None:
         """Return the summed confusion matrix of a classifier's validation."""
-        tables = [result.confusion for result in self.counted() if result.confusion]
-        if not tables:
-            return None
-        return [
-            [sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*tables, strict=True)
-        ]
+        return sum_confusions(result.confusion for result in self.counted())
 
 
 class RoundTimes:

@@ -157,11 +157,9 @@ class Training:
         if round_.kind == "evaluate":
             self._validation.check(result)
         if result.loss_sum is None:
-            raise NonFiniteError(
-                f"step {round_.step + 1}: rank {member.rank} computed a loss that is not finite in "
-                f"samples {shard.start}..{shard.stop}: the run is halted before the update, the "
-                "last checkpoint is intact"
-            )
+            samples = f"samples {shard.start}..{shard.stop}"
+            what = f"rank {member.rank} computed a loss that is not finite in {samples}"
+            raise NonFiniteError.at(round_.step + 1, what)
         self.residuals.reported(member.rank, result.residual)
         if due:
             self._book(round_, result, now)
@@ -185,10 +183,7 @@ class Training:
         if round_ is None or not round_.complete:
             return
         if not math.isfinite(round_.loss() or 0.0):
-            raise NonFiniteError(
-                f"step {round_.step + 1}: the sum of all workers' losses overflows: the run is "
-                "halted before the update, the last checkpoint is intact"
-            )
+            raise NonFiniteError.at(round_.step + 1, "the sum of all workers' losses overflows")
         self.pace.finished(round_.kind, now - round_.started)
         if round_.kind == "train":
             self._commit(round_, now)

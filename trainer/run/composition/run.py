@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trainer.checkpoint.resume import continue_run
 from trainer.config.run import Backend
-from trainer.data.metrics import accuracy, matthews
+from trainer.data.metrics import class_scores
 from trainer.data.order import epoch_order
 from trainer.data.soft_targets import alpha_at
 from trainer.distill.logits.dataset import LogitsFolder
@@ -78,7 +78,7 @@ def make_coordinator(
         validation_samples=len(inputs.validation or ()),
         state=state,
         expect_workers=expect_workers,
-        score=lambda table: {"accuracy": accuracy(table), "mcc": matthews(table)},
+        score=class_scores,
         now=now,
         generation=generation,
     )

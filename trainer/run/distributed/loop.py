@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 
 from trainer.config.run import RunConfig
-from trainer.data.metrics import accuracy, matthews, mean_loss
+from trainer.data.metrics import mean_loss
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset, Encoded
 from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import learning_rate_at
+from trainer.replica.base import EvalResult
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.run.distributed.optimizer import ParallelAdamW
 from trainer.run.distributed.weight_audit import WeightAudit
@@ -134,10 +135,8 @@ class DistributedRun:
         at = self.plan.at(self.step)
         result = self.replica.accumulate(self._samples(at.epoch, range(at.start, at.stop)))
         if not math.isfinite(result.loss_sum):
-            raise NonFiniteError(
-                f"step {number}: a loss that is not finite in samples {at.start}..{at.stop}: the"
-                " run is halted before the update, the last checkpoint is intact"
-            )
+            what = f"a loss that is not finite in samples {at.start}..{at.stop}"
+            raise NonFiniteError.at(number, what)
         norm = self.optimizer.apply(number, rate)
         self.step = number
         if self.recorder is None:
@@ -173,22 +172,12 @@ class DistributedRun:
 
     def _evaluate(self, samples: Dataset) -> dict[str, Any]:
         """Return the scores of all samples."""
-        loss_sum, weight, confusion = 0.0, 0, None
+        parts: list[EvalResult] = []
         portion = _PORTION * self.replica.copies
         for start in range(0, len(samples), portion):
-            stop = min(start + portion, len(samples))
-            share = self.replica.share(stop - start)
-            part = self.replica.evaluate([samples[start + index] for index in share])
-            loss_sum += part.loss_sum
-            weight += part.weight
-            if part.confusion is not None:
-                cells = np.array(part.confusion)
-                confusion = cells if confusion is None else confusion + cells
-        scores: dict[str, Any] = {"loss": mean_loss(loss_sum, weight)}
-        if confusion is not None:
-            table = confusion.tolist()
-            scores |= {"accuracy": accuracy(table), "mcc": matthews(table)}
-        return scores
+            share = self.replica.share(min(portion, len(samples) - start))
+            parts.append(self.replica.evaluate([samples[start + index] for index in share]))
+        return EvalResult.total(parts).scores()
 
     def _save(self, scores: dict[str, Any] | None = None) -> None:
         """Save the current step unless it was saved; the state is proved first."""

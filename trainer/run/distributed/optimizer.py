@@ -69,7 +69,7 @@ class ParallelAdamW:
         }
         norm = self._norm(gradients)
         if not math.isfinite(norm):
-            raise NonFiniteError(self._complaint(step, gradients))
+            raise NonFiniteError.at(step, self._complaint(gradients))
         limit = self._settings.max_grad_norm
         if norm > limit:
             for gradient in gradients.values():
@@ -116,7 +116,7 @@ class ParallelAdamW:
         dist.all_reduce(total)
         return math.sqrt(float(total))
 
-    def _complaint(self, step: int, gradients: Mapping[str, Tensor]) -> str:
+    def _complaint(self, gradients: Mapping[str, Tensor]) -> str:
         """Return the same line on every rank: the first tensor that is not finite on any."""
         names = [slot.name for slot in self._layout.tensors()]
         bad = [
@@ -127,10 +127,9 @@ class ParallelAdamW:
         device = next(iter(gradients.values())).device
         first = torch.tensor(min(bad, default=len(names)), device=device)
         dist.all_reduce(first, dist.ReduceOp.MIN)
-        halted = "the run is halted before the update, the last checkpoint is intact"
         if int(first) == len(names):
-            return f"step {step}: the norm of the gradient overflows: {halted}"
-        return f"step {step}: NaN or Inf in the gradient of {names[int(first)]}: {halted}"
+            return "the norm of the gradient overflows"
+        return f"NaN or Inf in the gradient of {names[int(first)]}"
 
 
 def _mesh(parameter: Tensor) -> object:

@@ -88,13 +88,7 @@ class GroupReplica:
         for rank, part in enumerate(parts[1:], start=1):
             self._members.tell(rank, {"do": "evaluate"}, pack_samples(part))
         own = self._collectively(lambda: self._part.evaluate(parts[0]))
-        results = [own, *(EvalResult(**answer) for answer in self._members.answers())]
-        tables = [np.array(r.confusion) for r in results if r.confusion is not None]
-        return EvalResult(
-            sum(result.loss_sum for result in results),
-            sum(result.weight for result in results),
-            np.sum(tables, axis=0).tolist() if tables else None,
-        )
+        return EvalResult.total([own, *(EvalResult(**each) for each in self._members.answers())])
 
     def _divided(self, batch: Sequence[Encoded]) -> list[Sequence[Encoded]]:
         """Return the samples of each process; all take all if they share every layer."""
