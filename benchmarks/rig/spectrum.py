@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.distill.logits.dataset import (
+from trainer.distill.logits.description import (
     CorpusInfo,
     Description,
     ShardPlan,

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.distill.logits.dataset import (
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.description import (
     CorpusInfo,
     Description,
-    LogitsFolder,
     ShardPlan,
     TeacherInfo,
     TokenizerInfo,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from trainer.distill.logits.dataset import Description, LogitsFolder
+    from trainer.distill.logits.dataset import LogitsFolder
+    from trainer.distill.logits.description import Description
     from trainer.distill.logits.heartbeat import TeacherStatus
     from trainer.distill.logits.survey import Contents, LogitsSurvey
 

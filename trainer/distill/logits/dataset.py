@@ -19,16 +19,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from trainer.distill.logits.description import (
-    SCHEMA,
-    CorpusInfo,
-    Description,
-    ShardPlan,
-    TeacherInfo,
-    TokenizerInfo,
-    Values,
-    difference,
-)
+from trainer.distill.logits.description import Description, ShardPlan, difference
 from trainer.distill.logits.ledger import faults
 from trainer.distill.logits.scores import Window
 from trainer.system.errors import InputError, RefusedError, StorageError
@@ -36,17 +27,6 @@ from trainer.system.storage import atomic_folder
 from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
 from trainer.system.storage.removal import sweep
-
-__all__ = [
-    "SCHEMA",
-    "CorpusInfo",
-    "Description",
-    "LogitsFolder",
-    "ShardPlan",
-    "TeacherInfo",
-    "TokenizerInfo",
-    "Values",
-]
 
 DATASET = "dataset.json"
 SHARD_FILE = "logits.parquet"

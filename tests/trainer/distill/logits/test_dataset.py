@@ -13,7 +13,8 @@ import pytest
 from tests.trainer.crash_at_every_step import OPERATIONS, CountingDisk
 from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
 from tests.waiting import PATIENCE
-from trainer.distill.logits.dataset import DATASET, SHARD_FILE, Description, LogitsFolder
+from trainer.distill.logits.dataset import DATASET, SHARD_FILE, LogitsFolder
+from trainer.distill.logits.description import Description
 from trainer.system.errors import InputError, RefusedError, StorageError
 from trainer.system.storage import atomic_folder
 

@@ -17,7 +17,8 @@ from tests.trainer.tiny_logits import (
     tiny_folder,
     tiny_windows,
 )
-from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder, ShardPlan
+from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder
+from trainer.distill.logits.description import ShardPlan
 from trainer.distill.logits.shard import decode, encode
 from trainer.distill.logits.verify import verdicts
 from trainer.system.errors import StorageError
