@@ -17,7 +17,7 @@ from blake3 import blake3
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
 from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE
 from trainer.optimizer.adamw import TrainState, Vector
-from trainer.system.errors import InputError, StorageError
+from trainer.system.errors import InputError, StorageError, readable
 from trainer.system.received import receive, receive_json
 from trainer.system.storage.atomic_folder import MANIFEST, read_manifest, verify
 from trainer.system.storage.removal import pin
@@ -191,10 +191,8 @@ def checkpoint_digest(path: Path) -> str:
     Raises:
         StorageError: the manifest cannot be read.
     """
-    try:
+    with readable(path / MANIFEST, StorageError):
         return blake3((path / MANIFEST).read_bytes()).hexdigest()
-    except OSError as error:
-        raise StorageError(f"{path / MANIFEST}: cannot be read: {error.strerror}") from None
 
 
 def owner_of(path: Path) -> str | None:

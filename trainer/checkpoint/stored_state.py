@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainer.model.safetensors_headers import read_file_headers
-from trainer.system.errors import InputError, StorageError
+from trainer.system.errors import InputError, StorageError, readable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,11 +60,8 @@ class StoredState:
         begin = self._begins[slot.name if vector == "weights" else vector]
         element = first if vector == "weights" else slot.start + first
         path = self._files[vector]
-        try:
-            with path.open("rb", buffering=0) as file:
-                _fill(file.fileno(), path, begin + _BYTES * element, target)
-        except OSError as error:
-            raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
+        with readable(path, StorageError), path.open("rb", buffering=0) as file:
+            _fill(file.fileno(), path, begin + _BYTES * element, target)
 
     def whole(self, vector: Vector) -> NDArray[np.float32]:
         """Return a vector, fp32 `[layout.size]`.

@@ -26,7 +26,7 @@ from trainer.data.samples import iterate
 from trainer.data.shapes import KEYS, Sample, UnusedKeys, parse_sample
 from trainer.data.sources import PACKED, find_data, find_texts
 from trainer.data.values import BadLineError
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
 
 log = logging.getLogger(__name__)
@@ -107,12 +107,9 @@ class Documents(Sequence[Sample]):
         begin, size = self._begin[index], self._size[index]
         if path is None:
             return os.pread(self._copy.fileno(), size, begin)
-        try:
-            with path.open("rb") as file:
-                file.seek(begin)
-                return file.read(size)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+        with readable(path, InputError), path.open("rb") as file:
+            file.seek(begin)
+            return file.read(size)
 
     def _read(self, path: Path, hasher: blake3) -> None:
         texts = find_texts(path) if path.is_dir() else None
@@ -177,10 +174,8 @@ class _NoDocumentError(Exception):
 
 
 def _read_text(path: Path) -> Sample:
-    try:
+    with readable(path, InputError):
         content = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     if b"\0" in content:  # valid UTF-8, but no text has it
         raise _NoDocumentError("not text")
     try:

@@ -21,7 +21,7 @@ from trainer.data.shapes import Sample, UnusedKeys, parse_sample
 from trainer.data.sources import find_data
 from trainer.data.values import BadLineError
 from trainer.system.cgroups import free_memory
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
 
 log = logging.getLogger(__name__)
@@ -150,12 +150,10 @@ def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> bla
     hasher = hasher or blake3()
     for path in paths:
         for found in find_data(Path(path)).files:
-            try:
-                with announced(f"hashing {path}"), found.open("rb") as file:
-                    while piece := file.read(_PIECE):  # if mapped, a file that shrinks would kill
-                        hasher.update(piece)
-            except OSError as error:
-                raise InputError(f"{found}: cannot be read: {error.strerror}") from None
+            said = announced(f"hashing {path}")
+            with readable(found, InputError), said, found.open("rb") as file:
+                while piece := file.read(_PIECE):  # if mapped, a file that shrinks would kill
+                    hasher.update(piece)
             hasher.update(b"\0")
     return hasher
 

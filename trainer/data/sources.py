@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
 
 RECORDS = frozenset((".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"))
@@ -122,12 +122,10 @@ def _spooled(path: Path) -> Path:
 
     atexit.register(remove)
     file = folder / path.name
-    try:
+    with readable(path, InputError):
         said = announced(f"reading the pipe {path}")
         with said, path.open("rb") as pipe, file.open("wb") as copy:
             shutil.copyfileobj(pipe, copy, 1 << 20)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     return file
 
 

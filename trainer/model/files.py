@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.model.formats import gguf_file, way_in
 from trainer.model.safetensors_headers import TensorHeader, read_headers
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
@@ -85,12 +85,10 @@ def weights_digest(model_dir: Path) -> str:
     """
     headers = read_headers(model_dir)
     files = sorted({header.file for header in headers.values()})
-    try:
+    with readable(model_dir, InputError):
         states = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
         with announced(f"hashing {model_dir}"):
             return _digest_of(states, tuple(sorted(headers.items())))
-    except OSError as error:
-        raise InputError(f"{model_dir}: cannot be read: {error.strerror}") from None
 
 
 @lru_cache(maxsize=4)
@@ -115,10 +113,8 @@ def _digest_of(
 
 
 def _bytes(path: Path) -> bytes:
-    try:
+    with readable(path, InputError):
         return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _from_hub(name: str) -> Path:

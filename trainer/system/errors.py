@@ -1,6 +1,9 @@
 """The errors of a run, and the one table of exit codes: every supervisor restarts by it."""
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple, Self
 
 
@@ -179,3 +182,12 @@ class ProtocolError(TrainerError):
     """A peer violated the wire protocol; its connection is closed, the run continues."""
 
     exit_code = 3
+
+
+@contextmanager
+def readable(path: Path, kind: type[TrainerError]) -> Iterator[None]:
+    """Turn an error of the system in the block into one that says that a path cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{path}: cannot be read: {error.strerror or error}") from None

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from trainer.data.meetings.minutes import ActionItem, Meeting, Minutes
 from trainer.data.meetings.texts import PHRASES
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, readable
 
 ROLES = {
     "PM": "Project Manager",
@@ -175,14 +175,12 @@ def _parse(path: Path) -> ElementTree.Element:
     Raises:
         InputError: it cannot be read, or is not such a file.
     """
-    try:
+    with readable(path, InputError):
         if path.stat().st_size > _MAX_BYTES:
             raise InputError(
                 f"{path}: is larger than {_MAX_BYTES >> 20} MiB, unlike any file of the corpus"
             )
         data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     # A NUL byte: UTF-16, which would hide the declaration. Other encodings extend ASCII.
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data or b"\0" in data:
         raise InputError(

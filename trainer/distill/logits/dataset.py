@@ -22,7 +22,7 @@ from blake3 import blake3
 from trainer.distill.logits.description import Description, ShardPlan, difference
 from trainer.distill.logits.ledger import faults
 from trainer.distill.logits.scores import Window
-from trainer.system.errors import InputError, RefusedError, StorageError
+from trainer.system.errors import InputError, RefusedError, StorageError, readable
 from trainer.system.storage import atomic_folder
 from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
@@ -160,10 +160,8 @@ class LogitsFolder:
         record = atomic_folder.read_manifest(folder).get(SHARD_FILE)
         if record is None:
             raise StorageError(f"{folder}: its manifest names no {SHARD_FILE}")
-        try:
+        with readable(folder / SHARD_FILE, StorageError):
             content = (folder / SHARD_FILE).read_bytes()
-        except OSError as error:
-            raise StorageError(f"{folder / SHARD_FILE}: cannot be read: {error.strerror}") from None
         if blake3(content).hexdigest() != record.blake3:
             raise StorageError(f"{folder / SHARD_FILE}: its bytes are not those in the manifest")
         try:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.model.safetensors_headers import read_config
-from trainer.system.errors import InputError, RefusedError
+from trainer.system.errors import InputError, RefusedError, readable
 
 FILE = "vocabulary.json"
 SCHEMA = "motley.vocabulary/1"
@@ -82,10 +82,8 @@ def tokenizer_digest(folder: Path) -> str:
         InputError: it cannot be read.
     """
     path = folder / "tokenizer.json"
-    try:
+    with readable(path, InputError):
         return blake3(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def tokenizer_size(folder: Path) -> int:

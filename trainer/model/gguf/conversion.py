@@ -28,7 +28,7 @@ from trainer.model.gguf.description import (
 )
 from trainer.model.gguf.tokenizer import tokenizer_files
 from trainer.model.hf_export import MODEL_CONFIG, MODEL_FILE, encode, safetensors_header
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, readable
 from trainer.system.key_table import UnknownKeys
 from trainer.system.process.announcement import announced
 from trainer.system.storage.cache_folder import Files, cached
@@ -52,12 +52,10 @@ def converted(path: Path) -> Path:
         StorageError: the cache cannot be written.
     """
     refuse_pointer(path)
-    try:
+    with readable(path, InputError):
         hasher = blake3(max_threads=blake3.AUTO)
         with announced(f"hashing {path}"):
             hasher.update_mmap(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     digest = hasher.update(f"\0{_VERSION}".encode()).hexdigest()
     return cached(path.stem, digest, lambda: _files(path))
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from trainer.system.errors import InputError, StorageError
+from trainer.system.errors import InputError, StorageError, readable
 from trainer.system.process.announcement import announced
 from trainer.system.received import receive_json
 from trainer.system.storage.host_identity import host_identity
@@ -229,10 +229,8 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     for name, record in records.items():
         if Path(name).name != name:
             raise StorageError(f"{path}: damaged manifest, names {name!r}")
-        try:
+        with readable(folder / name, StorageError):
             size = (folder / name).stat().st_size
-        except OSError as error:
-            raise StorageError(f"{folder / name}: cannot be read: {error.strerror}") from None
         if size != record.size:
             raise StorageError(f"{folder / name}: has {size} bytes, the manifest {record.size}")
     return records
@@ -257,10 +255,8 @@ def verify_file(path: Path, record: FileRecord) -> None:
     Raises:
         StorageError: they differ, or cannot be read.
     """
-    try:
+    with readable(path, StorageError):
         digest = _hash_file(path)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
     if digest != record.blake3:
         raise StorageError(f"{path}: its bytes are not those in the manifest")
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.system.errors import StorageError
+from trainer.system.errors import StorageError, readable
 from trainer.system.storage.atomic_folder import Disk, hidden_name, open_folder, original_name
 from trainer.system.storage.host_identity import host_identity
 
@@ -29,10 +29,8 @@ def pin(folder: Path) -> Iterator[Path]:
     Raises:
         StorageError: it was already removed.
     """
-    try:
+    with readable(folder, StorageError):
         descriptor = open_folder(folder)
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be read: {error.strerror}") from None
     try:
         with suppress(OSError):  # without locks a reader finds a missing file and reports it
             fcntl.flock(descriptor, fcntl.LOCK_SH)
