@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -66,6 +67,17 @@ columns_option = click.option(
     multiple=True,
     callback=_columns,
     help="The data's name of a key, as data.columns, such as text=body; may be repeated.",
+)
+
+corpus_options = together(
+    click.option(
+        "--data",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        required=True,
+        help="A text file, data of any format, or a folder; may be repeated.",
+    ),
+    columns_option,
 )
 
 

@@ -110,10 +110,13 @@ def read_positions(model_dir: Path) -> int | None:
     return max((count for count in known if isinstance(count, int)), default=None)
 
 
-def fit_length(config: RunConfig, model_dir: Path) -> RunConfig:
+def fit_length(config: RunConfig, model_dir: Path, *, lowers: bool = False) -> RunConfig:
     """Return the config with a `data.max_seq_len` that the model supports.
 
     A default that is too long is lowered.
+
+    Args:
+        lowers: a given one too; it cuts windows of a teacher's length.
 
     Raises:
         InputError: the given length is too long.
@@ -121,7 +124,7 @@ def fit_length(config: RunConfig, model_dir: Path) -> RunConfig:
     length, limit = config.data.max_seq_len, read_positions(model_dir)
     if limit is None or length <= limit:
         return config
-    if "max_seq_len" in config.data.model_fields_set:
+    if "max_seq_len" in config.data.model_fields_set and not lowers:
         raise InputError(
             f"data.max_seq_len {length}: {model_dir} has {limit} positions; give at most that"
         )

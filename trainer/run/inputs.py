@@ -18,7 +18,7 @@ from trainer.data.survey import check_conversations, survey
 from trainer.data.tokens import Dataset, make_dataset
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.student.distributed_dataset import content_digest, taught_folder
-from trainer.distill.student.inputs import check_student, lower_length
+from trainer.distill.student.inputs import check_student
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.architecture import fit_length
@@ -156,7 +156,7 @@ def read_student_inputs(
     config.exchange.check_every_step("a student on its own")
     tell(f"data: {folder.description}")
     model_dir = resolve_model(config.model.path)
-    config, given = lower_length(config, model_dir), config
+    config, given = fit_length(config, model_dir, lowers=True), config
     length = config.data.max_seq_len
     if config is not given:
         tell(f"data.max_seq_len is lowered to {length}: {model_dir} has no more positions")

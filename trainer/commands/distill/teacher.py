@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.commands.place import columns_option, lost_text_option, place_options
+from trainer.commands.place import corpus_options, lost_text_option, place_options
 from trainer.config.run import Backend
 from trainer.system.commandline.number import Number
 from trainer.system.errors import InputError
@@ -41,14 +41,7 @@ class Share(click.ParamType):
 
 @click.command("teacher")
 @click.argument("model")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    required=True,
-    help="A text file, data of any format, or a folder; may be repeated.",
-)
-@columns_option
+@corpus_options
 @click.option(
     "--out",
     "output",

@@ -8,20 +8,12 @@ from pathlib import Path
 
 import click
 
-from trainer.commands.place import columns_option
+from trainer.commands.place import corpus_options
 
 
 @click.command("trim-tokenizer")
 @click.argument("tokenizer_dir", metavar="TOKENIZER", type=click.Path(path_type=Path))
-@click.option(
-    "--data",
-    "paths",
-    type=click.Path(path_type=Path),
-    multiple=True,
-    required=True,
-    help="A text file, data of any format, or a folder; may be repeated.",
-)
-@columns_option
+@corpus_options
 @click.option(
     "--size", type=int, help="Tokens to keep. Default: 32768, or half of a smaller vocabulary."
 )
@@ -35,7 +27,7 @@ from trainer.commands.place import columns_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def trim_tokenizer(
     tokenizer_dir: Path,
-    paths: tuple[Path, ...],
+    data: tuple[Path, ...],
     columns: dict[str, str],
     size: int | None,
     output: Path,
@@ -51,7 +43,7 @@ def trim_tokenizer(
     from trainer.model.files import local_model
 
     folder = local_model(tokenizer_dir) or tokenizer_dir
-    trimmed = trim(folder, Documents(paths, columns), size, output)
+    trimmed = trim(folder, Documents(data, columns), size, output)
     if as_json:
         tree = {"schema": "motley.trimming/1", "output": str(output), **asdict(trimmed)}
         click.echo(json.dumps(tree))

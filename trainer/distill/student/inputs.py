@@ -19,7 +19,7 @@ from trainer.distill.logits.description import Description
 from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.student.from_scratch import fresh_config, fresh_model
 from trainer.distill.tokenizer.vocabulary import tokenizer_digest
-from trainer.model.architecture import read_positions, read_vocabulary
+from trainer.model.architecture import fit_length, read_vocabulary
 from trainer.model.files import resolve_model
 from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError, RefusedError, UnreachableError
@@ -69,7 +69,7 @@ def check_ahead(config: RunConfig, fresh: FreshStudent | None) -> SampleFile | N
     """
     tokenizer_dir = fresh.tokenizer_dir if fresh else resolve_model(config.model.path)
     if fresh is None:
-        config = lower_length(config, tokenizer_dir)
+        config = fit_length(config, tokenizer_dir, lowers=True)
     if not config.data.validation:
         return None
     encoder, length = Encoder(tokenizer_dir, config.data.lost_text), config.data.max_seq_len
@@ -109,18 +109,6 @@ def await_description(
             )
         time.sleep(_LOOK)
     return True
-
-
-def lower_length(config: RunConfig, model_dir: Path) -> RunConfig:
-    """Return the config with a `data.max_seq_len` that the model supports.
-
-    A longer one is lowered, not refused: it cuts windows of the teacher's length.
-    """
-    limit = read_positions(model_dir)
-    if limit is None or config.data.max_seq_len <= limit:
-        return config
-    data = config.data.model_copy(update={"max_seq_len": limit})
-    return config.model_copy(update={"data": data})
 
 
 def check_student(config: RunConfig, description: Description, model_dir: Path) -> None:
