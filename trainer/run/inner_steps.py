@@ -94,6 +94,7 @@ class InnerSteps:
             alpha: see `Replica.forward_backward`.
             limit: seconds after which no further inner step is begun.
         """
+        # 1. Begin at the common weights.
         began = time.perf_counter()
         self._weights[...] = self._common.weights
         self._replica.write_trainable(self._weights)
@@ -104,6 +105,7 @@ class InnerSteps:
         for index, piece in enumerate(pieces):
             if index and limit is not None and time.perf_counter() - began > limit:
                 break
+            # 2. For each inner step: the gradient of some samples, and an update of one's own.
             result = self._replica.forward_backward(
                 batch[piece.start : piece.stop], self._keep, alpha
             )
@@ -115,6 +117,7 @@ class InnerSteps:
                 self._gradient /= np.float32(result.weight)
             self._update(own, self._plan.inner(step), index / len(pieces))
             self._replica.write_trainable(self._weights)
+        # 3. How far that moved the weights, a block at a time as they are asked for.
         self._taken = own.step
         total = _sum(results, began)
         return Moved(total, taken, lambda block: self._contribution(step, block, total.weight))

@@ -87,18 +87,22 @@ class Student:
 
     def _train(self, batch: Batch, waited: float) -> None:
         """Forward, backward and update over one batch."""
+        # 1. What the step takes.
         began, number = time.monotonic(), self.step + 1
         objective = self.config.distillation
         assert objective is not None
         alpha = alpha_at(objective, number, self.plan.total_steps)
         rate = learning_rate_at(self.step, self.plan.total_steps, self.config.optimizer)
+        # 2. Forward and backward.
         result = self.replica.accumulate(batch.samples, alpha)
         if not math.isfinite(result.loss_sum):
             documents = sorted(set(batch.documents))
             what = f"a loss that is not finite in one of the documents {documents}"
             raise NonFiniteError.at(number, what)
+        # 3. The update; from here on the step counts, and its windows are behind the run.
         norm = self.optimizer.apply(number, rate, result.weight)
         self.step, self.position = number, batch.behind
+        # 4. The record.
         seconds = time.monotonic() - began
         at = self.plan.at(number - 1)
 

@@ -130,15 +130,19 @@ class DistributedRun:
 
     def _train(self) -> None:
         """Forward, backward and update over one batch."""
+        # 1. What the step takes.
         began, number = time.monotonic(), self.step + 1
         rate = learning_rate_at(self.step, self.plan.total_steps, self.config.optimizer)
         at = self.plan.at(self.step)
+        # 2. Forward and backward over this copy's samples.
         result = self.replica.accumulate(self._samples(at.epoch, range(at.start, at.stop)))
         if not math.isfinite(result.loss_sum):
             what = f"a loss that is not finite in samples {at.start}..{at.stop}"
             raise NonFiniteError.at(number, what)
+        # 3. The update, the same on every rank; from here on the step counts.
         norm = self.optimizer.apply(number, rate)
         self.step = number
+        # 4. Rank 0 records it.
         if self.recorder is None:
             return
         seconds = time.monotonic() - began

@@ -93,17 +93,24 @@ class WgpuGenerator:
 
         The decoder must be loaded for `slots_for` positions at least.
         """
+        # 1. Record both graphs, unless the last call had the same shape.
         recorded = self._recorded(prompts, max_new_tokens)
         batch = recorded.shape.batch
-        # Prompts of similar length end in the same chunk.
+        # 2. Sort the prompts: those of similar length end in the same chunk.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
         made: dict[int, list[int]] = {}
         for first in range(0, len(order), batch):
             group = order[first : first + batch]
             run = _Run(self._device, recorded, [prompts[index] for index in group])
             continued = Continuation(group, max_new_tokens, sampling, stop, until)
-            _continue(run, len(group), continued)
+            # 3. Take the prompts of a group into the cache, in chunks.
+            logits, place = run.prefill(), 0
+            # 4. Choose a token for each, and take it in for the next logits, until all have ended.
+            while (tokens := continued.choose(logits[: len(group)])) is not None:
+                logits = run.step(tokens, place)
+                place += 1
             made |= continued.made
+        # 5. Back in the order of the prompts.
         return [made[index] for index in range(len(prompts))]
 
     def _recorded(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> _RecordedStep:
@@ -209,14 +216,6 @@ class _Run:
         # Some systems consider a device hung that is busy for seconds with one submission.
         for name in part.graph.segments:
             part.graph.run(*part.graph.span(name))
-
-
-def _continue(run: _Run, samples: int, batch: Continuation) -> None:
-    """Add the new tokens of each sample of a batch."""
-    logits, place = run.prefill(), 0
-    while (tokens := batch.choose(logits[:samples])) is not None:
-        logits = run.step(tokens, place)
-        place += 1
 
 
 def _smaller(wanted: StepShape) -> Iterator[StepShape]:
