@@ -22,8 +22,7 @@ from launcher.runs.certificates.authority import CLOCK_SKEW, Authority
 from tests.cluster.real_process import Process
 from tests.ports import free_port
 from tests.waiting import PATIENCE, wait_for
-from trainer.checkpoint.reader import OPTIMIZER_FILE, read_run
-from trainer.checkpoint.store import find_checkpoint
+from trainer.checkpoint.reader import OPTIMIZER_FILE, find_checkpoint, read_run
 from trainer.data.corpus import write_shell_safety
 from trainer.init_model import ModelSizes, init_model
 from trainer.tracking.metrics import read_metrics

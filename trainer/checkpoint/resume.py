@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from trainer.checkpoint.reader import SHARDED, complete_checkpoints, owner_of, step_of
-from trainer.checkpoint.store import FOLDER, CheckpointStore, Found, RunProgress
+from trainer.checkpoint.reader import FOLDER, SHARDED, complete_checkpoints, owner_of, step_of
+from trainer.checkpoint.store import CheckpointStore, Found, RunProgress
 from trainer.config.run import RunConfig
 from trainer.system.errors import InputError
 from trainer.system.storage import lease

@@ -22,14 +22,12 @@ from blake3 import blake3
 from trainer.checkpoint.publication import write_publication
 from trainer.checkpoint.reader import (
     BEST_EVALUATED,
-    FOLDER,
     RUN_FILE,
     SCHEMA,
     Resumed,
     RunProgress,
     best_checkpoint,
     complete_checkpoints,
-    find_checkpoint,
     linked_checkpoint,
     load_checkpoint,
     open_checkpoint,
@@ -57,18 +55,6 @@ if TYPE_CHECKING:
     from trainer.config.run import RunConfig
     from trainer.model.layout import GradientLayout
     from trainer.system.storage.lease import Lease
-
-__all__ = [
-    "FOLDER",
-    "CheckpointStore",
-    "Reopened",
-    "Restored",
-    "RunProgress",
-    "complete_checkpoints",
-    "find_checkpoint",
-    "load_checkpoint",
-    "read_progress",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from tests.trainer.tiny_run import (
     tiny_progress,
     tiny_state,
 )
-from trainer.checkpoint.reader import BEST_EVALUATED
+from trainer.checkpoint.reader import BEST_EVALUATED, find_checkpoint, read_progress
 from trainer.checkpoint.retention import older_ones
-from trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_progress
+from trainer.checkpoint.store import CheckpointStore
 from trainer.optimizer.adamw import AdamW
 from trainer.system.errors import InputError, StorageError
 from trainer.system.storage.atomic_folder import Disk, point, verify

@@ -17,7 +17,7 @@ from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.adapter import open_adapter
 from trainer.checkpoint.merge_lora import merge
 from trainer.checkpoint.publication import model_card, write_publication
-from trainer.checkpoint.store import find_checkpoint
+from trainer.checkpoint.reader import find_checkpoint
 from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import RunConfig, load
 from trainer.run.composition import roles

@@ -8,7 +8,8 @@ import pytest
 from blake3 import blake3
 
 from tests.trainer.tiny_run import make_store, save, tiny_config, tiny_layout, tiny_state
-from trainer.checkpoint.store import CheckpointStore, find_checkpoint, read_progress
+from trainer.checkpoint.reader import find_checkpoint, read_progress
+from trainer.checkpoint.store import CheckpointStore
 from trainer.system.errors import InputError, StorageError
 
 

@@ -17,7 +17,8 @@ from safetensors.numpy import load_file, save_file
 from tests.trainer.bigram_teacher import BigramTeacher
 from tests.trainer.course import Course
 from tests.trainer.small_model import SIZES, write_data
-from trainer.checkpoint.store import Restored, find_checkpoint, read_progress
+from trainer.checkpoint.reader import find_checkpoint, read_progress
+from trainer.checkpoint.store import Restored
 from trainer.checkpoint.trained_model import load_trained
 from trainer.data.shapes import Sample
 from trainer.data.tokens import load_dataset

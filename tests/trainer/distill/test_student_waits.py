@@ -9,7 +9,7 @@ import pytest
 
 from tests.trainer.bigram_teacher import BigramTeacher
 from tests.trainer.course import Course
-from trainer.checkpoint.store import find_checkpoint, read_progress
+from trainer.checkpoint.reader import find_checkpoint, read_progress
 from trainer.system.errors import UnreachableError
 from trainer.tracking.status import read_status
 

@@ -161,13 +161,6 @@ class ShardedCheckpoints:
                 log.warning("checkpoint skipped: %s", bad[0])
         return None
 
-    def owner(self) -> str | None:
-        """Return the id of the run that wrote the newest complete checkpoint."""
-        newest = None
-        if self._board.rank == 0:
-            newest = next(map(owner_of, complete_checkpoints(self.folder)), None)
-        return self._board.announce("owner of the checkpoints", newest)
-
     def close(self) -> None:
         """Wait for the last save, and end the thread.
 

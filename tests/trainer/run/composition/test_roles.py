@@ -14,8 +14,7 @@ import pytest
 from launcher.plan.configuration import with_shared_checkpoints
 from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.adapter import open_adapter
-from trainer.checkpoint.reader import read_progress
-from trainer.checkpoint.store import find_checkpoint
+from trainer.checkpoint.reader import find_checkpoint, read_progress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.merge import merge
 from trainer.config.run import RunConfig, load
