@@ -6,9 +6,8 @@ each type in wgpu's header: 13 ms for each of the names of a run, and no more fo
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -54,23 +53,20 @@ NAMES = (
     "void(WGPURequestDeviceStatus, WGPUDevice, WGPUStringView, void *, void *)",
 )
 """Those of our engine's calls, as wgpu-py spells them; another one is parsed when it is used."""
-_METHODS = ("new", "cast", "callback", "from_buffer")
-"""They take a type or its name first."""
 
 
 def parse_together(ffi: Any, names: Sequence[str] = NAMES) -> None:
-    """Have the methods of `ffi` look up these names in a table, which one parse makes.
+    """Give `ffi`, which keeps the type of each name that it has parsed, these names in one parse.
 
     An `ffi` that was compiled stays as it is: it parses in C.
     """
-    table = types(ffi, names)
     with suppress(AttributeError):
-        for method in _METHODS:
-            setattr(ffi, method, _looking_up(table, getattr(ffi, method)))
+        known = ffi._parsed_types
+        known.update({name: (ctype, "(" in name) for name, ctype in types(ffi, names).items()})
 
 
 def types(ffi: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return what each name means to the methods of `ffi`, without those of unknown types."""
+    """Return the type of each name, of a function its pointer; without unknown ones."""
     declared = set(ffi.list_types()[0])
     known = [name for name in names if declared.issuperset(re.findall(r"\bWGPU\w+", name))]
     # As arguments of one function: an array would become a pointer there, so its address is passed.
@@ -80,12 +76,3 @@ def types(ffi: Any, names: Sequence[str]) -> dict[str, Any]:
         name: ctype.item if name.endswith("[]") else ctype
         for name, ctype in zip(known, found, strict=True)
     }
-
-
-def _looking_up(table: dict[str, Any], method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def with_type(first: Any, *rest: Any, **named: Any) -> Any:
-        ctype = table.get(first, first) if isinstance(first, str) else first
-        return method(ctype, *rest, **named)
-
-    return with_type
