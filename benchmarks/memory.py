@@ -1,6 +1,6 @@
 """The memory that a run was planned to need, and the memory of its own that it took.
 
-    python benchmarks/memory.py [MODEL...] [--method lora --method full] [--steps 3]
+    python benchmarks/memory.py [MODEL...] [--method lora --method full] [--steps 3] [--roomy]
 
 Each run is `trainer finetune` of its own on the CPU: LoRA, QLoRA and full fine-tuning in one
 process, and full fine-tuning by FSDP in two. A model of hidden 320 is made and measured beside the
@@ -9,6 +9,8 @@ given ones. Every 20 ms the run's anonymous and shared pages are counted, and wh
 model with almost no weights is taken away: Python, torch and what else it imports. The code of
 libraries does not count: the system drops and reads it again as it likes, and whether such a page
 is private depends on what else runs. Rows have exactly 64 tokens, four make a micro-batch.
+Runs believe that memory is short and return at once what they free; with --roomy malloc's heap
+keeps it, as in a run that has half as much again.
 JSON: benchmarks/results/memory.json.
 """
 
@@ -55,6 +57,8 @@ HIDDEN_320 = ModelSizes(
     intermediate_size=960,
     vocab_size=4096,
 )
+SHORT = "import trainer.cli, trainer.planning.replica as r; r.HEAP = 1e9; trainer.cli.main()"
+"""`trainer` in a process for which no memory is enough for a heap."""
 GOAL = 0.1
 """Share by which a measurement may exceed its plan."""
 
@@ -65,6 +69,7 @@ def main() -> int:
     parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--method", choices=METHODS, action="append")
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--roomy", action="store_true")
     options = parser.parse_args()
     if not Path("/proc/self/smaps").exists():
         skip("needs Linux: the peak is read from /proc")
@@ -80,11 +85,11 @@ def main() -> int:
         sources.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         init_model(sources, folder / "hidden-320", HIDDEN_320, 0)
         for method in options.method or METHODS:
-            imports = measure(folder / "empty", data, method, options.steps)
+            imports = measure(folder / "empty", data, method, options.steps, options.roomy)
             for name in [str(folder / "hidden-320"), *options.models]:
                 model = resolve_model(name)
                 planned = plan(model, data, method)
-                taken = measure(model, data, method, options.steps) - imports
+                taken = measure(model, data, method, options.steps, options.roomy) - imports
                 ratio = Ratio(f"{method}, {Path(name).name}", taken / planned, "the plan", 1 + GOAL)
                 report.add(ratio, planned=planned, taken=taken, imports=imports)
     return report.write()
@@ -120,13 +125,14 @@ def plan(model: Path, data: Path, method: str) -> int:
     return found.fixed + ROWS * LENGTH * found.per_token
 
 
-def measure(model: Path, data: Path, method: str, steps: int) -> int:
+def measure(model: Path, data: Path, method: str, steps: int, roomy: bool) -> int:
     """Return the most bytes of a run's process that had most."""
     with tempfile.TemporaryDirectory() as output:
         config = load(None, settings(method, model, data) | {"output": f"{output}/run"})
         run_file = Path(output, "run.yaml")
         run_file.write_text(config.to_yaml(), encoding="utf-8")
-        command = [sys.executable, "-m", "trainer.cli", "finetune", "--config", str(run_file)]
+        start = ["-m", "trainer.cli"] if roomy else ["-c", SHORT]
+        command = [sys.executable, *start, "finetune", "--config", str(run_file)]
         command += ["--gpu-backend", "cpu", "--threads", "1", "--max-steps", str(steps)]
         ranks: list[list[str]] = [[]]
         if method == "fsdp":

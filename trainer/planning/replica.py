@@ -21,6 +21,9 @@ from trainer.system.errors import InputError
 
 CPU_TOKENS = 1024
 """Most tokens of an automatic micro-batch on a CPU: larger ones exceed the caches (measured)."""
+HEAP = 1.6
+"""A CPU replica's memory over what is in use, at most: freed tensors that the heap keeps (1.52
+for hidden 320, 1.13 for 135M weights; `benchmarks/memory.py --roomy`)."""
 BUSY_TOKENS = 4096
 """A micro-batch of this many tokens keeps a GPU busy."""
 USABLE = 0.9
@@ -205,6 +208,11 @@ def strategy_of(parallel: ParallelConfig, world: int) -> Strategy:
         schedule=parallel.pipeline.schedule,
         microbatches=parallel.pipeline.parts,
     )
+
+
+def fits_with_heap(needed: int, available: int) -> bool:
+    """Return whether memory suffices if malloc's heap keeps freed activations of a CPU replica."""
+    return needed * HEAP <= available * USABLE
 
 
 def fits(plan: MemoryPlan, available: int, tokens: int) -> bool:

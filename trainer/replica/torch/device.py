@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
+from trainer.planning.replica import fits_with_heap
 from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError
+from trainer.system.malloc import return_freed_tensors
+
+log = logging.getLogger(__name__)
 
 
 def usable_device(name: str) -> torch.device:
@@ -32,3 +38,15 @@ def available_bytes(device: torch.device) -> int:
     import psutil
 
     return free_memory(psutil.virtual_memory().available)
+
+
+def spare_memory(device: torch.device, needed: int, available: int) -> None:
+    """Let freed tensors leave this process at once if its memory is short: slower, but exact.
+
+    Args:
+        needed: bytes of all that is in use at the peak of a step.
+        available: bytes before loading.
+    """
+    if device.type == "cpu" and not fits_with_heap(needed, available):
+        log.info("%s: memory is short: freed memory goes back at once, which slows steps", device)
+        return_freed_tensors()

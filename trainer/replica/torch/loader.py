@@ -18,7 +18,6 @@ from trainer.replica.torch.decoder import Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear
 from trainer.replica.torch.model import prepare, reading
 from trainer.replica.torch.precision import compute_dtype
-from trainer.system.malloc import return_freed_tensors
 from trainer.system.process.imports import importing
 
 
@@ -42,8 +41,6 @@ def load_model(
     Raises:
         InputError: the weights cannot be loaded.
     """
-    if device.type == "cpu":
-        return_freed_tensors()
     tree = read_config(model_dir)
     if left_to_transformers(tree, config.data.max_seq_len):
         assert (layers, cut) == (None, None), "only our decoder is divided"

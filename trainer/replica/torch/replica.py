@@ -29,7 +29,7 @@ from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.microbatch import Limit, pack, split
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch, collate
-from trainer.replica.torch.device import available_bytes, usable_device
+from trainer.replica.torch.device import available_bytes, spare_memory, usable_device
 from trainer.replica.torch.gradient_stream import GradientStream
 from trainer.replica.torch.kd_loss import KDWeights, Sums
 from trainer.replica.torch.loader import load_model
@@ -111,6 +111,7 @@ class TorchReplica:
         recompute = recomputes(config, self._device, kept, free)
         self._plan = plan(recompute=recompute)
         check_fits(self._plan, free, device)
+        spare_memory(self._device, kept(), free)
         model = load_model(model_dir, config, self._device)
         if recompute:
             recompute_activations(model)
