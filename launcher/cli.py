@@ -57,7 +57,7 @@ sync = LazyGroup(
 cli = LazyGroup(
     name="launch",
     help="Start, watch and stop training runs over the computers you own.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog=f"Exit codes: {', '.join(f'{code} {row[0]}' for code, row in EXIT_CODES.items())}.",
     commands_at={
         "cluster": ("launcher.cli:cluster", "Start a run, inspect it, stop it."),
@@ -87,7 +87,7 @@ cli = LazyGroup(
             "launcher.commands.certificates:certificates",
             "Write certificates for a run started by hand.",
         ),
-        "completion": ("launcher.commands.completion:completion", "Print shell completion."),
+        "completion": ("trainer.system.commandline.completion:launch", "Print shell completion."),
     },
 )
 

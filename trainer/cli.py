@@ -27,7 +27,7 @@ COMMANDS = {
     ),
     "cache": ("trainer.commands.cache:cache", "Show or empty what was derived from models."),
     "chat": ("trainer.commands.chat:chat", "Talk with a model, checkpoint or adapter."),
-    "completion": ("trainer.commands.completion:completion", "Print shell completion."),
+    "completion": ("trainer.system.commandline.completion:trainer", "Print shell completion."),
     "distill": ("trainer.commands.distill:distill", "Train a small model on a big one's logits."),
     "evaluate": (
         "trainer.commands.evaluate:evaluate",
@@ -62,7 +62,7 @@ COMMANDS = {
 @click.group(
     cls=LazyGroup,
     commands_at=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(package_name="motley", message="%(version)s")
 def trainer() -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 import click
 
 from launcher.commands.options import json_option
+from trainer.system.commandline.together import PATH
 
 
 @click.command()
-@click.option(
-    "--output", "-o", type=click.Path(path_type=Path), required=True, help="The folder to make."
-)
+@click.option("--output", "-o", type=PATH, required=True, help="The folder to make.")
 @click.option(
     "--ranks", type=click.IntRange(1, 1024), required=True, metavar="N", help="Workers of the run."
 )
@@ -27,7 +26,6 @@ from launcher.commands.options import json_option
     "--run-id",
     metavar="ID",
     default="run",
-    show_default=True,
     help="The run as the trainer's --run-id, else its config's `name`; valid for no other.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing bundle.")

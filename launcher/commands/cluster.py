@@ -16,6 +16,7 @@ from launcher.commands.options import (
     run_option,
     start_options,
 )
+from launcher.commands.starting import start_job
 
 if TYPE_CHECKING:
     from launcher.runs.cluster import Cluster
@@ -25,31 +26,13 @@ if TYPE_CHECKING:
 @inventory_options
 @config_options
 @start_options
-def up(
-    cluster: Cluster,
-    resume: str | None,
-    wait: bool,
-    timeout: float | None,
-    dry_run: bool,
-    as_json: bool,
-    **config_flags: Any,
-) -> None:
+def up(cluster: Cluster, **flags: Any) -> None:
     """Start a run and return when every worker has joined and training has begun.
 
     The run continues without this terminal. Without --preset or --config it is the quickstart;
     with a --model or --data of your own the settings follow from them.
     """
-    from launcher.commands.starting import start_job
-
-    start_job(
-        cluster,
-        config_order(**config_flags),
-        resume=resume,
-        wait=wait,
-        timeout=timeout,
-        dry_run=dry_run,
-        as_json=as_json,
-    )
+    start_job(cluster, config_order, **flags)
 
 
 @click.command()

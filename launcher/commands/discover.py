@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
 from launcher.commands.options import json_option
 from trainer.system.commandline.number import Number
+from trainer.system.commandline.together import PATH
 
 
 @click.command()
@@ -17,41 +18,32 @@ from trainer.system.commandline.number import Number
 )
 @click.option(
     "--ssh-config",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="The ssh_config to read.  [default: ~/.ssh/config]",
 )
 @click.option("--no-mdns", is_flag=True, help="Do not listen for announcements.")
 @click.option(
-    "--seconds",
-    type=Number(0.1, 60),
-    default=3.0,
-    show_default=True,
-    help="How long to listen for announcements.",
+    "--seconds", type=Number(0.1, 60), default=3.0, help="How long to listen for announcements."
 )
 @click.option("--no-links", is_flag=True, help="Do not measure the links between machines.")
 @click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    default=9000,
-    show_default=True,
-    help="TCP port for measuring links.",
+    "--port", type=click.IntRange(1, 65535), default=9000, help="TCP port for measuring links."
 )
 @click.option(
-    "--write", "file", type=click.Path(path_type=Path), metavar="FILE",
+    "--write",
+    "inventory",
+    type=PATH,
+    metavar="FILE",
     help="The inventory to write or update; its hosts are queried too.",
-)  # fmt: skip
+)
 @click.option(
     "--accept-new-host-keys",
-    "accept",
     is_flag=True,
     help="Record new SSH host keys of ADDRESS and FILE's hosts, and query only these.",
 )
 @json_option
-def discover(
-    addresses: tuple[str, ...], user: str | None, ssh_config: Path | None, no_mdns: bool,
-    seconds: float, no_links: bool, port: int, file: Path | None, accept: bool, as_json: bool,
-) -> None:  # fmt: skip
+def discover(no_mdns: bool, no_links: bool, as_json: bool, **sources: Any) -> None:
     """Find machines by mDNS, in ssh_config and at ADDRESS ([USER@]HOST[:PORT]); query each by SSH.
 
     Lists devices, memory, free disk and the rates between all pairs, and proposes who coordinates,
@@ -62,11 +54,7 @@ def discover(
     from launcher.discovery.search import discover as look
     from launcher.views import discovery, render
 
-    search = Search(
-        addresses=addresses, user=user, ssh_config=ssh_config, accept_new_host_keys=accept,
-        mdns=not no_mdns, seconds=seconds, links=not no_links, port=port, inventory=file,
-    )  # fmt: skip
-    found = look(search)
+    found = look(Search(mdns=not no_mdns, links=not no_links, **sources))
     if as_json:
         render.print_json(discovery.discovery_tree(found))
     else:

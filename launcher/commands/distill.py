@@ -14,6 +14,7 @@ from launcher.commands.options import (
     start_options,
     together,
 )
+from launcher.commands.starting import start_job
 
 if TYPE_CHECKING:
     from launcher.plan.configuration import Order
@@ -69,11 +70,7 @@ job_options = together(
         help="The folder of the teacher's logits, on the share.",
     ),
     click.option(
-        "--output",
-        "-o",
-        type=click.Path(),
-        metavar="DIR",
-        help="The student's output folder.",
+        "--output", "-o", type=click.Path(), metavar="DIR", help="The student's output folder."
     ),
 )
 """Describe a distillation; see `job_order`."""
@@ -93,41 +90,19 @@ def job_order(source: str | None, settings: tuple[str, ...], **flags: Any) -> Or
 @cluster_options
 @job_options
 @start_options
-def up(
-    cluster: Cluster,
-    resume: str | None,
-    wait: bool,
-    timeout: float | None,
-    dry_run: bool,
-    as_json: bool,
-    **job_flags: Any,
-) -> None:
+def up(cluster: Cluster, **flags: Any) -> None:
     """Start a distillation and return when every process is working.
 
     It continues without this terminal: launch cluster status | logs | down.
     """
-    from launcher.commands.starting import start_job
-
-    start_job(
-        cluster,
-        job_order(**job_flags),
-        resume=resume,
-        wait=wait,
-        timeout=timeout,
-        dry_run=dry_run,
-        as_json=as_json,
-    )
+    start_job(cluster, job_order, **flags)
 
 
 @click.command()
 @cluster_options
 @job_options
 @json_option
-def doctor(
-    cluster: Cluster,
-    as_json: bool,
-    **job_flags: Any,
-) -> None:
+def doctor(cluster: Cluster, as_json: bool, **job_flags: Any) -> None:
     """Run every check of `launch distill up`; change nothing. Exits with 4 if one fails."""
     from launcher.commands.doctor import show_checks
 

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from launcher.commands.options import (
-    config_options,
-    config_order,
-    inventory_options,
-    json_option,
-)
+from launcher.commands.options import config_options, config_order, inventory_options, json_option
 
 if TYPE_CHECKING:
     from launcher.agent.checks.finding import Result
@@ -24,12 +19,8 @@ if TYPE_CHECKING:
 @inventory_options
 @config_options
 @json_option
-def doctor(
-    cluster: Cluster,
-    as_json: bool,
-    **config_flags: Any,
-) -> None:
-    """Result this machine, or every host of an inventory, for a run; change nothing.
+def doctor(cluster: Cluster, as_json: bool, **config_flags: Any) -> None:
+    """Check this machine, or every host of an inventory, for a run; change nothing.
 
     Model, data, output and memory are checked only if they are given (--preset, --config, --model
     or --data). Exits with 4 if a check fails.

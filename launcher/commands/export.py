@@ -16,6 +16,7 @@ from launcher.commands.options import (
     json_option,
     run_option,
 )
+from trainer.system.commandline.together import PATH
 
 if TYPE_CHECKING:
     from launcher.export.bundle import Render
@@ -30,9 +31,7 @@ def _render(system: str) -> Render:
     from launcher.export.slurm import render_slurm
     from launcher.export.torchrun import render_torchrun
 
-    ways: tuple[Render, ...] = (
-        render_torchrun, render_slurm, render_skypilot, render_kubernetes,
-    )  # fmt: skip
+    ways: tuple[Render, ...] = (render_torchrun, render_slurm, render_skypilot, render_kubernetes)
     return ways[_SYSTEMS.index(system)]
 
 
@@ -47,20 +46,23 @@ def _render(system: str) -> Render:
     help="Equal nodes, e.g. '2 nodes x 8 H100'; default: the hosts.",
 )
 @run_option
-@click.option("--into", type=click.Path(path_type=Path), metavar="DIR", help="The folder to write.")
+@click.option("--into", type=PATH, metavar="DIR", help="The folder to write.")
 @click.option(
-    "--wheel",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="A wheel of Motley; default: this checkout.",
+    "--wheel", type=PATH, metavar="FILE", help="A wheel of Motley; default: this checkout."
 )
 @config_options
 @cluster_options
 @json_option
 def export(
-    cluster: Cluster, system: str, text: str | None, run_id: str | None, into: Path | None,
-    wheel: Path | None, as_json: bool, **described: Any,
-) -> None:  # fmt: skip
+    cluster: Cluster,
+    system: str,
+    text: str | None,
+    run_id: str | None,
+    into: Path | None,
+    wheel: Path | None,
+    as_json: bool,
+    **described: Any,
+) -> None:
     """Export a run to another system of equal devices; start nothing.
 
     The run is a new one, given by a config, or an existing one (--run) that continues there.
@@ -92,14 +94,8 @@ def export(
 
 
 @click.command("import-run")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The run's output folder.",
-)
+@click.argument("folder", type=PATH)
+@click.option("--output", "-o", type=PATH, metavar="DIR", help="The run's output folder.")
 @inventory_option
 @json_option
 def import_run(cluster: Cluster, folder: Path, output: Path | None, as_json: bool) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from trainer.system.commandline.together import PATH
+
 _ELSEWHERE = ("inputs/", "hf://")
 """Data that need not be on this machine: what `launch sync inputs` brings, and the hub's."""
 _TEXT = """\
@@ -44,7 +46,7 @@ checkpoint:
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path), default="run.yaml")
+@click.argument("file", type=PATH, default="run.yaml")
 @click.option(
     "--model", type=click.Path(), default="model", metavar="DIR|NAME", help="The base model."
 )
@@ -54,7 +56,7 @@ checkpoint:
 @click.option(
     "--from",
     "source",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="CONFIG",
     help="A config of axolotl or LLaMA-Factory to take the settings from.",
 )

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from launcher.commands import complete
 from trainer.system.commandline.number import Number
-from trainer.system.commandline.together import together
+from trainer.system.commandline.together import PATH, together
 
 if TYPE_CHECKING:
     from launcher.plan.configuration import Order
@@ -64,7 +64,7 @@ _inventory = together(
     click.option(
         "--inventory",
         "-i",
-        type=click.Path(path_type=Path),
+        type=PATH,
         envvar="MOTLEY_INVENTORY",
         help="An Ansible inventory; default: $MOTLEY_INVENTORY, else this machine.",
     ),
@@ -124,9 +124,7 @@ config_options = together(
         shell_complete=complete.preset_names,
         help="A run config that ships with Motley.",
     ),
-    click.option(
-        "--config", type=click.Path(path_type=Path), help="A run config of your own (YAML)."
-    ),
+    click.option("--config", type=PATH, help="A run config of your own (YAML)."),
     click.option(
         "--set",
         "settings",
@@ -160,10 +158,7 @@ start_options = together(
     ),
     click.option("--wait", is_flag=True, help="Follow to the end; exit with the job's result."),
     click.option(
-        "--timeout",
-        type=Number(min=1),
-        metavar="SECONDS",
-        help="Time limit for joining.",
+        "--timeout", type=Number(min=1), metavar="SECONDS", help="Time limit for joining."
     ),
     click.option(
         "--dry-run", is_flag=True, help="Print the commands for each host; start nothing."

@@ -9,6 +9,7 @@ import click
 
 from launcher.commands.options import Currency, json_option
 from trainer.system.commandline.number import Number
+from trainer.system.commandline.together import PATH
 
 if TYPE_CHECKING:
     from trainer.planning.strategies import Request
@@ -39,7 +40,7 @@ class _Count(click.ParamType[float]):
 @click.option(
     "--inventory",
     "-i",
-    type=click.Path(path_type=Path),
+    type=PATH,
     envvar="MOTLEY_INVENTORY",
     help="An Ansible inventory, whose hosts are queried; else this machine.",
 )
@@ -51,30 +52,20 @@ class _Count(click.ParamType[float]):
     metavar="RATE",
     help="Link between an inventory's hosts, e.g. 1gbit or '50mbit, 20ms, half duplex'.",
 )
-@click.option(
-    "--tokens", type=_Count(), default="50M", show_default=True, help="Tokens to train on."
-)
-@click.option(
-    "--method", type=click.Choice(["lora", "qlora", "full"]), default="lora", show_default=True
-)
-@click.option(
-    "--length", type=click.IntRange(min=1), default=2048, show_default=True, help="Tokens per row."
-)
-@click.option(
-    "--rank", type=click.IntRange(min=1), default=16, show_default=True, help="LoRA's rank."
-)
+@click.option("--tokens", type=_Count(), default="50M", help="Tokens to train on.")
+@click.option("--method", type=click.Choice(["lora", "qlora", "full"]), default="lora")
+@click.option("--length", type=click.IntRange(min=1), default=2048, help="Tokens per row.")
+@click.option("--rank", type=click.IntRange(min=1), default=16, help="LoRA's rank.")
 @click.option(
     "--precision",
     type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
     default="auto",
-    show_default=True,
     help="Of matrix products; auto: 16 bits on accelerators.",
 )
 @click.option(
     "--gradient-checkpointing",
     type=click.Choice(["auto", "on", "off"]),
     default="auto",
-    show_default=True,
     help="Recompute layers in the backward pass; auto: the fastest that fits.",
 )
 @click.option("--price-kwh", type=Number(min=0), help="Price of a kWh.")
@@ -83,6 +74,7 @@ class _Count(click.ParamType[float]):
     "--currency",
     type=Currency(),
     default="",
+    show_default=False,
     metavar="CODE",
     help="Currency of both prices, e.g. EUR.",
 )
@@ -95,7 +87,7 @@ class _Count(click.ParamType[float]):
 @click.option(
     "--plot",
     "picture",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE.svg",
     help="Draw memory, speed by devices, and pipelines; needs matplotlib.",
 )

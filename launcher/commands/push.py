@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.commands.options import cluster_options, json_option
+from trainer.system.commandline.together import PATH
 
 if TYPE_CHECKING:
     from launcher.runs.cluster import Cluster
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 @cluster_options
 @click.option(
     "--wheel",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="The wheel to install; else one is built from this checkout.",
 )

@@ -19,7 +19,7 @@ PRICE, ABOVE = Number(min=0), Number(min=0, min_open=True)
 
 @click.command()
 @inventory_option
-@click.option("--by", type=click.Choice(["run", "host", "day"]), default="run", show_default=True)
+@click.option("--by", type=click.Choice(["run", "host", "day"]), default="run")
 @click.option(
     "--run", "run_id", metavar="ID", shell_complete=complete.run_ids, help="Only this run."
 )
@@ -55,11 +55,7 @@ def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
 @click.option("--price-kwh", type=PRICE, metavar="MONEY", help="Price of a kWh.")
 @click.option("--name", help="Name of its record; commands with the same name share one ceiling.")
 @click.option(
-    "--grace",
-    type=Number(min=0),
-    default=30.0,
-    show_default=True,
-    help="Seconds between SIGTERM and SIGKILL.",
+    "--grace", type=Number(min=0), default=30.0, help="Seconds between SIGTERM and SIGKILL."
 )
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND")
 def budget(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from launcher.plan.configuration import Order
@@ -12,22 +13,27 @@ if TYPE_CHECKING:
 
 def start_job(
     cluster: Cluster,
-    order: Order,
+    order_of: Callable[..., Order],
     *,
     resume: str | None,
     wait: bool,
     timeout: float | None,
     dry_run: bool,
     as_json: bool,
+    **described: Any,
 ) -> None:
-    """Start a job and show its run; with `wait` follow it to its end, with `dry_run` only plan."""
+    """Start a job and show its run; with `wait` follow it to its end, with `dry_run` only plan.
+
+    Args:
+        order_of: returns the job that the flags besides `start_options` describe.
+    """
     from launcher.runs.join import wait_for_first_step
     from launcher.runs.status import RunMonitor
     from launcher.terminal import note
     from launcher.views import render
     from launcher.views.follow import WATCH, follow_run
 
-    launch = cluster.prepare(order, resume, only_to_plan=dry_run)
+    launch = cluster.prepare(order_of(**described), resume, only_to_plan=dry_run)
     if dry_run:
         if as_json:
             render.print_json(json.loads(launch.plan.to_json()))

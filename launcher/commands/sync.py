@@ -10,6 +10,7 @@ import click
 
 from launcher.commands import complete
 from launcher.commands.options import cluster_options, json_option
+from trainer.system.commandline.together import PATH
 
 if TYPE_CHECKING:
     from launcher.runs.cluster import Cluster
@@ -17,16 +18,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument(
-    "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH..."
-)
+@click.argument("paths", nargs=-1, required=True, type=PATH, metavar="PATH...")
 @cluster_options
 @json_option
-def inputs(
-    cluster: Cluster,
-    paths: tuple[Path, ...],
-    as_json: bool,
-) -> None:
+def inputs(cluster: Cluster, paths: tuple[Path, ...], as_json: bool) -> None:
     """Copy model folders and data files to every host: STATE_FOLDER/inputs/NAME."""
     from launcher.terminal import note
     from launcher.transfer import sync
@@ -36,7 +31,7 @@ def inputs(
 
 
 @click.command()
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", required=False, type=PATH)
 @click.option(
     "--from",
     "origin",
@@ -46,12 +41,7 @@ def inputs(
 )
 @cluster_options
 @json_option
-def logits(
-    cluster: Cluster,
-    folder: Path | None,
-    origin: str | None,
-    as_json: bool,
-) -> None:
+def logits(cluster: Cluster, folder: Path | None, origin: str | None, as_json: bool) -> None:
     """Copy a teacher's logits to the hosts that have no mounted share.
 
     With --from they come from a host, via FOLDER (by default in the state folder).
@@ -77,10 +67,11 @@ def logits(
 
 @click.command()
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path), default="checkpoints", metavar="DIR",
-    help="The target folder; ./checkpoints by default.",
-)  # fmt: skip
-@click.option("--name", default="", metavar="NAME", help="Only this folder of the share.")
+    "--output", "-o", type=PATH, default="checkpoints", metavar="DIR", help="The target folder."
+)
+@click.option(
+    "--name", default="", show_default=False, metavar="NAME", help="Only this folder of the share."
+)
 @click.option(
     "--from",
     "origin",
@@ -91,11 +82,7 @@ def logits(
 @cluster_options
 @json_option
 def checkpoints(
-    cluster: Cluster,
-    output: Path,
-    name: str,
-    origin: str | None,
-    as_json: bool,
+    cluster: Cluster, output: Path, name: str, origin: str | None, as_json: bool
 ) -> None:
     """Fetch checkpoints from the coordinator's host; only complete ones appear here."""
     from launcher.errors import ConfigError

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trainer.system.commandline.together import PATH
+
 if TYPE_CHECKING:
     from trainer.planning.vulkan_buffers import Kind
 
@@ -24,20 +26,22 @@ _DEFAULT = {
 
 
 @click.command("autotune")
-@click.option("--gpu", default="", help="Index, UUID, PCI address or name; default: the first.")
 @click.option(
-    "--model",
-    type=click.Path(path_type=Path),
-    help="A model folder, for its sizes; default: those of Qwen3-0.6B.",
+    "--gpu",
+    default="",
+    show_default=False,
+    help="Index, UUID, PCI address or name; default: the first.",
+)
+@click.option(
+    "--model", type=PATH, help="A model folder, for its sizes; default: those of Qwen3-0.6B."
 )
 @click.option(
     "--weights",
     type=click.Choice(["f32", "bf16", "nf4"]),
     default="nf4",
-    show_default=True,
     help="Format of the frozen weights.",
 )
-@click.option("--tokens", type=click.IntRange(min=1), default=512, show_default=True)
+@click.option("--tokens", type=click.IntRange(min=1), default=512)
 def autotune(gpu: str, model: Path | None, weights: Kind, tokens: int) -> None:
     """Time the matrix multiplication kernels on a GPU and store the fastest for later runs."""
     from trainer.model.architecture import parse_architecture, read_architecture

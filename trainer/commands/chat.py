@@ -21,7 +21,9 @@ _RESET = "/reset"
 
 
 @click.command("chat")
-@click.option("--system", default="", help="The system's turn, before the first of yours.")
+@click.option(
+    "--system", default="", show_default=False, help="The system's turn, before the first of yours."
+)
 @generation_options(max_new_tokens=512)
 def chat(
     model: Path, base: str | None, max_new_tokens: int, sampling: Sampling, compute: Compute,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer.system.commandline.number import Number
+from trainer.system.commandline.together import PATH
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ def compare() -> None:
     type=Number(0.01, 10_000),
     multiple=True,
     default=[5.3],
-    show_default=True,
     help="Of the fp32 gradient; may be repeated.",
 )
 @click.option(
@@ -44,11 +44,9 @@ def compare() -> None:
     metavar="MBIT",
     help="Mbit/s of every link between simulated hosts, may be repeated; default: loopback.",
 )
-@click.option("--workers", type=click.IntRange(2, 16), default=3, show_default=True)
-@click.option("--steps", type=click.IntRange(2, 1000), default=10, show_default=True)
-@click.option(
-    "--plot", type=click.Path(path_type=Path), metavar="FILE.svg", help="Draw the results."
-)
+@click.option("--workers", type=click.IntRange(2, 16), default=3)
+@click.option("--steps", type=click.IntRange(2, 1000), default=10)
+@click.option("--plot", type=PATH, metavar="FILE.svg", help="Draw the results.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def backends(
     names: tuple[Any, ...],

@@ -15,23 +15,22 @@ from trainer.commands.place import (
     open_ranks,
     parallel_option,
     place_options,
+    teller,
 )
 from trainer.config.run import Backend, LostText
 from trainer.system.commandline.number import Number
+from trainer.system.commandline.together import PATH
 
 if TYPE_CHECKING:
-    from trainer.checkpoint.trained_model import Trained
     from trainer.evaluate.scoring import EvaluationScores
-    from trainer.run.distributed.inference import Ranks
 
-_Path = click.Path(path_type=Path)
 _LONGEST_NAME = 20
 
 
 @click.command("evaluate")
-@click.argument("model", type=_Path, required=False)
+@click.argument("model", type=PATH, required=False)
 @click.option(
-    "--data", type=_Path, multiple=True, help="Data of any format; repeatable with --watch."
+    "--data", type=PATH, multiple=True, help="Data of any format; repeatable with --watch."
 )
 @columns_option
 @click.option(
@@ -43,46 +42,38 @@ _LONGEST_NAME = 20
 @click.option("--max-seq-len", type=click.IntRange(min=1), help="Tokens; default: as trained.")
 @lost_text_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--watch", type=_Path, metavar="DIR", help="Score the checkpoints of this run.")
+@click.option("--watch", type=PATH, metavar="DIR", help="Score the checkpoints of this run.")
 @click.option(
     "--tasks",
     default="loss",
-    show_default=True,
     help="For --watch: loss, generate, code, summaries, lm-eval:NAME; the first picks the best.",
 )
-@click.option("--prompts", type=_Path, help="For generate: data of any format.")
-@click.option("--problems", type=_Path, help="For code: JSON Lines: prompt, test, entry_point.")
+@click.option("--prompts", type=PATH, help="For generate: data of any format.")
+@click.option("--problems", type=PATH, help="For code: JSON Lines: prompt, test, entry_point.")
 @click.option("--run-code", is_flag=True, help="Allow code: runs code written by the model.")
 @click.option(
-    "--samples",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="For code: samples per problem.",
+    "--samples", type=click.IntRange(min=1), default=1, help="For code: samples per problem."
 )
-@click.option("--max-new-tokens", type=click.IntRange(1, 1_000_000), default=128, show_default=True)
+@click.option("--max-new-tokens", type=click.IntRange(1, 1_000_000), default=128)
 @click.option(
     "--temperature",
     type=Number(),
     default=0.0,
-    show_default=True,
     help="For generate, code and summaries; 0 takes the most likely token.",
 )
-@click.option("--lm-eval-tasks", type=_Path, metavar="DIR", help="Your own lm-eval tasks, YAML.")
+@click.option("--lm-eval-tasks", type=PATH, metavar="DIR", help="Your own lm-eval tasks, YAML.")
 @click.option("--lm-eval-limit", type=click.IntRange(min=1), help="Samples of each lm-eval task.")
 @click.option("--once/--until-done", help="End when nothing is left, or when the run is over.")
 @click.option(
     "--every",
     type=Number(min=0, min_open=True),
     default=10.0,
-    show_default=True,
     help="Seconds between two checks of DIR.",
 )
 @click.option(
     "--claim-timeout",
     type=Number(min=0, min_open=True),
     default=60.0,
-    show_default=True,
     help="Seconds after which a silent runner loses its claim; use one value for all runners.",
 )
 @click.option(
@@ -125,18 +116,30 @@ def evaluate(
     With --watch, score each checkpoint of a run as it appears, together with other runners;
     the options from --tasks on need --watch.
     """
+    from trainer.evaluate.base import Compute
+
+    compute = Compute(backend, gpu, threads)
     if (model is None) == (watch is None):
         raise click.UsageError("give MODEL or --watch DIR")
     if model is not None:
         from trainer.checkpoint.trained_model import load_trained
+        from trainer.evaluate.scoring import score
 
         if len(data) != 1:
             raise click.UsageError("give --data FILE" if not data else "give --data once")
         if held_out and columns:
             raise click.UsageError("--held-out reads --data as its run did, without --column")
-        with open_ranks(parallel, backend, gpu, threads) as ranks:
+        with open_ranks(parallel, compute) as ranks:
             trained = load_trained(model, base, max_seq_len, lost_text)
-            scores = _score(trained, data[0], columns, held_out, backend, gpu, threads, ranks)
+            scores = score(
+                trained,
+                data[0],
+                compute,
+                on_open=teller("evaluating", trained, ranks),
+                columns=columns or None,
+                held_out=held_out,
+                opener=ranks and ranks.evaluator,
+            )
         if ranks is None or ranks.leads:
             _print(scores, as_json)
         return
@@ -146,7 +149,6 @@ def evaluate(
     if columns and not (data or prompts):
         raise click.UsageError("--column names keys of --data and --prompts")
     assert watch is not None
-    from trainer.evaluate.base import Compute
     from trainer.evaluate.runner import Manner, Runner
     from trainer.evaluate.tasks import Material, make_tasks
 
@@ -172,37 +174,7 @@ def evaluate(
         lost_text=lost_text,
         with_student=with_student,
     )
-    Runner(watch, make_tasks(tasks, material), Compute(backend, gpu, threads), manner).run()
-
-
-def _score(
-    trained: Trained,
-    data: Path,
-    columns: dict[str, str],
-    held_out: bool,
-    backend: Backend,
-    gpu: str,
-    threads: int | None,
-    ranks: Ranks | None,
-) -> EvaluationScores:
-    from trainer.evaluate.scoring import score
-
-    def on_open(device: str, reason: str) -> None:
-        why = f" ({reason})" if reason else ""
-        if ranks is None or ranks.leads:
-            click.echo(f"evaluating {trained.path} on {device}{why}", err=True)
-
-    return score(
-        trained,
-        data,
-        backend,
-        gpu,
-        threads,
-        on_open=on_open,
-        columns=columns or None,
-        held_out=held_out,
-        opener=ranks and ranks.evaluator,
-    )
+    Runner(watch, make_tasks(tasks, material), compute, manner).run()
 
 
 def _print(scores: EvaluationScores, as_json: bool) -> None:

@@ -41,13 +41,8 @@ _SETTINGS = {
     help="JSON Lines, or a folder of a teacher's logits.",
 )
 @run_options("sample")
-@click.option(
-    "--role",
-    type=click.Choice(["local", "coordinator", "worker"]),
-    default="local",
-    show_default=True,
-)
-@click.option("--bind", metavar="HOST:PORT", default="127.0.0.1:9000", show_default=True)
+@click.option("--role", type=click.Choice(["local", "coordinator", "worker"]), default="local")
+@click.option("--bind", metavar="HOST:PORT", default="127.0.0.1:9000")
 @click.option("--coordinator", metavar="HOST:PORT", help="The coordinator's address, for a worker.")
 @click.option(
     "--expect-workers", type=click.IntRange(min=1), help="Start when this many workers have joined."
@@ -81,7 +76,6 @@ _SETTINGS = {
     "--gpu-backend",
     type=click.Choice(["auto", "cuda", "wgpu", "cpu"]),
     default="auto",
-    show_default=True,
     help="A named backend is required; auto takes the first that works.",
 )
 @click.option("--threads", type=Threads(), help="CPU threads of one worker.")

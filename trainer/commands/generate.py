@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.commands.place import columns_option, open_ranks, parallel_option
+from trainer.commands.place import columns_option, open_ranks, parallel_option, teller
 from trainer.commands.sampling import generation_options
+from trainer.system.commandline.together import PATH
 
 if TYPE_CHECKING:
     from trainer.evaluate.base import Compute
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @click.command("generate")
 @click.option("--prompt", "texts", multiple=True, help="A text to continue; may be repeated.")
 @click.option("--chat", "asked", multiple=True, help="A user's turn to answer; may be repeated.")
-@click.option("--data", type=click.Path(path_type=Path), help="Prompts as data of any format.")
+@click.option("--data", type=PATH, help="Prompts as data of any format.")
 @columns_option
 @generation_options(max_new_tokens=128)
 @parallel_option
@@ -44,28 +45,21 @@ def generate(
     from trainer.data.turns import ChatMessage
     from trainer.evaluate.generation import complete
 
-    with open_ranks(parallel, compute.backend, compute.gpu, compute.threads) as ranks:
+    with open_ranks(parallel, compute) as ranks:
         samples = [Sample(text) for text in texts]
         samples += [Sample("", messages=(ChatMessage("user", text),)) for text in asked]
         trained = load_trained(model, base)
         if data is not None:
             columns = columns or columns_of_run(data, trained.config.data.columns)
             samples = read_prompts(data, columns)
-        prints = ranks is None or ranks.leads
-
-        def on_open(device: str, reason: str) -> None:
-            why = f" ({reason})" if reason else ""
-            if prints:
-                click.echo(f"generating with {trained.path} on {device}{why}", err=True)
-
         completions = complete(
             trained,
             samples,
             max_new_tokens,
             sampling,
             compute,
-            on_open=on_open,
+            on_open=teller("generating with", trained, ranks),
             opener=ranks and ranks.generator,
         )
-    for completion in completions if prints else []:
+    for completion in completions if ranks is None or ranks.leads else []:
         click.echo(json.dumps(completion.as_json()) if as_json else completion.text)

@@ -7,25 +7,25 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from trainer.system.commandline.together import PATH
+
 _Count = click.IntRange(min=1, max=1_000_000)
 
 
 @click.command("generate-data")
 @click.argument("kind", type=click.Choice(["shell-safety", "meetings", "ami"]))
+@click.option("--count", type=_Count, default=12_000, help="Samples for training.")
 @click.option(
-    "--count", type=_Count, default=12_000, show_default=True, help="Samples for training."
-)
-@click.option(
-    "--validation-count", type=_Count, default=600, show_default=True,
+    "--validation-count", type=_Count, default=600,
     help="Samples from templates that training never sees.",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0)
 @click.option(
-    "--from", "source", type=click.Path(path_type=Path), metavar="DIR",
+    "--from", "source", type=PATH, metavar="DIR",
     help="For ami: the unpacked manual annotations of the AMI corpus.",
 )  # fmt: skip
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True,
+    "-o", "--output", type=PATH, required=True,
     help="Folder for train.jsonl and validation.jsonl.",
 )  # fmt: skip
 @click.pass_context

@@ -6,18 +6,13 @@ from pathlib import Path
 
 import click
 
+from trainer.system.commandline.together import PATH
+
 
 @click.command("init-model")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="JSON Lines to train the tokenizer on.",
-)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The new model folder."
-)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--data", type=PATH, required=True, help="JSON Lines to train the tokenizer on.")
+@click.option("-o", "--output", type=PATH, required=True, help="The new model folder.")
+@click.option("--seed", type=click.IntRange(min=0), default=0)
 @click.option("--hidden-size", type=int, default=None, help="Width of the residual stream.")
 @click.option("--layers", type=int, default=None, help="Transformer layers.")
 @click.option("--heads", type=int, default=None, help="Attention heads.")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainer.system.commandline.together import PATH
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,7 +20,7 @@ _SHOWN = 1500  # characters of a sample
 
 
 @click.command("inspect-data")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @click.option("--model", metavar="DIR|NAME", help="The model whose tokens are counted.")
 @click.option("--validation", type=click.Path(), help="Held-out data to compare.")
 @click.option("--task", type=click.Choice(["classify", "causal-lm"]), help="Default: by the data.")
@@ -29,7 +31,6 @@ _SHOWN = 1500  # characters of a sample
     "--samples",
     type=click.IntRange(min=0),
     default=5,
-    show_default=True,
     help="Samples to show as the model sees them.",
 )
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True, help="Any other setting.")

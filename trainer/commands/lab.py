@@ -23,29 +23,17 @@ def lab() -> None:
 def _options(*, steps: int | None = None, gradients: bool = False) -> Callable[[Command], Command]:
     """Return a decorator that adds --json and --seed, and what else an experiment takes."""
     options = [click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")]
-    options.append(
-        click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=42, show_default=True)
-    )
+    options.append(click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=42))
     if steps is not None:
-        options.append(
-            click.option("--steps", type=click.IntRange(2, 1000), default=steps, show_default=True)
-        )
+        options.append(click.option("--steps", type=click.IntRange(2, 1000), default=steps))
     if gradients:
         for name, default, most in (("--parameters", 1000, 10_000_000), ("--workers", 4, 100)):
-            options.append(
-                click.option(name, type=click.IntRange(1, most), default=default, show_default=True)
-            )
+            options.append(click.option(name, type=click.IntRange(1, most), default=default))
     return together(*reversed(options))
 
 
 @lab.command("topk")
-@click.option(
-    "--density",
-    type=Number(),
-    default=0.1,
-    show_default=True,
-    help="Fraction of the values that is kept.",
-)
+@click.option("--density", type=Number(), default=0.1, help="Fraction of the values that is kept.")
 @_options(gradients=True)
 def topk(density: float, parameters: int, workers: int, seed: int, as_json: bool) -> None:
     """Show how much of a gradient its largest values keep, and in how many bytes."""
@@ -64,8 +52,8 @@ def feedback(steps: int, parameters: int, workers: int, seed: int, as_json: bool
 
 
 @lab.command("zero")
-@click.option("--parameters", type=Number(1, 1e15), default=7e9, show_default=True, metavar="7e9")
-@click.option("--devices", type=click.IntRange(1, 1_000_000), default=8, show_default=True)
+@click.option("--parameters", type=Number(1, 1e15), default=7e9, metavar="7e9")
+@click.option("--devices", type=click.IntRange(1, 1_000_000), default=8)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def zero(parameters: float, devices: int, as_json: bool) -> None:
     """Show the memory of weights, gradients and optimizer states under each stage of ZeRO."""

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
+from trainer.system.commandline.together import PATH
+
 
 @click.command("merge")
-@click.argument("adapter", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), required=True, help="The new model folder."
-)
+@click.argument("adapter", type=PATH)
+@click.option("-o", "--output", type=PATH, required=True, help="The new model folder.")
 @click.option("--base", help="The base model, if not at the adapter's stored path.")
 def merge(adapter: Path, output: Path, base: str | None) -> None:
     """Merge ADAPTER (or an output folder, or a checkpoint) into its base model."""

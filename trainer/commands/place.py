@@ -14,6 +14,8 @@ from trainer.system.commandline.number import Threads
 from trainer.system.commandline.together import Command, together
 
 if TYPE_CHECKING:
+    from trainer.checkpoint.trained_model import Trained
+    from trainer.evaluate.base import Compute
     from trainer.run.distributed.inference import Ranks
 
 
@@ -25,13 +27,13 @@ def place_options(*backends: Backend) -> Callable[[Command], Command]:
             "backend",
             type=click.Choice(backends),
             default="auto",
-            show_default=True,
             help="A named backend is required; auto takes the first that works.",
         ),
         click.option(
             "--gpu",
             metavar="GPU",
             default="",
+            show_default=False,
             help="Index, UUID, PCI address or name of a required device; default: the first.",
         ),
         click.option("--threads", type=Threads(), help="CPU threads."),
@@ -81,12 +83,21 @@ corpus_options = together(
 )
 
 
-def open_ranks(
-    parallel: str | None, backend: Backend, gpu: str, threads: int | None
-) -> AbstractContextManager[Ranks | None]:
+def open_ranks(parallel: str | None, compute: Compute) -> AbstractContextManager[Ranks | None]:
     """Return the processes of --parallel; None without it."""
     if parallel is None:
         return nullcontext()
     from trainer.run.distributed.inference import Ranks
 
-    return Ranks(parallel, backend, gpu, threads)
+    return Ranks(parallel, compute.backend, compute.gpu, compute.threads)
+
+
+def teller(doing: str, trained: Trained, ranks: Ranks | None) -> Callable[[str, str], None]:
+    """Return what prints where a model computes, and why no earlier device was taken."""
+
+    def tell(device: str, reason: str) -> None:
+        why = f" ({reason})" if reason else ""
+        if ranks is None or ranks.leads:
+            click.echo(f"{doing} {trained.path} on {device}{why}", err=True)
+
+    return tell

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ import click
 from trainer.commands.place import place_options
 from trainer.config.run import Backend
 from trainer.system.commandline.number import Number
-from trainer.system.commandline.together import together
+from trainer.system.commandline.together import PATH, together
 
 _Callback = Callable[..., None]
 
@@ -24,19 +23,10 @@ def generation_options(max_new_tokens: int) -> Callable[[_Callback], _Callback]:
     `Compute`).
     """
     add = together(
-        click.argument("model", type=click.Path(path_type=Path)),
+        click.argument("model", type=PATH),
+        click.option("--max-new-tokens", type=click.IntRange(1, 1_000_000), default=max_new_tokens),
         click.option(
-            "--max-new-tokens",
-            type=click.IntRange(1, 1_000_000),
-            default=max_new_tokens,
-            show_default=True,
-        ),
-        click.option(
-            "--temperature",
-            type=Number(),
-            default=0.0,
-            show_default=True,
-            help="0 selects the most likely token.",
+            "--temperature", type=Number(), default=0.0, help="0 selects the most likely token."
         ),
         click.option("--top-k", type=int, help="Sample from this many of the most likely tokens."),
         click.option(
@@ -44,7 +34,7 @@ def generation_options(max_new_tokens: int) -> Callable[[_Callback], _Callback]:
             type=Number(),
             help="Sample from the most likely tokens of this total probability.",
         ),
-        click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True),
+        click.option("--seed", type=click.IntRange(min=0), default=0),
         click.option("--base", help="The base model of an adapter, if it has moved."),
         place_options("auto", "cuda", "wgpu", "cpu"),
     )

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.checkpoint.trained_model import Trained
-from trainer.config.run import Backend
 from trainer.data.encoder import Encoder
 from trainer.data.holdout import hold_out
 from trainer.data.samples import SampleFile, columns_of_run, hash_files, read_file
 from trainer.data.tokens import make_dataset
+from trainer.evaluate.base import Compute
 from trainer.replica.base import EvalResult
 from trainer.system.errors import InputError
 
@@ -90,9 +90,7 @@ class Evaluator(Protocol):
 def score(
     trained: Trained,
     data: Path,
-    backend: Backend = "cpu",
-    gpu: str = "",
-    threads: int | None = None,
+    compute: Compute,
     on_open: Callable[[str, str], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     *,
@@ -107,7 +105,7 @@ def score(
         held_out: only on the part of its training data that its run held out.
         on_open: called with the device, and why no earlier one was taken.
         on_progress: called with the samples done and all of them.
-        opener: returns what evaluates and why no earlier device was taken; None: of `backend`.
+        opener: returns what evaluates and why no earlier device was taken; None: of `compute`.
 
     Raises:
         InputError: the data, the tokenizer or the model cannot be used.
@@ -128,7 +126,14 @@ def score(
     else:
         from trainer.replica.backend import choose  # seconds of import, after the cheap checks
 
-        choice = choose(backend, gpu, trained.base_dir, config, trained.layout, threads)
+        choice = choose(
+            compute.backend,
+            compute.gpu,
+            trained.base_dir,
+            config,
+            trained.layout,
+            compute.threads,
+        )
         replica, reason = choice.replica, choice.reason
         choice.replica.write_trainable(trained.weights)
     if on_open is not None:

@@ -99,14 +99,7 @@ class Loss:
         found: dict[str, float] = {}
         rated_by = ""
         for path in self._data:
-            scores = score(
-                trained,
-                path,
-                compute.backend,
-                compute.gpu,
-                compute.threads,
-                columns=self._columns,
-            )
+            scores = score(trained, path, compute, columns=self._columns)
             prefix = f"{path.stem}/" if len(self._data) > 1 else ""
             for name in ("loss", "perplexity", "accuracy", "mcc"):
                 if (value := getattr(scores, name)) is not None:

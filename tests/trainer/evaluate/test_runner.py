@@ -13,6 +13,7 @@ import pytest
 from tests.trainer.saved_run import CPU, Probe, Run, runner
 from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
 from trainer.checkpoint.trained_model import load_trained
+from trainer.evaluate.base import Compute
 from trainer.evaluate.results import read_evaluations
 from trainer.evaluate.runner import Manner, Runner
 from trainer.evaluate.scoring import score
@@ -28,7 +29,7 @@ def test_every_checkpoint_is_scored_once_newest_first(run: Run, data: Path) -> N
     runner(run, *tasks).run()
     assert [record["step"] for record in run.records] == [3, 2, 1]
     for record, path in zip(run.records, reversed(paths), strict=True):
-        scores = score(load_trained(path), data, threads=1)
+        scores = score(load_trained(path), data, Compute("cpu", threads=1))
         figures = record["tasks"]["loss"]["figures"]
         assert figures == {"loss": scores.loss, "perplexity": scores.perplexity}
         assert (record["rated_by"], record["rating"]) == ("loss/loss", -scores.loss)

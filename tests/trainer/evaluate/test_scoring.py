@@ -19,6 +19,7 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
 from trainer.commands.init_model import init_model
 from trainer.commands.merge import merge as merge_command
+from trainer.evaluate.base import Compute
 from trainer.evaluate.scoring import EvaluationScores, score
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
@@ -66,7 +67,7 @@ def test_an_adapter_from_every_folder_and_through_peft(
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         shutil.copy(checkpoint / name, adapter)
     found = [
-        score(load_trained(folder, max_seq_len=24), data, threads=1)
+        score(load_trained(folder, max_seq_len=24), data, Compute("cpu", threads=1))
         for folder in (tmp_path / "output", checkpoint.parent, checkpoint, adapter)
     ]
     assert found.count(found[0]) == 4
@@ -76,7 +77,7 @@ def test_an_adapter_from_every_folder_and_through_peft(
 
     # The merged model is a full model with the same figures.
     merged = merge(open_adapter(checkpoint)[0], tmp_path / "merged")
-    again = score(load_trained(merged, max_seq_len=24), data, threads=1)
+    again = score(load_trained(merged, max_seq_len=24), data, Compute("cpu", threads=1))
     assert again.confusion == scores.confusion
     assert again.loss == pytest.approx(scores.loss, rel=1e-5)
 
@@ -108,7 +109,7 @@ def test_figures_are_those_of_sklearn(
 ) -> None:
     sklearn = pytest.importorskip("sklearn.metrics")
     train(tmp_path / "output", model, make_config, method="full")
-    scores = score(load_trained(tmp_path / "output"), data, threads=1)
+    scores = score(load_trained(tmp_path / "output"), data, Compute("cpu", threads=1))
     assert scores.confusion is not None
     labels, predictions = [], []
     for label, row in enumerate(scores.confusion):
@@ -124,12 +125,12 @@ def test_language_models(
     model: Path, data: Path, tmp_path: Path, make_config: MakeConfig, method: str
 ) -> None:
     train(tmp_path / "output", model, make_config, task="causal-lm", method=method)
-    scores = score(load_trained(tmp_path / "output"), data, threads=1)
+    scores = score(load_trained(tmp_path / "output"), data, Compute("cpu", threads=1))
     assert scores.task == "causal-lm"
     assert scores.perplexity == pytest.approx(np.exp(scores.loss))
     assert scores.weight > scores.count == 40
     assert scores.confusion is None
-    base = score(load_trained(model, max_seq_len=24), data, threads=1)
+    base = score(load_trained(model, max_seq_len=24), data, Compute("cpu", threads=1))
     assert (base.loss == scores.loss) == (method == "full")  # full training was left at its start
 
 

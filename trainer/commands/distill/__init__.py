@@ -21,10 +21,7 @@ COMMANDS = {
         "Remove from a tokenizer what a corpus does not need.",
     ),
     "inspect": (f"{_HERE}.inspect:inspect", "Show what a folder of logits holds."),
-    "verify": (
-        f"{_HERE}.verify:verify",
-        "Check every byte, and that each document occurs once.",
-    ),
+    "verify": (f"{_HERE}.verify:verify", "Check every byte, and that each document occurs once."),
     "audit": (f"{_HERE}.audit:audit", "Score a part again and compare with what was stored."),
 }
 

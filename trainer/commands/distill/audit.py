@@ -10,27 +10,25 @@ import click
 from trainer.commands.place import place_options
 from trainer.config.run import Backend
 from trainer.system.commandline.number import Number
+from trainer.system.commandline.together import PATH
 from trainer.system.errors import RefusedError
 
 
 @click.command("audit")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=PATH)
 @click.option("--teacher", "model", help="The teacher; default: the path stored in DIR.")
 @click.option(
     "--tokenizer",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The student's tokenizer folder; default: the teacher's own tokenizer.",
 )
 @click.option(
     "--fraction",
     type=Number(0, 1),
     default=0.001,
-    show_default=True,
     help="Fraction of the existing windows; at least one window.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sample."
-)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sample.")
 @place_options("auto", "cuda", "cpu")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def audit(

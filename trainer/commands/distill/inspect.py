@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trainer.system.commandline.together import PATH
+
 if TYPE_CHECKING:
     from trainer.distill.logits.dataset import LogitsFolder
     from trainer.distill.logits.description import Description
@@ -21,12 +23,11 @@ BAR = 40
 
 
 @click.command("inspect")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=PATH)
 @click.option(
     "--sample",
     type=click.IntRange(min=1),
     default=16,
-    show_default=True,
     help="Number of shards whose distributions are read.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -109,7 +110,7 @@ def _report(
 def _distributions(contents: Contents, exact: bool) -> list[str]:
     lines = [
         f"{'kept mass' if exact else 'mass inside':12} {contents.kept:.4f} on average over "
-        f"{contents.positions:,} positions of {contents.shards} shards",
+        f"{contents.positions:,} positions of {contents.shards} shards"
     ]
     most = max(1, *contents.histogram)
     for place, count in enumerate(contents.histogram):

@@ -11,6 +11,7 @@ import click
 from trainer.commands.place import corpus_options, lost_text_option, place_options
 from trainer.config.run import Backend
 from trainer.system.commandline.number import Number
+from trainer.system.commandline.together import PATH
 from trainer.system.errors import InputError
 from trainer.system.process.imports import importing
 
@@ -45,54 +46,44 @@ class Share(click.ParamType):
 @click.option(
     "--out",
     "output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     required=True,
     help="The folder of logits; an existing one is completed.",
 )
 @click.option(
     "--tokenizer",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The student's tokenizer folder; default: the teacher's own tokenizer.",
 )
-@click.option(
-    "--scheme",
-    type=click.Choice(["topk", "sampled", "full"]),
-    default="topk",
-    show_default=True,
-)
+@click.option("--scheme", type=click.Choice(["topk", "sampled", "full"]), default="topk")
 @click.option(
     "--top-k",
     type=click.IntRange(min=1),
     default=64,
-    show_default=True,
     help="For topk: tokens kept exactly per position.",
 )
 @click.option(
     "--tail-samples",
     type=click.IntRange(0, 32767),
     default=8,
-    show_default=True,
     help="For topk: samples from the remaining tokens.",
 )
 @click.option(
     "--samples",
     type=click.IntRange(1, 32767),
     default=50,
-    show_default=True,
     help="For sampled: samples per position.",
 )
 @click.option(
     "--temperature",
     type=Number(min=0, min_open=True),
     default=1.0,
-    show_default=True,
     help="Temperature of the kept probabilities.",
 )
 @click.option(
     "--values",
     type=click.Choice(["float16", "float32"]),
     default="float16",
-    show_default=True,
     help="Precision of the stored probabilities.",
 )
 @click.option(
@@ -108,18 +99,13 @@ class Share(click.ParamType):
     help="Tokens per forward pass; default: 4096, on a GPU 32768.",
 )
 @click.option(
-    "--shard-bytes",
-    type=click.IntRange(min=1),
-    default=1 << 19,
-    show_default=True,
-    help="Bytes of text per shard.",
+    "--shard-bytes", type=click.IntRange(min=1), default=1 << 19, help="Bytes of text per shard."
 )
 @click.option(
     "--workers",
     "share",
     type=Share(),
     default="1/1",
-    show_default=True,
     help="Score every Nth shard, starting with the Ith; other processes score the rest.",
 )
 @click.option("--name", help="This teacher's name in the folder; default: host and part.")
@@ -128,7 +114,7 @@ class Share(click.ParamType):
 )
 @click.option(
     "--until",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="STATUS",
     help="End early once the student's run is over, according to this status.json.",
 )
@@ -137,15 +123,12 @@ class Share(click.ParamType):
     is_flag=True,
     help="With --until: end at once then, or 15 minutes after the student's last sign of life.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the sampling."
-)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sampling.")
 @place_options("auto", "cuda", "cpu")
 @click.option(
     "--dtype",
     type=click.Choice(["bfloat16", "float32"]),
     default="bfloat16",
-    show_default=True,
     help="Type of the weights and of the computation.",
 )
 def teacher(model: str, **options: Any) -> None:

@@ -9,21 +9,16 @@ from pathlib import Path
 import click
 
 from trainer.commands.place import corpus_options
+from trainer.system.commandline.together import PATH
 
 
 @click.command("trim-tokenizer")
-@click.argument("tokenizer_dir", metavar="TOKENIZER", type=click.Path(path_type=Path))
+@click.argument("tokenizer_dir", metavar="TOKENIZER", type=PATH)
 @corpus_options
 @click.option(
     "--size", type=int, help="Tokens to keep. Default: 32768, or half of a smaller vocabulary."
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="The new tokenizer folder.",
-)
+@click.option("-o", "--output", type=PATH, required=True, help="The new tokenizer folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def trim_tokenizer(
     tokenizer_dir: Path,

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import click
 
+from trainer.system.commandline.together import PATH
 from trainer.system.errors import StorageError
 
 
 @click.command("verify")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=PATH)
 @click.option("--complete", is_flag=True, help="Treat missing shards as an error.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify(folder: Path, complete: bool, as_json: bool) -> None:

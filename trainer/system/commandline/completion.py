@@ -18,7 +18,7 @@ eval "$({0} completion zsh)"    # in ~/.zshrc
 """
 
 
-def completion_of(program: str) -> click.Command:
+def _completion_of(program: str) -> click.Command:
     """Return the command `completion` of a program."""
 
     @click.command("completion", help=_HELP.format(program))
@@ -38,3 +38,6 @@ def completion_of(program: str) -> click.Command:
         click.echo(text)
 
     return completion
+
+
+launch, trainer = map(_completion_of, ("launch", "trainer"))

@@ -1,9 +1,15 @@
-"""Several options as one decorator."""
+"""What options of both programs share: the type of a path, and several options as one decorator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
+
+import click
+
+PATH = click.Path(path_type=Path)
+"""The type of an option whose value is a Path."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
