@@ -147,8 +147,7 @@ def _draw(diagram: Any, request: Request) -> None:
     """
     from launcher.errors import ConfigError
     from launcher.views import render
-    from trainer.planning.step_diagram import step_diagram
-    from trainer.planning.tensor_diagram import tensor_diagram
+    from trainer.planning.diagrams import step_diagram, tensor_diagram
 
     shape, inside = request.shape, request.cluster.groups[0].devices
     if diagram in ("tp", "sp"):

@@ -37,10 +37,8 @@ def of_gpt_layer(
     """
     whole = tensor if sequence else 1
     scores = shape.heads * length if recompute == "none" else 0
-    value = shape.hidden * (10 / whole + 24 / tensor) + 5 * scores / tensor
     return term(
         "a layer, each token",
-        value,
         "hidden * (10 / whole + 24 / tensor) + 5 * scores / tensor",
         KORTHIKANTI,
         hidden=shape.hidden,
@@ -79,15 +77,8 @@ def _of_decoder_layer(shape: ModelShape, training: TrainingSetup, strategy: Stra
     mask = training.length if training.packed else 0
     whole = strategy.tensor if strategy.sequence else 1
     norms, inputs = norm_bytes(shape, training)
-    value = (
-        (norms / whole + inputs) * shape.hidden
-        + (sharded + heads) / strategy.tensor
-        + adapters
-        + (element + 1) * mask
-    )
     return term(
         "a layer, each token",
-        value,
         "(norms / whole + inputs) * hidden + (sharded + heads) / tensor + adapters"
         " + (element + 1) * mask",
         COUNTED,
@@ -161,7 +152,6 @@ def of_backward(shape: ModelShape, training: TrainingSetup, strategy: Strategy) 
     scores = shape.heads * training.length if shape.kept and shape.kept.scores else 0
     return term(
         "gradients of one layer's activations, each token",
-        max(3 * element * inner, 12 * scores) / strategy.tensor + 2 * 4 * shape.hidden / whole,
         "max(3 * element * inner, 12 * scores) / tensor + 2 * 4 * hidden / whole",
         COUNTED,
         element=element,
@@ -179,7 +169,6 @@ def of_layer_input(shape: ModelShape, training: TrainingSetup, strategy: Strateg
     whole = strategy.tensor if strategy.sequence else 1
     return term(
         "a layer's input, each token",
-        element * shape.hidden / whole,
         "element * hidden / whole",
         KORTHIKANTI,
         element=element,
@@ -194,7 +183,6 @@ def of_head(shape: ModelShape, training: TrainingSetup) -> Term:
     mask = training.length if training.packed else 0
     return term(
         "the final norm, each token",
-        norm * shape.hidden + mask,
         "norm * hidden + mask",
         COUNTED if shape.gated else KORTHIKANTI,
         norm=norm,
@@ -212,7 +200,6 @@ def of_frozen_linears(training: TrainingSetup, linears: float, layers: int) -> T
     element = training.precision.activation
     return term(
         "frozen linears in the format of the products",
-        element * linears * held / layers,
         "element * linears * held / layers",
         COUNTED,
         element=element,
@@ -233,19 +220,12 @@ def in_flight(strategy: Strategy) -> Term:
     name = "micro-batches in flight"
     if strategy.schedule == "gpipe" or stages == 1:
         number = microbatches if stages > 1 else 1
-        return term(name, number, "held", "Huang et al., arXiv 1811.06965", held=number)
+        return term(name, "held", "Huang et al., arXiv 1811.06965", held=number)
     if strategy.schedule == "interleaved":
-        value = min(microbatches, stages) * (1 + (stages - 1) / (stages * chunks))
-        return term(
-            name,
-            value,
-            "min(microbatches, stages) * (1 + (stages - 1) / (stages * chunks))",
-            KORTHIKANTI + ", section 4.2.3",
-            **numbers,
-        )
+        formula = "min(microbatches, stages) * (1 + (stages - 1) / (stages * chunks))"
+        return term(name, formula, KORTHIKANTI + ", section 4.2.3", **numbers)
     if strategy.schedule == "dualpipev":
-        value = min(microbatches, stages + 0.5)
         source = "DeepSeek, github.com/deepseek-ai/DualPipe, its table: 2 p + 1 halves"
-        return term(name, value, "min(microbatches, stages + 0.5)", source, **numbers)
+        return term(name, "min(microbatches, stages + 0.5)", source, **numbers)
     source = "Qi et al., arXiv 2401.10241" if strategy.schedule == "zbv" else KORTHIKANTI
-    return term(name, min(microbatches, stages), "min(microbatches, stages)", source, **numbers)
+    return term(name, "min(microbatches, stages)", source, **numbers)

@@ -166,13 +166,12 @@ def exposed(exchange: ExchangeLoad, codec: str) -> Term:
     round_trip, wire, block = _parts(exchange, each)
     if exchange.hidden is not None:
         return term(
-            "exposed communication", round_trip + max(wire - exchange.hidden, block),
+            "exposed communication",
             "round_trip + max(wire - hidden, block)", STAR,
             round_trip=round_trip, wire=wire, hidden=exchange.hidden, block=block,
         )  # fmt: skip
-    value = round_trip + max(wire - OVERLAP * exchange.step_seconds / exchange.microbatches, block)
     return term(
-        "exposed communication", value,
+        "exposed communication",
         "round_trip + max(wire - overlap * step / microbatches, block)", STAR,
         round_trip=round_trip, wire=wire, overlap=OVERLAP, step=exchange.step_seconds,
         microbatches=exchange.microbatches, block=block,
@@ -186,7 +185,7 @@ def exposed_by_rounds(exchange: ExchangeLoad, every: int, codec: str = ROUNDS_CO
     """
     round_trip, wire, block = _parts(exchange, element_bytes(codec))
     return term(
-        "exposed communication", (round_trip + wire + block) / every,
+        "exposed communication",
         "(round_trip + wire + block) / every", DILOCO,
         round_trip=round_trip, wire=wire, block=block, every=every,
     )  # fmt: skip

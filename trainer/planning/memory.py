@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from trainer.planning import activations
@@ -15,8 +16,6 @@ LOGIT_ELEMENTS = 1 << 25
 NF4_SCALES = 4 / 64
 NF4_BYTES = 0.5 + NF4_SCALES
 """An element in NF4: half a byte, and a fp32 absmax to each block of 64 (arXiv 2305.14314)."""
-NF4_TWICE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""The same with double quantisation: an 8-bit absmax, and a fp32 one to each 256 of them."""
 
 ZERO = "Rajbhandari et al., arXiv 1910.02054, section 3.1 and figure 1"
 FSDP = "Zhao et al., arXiv 2304.11277: gathered units, one ahead"
@@ -128,7 +127,7 @@ def _of_stage(
         weights = gradients = strategy.replicas
     states = strategy.replicas if strategy.data in ("zero1", "zero2", "fsdp") else 1
     is_last = stage == strategy.stages - 1
-    worked = _activations(shape, training, strategy, stage)
+    worked = tuple(_activations(shape, training, strategy, stage))
     kept_gradients = _gradients(kept, training, strategy, trained, gradients, worked[0].value)
     logits = (logit_bytes(shape, training, strategy),) if is_last else ()
     # Gradients stay from a step to the next one: what they share with activations is not free.
@@ -150,10 +149,7 @@ def _of_stage(
 
 
 def _sharded(name: str, elements: float, size: float, shards: int) -> Term:
-    return term(
-        name, elements * size / shards, "elements * size / shards", ZERO,
-        elements=elements, size=size, shards=shards,
-    )  # fmt: skip
+    return term(name, "elements * size / shards", ZERO, elements=elements, size=size, shards=shards)
 
 
 def _gradients(
@@ -175,9 +171,8 @@ def _gradients(
         return (every,)
     layers = (kept.linears if training.method == "full" else kept.new) * size / shards
     return every, term(
-        "of these, in place of activations", -min(layers, freed), "-min(layers, freed)", OWN,
-        layers=layers, freed=freed,
-    )  # fmt: skip
+        "of these, in place of activations", "-min(layers, freed)", OWN, layers=layers, freed=freed
+    )
 
 
 def frozen(kept: Held, training: TrainingSetup, shards: int) -> tuple[Term, ...]:
@@ -189,17 +184,23 @@ def frozen(kept: Held, training: TrainingSetup, shards: int) -> tuple[Term, ...]
     codes, scales = (0.5, NF4_SCALES) if training.method == "qlora" else (size, 0)
     return (
         term(
-            "frozen linears", kept.linears * (codes / shards + scales),
+            "frozen linears",
             "elements * (codes / shards + scales)",
             QLORA if training.method == "qlora" else LORA,
-            elements=kept.linears, codes=codes, scales=scales, shards=shards,
+            elements=kept.linears,
+            codes=codes,
+            scales=scales,
+            shards=shards,
         ),
         term(
-            "frozen tables, norms and experts", kept.rest * size / shards,
-            "elements * size / shards", LORA,
-            elements=kept.rest, size=size, shards=shards,
+            "frozen tables, norms and experts",
+            "elements * size / shards",
+            LORA,
+            elements=kept.rest,
+            size=size,
+            shards=shards,
         ),
-    )  # fmt: skip
+    )
 
 
 def optimizer_state(
@@ -225,9 +226,11 @@ def optimizer_state(
     if strategy.data != "diloco":
         return (state,)
     outer = term(
-        "anchor and outer momentum", 8 * trained, "8 * elements",
-        "Douillard et al., arXiv 2311.08105, algorithm 1", elements=trained,
-    )  # fmt: skip
+        "anchor and outer momentum",
+        "8 * elements",
+        "Douillard et al., arXiv 2311.08105, algorithm 1",
+        elements=trained,
+    )
     return state, outer
 
 
@@ -257,7 +260,7 @@ def state_bytes(
 
 def _activations(
     shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: int
-) -> tuple[Term, ...]:
+) -> Iterator[Term]:
     layer = activations.of_layer(shape, training, strategy)
     layers = math.ceil(shape.layers / strategy.stages)
     # The last stage begins backward at once, so it holds one micro-batch, or all of GPipe's.
@@ -265,41 +268,30 @@ def _activations(
     held_at_once = flight.value
     if stage and strategy.schedule in ("1f1b", "interleaved"):
         held_at_once = 1.0
-    tokens, found = training.tokens, list[Term]()
+    tokens = training.tokens
     if training.recompute == "full":
         row = activations.of_layer_input(shape, training, strategy)
-        found.append(
-            term(
-                "inputs of layers", held_at_once * layers * tokens * row.value,
-                "in_flight * layers * tokens * input_bytes", row.source,
-                in_flight=held_at_once, layers=layers, tokens=tokens, input_bytes=row.value,
-            )
+        yield term(
+            "inputs of layers", "in_flight * layers * tokens * input_bytes", row.source,
+            in_flight=held_at_once, layers=layers, tokens=tokens, input_bytes=row.value,
         )  # fmt: skip
         held_at_once, layers = 1, 1
-    found.append(
-        term(
-            "layers" if training.recompute != "full" else "one layer, computed again",
-            held_at_once * layers * tokens * layer.value,
-            "in_flight * layers * tokens * (" + layer.formula + ")", layer.source,
-            in_flight=held_at_once, layers=layers, tokens=tokens, **layer.numbers,
-        )
+    yield term(
+        "layers" if training.recompute != "full" else "one layer, computed again",
+        "in_flight * layers * tokens * (" + layer.formula + ")", layer.source,
+        in_flight=held_at_once, layers=layers, tokens=tokens, **layer.numbers,
     )  # fmt: skip
     backward = activations.of_backward(shape, training, strategy)
-    found.append(
-        term(
-            "gradients of activations", tokens * backward.value, f"tokens * ({backward.formula})",
-            backward.source, tokens=tokens, **backward.numbers,
-        )
+    yield term(
+        "gradients of activations", f"tokens * ({backward.formula})",
+        backward.source, tokens=tokens, **backward.numbers,
     )  # fmt: skip
     if stage == strategy.stages - 1:
         head = activations.of_head(shape, training)
-        found.append(
-            term(
-                "the final norm", tokens * head.value, f"tokens * ({head.formula})", head.source,
-                tokens=tokens, **head.numbers,
-            )
+        yield term(
+            "the final norm", f"tokens * ({head.formula})", head.source,
+            tokens=tokens, **head.numbers,
         )  # fmt: skip
-    return tuple(found)
 
 
 def logit_bytes(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:
@@ -309,11 +301,10 @@ def logit_bytes(shape: ModelShape, training: TrainingSetup, strategy: Strategy) 
     output matrix has a gradient that is added to the others.
     """
     if training.classes is not None:
-        return term("logits of classes", 0, "0", OWN)
+        return term("logits of classes", "0", OWN)
     if not shape.gated and shape.kept is None:
         return term(
-            "logits", 4 * training.tokens * shape.vocab / strategy.tensor,
-            "4 * tokens * vocab / tensor", activations.KORTHIKANTI,
+            "logits", "4 * tokens * vocab / tensor", activations.KORTHIKANTI,
             tokens=training.tokens, vocab=shape.vocab, tensor=strategy.tensor,
         )  # fmt: skip
     each = 4 if training.precision.activation == 4 else 6  # fp32, and a copy for the product
@@ -321,7 +312,6 @@ def logit_bytes(shape: ModelShape, training: TrainingSetup, strategy: Strategy) 
     matrix = shape.table_parameters if training.method == "full" else 0
     return term(
         "a chunk of logits",
-        (each * min(LOGIT_ELEMENTS, training.tokens * shape.vocab) + 4 * matrix) / strategy.tensor,
         "(each * min(most, tokens * vocab) + 4 * matrix) / tensor", OWN,
         each=each, most=LOGIT_ELEMENTS, tokens=training.tokens, vocab=shape.vocab, matrix=matrix,
         tensor=strategy.tensor,
@@ -330,48 +320,36 @@ def logit_bytes(shape: ModelShape, training: TrainingSetup, strategy: Strategy) 
 
 def _buffers(
     shape: ModelShape, training: TrainingSetup, strategy: Strategy, kept: Held, trained: float
-) -> list[Term]:
-    precision, found = training.precision, list[Term]()
+) -> Iterator[Term]:
+    precision = training.precision
     if training.method == "lora" and precision.activation < precision.frozen:
         layers = math.ceil(shape.layers / strategy.stages)
-        found.append(activations.of_frozen_linears(training, kept.linears, layers))
+        yield activations.of_frozen_linears(training, kept.linears, layers)
     gathers = strategy.data == "fsdp" and strategy.replicas > 1
     if training.method == "qlora":
-        found.append(
-            term(
-                "a linear out of NF4", precision.activation * shape.widest_linear / strategy.tensor,
-                "element * linear / tensor", QLORA, element=precision.activation,
-                linear=shape.widest_linear, tensor=strategy.tensor,
-            )
+        yield term(
+            "a linear out of NF4", "element * linear / tensor", QLORA, element=precision.activation,
+            linear=shape.widest_linear, tensor=strategy.tensor,
         )  # fmt: skip
     if gathers:
         size = NF4_BYTES if training.method == "qlora" else precision.activation
         whole = precision.frozen if training.method == "qlora" else size
         experts = shape.expert_parameters / max(1, shape.layers - shape.dense_layers)
         linears = shape.layer_parameters - experts
-        found.append(
-            term(
-                "two gathered layers", 2 * (size * linears + whole * experts) / strategy.tensor,
-                "2 * (size * linears + whole * experts) / tensor", FSDP, size=size,
-                linears=linears, whole=whole, experts=experts, tensor=strategy.tensor,
-            )
+        yield term(
+            "two gathered layers", "2 * (size * linears + whole * experts) / tensor", FSDP,
+            size=size, linears=linears, whole=whole, experts=experts, tensor=strategy.tensor,
         )  # fmt: skip
         tables = (1 if shape.tied else 2) * shape.table_parameters
-        found.append(
-            term(
-                "gathered tables", precision.activation * tables / strategy.tensor,
-                "element * tables / tensor", FSDP, element=precision.activation, tables=tables,
-                tensor=strategy.tensor,
-            )
+        yield term(
+            "gathered tables", "element * tables / tensor", FSDP,
+            element=precision.activation, tables=tables, tensor=strategy.tensor,
         )  # fmt: skip
     elif precision.copies:
-        found.append(
-            term(
-                "copies that autocast keeps", precision.copies * trained, "size * elements", OWN,
-                size=precision.copies, elements=trained,
-            )
+        yield term(
+            "copies that autocast keeps", "size * elements", OWN,
+            size=precision.copies, elements=trained,
         )  # fmt: skip
-    return found
 
 
 def _checkpoint(
@@ -387,10 +365,9 @@ def _checkpoint(
     if not training.on_host or strategy.world == 1 or strategy.data in ("diloco", "motley"):
         return ()
     ranks = strategy.replicas
-    copies = 2 * 12 * trained / ranks
     return (
         term(
-            "a checkpoint's copies, beyond activations", max(0.0, copies - freed),
+            "a checkpoint's copies, beyond activations",
             "max(0, 2 * 12 * elements / ranks - freed)", OWN,
             elements=trained, ranks=ranks, freed=freed,
         ),

@@ -16,7 +16,7 @@ from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import TensorHeader
 from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.shapes import ModelShape
-from trainer.planning.strategy import AUTOCAST, EVERY_LINEAR, FP32, Strategy, TrainingSetup
+from trainer.planning.strategy import AUTOCAST, FP32, Strategy, TrainingSetup
 from trainer.system.errors import InputError
 
 CPU_TOKENS = 1024
@@ -71,7 +71,7 @@ def training_of(
     return TrainingSetup(
         method="qlora" if config.model.quantization == "nf4" else config.method,
         rank=config.lora.lora_rank,
-        targets=config.lora.target_modules or EVERY_LINEAR,
+        targets=config.lora.linears,
         length=config.data.max_seq_len,
         recompute="full" if recompute else "none",
         precision=replace(AUTOCAST if narrow else FP32, frozen=frozen),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from trainer.planning.strategy import Schedule
+from trainer.config.parallel import Schedule
 
 Kind = Literal["forward", "backward", "inputs", "weights"]
 """`inputs` and `weights` are the two halves of a backward."""

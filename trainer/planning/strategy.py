@@ -6,12 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from trainer.config.parallel import Schedule
+from trainer.config.run import LINEARS
 from trainer.system.errors import InputError
 
 Data = Literal["ddp", "zero1", "zero2", "fsdp", "diloco", "motley"]
 """What replicas share. `fsdp` is ZeRO-3; `diloco` exchanges every few hundred steps
 (arXiv 2311.08105); `motley` is the exchange of this project, over unequal devices."""
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 Recompute = Literal["none", "selective", "full"]
 Method = Literal["full", "lora", "qlora"]
@@ -98,14 +99,10 @@ class ElementSizes:
 
 MIXED = ElementSizes(weight=2, gradient=2, optimizer=12, activation=2)
 """16-bit weights beside fp32 ones: 16 bytes a parameter (arXiv 1910.02054, section 3.1)."""
-MEGATRON = ElementSizes(weight=2, gradient=4, optimizer=12, activation=2)
-"""The same with gradients added up in fp32: 18 bytes (Megatron-LM, docs of its optimizer)."""
 AUTOCAST = ElementSizes(weight=4, gradient=4, optimizer=8, activation=2, copies=2)
 """Products in bf16 or fp16, weights that train in fp32: Motley on an accelerator."""
 FP32 = ElementSizes(weight=4, gradient=4, optimizer=8, activation=4, frozen=4)
 """Products in fp32: Motley on a CPU."""
-
-EVERY_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +111,7 @@ class TrainingSetup:
 
     method: Method = "full"
     rank: int = 16
-    targets: Collection[str] = EVERY_LINEAR
+    targets: Collection[str] = LINEARS
     adapters: int | None = None
     """Elements of adapters and a classifier's head by the layout; None: by the targets."""
     length: int = 2048

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import CodeType
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,15 @@ class Term:
         return re.sub(r"[A-Za-z_]\w*", put_in, self.formula)
 
 
-def term(name: str, value: float, formula: str, source: str, **numbers: float) -> Term:
-    """Return a term; `numbers` are the values of the names in `formula`."""
-    return Term(name, value, formula, numbers, source)
+def term(name: str, formula: str, source: str, **numbers: float) -> Term:
+    """Return a term with the value of its formula; `numbers` are those of the names in it."""
+    value = eval(_compiled(formula), {}, numbers)  # noqa: S307 - the formulas are the planner's own
+    return Term(name, float(value), formula, numbers, source)
+
+
+@functools.cache
+def _compiled(formula: str) -> CodeType:
+    return compile(formula, "formula", "eval")
 
 
 def _short(number: float) -> str:

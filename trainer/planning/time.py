@@ -16,7 +16,7 @@ from trainer.planning.exchange_choice import (
     first_within,
     rounds_of,
 )
-from trainer.planning.memory import adapter_parameters
+from trainer.planning.memory import NF4_BYTES, adapter_parameters
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import Strategy, TrainingSetup
 from trainer.planning.term import Term, term
@@ -68,9 +68,8 @@ def flops_per_token(shape: ModelShape, training: TrainingSetup) -> Term:
     passes = 3 if training.method == "full" else 2
     new = adapter_parameters(shape, training) if training.method != "full" else 0
     head = shape.table_parameters if training.classes is None else 0
-    value = 2 * (passes + again) * weights + 2 * scored * scores + 2 * passes * head + 6 * new
     return term(
-        "operations a token", value,
+        "operations a token",
         "2 * (passes + again) * weights + 2 * scored * scores + 2 * passes * head + 6 * new",
         NARAYANAN, passes=passes, again=again, scored=scored, weights=weights,
         scores=scores, head=head, new=new,
@@ -83,7 +82,7 @@ def forward_flops_per_token(shape: ModelShape, length: float) -> Term:
     scores = 2 * shape.layers * shape.queries * length
     head = shape.table_parameters
     return term(
-        "operations a token", 2 * (weights + scores + head), "2 * (weights + scores + head)",
+        "operations a token", "2 * (weights + scores + head)",
         NARAYANAN, weights=weights, scores=scores, head=head,
     )  # fmt: skip
 
@@ -125,23 +124,13 @@ def bubble_share(strategy: Strategy) -> Term:
     numbers = {"stages": stages, "microbatches": microbatches, "chunks": chunks}
     name = "bubble, of the ideal step"
     if strategy.schedule == "zbv" or stages == 1:
-        return term(name, 0.0, "0", "Qi et al., arXiv 2401.10241")
+        return term(name, "0", "Qi et al., arXiv 2401.10241")
     if strategy.schedule == "dualpipev":
-        value, source = (
-            (stages - 1) / (3 * microbatches),
-            "DeepSeek, github.com/deepseek-ai/DualPipe",
-        )
-        return term(name, value, "(stages - 1) / (3 * microbatches)", source, **numbers)
+        source = "DeepSeek, github.com/deepseek-ai/DualPipe"
+        return term(name, "(stages - 1) / (3 * microbatches)", source, **numbers)
     if strategy.schedule == "interleaved":
-        value = (stages - 1) / (chunks * microbatches)
-        return term(name, value, "(stages - 1) / (chunks * microbatches)", NARAYANAN, **numbers)
-    value = (stages - 1) / microbatches
-    return term(name, value, "(stages - 1) / microbatches", NARAYANAN, **numbers)
-
-
-def training_seconds(parameters: float, tokens: float, devices: int, flops: float) -> float:
-    """Return `8 T P / n X`: with full recomputation, at a measured rate (arXiv 2104.04473)."""
-    return 8 * tokens * parameters / (devices * flops)
+        return term(name, "(stages - 1) / (chunks * microbatches)", NARAYANAN, **numbers)
+    return term(name, "(stages - 1) / microbatches", NARAYANAN, **numbers)
 
 
 def plan_time(
@@ -172,22 +161,21 @@ def plan_time(
     each = flops_per_token(shape, training)
     tokens = training.tokens * strategy.microbatches * strategy.replicas
     # Equal shares of equal devices; the mixed exchange gives each as much as it is fast.
-    seconds = each.value * tokens / (sum(used) * efficiency)
     compute = term(
-        "compute", seconds, "operations * tokens / (peak * efficiency)", each.source,
+        "compute", "operations * tokens / (peak * efficiency)", each.source,
         operations=each.value, tokens=tokens, peak=sum(used), efficiency=efficiency,
     )  # fmt: skip
     share = bubble_share(strategy)
     bubble = term(
-        "bubble", seconds * share.value, f"compute * ({share.formula})", share.source,
-        compute=seconds, **share.numbers,
+        "bubble", f"compute * ({share.formula})", share.source,
+        compute=compute.value, **share.numbers,
     )  # fmt: skip
     if strategy.data in ("motley", "diloco"):
         steps = max(1, int(total_tokens / tokens))
-        asked = _star(shape, training, strategy, cluster, seconds, steps)
+        asked = _star(shape, training, strategy, cluster, compute.value, steps)
         choice = _choice(strategy, asked)
         return StepTime(compute, choice.taken.exposed, bubble, choice)
-    return StepTime(compute, _exposed(shape, training, strategy, cluster, seconds), bubble)
+    return StepTime(compute, _exposed(shape, training, strategy, cluster, compute.value), bubble)
 
 
 def speed_of(device: DeviceModel, training: TrainingSetup) -> float | None:
@@ -254,9 +242,8 @@ def _exposed(
     data, hidden, source = _of_replicas(
         shape, training, strategy, gradient, rate, hop, backward, compute
     )
-    value = max(0.0, data - hidden) + tensor + stages
     return term(
-        "exposed communication", value, "max(0, replicas - hidden) + tensor + stages", source,
+        "exposed communication", "max(0, replicas - hidden) + tensor + stages", source,
         replicas=data, hidden=hidden, tensor=tensor, stages=stages,
     )  # fmt: skip
 
@@ -275,7 +262,7 @@ def _of_replicas(
         return 0.0, 0.0, RINGS
     if strategy.data == "fsdp":
         whole = shape.parameters / (strategy.tensor * strategy.stages)
-        stored = 0.5625 if training.method == "qlora" else training.precision.activation
+        stored = NF4_BYTES if training.method == "qlora" else training.precision.activation
         gathers = 2 * strategy.microbatches * gather(whole * stored, count, rate, hop)
         reduced = strategy.microbatches * gather(gradient, count, rate, hop)
         return gathers + reduced, compute, ZERO

@@ -146,13 +146,6 @@ def test_only_the_last_micro_batch_hides() -> None:
     assert four == pytest.approx(1.0 - 0.125)
 
 
-def test_formulas_give_their_values() -> None:
-    for rate in MEGABYTES:
-        for one in choose(exchange_of(rate, 1.0)).candidates:
-            numbers = {"max": max, **one.exposed.numbers}
-            assert eval(one.exposed.formula, {}, numbers) == pytest.approx(one.exposed.value)
-
-
 def test_bytes_are_those_that_the_codecs_need() -> None:
     size = 16 * 65_536
     layout = one_block((1024, 1024))

@@ -11,10 +11,8 @@ from trainer.planning.time import (
     bubble_share,
     bus_factor,
     flops_per_token,
-    training_seconds,
 )
 
-DAY = 86_400
 A100 = 312e12
 
 
@@ -54,24 +52,6 @@ def test_the_formulas_of_an_iteration(name: str) -> None:
     assert kept == pytest.approx(iteration(72, 12), rel=1e-9)
     assert again == pytest.approx(iteration(96, 16), rel=1e-9)
     assert iteration(72, 16) < kept
-
-
-@pytest.mark.parametrize(
-    ("billions", "tokens", "devices", "teraflops", "days"),
-    [
-        (174.6, 300e9, 384, 153, 84),
-        (174.6, 300e9, 768, 149, 43),
-        (174.6, 300e9, 1536, 141, 23),
-        (174.6, 300e9, 1024, 140, 34),
-        (1008, 450e9, 3072, 163, 84),
-    ],
-)
-def test_days_of_training(
-    billions: float, tokens: float, devices: int, teraflops: float, days: float
-) -> None:
-    """arXiv 2104.04473, table 2 and section 5.1; its days are rounded up to whole ones."""
-    ours = training_seconds(billions * 1e9, tokens, devices, teraflops * 1e12) / DAY
-    assert ours == pytest.approx(days, rel=0.05)
 
 
 def test_recomputation_costs_a_forward() -> None:

@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
+from trainer.config.parallel import Schedule
 from trainer.planning.schedules import UNITS, Action, Timeline, idle_share, timeline
-from trainer.planning.strategy import SCHEDULES, Schedule, Strategy
+from trainer.planning.strategy import SCHEDULES, Strategy
 from trainer.planning.time import bubble_share
 
 SIZES = ((1, 3), (2, 2), (2, 8), (3, 7), (4, 6), (4, 16), (8, 64))

@@ -9,11 +9,11 @@ import pytest
 
 from trainer.planning.decision import ROOT, Leaf, Rule, diagram, pick
 from trainer.planning.devices import parse_cluster
+from trainer.planning.diagrams import tensor_diagram
 from trainer.planning.memory import MemoryParts, plan_memory_by_part
 from trainer.planning.shapes import NAMED
 from trainer.planning.strategies import Request, StrategyOption, options
 from trainer.planning.strategy import Strategy, TrainingSetup
-from trainer.planning.tensor_diagram import tensor_diagram
 
 RACK = "8xA100-80G nvlink, 2 hosts, 200gbit"
 SLOW = "50mbit, 20ms, half duplex"

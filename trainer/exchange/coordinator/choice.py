@@ -200,4 +200,4 @@ def _figures(window: _Window, candidates: list[ExchangeCandidate]) -> dict[str, 
 
 
 def _measured(seconds: float) -> Term:
-    return term("exposed communication", seconds, "measured", "the run itself", measured=seconds)
+    return term("exposed communication", "measured", "the run itself", measured=seconds)

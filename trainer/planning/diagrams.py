@@ -1,12 +1,14 @@
-"""Diagrams of memory and communication in a step, in Mermaid, with a plan's sizes."""
+"""Diagrams in Mermaid, with a plan's sizes: memory and communication in a step, and a block under
+tensor parallelism."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Literal
 
-from trainer.planning.memory import adapter_parameters
+from trainer.planning.memory import NF4_BYTES, adapter_parameters
 from trainer.planning.schedules import split_layers, timeline
+from trainer.planning.shapes import ModelShape
 from trainer.planning.strategies import Request, StrategyOption, plan
 from trainer.planning.strategy import Strategy
 from trainer.planning.time import bus_factor
@@ -71,7 +73,7 @@ class _Drawing:
         """Sharded copies; layers are gathered."""
         shape, training = self._shape, self._training
         share = bus_factor("all_gather", self._world)
-        stored = 0.5625 if training.method == "qlora" else training.precision.activation
+        stored = NF4_BYTES if training.method == "qlora" else training.precision.activation
         gather = f"all-gather: {_size(share * stored * shape.layer_parameters)} of weights"
         reduced = _size(share * self._gradients(self._trained) / shape.layers)
         yield from self._participants()
@@ -153,3 +155,37 @@ def _size(count: float) -> str:
     if count < 1 << 20:
         return f"{count / 2**10:.0f} KiB"
     return f"{count / 2**20:.1f} MiB" if count < 1 << 30 else f"{count / 2**30:.2f} GiB"
+
+
+def tensor_diagram(shape: ModelShape, tensor: int, *, sequence: bool = False) -> str:
+    """Return how the matrices of a block are sharded, and what the devices exchange.
+
+    Args:
+        sequence: they share the tokens between the products too.
+    """
+    hidden, keys = shape.hidden, shape.keys // tensor
+    queries, inner = shape.queries // tensor, shape.inner * shape.active_experts // tensor
+    up = f"gate, up: 2 x [{inner}, {hidden}]" if shape.gated else f"up: [{inner}, {hidden}]"
+    heads = f"{shape.heads // tensor} of {shape.heads} heads a device"
+    columns = f"all {hidden} columns"
+    if sequence:
+        columns += f" of 1/{tensor} of the tokens"
+        first, second, after = "reduce-scatter 1", "reduce-scatter 2", ("before", "between")
+    else:
+        first, second, after = "all-reduce 1", "all-reduce 2", ("qkv", "up")
+    lines = [
+        f'x["x: every device has {columns}"] --> {after[0]}',
+        *(['before(("norm, all-gather 1")) --> qkv'] if sequence else []),
+        f'qkv["q, k, v: column-parallel<br/>[{queries}, {hidden}], 2 x [{keys}, {hidden}]'
+        ' a device"]',
+        "qkv --> attention",
+        f'attention["attention: {heads}"] --> out',
+        f'out["output: row-parallel<br/>[{hidden}, {queries}] a device"] --> first',
+        f'first(("{first}")) --> middle',
+        f'middle["+ x, norm: {columns}"] --> {after[1]}',
+        *(['between(("all-gather 2")) --> up'] if sequence else []),
+        f'up["{up.replace(": ", ": column-parallel<br/>", 1)} a device"] --> down',
+        f'down["down: row-parallel<br/>[{hidden}, {inner}] a device"] --> second',
+        f'second(("{second}")) --> y["+ x: every device has {columns}"]',
+    ]
+    return "\n".join(["flowchart TD", *("    " + line for line in lines)]) + "\n"
