@@ -25,7 +25,7 @@ from benchmarks.compare import collective
 from benchmarks.compare.cluster import LocalCluster, end_on_terminate
 from benchmarks.compare.comparison import run_ranks
 from benchmarks.compare.network import ShapedNetwork, missing
-from trainer.config.topology import FEWEST
+from trainer.config.exchange import FEWEST
 
 WARM_UP = 3
 """Steps; DDP rebuilds its buckets after the first."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from trainer.config.topology import FEWEST, RING_NOTE, TopologySettings
+from trainer.config.exchange import FEWEST, RING_NOTE, ExchangeConfig
 from trainer.system.errors import InputError
 
 _INSTEAD = "choose others with --limit or motley_devices, or leave exchange.topology at star"
@@ -19,7 +19,7 @@ def in_ring_order(hosts: Sequence[Host], head: Host) -> list[Host]:
 
 
 def check_ring(
-    exchange: TopologySettings, head: Host, workers: Sequence[tuple[Host, Sequence[Device]]]
+    exchange: ExchangeConfig, head: Host, workers: Sequence[tuple[Host, Sequence[Device]]]
 ) -> None:
     """Check the workers of a run; those of a star pass.
 
@@ -63,7 +63,7 @@ def check_ring(
         )
 
 
-def ring_notes(exchange: TopologySettings, run_id: str) -> list[str]:
+def ring_notes(exchange: ExchangeConfig, run_id: str) -> list[str]:
     """Return the line for a start of a ring; none for a star."""
     if not exchange.in_ring:
         return []

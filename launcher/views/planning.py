@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from launcher.views.tables import Column, table
-from trainer.config.topology import FEWEST
+from trainer.config.exchange import FEWEST
 from trainer.planning.decision import Pick
 from trainer.planning.exchange_choice import ChosenExchange
 from trainer.planning.strategies import ROWS_EACH, Request, StrategyOption

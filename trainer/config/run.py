@@ -18,11 +18,10 @@ from pydantic import Field, field_validator, model_validator
 
 from trainer.config import section as settings
 from trainer.config.budget import BudgetConfig
-from trainer.config.codec import KnownCodec, read_codec
+from trainer.config.codec import read_codec
+from trainer.config.exchange import ExchangeConfig, RoundSettings
 from trainer.config.parallel import ParallelConfig
-from trainer.config.rounds import RoundSettings
 from trainer.config.section import Section, load_settings
-from trainer.config.topology import TopologySettings
 from trainer.config.training import Positive, Precision, TrainingConfig
 from trainer.system.errors import InputError
 
@@ -171,61 +170,6 @@ class OptimizerConfig(Section):
     epsilon: float = Field(default=1e-8, gt=0, le=1)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Global norm above which the gradient is scaled down."""
-
-
-_OF_RANKS = frozenset({"topology", "hash_every", "join_deadline"})
-"""The settings of the exchange that ranks without a coordinator follow."""
-
-
-class ExchangeConfig(TopologySettings):
-    """How workers and coordinator agree; all durations in seconds."""
-
-    codec: KnownCodec = "fp32"
-    shares: (
-        Literal["measured", "equal"]
-        | tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]
-    ) = "measured"
-    """`measured` balances by speed, `equal` keeps the split plan fixed, a list weighs ranks."""
-    hash_every: Positive = 10
-    """Steps between proofs that all workers hold the same weights."""
-    heartbeat: float = Field(default=0.5, ge=0.001, le=1e9)
-    lost_after: float = Field(default=3.0, gt=0, le=1e9)
-    step_deadline: float = Field(default=5.0, gt=0, le=1e9)
-    """Least deadline of a step; the effective one is max(3 x p95, this)."""
-    join_deadline: float = Field(default=120.0, gt=0, le=1e9)
-    alarm_factor: float = Field(default=10.0, gt=1, allow_inf_nan=False)
-    """How many times the largest of the last norms a contribution's may be, else an outlier."""
-    outliers: Literal["report", "halt"] = "report"
-    """What to do about an outlier: log it, or also halt the run before the update."""
-    shared_memory: bool = True
-    """Whether workers on the coordinator's host hand over gradients in shared memory (Linux)."""
-    sum_on_host: bool = False
-    """Whether workers of one other host add up their gradients there and send one (Linux)."""
-
-    def check_ranks(self) -> None:
-        """Check that the ranks of `--distributed` follow every setting that is given.
-
-        Raises:
-            InputError: a coordinator or rounds alone would.
-        """
-        self.check_every_step("--distributed")
-        for name, field in type(self).model_fields.items():
-            value = getattr(self, name)
-            if name not in _OF_RANKS and value != field.get_default(call_default_factory=True):
-                raise InputError(
-                    f"exchange.{name} {value}: --distributed has no coordinator that would follow"
-                    " it; leave it out"
-                )
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.lost_after <= 2 * self.heartbeat:
-            raise ValueError("lost_after must be more than twice heartbeat")
-        if self.sum_on_host and self.may_have_rounds:
-            raise ValueError("sum_on_host needs schedule steps: a round already sends little")
-        if self.schedule == "auto" and read_codec(self.codec).element_bytes is None:
-            raise ValueError(f"schedule auto needs a codec of a known size, not {self.codec}")
-        return self
 
 
 class CheckpointConfig(Section):

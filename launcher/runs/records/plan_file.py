@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import PLAN_SCHEMA, LaunchPlan, ProcessPlan, Role
-from trainer.config.topology import FEWEST
+from trainer.config.exchange import FEWEST
 from trainer.system.received import parse, receive
 
 MOST = 4 << 20

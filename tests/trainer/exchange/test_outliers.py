@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from tests.trainer.exchange.exact_problem import ExactProblem, tiny_layout
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from tests.trainer.exchange.staging import until_step
-from trainer.config.run import ExchangeConfig
+from trainer.config.exchange import ExchangeConfig
 from trainer.exchange.coordinator.gradient_sum import Contribution
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.coordinator.outliers import FEWEST, WINDOW, Outliers

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from trainer.config.codec import AUTO
-from trainer.config.run import ExchangeConfig
+from trainer.config.exchange import ExchangeConfig
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.members import Member

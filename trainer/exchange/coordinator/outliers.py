@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainer.config.run import ExchangeConfig
+from trainer.config.exchange import ExchangeConfig
 from trainer.exchange.coordinator.gradient_sum import Contribution
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.protocol.wire import Frame

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.config.run import ExchangeConfig
+from trainer.config.exchange import ExchangeConfig
 from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.outbox import Outbox

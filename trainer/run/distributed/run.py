@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
+from trainer.config.exchange import RING_NOTE
 from trainer.config.run import Backend
-from trainer.config.topology import RING_NOTE
 from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.loop import OF_ALL, DistributedRun
 from trainer.run.distributed.process_group import meet, own_device, process_group

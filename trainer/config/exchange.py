@@ -1,0 +1,216 @@
+"""The section `exchange`: when, by what and around whom the members of a run exchange."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from trainer.config.codec import KnownCodec, read_codec
+from trainer.config.section import Section
+from trainer.config.training import Positive, Steps
+from trainer.system.errors import InputError
+
+FEWEST_ROUNDS = 20
+"""Outer updates below which a run is refused: a momentum of 0.9 has a horizon of ten."""
+FEWEST = 4
+"""Workers of a ring."""
+RING_NOTE = (
+    "a ring is not elastic: a lost rank ends all, which start again at the newest checkpoint; and"
+    " it is not encrypted: its network must be one you trust"
+)
+"""What is said at the start of each."""
+_STAR_ONLY: dict[str, tuple[Any, str]] = {
+    "codec": ("fp32", "sums without a coordinator, and nothing decodes on the way"),
+    "schedule": ("steps", "has no coordinator, which rounds need"),
+    "sum_on_host": (False, "sums between neighbours already"),
+}
+_OF_RANKS = frozenset({"topology", "hash_every", "join_deadline"})
+"""The settings of the exchange that ranks without a coordinator follow."""
+
+
+class RoundSettings(Section):
+    """Rounds: several steps by each worker alone, then one exchange (DiLoCo, arXiv:2311.08105)."""
+
+    schedule: Literal["steps", "rounds", "auto"] = "steps"
+    """`steps` exchanges gradients at every step, `rounds` weights after `inner_steps` of them,
+    `auto` begins with steps and goes over to rounds if no lossless codec hides the exchange."""
+    inner_steps: Steps = 20
+    """Steps of a round, of a worker of mean speed; a faster one does more, a slower one fewer."""
+    rounds_after: Annotated[int, Field(ge=0)] = 0
+    """Ordinary steps before the first round (post-local SGD, arXiv:1808.07217)."""
+    outer_learning_rate: float = Field(default=1.0, gt=0, le=10)
+    outer_momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Nesterov's; 0 with an outer learning rate of 1 is the mean of all workers' weights. DiLoCo's
+    own are 0.7 and 0.9, for long runs: fine-tunes of some hundred steps lose far more with them."""
+    settle_every: Annotated[int, Field(gt=0)] | None = None
+    """Steps, or rounds, between settled commits; saved steps are always settled."""
+
+    @property
+    def rounds(self) -> tuple[int, int] | None:
+        """`rounds_after` and `inner_steps`, as far as they are settings; None: no rounds so far."""
+        return (self.rounds_after, self.inner_steps) if self.schedule == "rounds" else None
+
+    @property
+    def may_have_rounds(self) -> bool:
+        """Whether a step of the run may be a round."""
+        return self.schedule != "steps"
+
+    def settled_at(self, *saved_every: int) -> tuple[int, ...]:
+        """Return the intervals of settled steps, with those at whose ends a run is saved."""
+        return tuple(sorted({every for every in (self.settle_every or 0, *saved_every) if every}))
+
+    def agreed(self, *saved_every: int) -> dict[str, Any] | None:
+        """Return what all members must share; None if they exchange gradients at every step."""
+        if not self.may_have_rounds:
+            return None
+        fixed = {"inner_steps": self.inner_steps, "rounds_after": self.rounds_after}
+        return {
+            **(fixed if self.rounds else {"schedule": self.schedule}),
+            "outer_learning_rate": self.outer_learning_rate,
+            "outer_momentum": self.outer_momentum,
+            "settled_at": list(self.settled_at(*saved_every)),
+        }
+
+    def check_length(self, total_inner: int) -> None:
+        """Check that rounds are short enough for a run of so many inner steps.
+
+        Raises:
+            InputError: they are not, which says how long a round may be; or none would begin.
+        """
+        if not self.rounds:
+            return
+        longest = total_inner // FEWEST_ROUNDS
+        if self.inner_steps > longest:
+            remedy = f"give at most {longest}, or leave" if longest else "leave"
+            raise InputError(
+                f"exchange.inner_steps: {self.inner_steps} of the run's {total_inner} steps leave"
+                f" fewer than {FEWEST_ROUNDS} rounds, too few for the outer update; {remedy}"
+                " exchange.schedule at steps"
+            )
+        if self.rounds_after >= total_inner:
+            raise InputError(
+                f"exchange.rounds_after: the run has {total_inner} steps, so no round would begin"
+                f" after {self.rounds_after}; give less, or leave exchange.schedule at steps"
+            )
+
+    def check_every_step(self, what: str) -> None:
+        """Check that a kind of training that has no rounds can follow the settings.
+
+        Raises:
+            InputError: it cannot.
+        """
+        if self.may_have_rounds:
+            raise InputError(
+                f"exchange.schedule: {what} has no rounds, which need a coordinator and workers;"
+                " leave it out"
+            )
+
+
+class ExchangeConfig(RoundSettings):
+    """How workers and coordinator agree; all durations in seconds."""
+
+    topology: Literal["star", "ring"] = "star"
+    """`star`: a coordinator sums, workers may differ, come and go. `ring`: four or more equal
+    workers sum among themselves by torch.distributed, unencrypted; a lost one ends all."""
+    codec: KnownCodec = "fp32"
+    shares: (
+        Literal["measured", "equal"]
+        | tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]
+    ) = "measured"
+    """`measured` balances by speed, `equal` keeps the split plan fixed, a list weighs ranks."""
+    hash_every: Positive = 10
+    """Steps between proofs that all workers hold the same weights."""
+    heartbeat: float = Field(default=0.5, ge=0.001, le=1e9)
+    lost_after: float = Field(default=3.0, gt=0, le=1e9)
+    step_deadline: float = Field(default=5.0, gt=0, le=1e9)
+    """Least deadline of a step; the effective one is max(3 x p95, this)."""
+    join_deadline: float = Field(default=120.0, gt=0, le=1e9)
+    alarm_factor: float = Field(default=10.0, gt=1, allow_inf_nan=False)
+    """How many times the largest of the last norms a contribution's may be, else an outlier."""
+    outliers: Literal["report", "halt"] = "report"
+    """What to do about an outlier: log it, or also halt the run before the update."""
+    shared_memory: bool = True
+    """Whether workers on the coordinator's host hand over gradients in shared memory (Linux)."""
+    sum_on_host: bool = False
+    """Whether workers of one other host add up their gradients there and send one (Linux)."""
+
+    @property
+    def in_ring(self) -> bool:
+        """Whether the topology is a ring."""
+        return self.topology == "ring"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for name, (only, why) in _STAR_ONLY.items():
+            if self.in_ring and getattr(self, name) != only:
+                raise ValueError(f"{name} must be {only} with topology ring, which {why}")
+        if self.in_ring and not isinstance(self.shares, str):
+            raise ValueError("shares must not be a list with topology ring: its workers are equal")
+        if self.lost_after <= 2 * self.heartbeat:
+            raise ValueError("lost_after must be more than twice heartbeat")
+        if self.sum_on_host and self.may_have_rounds:
+            raise ValueError("sum_on_host needs schedule steps: a round already sends little")
+        if self.schedule == "auto" and read_codec(self.codec).element_bytes is None:
+            raise ValueError(f"schedule auto needs a codec of a known size, not {self.codec}")
+        return self
+
+    def check_ranks(self) -> None:
+        """Check that the ranks of `--distributed` follow every setting that is given.
+
+        Raises:
+            InputError: a coordinator or rounds alone would.
+        """
+        self.check_every_step("--distributed")
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if name not in _OF_RANKS and value != field.get_default(call_default_factory=True):
+                raise InputError(
+                    f"exchange.{name} {value}: --distributed has no coordinator that would follow"
+                    " it; leave it out"
+                )
+
+    def check_whole_models(self, *, plain: bool, distilled: bool) -> None:
+        """Check that each worker of a ring trains a whole model on samples.
+
+        Args:
+            plain: the section `parallel` shares no model.
+
+        Raises:
+            ValueError: it does not.
+        """
+        if self.in_ring and not plain:
+            raise ValueError(
+                "exchange.topology ring needs a whole model on each worker: leave parallel out, or"
+                " start its processes with torchrun and without the topology"
+            )
+        if self.in_ring and distilled:
+            raise ValueError(
+                "exchange.topology ring trains on samples, not on a teacher's logits: leave it at"
+                " star"
+            )
+
+    def check_star(self) -> None:
+        """Check that a process which is no rank can follow the settings.
+
+        Raises:
+            InputError: they ask for a ring.
+        """
+        if self.in_ring:
+            raise InputError(
+                "exchange.topology ring: it has no coordinator, no worker that joins later, and at"
+                f" least {FEWEST} ranks; start them all with `launch cluster up`, or with `torchrun"
+                f" --nproc-per-node {FEWEST} -m trainer finetune --distributed`"
+            )
+
+    def check_size(self, world: int) -> None:
+        """Check a number of workers.
+
+        Raises:
+            InputError: they are too few for a ring.
+        """
+        if self.in_ring and world < FEWEST:
+            raise InputError(
+                f"exchange.topology ring: {world} workers, and a ring has at least {FEWEST}: a star"
+                " of fewer is as fast, and goes on when one is lost; leave the topology at star"
+            )
