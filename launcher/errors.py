@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from trainer.system.errors import InputError, TrainerError
 
 EXIT_CODES = {
     0: ("done", "success, or there was nothing to do"),
@@ -30,23 +30,10 @@ EXIT_CODES = {
 """What `launch --help` says of each, and the table in docs/commands.md."""
 
 
-class LauncherError(Exception):
-    """An error whose message a user can act on: what is wrong, where, and what to do.
-
-    `details` are further lines for people, such as the last log lines of a missing worker.
-    """
-
-    exit_code = 1
-
-    def __init__(self, message: str, details: Sequence[str] = ()) -> None:
-        super().__init__(message)
-        self.details = tuple(details)
-
-
-class ConfigError(LauncherError):
-    """A flag, the run config or the inventory cannot be used as given."""
-
-    exit_code = 2
+LauncherError = TrainerError
+"""Any error whose message a user can act on."""
+ConfigError = InputError
+"""A flag, the run config or the inventory cannot be used as given: launcher or trainer reads it."""
 
 
 class UnreachableError(LauncherError):

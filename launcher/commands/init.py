@@ -67,13 +67,11 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
     Settings are derived from data and model if these are on this machine; or taken from another
     trainer's config, whose other keys are listed.
     """
-    from launcher.errors import ConfigError
     from launcher.views import render
     from trainer.config.run import load
     from trainer.data.sources import find_data, refuse_pipe
     from trainer.model.files import local_model
     from trainer.planning.defaults import HELD_OUT, derive, provisional
-    from trainer.system.errors import InputError
 
     if source is not None:
         given = {"model.path": model, "data.train": data}
@@ -85,15 +83,12 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
             render.say(line)
         return
     config = load(None, {"model.path": model, "data.train": data, **provisional({})})
-    try:
-        folder = local_model(Path(model))
-        if _is_given(context, "data") and not data.startswith(_ELSEWHERE):
-            refuse_pipe(Path(data))
-            find_data(Path(data))
-        settled = {part.key: part.value for part in derive(config, (), folder, ())}
-        config = config.with_settings(settled or {"data.validation_fraction": HELD_OUT})
-    except InputError as error:
-        raise ConfigError(str(error)) from None
+    folder = local_model(Path(model))
+    if _is_given(context, "data") and not data.startswith(_ELSEWHERE):
+        refuse_pipe(Path(data))
+        find_data(Path(data))
+    settled = {part.key: part.value for part in derive(config, (), folder, ())}
+    config = config.with_settings(settled or {"data.validation_fraction": HELD_OUT})
     classes = "" if config.num_classes is None else f"num_classes: {config.num_classes}\n"
     if config.class_names is not None:
         names = _quoted(list(config.class_names))
@@ -135,19 +130,15 @@ def _from_foreign(
     from trainer.config.foreign import PROGRAMS, recognise, take
     from trainer.config.run import RunConfig
     from trainer.config.section import build, read_yaml
-    from trainer.system.errors import InputError
 
-    try:
-        tree = read_yaml(source)
-        program = recognise(tree)
-        if program is None:
-            known = " or ".join(one.name for one in PROGRAMS)
-            raise ConfigError(f"{source}: not a config of {known}")
-        taken = take(program, tree, source.parent)
-        settings = given | taken.settings | {key: given[key] for key in chosen}
-        config = build(RunConfig, {}, settings, source)
-    except InputError as error:
-        raise ConfigError(str(error)) from None
+    tree = read_yaml(source)
+    program = recognise(tree)
+    if program is None:
+        known = " or ".join(one.name for one in PROGRAMS)
+        raise ConfigError(f"{source}: not a config of {known}")
+    taken = take(program, tree, source.parent)
+    settings = given | taken.settings | {key: given[key] for key in chosen}
+    config = build(RunConfig, {}, settings, source)
     left = [f"{key}: {why}" for key, why in taken.left.items()]
     head = [
         f"A run config of Motley, from {source} of {program.name}; start the run with:",

@@ -104,8 +104,9 @@ def plan(
     Exits with 4 if nothing fits.
     """
     from launcher.errors import ConfigError
-    from launcher.runs.planned import described_cluster, inventory_cluster, model_shape
+    from launcher.runs.planned import inventory_cluster, model_shape
     from trainer.planning.cost import Prices
+    from trainer.planning.devices import parse_cluster
     from trainer.planning.strategies import Request
 
     if text is not None and (inventory is not None and not _from_environment("inventory")):
@@ -119,7 +120,7 @@ def plan(
     found = model_shape(model, shape)
     prices = Prices(kwh=price_kwh, hour=price_hour, currency=currency)
     if text:
-        cluster = described_cluster(text)
+        cluster = parse_cluster(text)
     else:
         cluster, own = inventory_cluster(inventory, link)
         prices = own if price_kwh is None and price_hour is None else prices

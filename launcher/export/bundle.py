@@ -117,10 +117,7 @@ def _inputs(config: RunConfig) -> dict[str, Path]:
             raise ConfigError(f"{key}: {path} is not a file or folder")
     path = Path(config.model.path)
     if path.is_absolute():
-        try:
-            model = local_model(path)
-        except InputError as error:
-            raise ConfigError(str(error)) from None
+        model = local_model(path)
         if model is None or not (model / "config.json").is_file():
             raise ConfigError(f"model.path: {path} is not a model folder: it has no config.json")
         found["model.path"] = model
@@ -190,10 +187,7 @@ def _hand_over(run_id: str, config: RunConfig, output: Path) -> int:
         shutil.copyfile(home / METRICS, output / METRICS)
     if config.budget is not None:
         ledger = SpendLedger(Path(config.budget.ledger or default_state_folder() / SPEND_FILE))
-        try:
-            own = [record for record in ledger.read() if record.run == run_id]
-        except InputError as error:
-            raise ConfigError(str(error)) from None
+        own = [record for record in ledger.read() if record.run == run_id]
         if own:
             SpendLedger(output / SPEND_FILE).append(own)
     return max(map(step_of, made))

@@ -35,7 +35,7 @@ from launcher.runs.up import deliver
 from trainer.checkpoint.reader import FOLDER, step_of
 from trainer.config.run import RunConfig
 from trainer.planning.budget.ledger import SPEND_FILE, SpendLedger, SpendRecord, parse_spend
-from trainer.system.errors import InputError, InUseError, StorageError
+from trainer.system.errors import InUseError, StorageError
 from trainer.system.received import parse, receive
 from trainer.system.storage import lease
 from trainer.system.storage.atomic_file import write_atomically
@@ -135,7 +135,7 @@ def _home(record: _Record, output: Path | None) -> RunConfig:
         if output is not None:
             place = {"output": str(output.absolute()), "checkpoint.folder": None}
             config = config.with_settings(place)
-    except (InputError, ValueError) as error:
+    except (ConfigError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise ConfigError(f"{RECORD}: the config of run {record.run_id}: {first}") from None
     return config
@@ -167,7 +167,7 @@ def _spending(path: Path, run_id: str) -> list[SpendRecord]:
         found = parse_spend(data, str(path))
         for record in found:
             receive(SpendRecord, record.model_dump(), str(path))
-    except (InputError, ValueError) as error:
+    except ValueError as error:
         raise ConfigError(str(error)) from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
@@ -181,8 +181,6 @@ def _account(path: Path, spent: list[SpendRecord]) -> None:
         known = set(ledger.read())
         if fresh := [record for record in spent if record not in known]:
             ledger.append(fresh)
-    except InputError as error:
-        raise ConfigError(str(error)) from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
 
@@ -200,7 +198,7 @@ def _writing(folders: tuple[Path, Path], run_id: str) -> Generator[Path]:
             yield workspace
     except InUseError as error:
         raise PreflightError(str(error)) from None
-    except (InputError, StorageError) as error:
+    except StorageError as error:
         raise ConfigError(str(error)) from None
     except OSError as error:
         raise ConfigError(f"{error.filename or folders[0]}: {error.strerror}") from None

@@ -16,7 +16,6 @@ from launcher.runs.status import RunMonitor
 from trainer.config.run import RunConfig
 from trainer.model.files import local_model
 from trainer.planning.defaults import derive
-from trainer.system.errors import InputError
 
 _HERE = (Host(name="localhost", connection="local"),)
 
@@ -43,12 +42,9 @@ def new_run(order: Order) -> Outgoing:
     config = order.job(_HERE)
     assert isinstance(config, RunConfig)
     if order.own is not None:
-        try:
-            folder = local_model(Path(config.model.path))
-            found = {part.key: part.value for part in derive(config, order.own, folder, ())}
-            config = config.with_settings(found)
-        except InputError as error:
-            raise ConfigError(str(error)) from None
+        folder = local_model(Path(config.model.path))
+        found = {part.key: part.value for part in derive(config, order.own, folder, ())}
+        config = config.with_settings(found)
     return Outgoing(run_id=new_run_id(config.name), config=config)
 
 
@@ -77,7 +73,7 @@ def own_run(registry: Registry, run_id: str, order: Order) -> Outgoing:
     try:
         before = RunConfig.model_validate(yaml.safe_load(kept))
         config = before.with_settings(order.settings)
-    except (InputError, ValueError) as error:
+    except (ConfigError, ValueError) as error:
         raise ConfigError(f"run {run_id}: {str(error).splitlines()[0]}") from None
     if changes := before.changes(config):
         raise ConfigError(

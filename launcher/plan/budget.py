@@ -118,10 +118,7 @@ def with_budget(
     Raises:
         ConfigError: there are two currencies.
     """
-    try:
-        budget = with_environment(config.budget, environment)
-    except InputError as error:
-        raise ConfigError(str(error)) from None
+    budget = with_environment(config.budget, environment)
     hosts = sorted(plan.hosts, key=lambda host: host.name != plan.leader.host)
     currency = currency_of(hosts, None if budget is None else budget.currency)
     priced = [host for host in hosts if host.currency is not None or host.watts is not None]

@@ -22,7 +22,6 @@ from trainer.config import run as run_config
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import DATA_ON_HUB, RunConfig
 from trainer.planning.defaults import provisional
-from trainer.system.errors import InputError
 
 DEFAULT_PRESET = "quickstart"
 _PATHS = (
@@ -88,13 +87,10 @@ def resolve(source: str | None, overrides: Mapping[str, Any], folder: Path) -> R
         ConfigError: no such file or preset, or a key or value is wrong.
     """
     own = source is None and not OWN.isdisjoint(overrides)
-    try:
-        if own:
-            config = run_config.load(None, {**_rest_of_own(overrides), **overrides})
-        else:
-            config = run_config.load(source or DEFAULT_PRESET, overrides)
-    except InputError as error:
-        raise ConfigError(str(error)) from None
+    if own:
+        config = run_config.load(None, {**_rest_of_own(overrides), **overrides})
+    else:
+        config = run_config.load(source or DEFAULT_PRESET, overrides)
     path = config.model.path
     on_hub = is_hub_name(path, folder) and not path.startswith(f"{INPUTS}/")
     return config.anchored(folder, model_on_hub=on_hub)
@@ -125,10 +121,7 @@ def resolve_job(
     Raises:
         ConfigError: no such file or preset, or a key or value is wrong.
     """
-    try:
-        job = distill_job.load(source, overrides)
-    except InputError as error:
-        raise ConfigError(str(error)) from None
+    job = distill_job.load(source, overrides)
     if not all(host.is_local for host in hosts):
         return job
     tree: dict[str, Any] = job.model_dump(mode="json", exclude_unset=True)

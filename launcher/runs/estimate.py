@@ -26,7 +26,6 @@ from trainer.planning.shapes import ModelShape
 from trainer.planning.strategies import Request
 from trainer.planning.strategies import plan as plan_strategy
 from trainer.planning.strategy import Method, Strategy
-from trainer.system.errors import InputError
 from trainer.system.received import receive
 
 T = TypeVar("T")
@@ -53,7 +52,7 @@ def estimate(
         if isinstance(job, DistillJob):
             return _of_distillation(job, job.budget, plan, found, done)
         return _of_fine_tune(job, job.budget, plan, found, done)
-    except (ConfigError, InputError):
+    except ConfigError:
         return None  # an unknown device, or a codec whose size the plan does not know
 
 

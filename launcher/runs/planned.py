@@ -40,22 +40,17 @@ def model_shape(model: str | None, shape: str | None) -> ModelShape:
     """
     if (model is None) == (shape is None):
         raise ConfigError("give either --model DIR|NAME or --shape NAME")
-    try:
-        if shape is not None:
-            return named_shape(shape)
-        assert model is not None
-        if (folder := local_model(Path(model))) is not None:
-            return read_shape(folder)
-        if not is_hub_name(model, Path.cwd()):
-            raise ConfigError(
-                f"no model folder {model}, and it is no hub name such as Qwen/Qwen3-4B"
-            )
-        snapshot = cached_snapshot(model)
-        if snapshot is not None and (snapshot / "config.json").is_file():
-            return read_shape(snapshot)
-        return _from_hub(model)
-    except InputError as error:
-        raise ConfigError(str(error)) from None
+    if shape is not None:
+        return named_shape(shape)
+    assert model is not None
+    if (folder := local_model(Path(model))) is not None:
+        return read_shape(folder)
+    if not is_hub_name(model, Path.cwd()):
+        raise ConfigError(f"no model folder {model}, and it is no hub name such as Qwen/Qwen3-4B")
+    snapshot = cached_snapshot(model)
+    if snapshot is not None and (snapshot / "config.json").is_file():
+        return read_shape(snapshot)
+    return _from_hub(model)
 
 
 def _from_hub(name: str) -> ModelShape:
@@ -137,18 +132,6 @@ def _devices(host: Host, remarks: list[str]) -> Counter[known.DeviceModel]:
             )  # fmt: skip
         found[row] += 1
     return found
-
-
-def described_cluster(text: str) -> ClusterShape:
-    """Return the devices of a line such as `8xA100-80G nvlink, 2 hosts, 200gbit`.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return known.parse_cluster(text)
-    except InputError as error:
-        raise ConfigError(str(error)) from None
 
 
 def inventory_cluster(inventory: Path | None, link: str | None) -> tuple[ClusterShape, Prices]:

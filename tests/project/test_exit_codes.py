@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import launcher.errors
+from launcher.errors import ConfigError, LauncherError
 from launcher.session.spec import RestartPolicy
 from trainer.system.errors import EXIT_CODES, TrainerError, restarts
 from trainer.tracking.status import STATUS_FILE, StatusFile, first_status, says_over
@@ -30,7 +31,8 @@ def test_every_error_has_a_code_of_its_programs_table() -> None:
     found = errors_of("trainer")
     assert TrainerError.__name__ in found
     assert set(found.values()) <= set(EXIT_CODES)
-    assert {0, *errors_of("launcher").values()} == set(launcher.errors.EXIT_CODES)
+    both = {LauncherError.exit_code, ConfigError.exit_code}
+    assert {0, *both, *errors_of("launcher").values()} == set(launcher.errors.EXIT_CODES)
 
 
 def test_the_page_shows_both_tables() -> None:

@@ -1,7 +1,7 @@
 """The errors of a run, and the one table of exit codes: every supervisor restarts by it."""
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -101,9 +101,16 @@ def restarts(returncode: int) -> bool:
 
 
 class TrainerError(Exception):
-    """An error whose message a user can act on: what is wrong, where, and what to do."""
+    """An error whose message a user can act on: what is wrong, where, and what to do.
+
+    `details` are further lines for people, such as the last log lines of a missing worker.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str, details: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.details = tuple(details)
 
 
 class InputError(TrainerError):

@@ -18,7 +18,6 @@ from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 from trainer.planning.budget.ledger import earlier_attempts, parse_spend
 from trainer.planning.cost import money_text
-from trainer.system.errors import InputError
 
 
 def authorise(
@@ -39,10 +38,7 @@ def authorise(
     budget = job.budget
     if budget is None or budget.ceiling is None:
         return
-    try:
-        budget.check_guarded()
-    except InputError as error:
-        raise ConfigError(str(error)) from None
+    budget.check_guarded()
     there = found.connections[plan.leader.host]
     spent = _spent(there, plan, budget)
     with working("estimating the cost"):
@@ -83,11 +79,8 @@ def _spent(there: Connection, plan: LaunchPlan, budget: BudgetConfig) -> float:
         return 0.0
     except OSError as error:
         raise ConfigError(f"host {plan.leader.host}: {budget.ledger}: {error.strerror}") from None
-    try:
-        records = parse_spend(data, f"host {plan.leader.host}: {budget.ledger}")
-        return earlier_attempts(records, plan.run_id, budget.currency).money
-    except InputError as error:
-        raise ConfigError(str(error)) from None
+    records = parse_spend(data, f"host {plan.leader.host}: {budget.ledger}")
+    return earlier_attempts(records, plan.run_id, budget.currency).money
 
 
 def _done(there: Connection, plan: LaunchPlan) -> int:

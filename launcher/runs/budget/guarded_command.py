@@ -19,7 +19,6 @@ from launcher.runs.records.registry import new_run_id
 from trainer.config.budget import BudgetConfig, load_budget, with_environment
 from trainer.planning.budget.ledger import SPEND_FILE
 from trainer.planning.budget.watch import BudgetWatch
-from trainer.system.errors import InputError
 from trainer.system.process.child import signal_group, start_child
 
 GRACE = 30.0
@@ -47,18 +46,15 @@ def command_budget(
     refuse_unknown_rents(hosts)
     if ceiling is not None and currency is None:
         raise ConfigError(f"--ceiling {ceiling:g} needs its currency: --currency EUR")
-    try:
-        given = load_budget({"ceiling": ceiling, "currency": currency}, "flags")
-        budget = with_environment(given, environment)
-        if budget is None or budget.ceiling is None:
-            raise ConfigError("give --ceiling 5 --currency EUR, or set MOTLEY_BUDGET_CEILING")
-        tree = budget.model_dump() | {"currency": currency_of(hosts, budget.currency)}
-        here = {"name": platform.node() or "localhost", **own}
-        tree["hosts"] = [rate.model_dump() for rate in rates_of(hosts, {})] if hosts else [here]
-        budget = load_budget(tree, "flags")
-        budget.check_guarded()
-    except InputError as error:
-        raise ConfigError(str(error)) from None
+    given = load_budget({"ceiling": ceiling, "currency": currency}, "flags")
+    budget = with_environment(given, environment)
+    if budget is None or budget.ceiling is None:
+        raise ConfigError("give --ceiling 5 --currency EUR, or set MOTLEY_BUDGET_CEILING")
+    tree = budget.model_dump() | {"currency": currency_of(hosts, budget.currency)}
+    here = {"name": platform.node() or "localhost", **own}
+    tree["hosts"] = [rate.model_dump() for rate in rates_of(hosts, {})] if hosts else [here]
+    budget = load_budget(tree, "flags")
+    budget.check_guarded()
     return budget
 
 
@@ -82,8 +78,6 @@ def run_guarded(
     try:
         make_private_folder(folder)
         watch = BudgetWatch(budget, run, folder / SPEND_FILE, stopping=grace)
-    except InputError as error:
-        raise ConfigError(str(error)) from None
     except OSError as error:
         raise ConfigError(f"state folder {folder}: {error.strerror}") from None
     if ending := watch.ending:

@@ -15,7 +15,7 @@ from launcher.runs.records.run import StateFolder
 from launcher.runs.status import OVER, RunView
 from trainer.planning.budget.ledger import SPEND_FILE, SpendRecord, parse_spend
 from trainer.planning.cost import host_cost
-from trainer.system.errors import InputError, plain_reason
+from trainer.system.errors import plain_reason
 
 By = Literal["run", "host", "day"]
 MOST_SPEND = 1 << 28
@@ -62,8 +62,6 @@ def read_spend(registry: Registry, report: Callable[[str], None]) -> list[SpendR
             return parse_spend(data, f"{place.host}: {path}" if place.host else path)
         except FileNotFoundError:
             return []
-        except InputError as error:
-            raise ConfigError(str(error)) from None
 
     answers = registry.ask(read)
     for name, error in answers.errors.items():

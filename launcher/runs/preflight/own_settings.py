@@ -8,12 +8,11 @@ from dataclasses import asdict
 from typing import cast
 
 from launcher.discovery.survey import Survey
-from launcher.errors import ConfigError, PreflightError
+from launcher.errors import PreflightError
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig
 from trainer.planning.defaults import SETTLED, Derived, table
 from trainer.planning.workers import MAIN_MEMORY, Backend, Room
-from trainer.system.errors import InputError
 from trainer.system.received import receive
 
 DEADLINE = 300.0
@@ -47,10 +46,7 @@ def follow_data(
     except (ValueError, RuntimeError) as error:  # another version, or a defect there
         raise PreflightError(f"host {head}: {error}; update it: launch cluster push") from None
     derived = [part for part in derived if part.key in SETTLED - set(given)]
-    try:
-        settled = config.with_settings({part.key: part.value for part in derived})
-    except InputError as error:
-        raise ConfigError(str(error)) from None
+    settled = config.with_settings({part.key: part.value for part in derived})
     return settled, table(derived, settled.output)
 
 
