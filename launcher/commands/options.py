@@ -179,7 +179,8 @@ def order_of(
     Raises:
         ConfigError: a setting is no KEY=VALUE.
     """
-    from launcher.plan.configuration import Order, parse_assignments
+    from launcher.plan.configuration import Order
+    from trainer.config.section import parse_assignments
 
     given = {key: value for key, value in flags.items() if value not in (None, ())}
     return Order(leader, source, parse_assignments(settings, "--set") | given)

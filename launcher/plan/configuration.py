@@ -6,14 +6,11 @@ A model's hub name is not a path and is kept unchanged; preflight checks whether
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-import yaml
-
-from launcher.errors import ConfigError
 from launcher.files import MANAGED_STATE
 from launcher.inventory.hosts import Host, head_of
 from launcher.plan.hub import is_hub_name
@@ -173,24 +170,6 @@ def with_free_output(
     free = next(filter(is_free, numbered))
     line = f"output: {free}, because {config.output} holds an earlier run"
     return config.with_settings({"output": free}), [line]
-
-
-def parse_assignments(assignments: Iterable[str], flag: str) -> dict[str, Any]:
-    """Read `KEY=VALUE` arguments; a value is YAML, so numbers and lists keep their type.
-
-    Raises:
-        ConfigError: an argument has no key, or its value is not YAML.
-    """
-    values: dict[str, Any] = {}
-    for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"{flag} takes KEY=VALUE, got {assignment!r}")
-        try:
-            values[key.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ConfigError(f"{flag} {key}: the value is not YAML: {text!r}") from None
-    return values
 
 
 def _absolute(path: str, folder: Path) -> str:

@@ -19,7 +19,6 @@ from launcher.inventory.hosts import Host, head_of, load_inventory
 from launcher.plan.budget import with_budget
 from launcher.plan.configuration import (
     Order,
-    parse_assignments,
     with_free_output,
     with_shared_checkpoints,
 )
@@ -38,6 +37,7 @@ from launcher.runs.up import bring_up, look_around, make_plan
 from launcher.terminal import note, working
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
+from trainer.config.section import parse_assignments
 from trainer.planning.budget.ledger import SpendRecord
 
 

@@ -120,7 +120,7 @@ def test_a_group_alone_prints_its_help(capsys: pytest.CaptureFixture[str], path:
         (["cluster", "up", "--expect-workers", "0"], 2, "0 is not in the range"),
         (["cluster", "up", "--preset", "a", "--config", "b"], 2, "not both"),
         (["cluster", "up", "--config", "absent.yaml"], 2, "no config file and no preset"),
-        (["cluster", "up", "--set", "training.epochs"], 2, "--set takes KEY=VALUE"),
+        (["cluster", "up", "--set", "training.epochs"], 2, "--set training.epochs: give KEY=VALUE"),
         (["cluster", "up", "--set", "training.epoch=2"], 2, "training.epoch: unknown key"),
         (["cluster", "up", "--set", "training.epochs=many"], 2, "training.epochs:"),
         (
@@ -129,7 +129,7 @@ def test_a_group_alone_prints_its_help(capsys: pytest.CaptureFixture[str], path:
             "training.epochs: must not be null",
         ),
         (["cluster", "up", "--set", "nope.x=null"], 2, "nope: unknown key (allowed: "),
-        (["cluster", "up", "-e", "=1"], 2, "-e takes KEY=VALUE"),
+        (["cluster", "up", "-e", "=1"], 2, "-e =1: give KEY=VALUE"),
         (["cluster", "up", "--inventory", "absent.yml"], 2, "absent.yml: the file does not exist"),
         (["runs", "-i", "absent.yml", "--nodes", "a,b"], 2, "--inventory or --nodes, not both"),
         pytest.param(

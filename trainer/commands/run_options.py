@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from trainer.commands import complete
+from trainer.config.section import parse_assignments
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import Command, together
-from trainer.system.errors import InputError
 
 _SETTINGS = {
     "method": "method",
@@ -85,17 +85,4 @@ def overrides(
     """
     known = {**_SETTINGS, **own}
     given = {path: flags[flag] for flag, path in known.items() if flags.get(flag) is not None}
-    return given | dict(map(_setting, settings))
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    """Return the dotted path and the value of `KEY=VALUE`, the value read as YAML."""
-    import yaml
-
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise InputError(f"--set {text}: give KEY=VALUE, such as training.seed=3")
-    try:
-        return key, yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise InputError(f"--set {text}: the value is not valid YAML") from None
+    return given | parse_assignments(settings, "--set")

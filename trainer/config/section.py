@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
@@ -104,6 +104,24 @@ def _spread(kind: type[Section], key: str, value: Any) -> Any:
 
 def _may_be_null(kind: type[Section], key: str) -> bool:
     return NoneType in _kinds(kind.model_fields[key].annotation)
+
+
+def parse_assignments(texts: Iterable[str], flag: str) -> dict[str, Any]:
+    """Read the `KEY=VALUE` of a flag; a value is YAML, so numbers and lists keep their type.
+
+    Raises:
+        InputError: one has no key, or its value is not YAML.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"{flag} {text}: give KEY=VALUE")
+        try:
+            found[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise InputError(f"{flag} {text}: the value is not valid YAML") from None
+    return found
 
 
 class _UniqueLoader(yaml.SafeLoader):

@@ -13,7 +13,7 @@ from launcher.cli import run
 from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.configuration import parse_assignments, resolve_job
+from launcher.plan.configuration import resolve_job
 from launcher.plan.distillation import place_distillation
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.plan.setting import Setting
@@ -21,6 +21,7 @@ from tests import ROOT
 from trainer.config import distill_job
 from trainer.config import run as run_config
 from trainer.config.distill_job import DistillJob
+from trainer.config.section import parse_assignments
 from trainer.system.errors import InputError
 from trainer.system.received import receive
 

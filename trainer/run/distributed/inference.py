@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from hashlib import blake2b
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from trainer.checkpoint.trained_model import Trained
 from trainer.config.parallel import ParallelConfig
 from trainer.config.run import Backend, RunConfig
-from trainer.config.section import build
+from trainer.config.section import build, parse_assignments
 from trainer.model.shards import check_shards
 from trainer.replica.base import EvalResult
 from trainer.run.distributed.environment import read_environment
@@ -39,17 +39,7 @@ def read_parallel(text: str) -> ParallelConfig:
     Raises:
         InputError: a key or value is wrong.
     """
-    import yaml
-
-    given: dict[str, Any] = {}
-    for part in text.split(","):
-        key, _, value = part.strip().partition("=")
-        try:
-            given[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            given[key] = None
-        if not key or given[key] is None:
-            raise InputError(f"--parallel {text}: give KEY=VALUE,..., such as tensor=2")
+    given = parse_assignments(text.split(","), "--parallel")
     return build(ParallelConfig, {}, given, f"--parallel {text}")
 
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings(
     [
         (generate, ["--parallel", "tensor=2"], {}, "torchrun --nproc-per-node 2"),
         (generate, ["--parallel", "tensor"], TORCHRUN, "give KEY=VALUE"),
-        (generate, ["--parallel", "tensor=[2"], TORCHRUN, "give KEY=VALUE"),
+        (generate, ["--parallel", "tensor=[2"], TORCHRUN, "not valid YAML"),
         (generate, ["--parallel", "tensors=2"], TORCHRUN, "tensors"),
         (generate, ["--parallel", "tensor=3"], TORCHRUN, "does not divide the world of 2"),
         (generate, ["--parallel", "tensor=1"], TORCHRUN, "generate only with tensor=2"),
