@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from trainer.system.errors import InputError, TrainerError
 
 EXIT_CODES = {
@@ -70,3 +72,11 @@ class InterruptedStartError(LauncherError):
     """The user or a signal ended a start before every worker had joined."""
 
     exit_code = 130
+
+
+def raise_all(errors: Sequence[LauncherError]) -> None:
+    """Raise the first of some errors, with the others as its details."""
+    if errors:
+        first, *others = errors
+        lines = [line for error in others for line in (str(error), *error.details)]
+        raise type(first)(str(first), [*first.details, *lines])

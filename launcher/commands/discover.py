@@ -52,6 +52,7 @@ def discover(no_mdns: bool, no_links: bool, as_json: bool, **sources: Any) -> No
     """
     from launcher.discovery.search import Search
     from launcher.discovery.search import discover as look
+    from launcher.errors import raise_all
     from launcher.views import discovery, render
 
     found = look(Search(mdns=not no_mdns, links=not no_links, **sources))
@@ -59,4 +60,4 @@ def discover(no_mdns: bool, no_links: bool, as_json: bool, **sources: Any) -> No
         render.print_json(discovery.discovery_tree(found))
     else:
         discovery.show(found)
-    found.refuse_problems()
+    raise_all(found.problems)

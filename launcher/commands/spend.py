@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,11 @@ PRICE, ABOVE = Number(min=0), Number(min=0, min_open=True)
 @json_option
 def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
     """Show what runs and guarded commands have cost, by run, host or day (UTC)."""
-    from launcher.runs.budget.spending import totals
+    from launcher.runs.budget.spending import read_spend, totals
+    from launcher.terminal import note
     from launcher.views import render
 
-    records = [r for r in cluster.spend() if run_id is None or r.run == run_id]
+    records = [r for r in read_spend(cluster.known(), note) if run_id is None or r.run == run_id]
     found = totals(records, by)
     if as_json:
         tree = {"by": by, "totals": [asdict(total) for total in found]}
@@ -41,7 +43,7 @@ def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
     render.console().print(render.spend_table(found, by, render.width()))
 
 
-@click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @cluster_options
 @click.option("--ceiling", type=ABOVE, metavar="MONEY", help="Default: $MOTLEY_BUDGET_CEILING.")
 @click.option(
@@ -62,19 +64,18 @@ def budget(
     cluster: Cluster,
     ceiling: float | None,
     currency: str | None,
-    price_hour: float | None,
-    watts: float | None,
-    price_kwh: float | None,
     name: str | None,
     grace: float,
     command: tuple[str, ...],
+    **rate: float | None,
 ) -> None:
     """Run a command and stop it before it costs more than a ceiling.
 
     The cost is that of this machine, given by flags, or of the hosts of an inventory. Exits as
     the command does, or with 7 if the command was stopped.
     """
-    rate = {"price_hour": price_hour, "watts": watts, "price_kwh": price_kwh}
-    click.get_current_context().exit(
-        cluster.guard(command, ceiling, currency, rate, name=name, grace=grace)
-    )
+    from launcher.runs.budget.guarded_command import command_budget, run_guarded
+
+    hosts = () if cluster.inventory is None else cluster.hosts
+    settled = command_budget(hosts, rate, ceiling, currency, os.environ)
+    click.get_current_context().exit(run_guarded(command, settled, name, grace))

@@ -166,8 +166,3 @@ def _with_names(found: Sequence[Found]) -> list[Found]:
 
 _RANK: Mapping[Source, int] = {"inventory": 0, "ssh config": 1, "address": 2, "mDNS": 3}
 """Whose names stay: those that people have given come first."""
-
-
-def by_name(found: Sequence[Found]) -> Mapping[str, Found]:
-    """Return the machines by their names."""
-    return {one.name: one for one in found}

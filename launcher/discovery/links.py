@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from launcher.agent.checks.link import Crossing, Listening
-from launcher.discovery.asking import Found, by_name
+from launcher.discovery.asking import Found
 from launcher.discovery.survey import routes_of
 from launcher.errors import ConfigError, LauncherError, PreflightError
 from launcher.hosts.fleet import at_once, line_of
@@ -83,7 +83,7 @@ def measure(found: Sequence[Found], port: int) -> list[MeasuredLink]:
     """Return the link of every pair; needs a free TCP port on all machines."""
     if len(found) < 2:
         return []
-    machines = by_name(found)
+    machines = {one.name: one for one in found}
     targets = [entry.address for one in found for entry in one.machine.network.addresses]
     asked = {one.name: partial(_routes, one, targets) for one in found}
     routes = at_once(asked, _DEADLINE)

@@ -62,13 +62,6 @@ class Discovery:
     problems: tuple[LauncherError, ...] = ()
     """What the user has to act on, the most severe first."""
 
-    def refuse_problems(self) -> None:
-        """Raise the first problem, with the others as its details."""
-        if self.problems:
-            first, *others = self.problems
-            lines = [line for error in others for line in (str(error), *error.details)]
-            raise type(first)(str(first), [*first.details, *lines])
-
 
 def discover(search: Search) -> Discovery:
     """Look for machines, ask them, and write the inventory if one is named.

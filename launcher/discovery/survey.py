@@ -63,13 +63,6 @@ class Survey:
         """Ids of machines; two names of one machine have the same."""
         return {name: machine.identity for name, machine in self.machines.items()}
 
-    def refuse_failures(self) -> None:
-        """Raise the first failure, with the others as its details."""
-        errors = list(self.failures.values())
-        if errors:
-            first = errors[0]
-            raise type(first)(str(first), [*first.details, *(str(e) for e in errors[1:])])
-
 
 def survey(
     hosts: Sequence[Host],

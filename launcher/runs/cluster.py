@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from launcher.plan.configuration import (
 )
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
-from launcher.runs.budget.spending import IdleHost, idle_hosts, read_spend
+from launcher.runs.budget.spending import IdleHost, idle_hosts
 from launcher.runs.doctor import diagnose
 from launcher.runs.down import TeardownResult, tear_down
 from launcher.runs.preflight.own_settings import follow_data
@@ -38,7 +38,6 @@ from launcher.terminal import note, working
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 from trainer.config.section import parse_assignments
-from trainer.planning.budget.ledger import SpendRecord
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Cluster:
             ssh.accept_new_host_keys()
         self.start = start or Start()
         self.watch = Stopwatch()
-        self._inventory = inventory
+        self.inventory = inventory
         self._report = report
 
     @cached_property
@@ -81,7 +80,7 @@ class Cluster:
         """
         extra = parse_assignments(self.start.extra_vars, "-e")
         with working("reading the inventory"):
-            return load_inventory(self._inventory, limit=self.start.limit, extra=extra)
+            return load_inventory(self.inventory, limit=self.start.limit, extra=extra)
 
     @cached_property
     def registry(self) -> Registry:
@@ -99,7 +98,7 @@ class Cluster:
             ConfigError: the inventory cannot be used.
             UnreachableError: none of its hosts answers.
         """
-        if self._inventory is None:
+        if self.inventory is None:
             return Registry.default()
         registry = Registry.of(self.hosts, deadline)
         if registry.absence is not None:
@@ -192,41 +191,9 @@ class Cluster:
             self.start,
         )
 
-    def spend(self) -> list[SpendRecord]:
-        """Return every line of what was spent, by time."""
-        return read_spend(self.known(), self._report)
-
     def idle(self, view: RunView | None) -> list[IdleHost]:
         """Return the priced hosts of the inventory that do nothing; none without an inventory."""
-        return [] if self._inventory is None else idle_hosts(self.hosts, view, time.time())
-
-    def guard(
-        self,
-        argv: Sequence[str],
-        ceiling: float | None,
-        currency: str | None,
-        rate: Mapping[str, float | None],
-        *,
-        name: str | None,
-        grace: float,
-    ) -> int:
-        """Run a command here under a ceiling, and return its exit code; see `run_guarded`.
-
-        Args:
-            rate: what this machine costs; the inventory's hosts count if there is one.
-
-        Raises:
-            ConfigError: a figure is wrong, or the command cannot be started.
-            OverBudgetError: the guard stopped it.
-        """
-        from launcher.runs.budget.guarded_command import command_budget, run_guarded
-
-        hosts = () if self._inventory is None else self.hosts
-        given = [name for name, value in rate.items() if value is not None]
-        if hosts and given:
-            raise ConfigError(f"give --{given[0].replace('_', '-')} or an inventory, not both")
-        budget = command_budget(hosts, rate, ceiling, currency, os.environ)
-        return run_guarded(argv, budget, name, grace)
+        return [] if self.inventory is None else idle_hosts(self.hosts, view, time.time())
 
     def down(self, run_id: str | None, everything: bool) -> list[TeardownResult]:
         """Stop a run, or all of them; each ending says what may be left of it."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.agent.checks.finding import Result
 from launcher.discovery.survey import Survey, survey
-from launcher.errors import InterruptedStartError, PartialError, PreflightError
+from launcher.errors import InterruptedStartError, PartialError, PreflightError, raise_all
 from launcher.files import default_state_folder
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import REACH, ask_hosts
@@ -65,7 +65,7 @@ def look_around(hosts: Sequence[Host], only_to_plan: bool = False) -> Survey:
     asked = [h for h in hosts if h.is_local or h.devices is None or not only_to_plan]
     connections = ask_hosts(asked, lambda _, connection: connection, REACH).require()
     found = survey(hosts, connections)
-    found.refuse_failures()
+    raise_all([*found.failures.values()])
     return found
 
 

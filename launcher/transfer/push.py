@@ -148,7 +148,7 @@ class Fleet:
             def report(line: str) -> None:
                 self._report(f"{host.name}: {line}")
 
-            return _Job(host, connection, wheel).run(arguments, deadline, report)
+            return _install(host, connection, wheel, arguments, deadline, report)
 
         chosen = self._hosts if hosts is None else hosts
         return ask_hosts(chosen, run, deadline + REACH)
@@ -211,63 +211,61 @@ class _InstallFailure:
     details: tuple[str, ...] = ()
 
 
-class _Job:
-    """One run of `launcher.installation` on a host."""
+def _install(
+    host: Host,
+    connection: Connection,
+    wheel: WheelFacts | None,
+    arguments: Sequence[str],
+    deadline: float,
+    report: Report,
+) -> _Answer:
+    """Run `launcher.installation` on a host; its progress lines are reported."""
+    folder = _folder(host, connection, wheel)
+    log = f"{folder}/{secrets.token_hex(4)}.log"
+    python = connection.python
+    argv = [python, "-P", "-m", "launcher.installation", *arguments, "--as-job"]
+    argv += ["--root", str(root_of(python))]
+    environment: Mapping[str, str] = {}
+    if wheel is not None:
+        path = f"{folder}/{wheel.path.name}"
+        argv += ["--wheel", path]
+        environment = {"PYTHONPATH": path}  # the new version installs itself
+    connection.make_folder(folder)
+    connection.spawn(argv, environment, log)
+    tree = _follow(connection, log, deadline, report)
+    connection.remove(log)
+    if tree["schema"] == RESULT_SCHEMA:
+        return receive(_Answer, tree, "installation")
+    failure = receive(_InstallFailure, tree, "installation", lines=True)
+    kinds = {kind.exit_code: kind for kind in (ConfigError, PreflightError)}
+    raise kinds.get(failure.exit_code, LauncherError)(failure.error, failure.details)
 
-    def __init__(self, host: Host, connection: Connection, wheel: WheelFacts | None) -> None:
-        self._host = host
-        self._connection = connection
-        self._wheel = wheel
 
-    def run(self, arguments: Sequence[str], deadline: float, report: Report) -> _Answer:
-        """Return the program's answer; its progress lines are reported."""
-        folder = _folder(self._host, self._connection, self._wheel)
-        log = f"{folder}/{secrets.token_hex(4)}.log"
-        python = self._connection.python
-        argv = [python, "-P", "-m", "launcher.installation", *arguments, "--as-job"]
-        argv += ["--root", str(root_of(python))]
-        environment: Mapping[str, str] = {}
-        if self._wheel is not None:
-            path = f"{folder}/{self._wheel.path.name}"
-            argv += ["--wheel", path]
-            environment = {"PYTHONPATH": path}  # the new version installs itself
-        self._connection.make_folder(folder)
-        self._connection.spawn(argv, environment, log)
-        tree = self._follow(log, deadline, report)
-        self._connection.remove(log)
-        if tree["schema"] == RESULT_SCHEMA:
-            return receive(_Answer, tree, "installation")
-        failure = receive(_InstallFailure, tree, "installation", lines=True)
-        kinds = {kind.exit_code: kind for kind in (ConfigError, PreflightError)}
-        raise kinds.get(failure.exit_code, LauncherError)(failure.error, failure.details)
-
-    def _follow(self, log: str, deadline: float, report: Report) -> Tree:
-        process: ProcessIdentity | None = None
-        offset, until = 0, time.monotonic() + deadline
-        begun_by, last = time.monotonic() + _BEGIN_DEADLINE, ""
-        while time.monotonic() < until:
-            alive = process is None or self._connection.is_alive(process)
-            data = self._connection.read(log, offset)
-            end = data.rfind(b"\n") + 1
-            offset += end
-            for line in data[:end].decode(errors="replace").splitlines():
-                tree = _object(line)
-                if tree is None:
-                    last = line.removeprefix("installation: ")
-                    if line != last:  # its own lines; all others belong to an error
-                        report(last)
-                elif tree["schema"] == BEGUN_SCHEMA:
-                    process = receive(ProcessIdentity, tree, "installation")
-                else:
-                    return tree
-            if process is None and time.monotonic() > begun_by:
-                raise LauncherError(f"the installation did not start: {last or 'no output'}")
-            if not alive:
-                raise LauncherError(
-                    f"the installation ended without a result (last: {last}); {log}"
-                )
-            time.sleep(_POLL)
-        raise LauncherError(f"the installation did not end within {deadline:.0f} s; see {log}")
+def _follow(connection: Connection, log: str, deadline: float, report: Report) -> Tree:
+    process: ProcessIdentity | None = None
+    offset, until = 0, time.monotonic() + deadline
+    begun_by, last = time.monotonic() + _BEGIN_DEADLINE, ""
+    while time.monotonic() < until:
+        alive = process is None or connection.is_alive(process)
+        data = connection.read(log, offset)
+        end = data.rfind(b"\n") + 1
+        offset += end
+        for line in data[:end].decode(errors="replace").splitlines():
+            tree = _object(line)
+            if tree is None:
+                last = line.removeprefix("installation: ")
+                if line != last:  # its own lines; all others belong to an error
+                    report(last)
+            elif tree["schema"] == BEGUN_SCHEMA:
+                process = receive(ProcessIdentity, tree, "installation")
+            else:
+                return tree
+        if process is None and time.monotonic() > begun_by:
+            raise LauncherError(f"the installation did not start: {last or 'no output'}")
+        if not alive:
+            raise LauncherError(f"the installation ended without a result (last: {last}); {log}")
+        time.sleep(_POLL)
+    raise LauncherError(f"the installation did not end within {deadline:.0f} s; see {log}")
 
 
 def _folder(host: Host, connection: Connection, wheel: WheelFacts | None) -> str:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from launcher.errors import ConfigError, LauncherError, UnreachableError
+from launcher.errors import ConfigError, LauncherError, UnreachableError, raise_all
 from launcher.hosts import ssh
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.failures import FailureWatch
@@ -205,8 +205,7 @@ class LogReader:
                 log.last(self._emitter(log.process))
             except UnreachableError as error:
                 errors[log.process.host] = error
-        for error in errors.values():
-            raise UnreachableError(str(error), [str(e) for e in list(errors.values())[1:]])
+        raise_all([*errors.values()])
 
     def follow(self, announce: Announce) -> None:
         """Print existing and new lines until every process has ended.

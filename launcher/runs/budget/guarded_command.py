@@ -37,17 +37,20 @@ def command_budget(
     """Return the budget of a command: on the hosts of an inventory, or on this machine.
 
     Args:
-        own: what this machine costs, by flags; ignored if there are hosts.
+        own: what this machine costs, by flags, without hosts of an inventory.
 
     Raises:
-        ConfigError: there is no ceiling or no price, or there are two currencies.
+        ConfigError: there is no ceiling or no price, or two of them or two currencies.
         OverBudgetError: a rented host has no price.
     """
+    given = [name for name, value in own.items() if value is not None]
+    if hosts and given:
+        raise ConfigError(f"give --{given[0].replace('_', '-')} or an inventory, not both")
     refuse_unknown_rents(hosts)
     if ceiling is not None and currency is None:
         raise ConfigError(f"--ceiling {ceiling:g} needs its currency: --currency EUR")
-    given = load_budget({"ceiling": ceiling, "currency": currency}, "flags")
-    budget = with_environment(given, environment)
+    flags = load_budget({"ceiling": ceiling, "currency": currency}, "flags")
+    budget = with_environment(flags, environment)
     if budget is None or budget.ceiling is None:
         raise ConfigError("give --ceiling 5 --currency EUR, or set MOTLEY_BUDGET_CEILING")
     tree = budget.model_dump() | {"currency": currency_of(hosts, budget.currency)}

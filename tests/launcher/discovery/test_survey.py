@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from launcher.discovery.survey import survey, with_devices
-from launcher.errors import PreflightError, UnreachableError
+from launcher.errors import PreflightError, UnreachableError, raise_all
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.facts.devices import Detection, Device
 from launcher.inventory.hosts import Host
@@ -134,7 +134,7 @@ def test_one_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch
     assert isinstance(found.failures["b"], UnreachableError)
     assert "launch cluster push" in str(found.failures["c"])
     with pytest.raises(PreflightError, match="launch cluster push") as error:
-        survey(hosts, {}, {"c": found.failures["c"], "b": found.failures["b"]}).refuse_failures()
+        raise_all([found.failures["c"], found.failures["b"]])
     assert error.value.details == (str(found.failures["b"]),)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.agent.checks.finding import Result
 from launcher.discovery.survey import Survey, survey
-from launcher.errors import LauncherError, PreflightError, UnreachableError
+from launcher.errors import LauncherError, PreflightError, UnreachableError, raise_all
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
@@ -63,7 +63,7 @@ NAMES = list(dict.fromkeys(check.name for check in CHECKS))
 
 
 def plan_of(found: Survey, config: RunConfig | None = None) -> LaunchPlan:
-    found.refuse_failures()
+    raise_all([*found.failures.values()])
     return make_plan(found, config or load("quickstart"), None)
 
 
