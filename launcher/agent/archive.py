@@ -26,6 +26,7 @@ _PARTS = (
     "trainer/system/__init__.py",
     "trainer/system/cgroups.py",
     "trainer/system/errors.py",
+    "trainer/system/kernel_files.py",
     "trainer/system/nvidia_smi.py",
     "trainer/system/process/__init__.py",
     "trainer/system/process/child.py",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import ConfigError
+from trainer.planning.devices import GIB
 from trainer.planning.scaling import Point, scaling
 from trainer.planning.schedules import idle_share, timeline
 from trainer.planning.strategies import Request, StrategyOption
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_GIB = 2**30
 # A dark ground of its own reads on any page; the other pictures of the documentation have it too.
 _GROUND, _TEXT, _GRID = "#292929", "#c5c8c6", "#4a4a4a"
 _COLOURS = ("#68a0b3", "#f0c674", "#de935f", "#b5bd68", "#b294bb", "#cc6666")
@@ -120,10 +120,10 @@ def _memory(axes: Axes, request: Request, found: Sequence[StrategyOption]) -> No
     names = [option.title for option in found]
     left = [0.0] * len(found)
     for part, colour in zip(found[0].memory.bytes(), _COLOURS, strict=True):
-        sizes = [option.memory.bytes()[part] / _GIB for option in found]
+        sizes = [option.memory.bytes()[part] / GIB for option in found]
         axes.barh(names, sizes, left=left, color=colour, label=part, height=0.7)
         left = [before + size for before, size in zip(left, sizes, strict=True)]
-    axes.axvline(found[0].room / _GIB, color=_TEXT, lw=1, ls="--", label="usable on a device")
+    axes.axvline(found[0].room / GIB, color=_TEXT, lw=1, ls="--", label="usable on a device")
     axes.invert_yaxis()
     axes.set_ylim(len(found) - 0.5, -0.5)
     axes.set_xlabel("GiB of the device that needs most")

@@ -11,10 +11,10 @@ from rich.table import Table
 from launcher.views.tables import Column, table
 from trainer.config.exchange import FEWEST
 from trainer.planning.decision import Pick
+from trainer.planning.devices import GIB, gib
 from trainer.planning.exchange_choice import ChosenExchange
 from trainer.planning.strategies import ROWS_EACH, Request, StrategyOption
 
-_GIB = 2**30
 _COLUMNS = (
     Column("STRATEGY"),
     Column("WEIGHTS", spare=4, right=True),
@@ -56,7 +56,7 @@ def plan_table(request: Request, options: Sequence[StrategyOption], width: int |
 
 
 def _row(request: Request, option: StrategyOption) -> list[str]:
-    parts = [_gib(size) for size in option.memory.bytes().values()]
+    parts = [gib(size) for size in option.memory.bytes().values()]
     time, cost = option.time, option.cost
     seconds = ["-"] * 4
     if time is not None:
@@ -69,13 +69,9 @@ def _row(request: Request, option: StrategyOption) -> list[str]:
         if cost.money is not None:
             money = f"{cost.money:.2f} {request.prices.currency}"
     return [
-        option.title, *parts, _gib(option.memory.total), "yes" if option.fits else "no",
+        option.title, *parts, gib(option.memory.total), "yes" if option.fits else "no",
         option.training.recompute, *seconds, hours, kwh, money,
     ]  # fmt: skip
-
-
-def _gib(size: float) -> str:
-    return f"{size / _GIB:.1f}"
 
 
 def explanation(option: StrategyOption) -> list[str]:
@@ -87,14 +83,12 @@ def explanation(option: StrategyOption) -> list[str]:
     ]
     for part, term in option.memory.terms():
         lines += [
-            f"{part}: {term.name} = {term.value / _GIB:.3f} GiB",
+            f"{part}: {term.name} = {term.value / GIB:.3f} GiB",
             f"    {term.formula}",
             f"    = {term.with_numbers}",
             f"    {term.source}",
         ]
-    lines.append(
-        f"together {option.memory.total / _GIB:.2f} GiB of {option.room / _GIB:.2f} usable"
-    )
+    lines.append(f"together {option.memory.total / GIB:.2f} GiB of {option.room / GIB:.2f} usable")
     for term in option.time.terms() if option.time is not None else ():
         lines += [
             f"time: {term.name} = {term.value:.4g} s",

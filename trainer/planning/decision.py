@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from trainer.planning.devices import gib
 from trainer.planning.exchange_choice import EACH_STEP, LAST, LEAST_ROUNDS
 from trainer.planning.exchange_choice import MOST_EXPOSED as MOST_ADDED
 from trainer.planning.strategies import Request, StrategyOption
 
-GIB = 2**30
 MOST_EXPOSED = 0.2
 """Share of a step that communication may add before another strategy is better."""
 MOST_SLOWER = 0.1
@@ -80,7 +80,7 @@ def pick(request: Request, options: Sequence[StrategyOption]) -> Pick:
         return Pick(
             None,
             f"Nothing fits: {reason}.",
-            f"{least.title} needs least, {_gib(least.memory.total)} of {_gib(least.room)} GiB:"
+            f"{least.title} needs least, {gib(least.memory.total)} of {gib(least.room)} GiB:"
             " take more devices, method qlora, or a smaller --length.",
         )
     rest = sorted(
@@ -95,7 +95,7 @@ def pick(request: Request, options: Sequence[StrategyOption]) -> Pick:
 
 
 def _against(second: StrategyOption, chosen: StrategyOption) -> str:
-    memory = f"{_gib(second.memory.total)} GiB instead of {_gib(chosen.memory.total)}"
+    memory = f"{gib(second.memory.total)} GiB instead of {gib(chosen.memory.total)}"
     if second.time is None or chosen.time is None:
         return memory
     return f"{second.seconds:.3g} s a step instead of {chosen.seconds:.3g}, {memory}"
@@ -108,10 +108,6 @@ def _walk(node: Rule | Leaf, facts: Facts, reason: str) -> tuple[Leaf, str]:
     return node, reason
 
 
-def _gib(size: float) -> str:
-    return f"{size / GIB:.1f}"
-
-
 def _is_equal(facts: Facts) -> Verdict:
     cluster = facts.request.cluster
     kinds = len({group.device.name for group in cluster.groups})
@@ -121,7 +117,7 @@ def _is_equal(facts: Facts) -> Verdict:
 
 def _is_single(facts: Facts) -> Verdict:
     one = facts.options[0]
-    text = f"one device, {_gib(one.memory.total)} of its usable {_gib(one.room)} GiB"
+    text = f"one device, {gib(one.memory.total)} of its usable {gib(one.room)} GiB"
     return facts.request.cluster.world == 1, text
 
 
@@ -135,8 +131,8 @@ def _fits(leaf: Leaf) -> Callable[[Facts], Verdict]:
             best = min(family, key=lambda option: option.memory.total)
         verb = "needs" if best.fits else "needs even at least"
         return best.fits, (
-            f"{best.title} {verb} {_gib(best.memory.total)} of a device's usable"
-            f" {_gib(best.room)} GiB"
+            f"{best.title} {verb} {gib(best.memory.total)} of a device's usable"
+            f" {gib(best.room)} GiB"
         )
 
     return ask

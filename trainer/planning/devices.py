@@ -13,6 +13,11 @@ from trainer.system.errors import InputError
 GIB = 2**30
 
 
+def gib(size: float) -> str:
+    """Return bytes in GiB, for people."""
+    return f"{size / GIB:.1f}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceModel:
     """One accelerator, or a processor."""

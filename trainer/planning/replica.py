@@ -14,6 +14,7 @@ from trainer.config.parallel import ParallelConfig
 from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import TensorHeader
+from trainer.planning.devices import gib
 from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, Strategy, TrainingSetup
@@ -171,7 +172,7 @@ def choose_recomputation(
     return Recomputation(
         on,
         f"gradient checkpointing {'on' if on else 'off'}: with all activations of {tokens:,} tokens"
-        f" the run needs {_gib(size)} GiB, {_gib(available)} are free",
+        f" the run needs {gib(size)} GiB, {gib(available)} are free",
     )
 
 
@@ -229,9 +230,9 @@ def check_fits(plan: MemoryPlan, available: int, device: str) -> None:
     if not fits(plan, available, plan.sample_tokens):
         again = "" if plan.recompute else ", or training.gradient_checkpointing on"
         raise InputError(
-            f"{device}: the run needs {_gib(plan.least)} GiB (base {_gib(plan.frozen)}, trainable"
-            f" {_gib(plan.trainable + plan.gradients + plan.state)}, one sample"
-            f" {_gib(plan.least - plan.fixed + plan.workspace)}), {_gib(available)} are free; use"
+            f"{device}: the run needs {gib(plan.least)} GiB (base {gib(plan.frozen)}, trainable"
+            f" {gib(plan.trainable + plan.gradients + plan.state)}, one sample"
+            f" {gib(plan.least - plan.fixed + plan.workspace)}), {gib(available)} are free; use"
             " method lora, model.quantization nf4 or a smaller data.max_seq_len"
             f"{again}"
         )
@@ -241,7 +242,3 @@ def _counted(headers: Mapping[str, TensorHeader], config: RunConfig) -> int:
     """Return the elements of the base; a classifier has a head of its own."""
     heads = ("lm_head.weight", "score.weight") if config.task == "classify" else ()
     return sum(math.prod(header.shape) for name, header in headers.items() if name not in heads)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f}"

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from trainer.system.kernel_files import number, read
+
 _ROOT = Path("/")
 _NONE = 1 << 60
 """Bytes from which version 1's number, the largest multiple of a page, means no limit."""
@@ -40,8 +42,8 @@ def free_memory(available: int, root: Path = _ROOT) -> int:
     """
     free = [available]
     for folder, limit in _memory_limits(root):
-        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
-        statistics = dict(line.split() for line in _read(folder / "memory.stat").splitlines())
+        used = number(folder / "memory.current") or number(folder / "memory.usage_in_bytes") or 0
+        statistics = dict(line.split() for line in read(folder / "memory.stat").splitlines())
         cached = statistics.get("total_inactive_file") or statistics.get("inactive_file", "0")
         free.append(max(0, limit - max(0, used - int(cached))))
     return min(free)
@@ -56,9 +58,9 @@ def processors(count: int, root: Path = _ROOT) -> int:
     """
     found = [float(count)]
     for folder in _groups("cpu", root):
-        quota, _, period = _read(folder / "cpu.max").partition(" ")
-        quota = quota or _read(folder / "cpu.cfs_quota_us")
-        period = period or _read(folder / "cpu.cfs_period_us")
+        quota, _, period = read(folder / "cpu.max").partition(" ")
+        quota = quota or read(folder / "cpu.cfs_quota_us")
+        period = period or read(folder / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal() and int(period):
             found.append(int(quota) / int(period))
     return max(1, math.ceil(min(found)))
@@ -68,14 +70,14 @@ def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
     """Yield the groups that have limits, and these in bytes; `memory.high` slows a process down."""
     for folder in _groups("memory", root):
         names = ("memory.max", "memory.high", "memory.limit_in_bytes")
-        limits = [limit for name in names if (limit := _number(folder / name)) is not None]
+        limits = [limit for name in names if (limit := number(folder / name)) is not None]
         if limits and min(limits) < _NONE:
             yield folder, min(limits)
 
 
 def _groups(controller: Literal["cpu", "memory"], root: Path) -> Iterator[Path]:
     """Yield the folders of this process's group and of those that contain it, in both versions."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" or controller in controllers.split(","):
             for mounted, point in _mounts(controller if controllers else "", root):
@@ -91,7 +93,7 @@ def _groups(controller: Literal["cpu", "memory"], root: Path) -> Iterator[Path]:
 
 def _mounts(controller: str, root: Path) -> Iterator[tuple[str, str]]:
     """Yield the mounted folder and the mount point of a controller's tree; version 2's for none."""
-    for line in _read(root / "proc/self/mountinfo").splitlines():
+    for line in read(root / "proc/self/mountinfo").splitlines():
         place, _, kind = line.partition(" - ")
         filesystem, _, options = kind.split(" ", 2)
         found = controller in options.split(",") if filesystem == "cgroup" else not controller
@@ -102,15 +104,3 @@ def _mounts(controller: str, root: Path) -> Iterator[tuple[str, str]]:
 
 def _unescaped(word: str) -> str:
     return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), word)
-
-
-def _number(path: Path) -> int | None:
-    text = _read(path)
-    return int(text) if text.isdecimal() else None
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

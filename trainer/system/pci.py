@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from trainer.system import nvidia_smi
+from trainer.system.kernel_files import number
 
 DEVICES = Path("/sys/bus/pci/devices")
 _ADDRESS = re.compile(r"(?:[0-9a-f]{0,4}([0-9a-f]{4}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.I)
@@ -27,7 +28,7 @@ def addresses(vendor: int, device: int, root: Path = DEVICES) -> list[str]:
     return sorted(
         folder.name
         for folder in root.glob("*")
-        if (_number(folder / "vendor"), _number(folder / "device")) == (vendor, device)
+        if (number(folder / "vendor"), number(folder / "device")) == (vendor, device)
     )
 
 
@@ -36,8 +37,8 @@ def free_memory(address: str, root: Path = DEVICES) -> int | None:
 
     amdgpu reports it in files, NVIDIA's driver through nvidia-smi, Intel's and nouveau do not.
     """
-    total = _number(root / address / "mem_info_vram_total")
-    used = _number(root / address / "mem_info_vram_used")
+    total = number(root / address / "mem_info_vram_total")
+    used = number(root / address / "mem_info_vram_used")
     if total is not None and used is not None:
         return total - used
     return next(
@@ -52,15 +53,8 @@ def free_memory(address: str, root: Path = DEVICES) -> int | None:
 
 def largest_card(root: Path = DEVICES) -> int | None:
     """Return the free bytes of the GPU with most memory of its own; None if not reported."""
-    gpus = (folder.name for folder in root.glob("*") if (_number(folder / "class") or 0) >> 16 == 3)
+    gpus = (folder.name for folder in root.glob("*") if (number(folder / "class") or 0) >> 16 == 3)
     return max(filter(None, (free_memory(address, root) for address in gpus)), default=None)
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(), 0)
-    except (OSError, ValueError):
-        return None
 
 
 def _ask_nvidia() -> list[dict[str, str]]:

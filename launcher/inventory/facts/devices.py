@@ -25,9 +25,9 @@ from launcher.inventory.facts.pci import (
     in_container,
     named,
     normal_address,
-    read,
 )
 from trainer.system import cgroups, nvidia_smi
+from trainer.system.kernel_files import read
 
 Backend = Literal["cuda", "wgpu", "cpu"]
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.inventory.facts.devices import Runner, available_memory, main_memory, run_command
-from launcher.inventory.facts.pci import AMD, PCI_DEVICES, cards, normal_address, read
+from launcher.inventory.facts.pci import AMD, PCI_DEVICES, cards, normal_address
 from trainer.system import nvidia_smi
+from trainer.system.kernel_files import number, read
 
 FIELDS = (
     *("uuid", "pci.bus_id"),
@@ -70,10 +71,10 @@ def parse_nvidia_gauges(output: str) -> dict[str, Gauge]:
 
 def _amd(device: Path) -> Gauge:
     return Gauge(
-        memory_used=_number(device / "mem_info_vram_used"),
-        memory_total=_number(device / "mem_info_vram_total"),
+        memory_used=number(device / "mem_info_vram_used"),
+        memory_total=number(device / "mem_info_vram_total"),
         temperature=_temperature(device / "hwmon"),
-        load=_number(device / "gpu_busy_percent"),
+        load=number(device / "gpu_busy_percent"),
     )
 
 
@@ -87,14 +88,7 @@ def _temperature(folder: Path, sensors: tuple[str, ...] = ()) -> float | None:
     """Return the first sensor's value; hwmon gives thousandths of a degree."""
     for sensor in sorted(folder.glob("*")):
         if not sensors or read(sensor / "name") in sensors:
-            value = _number(sensor / "temp1_input")
+            value = number(sensor / "temp1_input")
             if value is not None:
                 return value / 1000.0
     return None
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(read(path))
-    except ValueError:
-        return None

@@ -14,7 +14,7 @@ from typing import Literal
 
 from launcher.inventory.facts.devices import Runner, main_memory, run_command, usable_cores
 from launcher.inventory.facts.network import Network, network
-from launcher.inventory.facts.pci import read
+from trainer.system.kernel_files import read
 
 LIBRARIES = ("numpy", "safetensors", "tokenizers", "torch", "transformers", "peft")
 """Libraries whose releases should be the same on every host that trains."""

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trainer.system.kernel_files import number, read
+
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA, AMD, INTEL = "10de", "1002", "8086"
 MAKERS = {NVIDIA: "NVIDIA", AMD: "AMD", INTEL: "Intel"}
@@ -60,7 +62,6 @@ def cards(pci: Path = PCI_DEVICES) -> tuple[Card, ...]:
     for folder in sorted(pci.iterdir()):
         vendor, kind = (read(folder / name).removeprefix("0x") for name in ("vendor", "class"))
         if vendor in MAKERS and kind[:4] in _DISPLAY_CLASSES:
-            memory = read(folder / "mem_info_vram_total")
             found.append(
                 Card(
                     folder.name,
@@ -68,7 +69,7 @@ def cards(pci: Path = PCI_DEVICES) -> tuple[Card, ...]:
                     read(folder / "device").removeprefix("0x"),
                     driver=_driver(folder),
                     node=_render_node(folder),
-                    memory=int(memory) if memory.isdigit() else None,
+                    memory=number(folder / "mem_info_vram_total"),
                 )
             )
     return tuple(found)
@@ -127,11 +128,3 @@ def _render_node(folder: Path) -> str:
     except OSError:
         return ""
     return f"/dev/dri/{nodes[0]}" if nodes else ""
-
-
-def read(path: Path) -> str:
-    """Return a small file of the kernel without its line end; empty when there is none."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -7,12 +7,13 @@ them can be read: a part would be taken for the whole. Power supplies and coolin
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from trainer.system.kernel_files import number, read
 
 MEASURE_EVERY = 5.0
 """Seconds: counters tell a mean, and sensors change slowly."""
@@ -92,41 +93,28 @@ class PowerMeter:
         """Return the counters in joules, each with the value at which it begins again."""
         found: dict[str, tuple[float, float | None]] = {}
         for zone in sorted(self._powercap.glob("intel-rapl:*")):  # AMD's processors have them too
-            name = _text(zone / "name")
+            name = read(zone / "name")
             if name.startswith("package-") or name == "dram":
-                value = _number(zone / "energy_uj")  # its owner alone may read it
-                most = _number(zone / "max_energy_range_uj")
+                value = number(zone / "energy_uj")  # its owner alone may read it
+                most = number(zone / "max_energy_range_uj")
                 if value is None:
                     return {}
                 found[f"rapl {zone.name}"] = value / 1e6, None if most is None else most / 1e6
-        for number, card in enumerate(self._cards):
+        for place, card in enumerate(self._cards):
             try:
                 millijoules = self._nvml.nvmlDeviceGetTotalEnergyConsumption(card)
             except Exception:  # a card before Volta counts none, or was lost
                 return {}
-            found[f"nvidia {number}"] = millijoules / 1e3, None
+            found[f"nvidia {place}"] = millijoules / 1e3, None
         return found
 
     def _sensors(self, driver: str) -> float | None:
         """Return the sum of a driver's power sensors in watts; None without any."""
         values: list[float] = []
         for sensor in sorted(self._hwmon.glob("hwmon*")):
-            if _text(sensor / "name") == driver:
+            if read(sensor / "name") == driver:
                 for reading in ("power1_average", "power1_input"):
-                    if (value := _number(sensor / reading)) is not None:
+                    if (value := number(sensor / reading)) is not None:
                         values.append(value / 1e6)
                         break
         return sum(values) if values else None
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text(encoding="ascii").strip()
-    return ""
-
-
-def _number(path: Path) -> float | None:
-    try:
-        return float(_text(path))
-    except ValueError:
-        return None
