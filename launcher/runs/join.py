@@ -67,7 +67,7 @@ def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE
         if view.state in OVER:
             return False
         step = (view.training or {}).get("step")
-        if isinstance(step, int):
+        if step is not None:
             if before is not None and step > before:
                 return True
             before = step if before is None else before

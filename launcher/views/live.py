@@ -15,7 +15,7 @@ from launcher.inventory.facts.gauges import Gauge
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes.session import ProcessState
 from launcher.runs.status import shards
-from launcher.views.render import exchanged
+from launcher.views.render import exchanged, figure, loss_text
 from launcher.views.tables import COLOURS, Column, table
 from launcher.views.telemetry import TelemetrySnapshot
 
@@ -92,30 +92,29 @@ def _title(snapshot: TelemetrySnapshot) -> Text:
 def _progress(snapshot: TelemetrySnapshot, width: int) -> list[RenderableType]:
     training: Mapping[str, Any] = snapshot.view.training or {}
     total, step = training.get("total_steps"), training.get("step")
-    if not isinstance(total, int) or not isinstance(step, int) or total <= 0:
+    if not total or step is None:
         return []
+    epoch, validation = training.get("epoch"), training.get("validation")
     line = Table.grid(padding=(0, 2))
     line.add_row(
         f"step {step}/{total}",
         ProgressBar(total=total, completed=step, width=min(40, max(10, width - 60))),
         f"{100 * step // total} %",
-        _figure("epoch", _next(training.get("epoch")), "d"),
+        "" if epoch is None else f"epoch {epoch + 1}",
         "" if snapshot.left is None else f"{_duration(snapshot.left)} left",
     )
     figures = [
-        _figure("loss", training.get("loss"), ".4f") or ("loss -" if step else ""),
-        _figure("lr", training.get("learning_rate"), ".2e"),
-        _figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
+        loss_text(training),
+        figure("lr", training.get("learning_rate"), ".2e"),
+        figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
         _exchange(training),
     ]
     parts: list[RenderableType] = [line, _line(figures)]
-    validation = training.get("validation")
-    if isinstance(validation, dict):
-        tree: dict[str, Any] = validation  # pyright: ignore[reportUnknownVariableType]
+    if validation is not None:
         scores = [
-            _figure("validation loss", tree.get("loss"), ".4f"),
-            _figure("accuracy", tree.get("accuracy"), ".3f"),
-            _figure("at step", tree.get("step"), "d"),
+            figure("validation loss", validation.get("loss"), ".4f"),
+            figure("accuracy", validation.get("accuracy"), ".3f"),
+            figure("at step", validation.get("step"), "d"),
         ]
         parts.append(_line(scores))
     if len(snapshot.losses) > 1:
@@ -125,10 +124,10 @@ def _progress(snapshot: TelemetrySnapshot, width: int) -> list[RenderableType]:
 
 
 def _exchange(training: Mapping[str, Any]) -> str:
-    exposed = _figure("", training.get("exchange_exposed_ms"), ".0f", " exposed")
-    whole = _figure("exchange", training.get("exchange_ms"), ".0f", " ms")
-    figure = f"{whole} ({exposed})" if whole and exposed else whole
-    return ", ".join(filter(None, (figure, *exchanged(training))))
+    exposed = figure("", training.get("exchange_exposed_ms"), ".0f", " exposed")
+    whole = figure("exchange", training.get("exchange_ms"), ".0f", " ms")
+    taken = f"{whole} ({exposed})" if whole and exposed else whole
+    return ", ".join(filter(None, (taken, *exchanged(training))))
 
 
 def _line(figures: Sequence[str]) -> Text:
@@ -137,7 +136,7 @@ def _line(figures: Sequence[str]) -> Text:
 
 def _workers(snapshot: TelemetrySnapshot, width: int) -> Table:
     view, wide = snapshot.view, width >= _WIDE
-    samples = sum(_int(member.get("samples")) for member in view.members)
+    samples = sum(member.get("samples") or 0 for member in view.members)
     ranked = bool(view.run.plan.workers)
     rows: list[tuple[str | Text, ...]] = []
     measured: set[tuple[str, str]] = set()
@@ -154,7 +153,7 @@ def _workers(snapshot: TelemetrySnapshot, width: int) -> Table:
                 _device(snapshot, process, wide),
                 _state(state, member),
                 shards(member) or _share(member, samples),
-                _figure("", member.get("tokens_per_second"), ",.0f") or "-",
+                figure("", member.get("tokens_per_second"), ",.0f") or "-",
                 _memory(gauge),
                 _temperature(gauge),
                 "" if gauge.load is None else f"{gauge.load} %",
@@ -213,7 +212,7 @@ def _gauge(snapshot: TelemetrySnapshot, process: ProcessPlan) -> Gauge:
 
 def _share(member: Mapping[str, Any], samples: int) -> str:
     mine = member.get("samples")
-    if not isinstance(mine, int) or samples == 0:
+    if mine is None or samples == 0:
         return "-"
     return f"{100 * mine / samples:.0f} %"
 
@@ -233,20 +232,6 @@ def _temperature(gauge: Gauge) -> Text:
     if gauge.temperature is None:
         return Text("")
     return Text(f"{gauge.temperature:.0f} °C", "red" if gauge.temperature >= _HOT else "")
-
-
-def _figure(name: str, value: object, style: str, unit: str = "") -> str:
-    if not isinstance(value, int | float):
-        return ""
-    return f"{name} {value:{style}}{unit}".strip()
-
-
-def _next(value: object) -> object:
-    return value + 1 if isinstance(value, int) else None
-
-
-def _int(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def _duration(seconds: float) -> str:

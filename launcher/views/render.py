@@ -268,8 +268,8 @@ def status_table(view: RunView, width: int | None) -> Table:
                 str(state.attempt),
                 str(state.child.pid) if state.child and not state.is_over else "-",
                 state.ending or "-",
-                shards(member) or _number(member.get("samples"), "d"),
-                _number(member.get("tokens_per_second"), ".0f"),
+                shards(member) or figure("", member.get("samples"), "d") or "-",
+                figure("", member.get("tokens_per_second"), ".0f") or "-",
             )
         )
     return table(_STATUS, rows, width)
@@ -287,24 +287,28 @@ def headline(view: RunView) -> str:
 
 def progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
     """Return `step 12/90, loss 1.234, 4,200 tokens/s` from the leader's status."""
-    parts: list[str] = []
-    if steps and training.get("total_steps"):
-        parts.append(f"step {training.get('step', 0)}/{training['total_steps']}")
-    if isinstance(training.get("loss"), int | float):
-        parts.append(f"loss {training['loss']:.4f}")
-    elif training.get("step"):
-        parts.append("loss -")  # no token of the step was learned
-    if isinstance(training.get("tokens_per_second"), int | float):
-        parts.append(f"{training['tokens_per_second']:,.0f} tokens/s")
-    parts += exchanged(training)
-    validation = training.get("validation")
-    if isinstance(validation, dict):
-        accuracy: object = validation.get("accuracy")  # pyright: ignore
-        if isinstance(accuracy, int | float):
-            parts.append(f"validation accuracy {accuracy:.3f}")
-    if training.get("invalid"):
-        parts.append(f"invalid in its report: {', '.join(training['invalid'])}")
-    return ", ".join(parts)
+    done = f"step {training.get('step', 0)}/{training.get('total_steps')}"
+    validation: Mapping[str, Any] = training.get("validation") or {}
+    invalid = ", ".join(training.get("invalid") or ())
+    parts = (
+        done if steps and training.get("total_steps") else "",
+        loss_text(training),
+        figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
+        *exchanged(training),
+        figure("validation accuracy", validation.get("accuracy"), ".3f"),
+        f"invalid in its report: {invalid}" if invalid else "",
+    )
+    return ", ".join(filter(None, parts))
+
+
+def figure(name: str, value: float | None, style: str, unit: str = "") -> str:
+    """Return a figure of a report with its name; empty where there is none."""
+    return "" if value is None else f"{name} {value:{style}}{unit}".strip()
+
+
+def loss_text(training: Mapping[str, Any]) -> str:
+    """Return the loss of the last step; `-`: no token of it was learned."""
+    return figure("loss", training.get("loss"), ".4f") or ("loss -" if training.get("step") else "")
 
 
 def exchanged(training: Mapping[str, Any]) -> list[str]:
@@ -316,10 +320,6 @@ def exchanged(training: Mapping[str, Any]) -> list[str]:
 def moment(seconds: float) -> str:
     """Return Unix seconds as local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
-def _number(value: object, style: str) -> str:
-    return format(value, style) if isinstance(value, int | float) else "-"
 
 
 def _styled(state: str) -> Text:

@@ -54,7 +54,7 @@ class StepRate:
     def seen(self, view: RunView, now: float) -> None:
         """Take a look into account; only training counts for the pace."""
         step = (view.training or {}).get("step")
-        if view.state != "running" or not isinstance(step, int):
+        if view.state != "running" or step is None:
             self._seen.clear()
         elif not self._seen or step > self._seen[-1][1]:
             self._seen.append((now, step))
@@ -65,7 +65,7 @@ class StepRate:
         """Return the seconds to the last step; None while unknown."""
         total = (view.training or {}).get("total_steps")
         looks = tuple(self._seen)
-        if len(looks) < 2 or not isinstance(total, int):
+        if len(looks) < 2 or total is None:
             return None
         (begin, first), (end, last) = looks[0], looks[-1]
         return max(0.0, (total - last) * (end - begin) / (last - first))
@@ -143,7 +143,7 @@ class Telemetry:
     def _note(self, view: RunView) -> None:
         training: Mapping[str, Any] = view.training or {}
         step, loss = training.get("step"), training.get("loss")
-        if step != self._step and isinstance(loss, int | float):
+        if step != self._step and loss is not None:
             self._step = step
             self._losses.append(float(loss))
 

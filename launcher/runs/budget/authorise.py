@@ -85,5 +85,4 @@ def _spent(there: Connection, plan: LaunchPlan, budget: BudgetConfig) -> float:
 
 def _done(there: Connection, plan: LaunchPlan) -> int:
     """Return the steps that earlier attempts of the run have done."""
-    step = (read_training(there, plan, None) or {}).get("step")
-    return step if isinstance(step, int) else 0
+    return (read_training(there, plan, None) or {}).get("step") or 0

@@ -122,7 +122,7 @@ def idle_hosts(hosts: Sequence[Host], view: RunView | None, now: float) -> list[
             continue
         (rate,) = rates_of([host], {})
         an_hour = host_cost(rate, 3600.0).money or 0.0
-        since = an_hour * max(0.0, now - ended) / 3600 if isinstance(ended, float) else None
+        since = an_hour * max(0.0, now - ended) / 3600 if ended is not None else None
         if an_hour:
             found.append(IdleHost(host.name, an_hour, since, host.currency))
     return found

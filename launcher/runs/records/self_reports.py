@@ -36,6 +36,16 @@ class _ProcessReport(BaseModel):
     tokens_per_second: float | None = None
 
 
+class _Validation(BaseModel):
+    """The last validation."""
+
+    model_config = ConfigDict(strict=True)
+
+    loss: float | None = None
+    accuracy: float | None = None
+    step: _Count | None = None
+
+
 class _Report(_ProcessReport):
     run_id: _Text | None = None
     reason: _Text | None = None
@@ -46,7 +56,9 @@ class _Report(_ProcessReport):
     exchange_exposed_ms: float | None = None
     codec: _Text | None = None
     round_of: _Count | None = None
-    validation: dict[str, Any] | None = None
+    epoch: _Count | None = None
+    learning_rate: float | None = None
+    validation: _Validation | None = None
     workers: Annotated[list[_ProcessReport], Field(max_length=65536)] | None = None
     card: Annotated[list[_Text], Field(max_length=64)] | None = None
     updated: float | None = None
