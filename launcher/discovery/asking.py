@@ -8,12 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from launcher.discovery.candidates import Candidate, Source, host_name
-from launcher.discovery.survey import (
-    DEVICES_DEADLINE,
-    detection_of,
-    machine_of,
-    with_devices,
-)
+from launcher.discovery.survey import DEVICES_DEADLINE, detection_of, machine_of, with_devices
 from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.files import MANAGED_STATE
 from launcher.hosts import ssh

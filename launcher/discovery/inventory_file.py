@@ -161,10 +161,7 @@ def _add(text: YamlText, one: Found) -> None:
 
 
 def _add_roles(
-    text: YamlText,
-    places: Mapping[str, tuple[str, ...]],
-    known: Sequence[Host],
-    proposal: Proposal,
+    text: YamlText, places: Mapping[str, tuple[str, ...]], known: Sequence[Host], proposal: Proposal
 ) -> None:
     """Give each role that no host has, with the reason."""
     for name, role in (

@@ -13,13 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from trainer.checkpoint.reader import (
-    SHARDED,
-    complete_checkpoints,
-    owner_of,
-    step_folders,
-    step_of,
-)
+from trainer.checkpoint.reader import SHARDED, complete_checkpoints, owner_of, step_folders, step_of
 from trainer.system.errors import StorageError
 from trainer.system.storage.atomic_folder import Disk, FolderWriter, point, read_manifest
 

@@ -49,6 +49,5 @@ def render_torchrun(job: ExportedJob) -> Rendered:
     else:
         lines = [f"on every node: sh {SETUP}, then: sh {SCRIPT} NODE MASTER"]
     return Rendered(
-        files={SCRIPT: torchrun_script(job)},
-        steps=("copy this folder to every node", *lines),
+        files={SCRIPT: torchrun_script(job)}, steps=("copy this folder to every node", *lines)
     )

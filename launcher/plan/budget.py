@@ -108,10 +108,7 @@ def _known_watts(host: Host) -> float | None:
 
 
 def with_budget(
-    config: JobT,
-    plan: LaunchPlan,
-    identities: Mapping[str, str],
-    environment: Mapping[str, str],
+    config: JobT, plan: LaunchPlan, identities: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[JobT, list[str]]:
     """Return the config with what its hosts cost, and remarks; unchanged if nothing is priced.
 

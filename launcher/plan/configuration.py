@@ -106,10 +106,7 @@ def _rest_of_own(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve_job(
-    source: str | None,
-    overrides: Mapping[str, Any],
-    hosts: Sequence[Host],
-    folder: Path,
+    source: str | None, overrides: Mapping[str, Any], hosts: Sequence[Host], folder: Path
 ) -> DistillJob:
     """Return a distillation's job; on this machine alone relative paths start at `folder`.
 

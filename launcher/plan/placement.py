@@ -246,10 +246,7 @@ def _worker(
     own = {host.name, host.bind_address or setting.routes.get(host.name) or host.address}
     if setting.machine(host) == setting.machine(head):
         own.add(bind)
-    place = (
-        *_role(host, setting, name, "worker"),
-        *("--rank", str(rank), "--coordinator", target),
-    )
+    place = (*_role(host, setting, name, "worker"), *("--rank", str(rank), "--coordinator", target))
     if world is not None:
         own.clear()
         place = ("--distributed", "--world-size", str(world), "--rank", str(rank))
@@ -266,11 +263,7 @@ def _worker(
         backend=device.backend,
         threads=device.threads,
         address=target,
-        argv=(
-            *_command(host, setting),
-            *place,
-            *("--gpu-backend", device.backend, *gpu, *threads),
-        ),
+        argv=(*_command(host, setting), *place, *("--gpu-backend", device.backend, *gpu, *threads)),
         env=environment(device.threads, may_fall_back=host.auto_devices),
         folder=setting.process_folder(host, name),
         names=tuple(sorted(name for name in own if name)),

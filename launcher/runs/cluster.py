@@ -17,11 +17,7 @@ from launcher.hosts import ssh
 from launcher.hosts.fleet import LOOK, REACH
 from launcher.inventory.hosts import Host, head_of, load_inventory
 from launcher.plan.budget import with_budget
-from launcher.plan.configuration import (
-    Order,
-    with_free_output,
-    with_shared_checkpoints,
-)
+from launcher.plan.configuration import Order, with_free_output, with_shared_checkpoints
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
 from launcher.runs.budget.spending import IdleHost, idle_hosts

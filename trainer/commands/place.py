@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from trainer.config.run import Backend
 from trainer.system.commandline.number import Threads
-from trainer.system.commandline.together import Command, together
+from trainer.system.commandline.together import PATH, Command, together
 
 if TYPE_CHECKING:
     from trainer.checkpoint.trained_model import Trained
@@ -74,7 +73,7 @@ columns_option = click.option(
 corpus_options = together(
     click.option(
         "--data",
-        type=click.Path(path_type=Path),
+        type=PATH,
         multiple=True,
         required=True,
         help="A text file, data of any format, or a folder; may be repeated.",

@@ -126,10 +126,6 @@ def _load(trained: Trained, compute: Compute) -> Any:
     model, _, _ = first_usable(
         compute.backend,
         compute.gpu,
-        {
-            "cuda": lambda: on(cuda_device(compute.gpu)),
-            "wgpu": on_vulkan,
-            "cpu": lambda: on("cpu"),
-        },
+        {"cuda": lambda: on(cuda_device(compute.gpu)), "wgpu": on_vulkan, "cpu": lambda: on("cpu")},
     )
     return model

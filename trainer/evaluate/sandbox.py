@@ -92,9 +92,8 @@ class Sandbox:
             )
         own = Path(sys.base_prefix) / "bin" / "python3"
         reasons: list[str] = []
-        for python in dict.fromkeys(
-            (own, Path("/usr/bin/python3"))
-        ):  # the user nobody may not reach ours
+        # The user nobody may not reach ours.
+        for python in dict.fromkeys((own, Path("/usr/bin/python3"))):
             self._bwrap = _bwrap(bwrap, python)
             self._python = [str(python), "-I", "-S", "-B", "-X", "utf8", "-c", _BOXED.read_text()]
             try:
@@ -186,16 +185,18 @@ def _bwrap(bwrap: str, python: Path) -> list[str]:
     nobody = str(_NOBODY)
     command = [bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"]
     # As process 1: bubblewrap's own would be a second process without our limits.
+    command += ["--as-pid-1", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     command += [
-        "--as-pid-1",
-        "--new-session",
-        "--clearenv",
-        "--cap-drop",
-        "ALL",
         "--hostname",
         "sandbox",
+        "--uid",
+        nobody,
+        "--gid",
+        nobody,
+        "--ro-bind",
+        "/usr",
+        "/usr",
     ]
-    command += ["--uid", nobody, "--gid", nobody, "--ro-bind", "/usr", "/usr"]
     for path in map(Path, ("/bin", "/sbin", "/lib", "/lib32", "/lib64")):
         if path.is_symlink():
             command += ["--symlink", str(path.readlink()), str(path)]

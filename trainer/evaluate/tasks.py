@@ -14,7 +14,7 @@ from trainer.data.shapes import Sample
 from trainer.data.sources import find_data
 from trainer.evaluate.base import Compute, Outcome, Task
 from trainer.evaluate.code import Problem, figures, judge, read_problems
-from trainer.evaluate.generation import complete
+from trainer.evaluate.generation import Completion, complete
 from trainer.evaluate.sandbox import Sandbox
 from trainer.evaluate.scoring import score
 from trainer.evaluate.summaries import compare, read_references, shortened
@@ -46,6 +46,12 @@ class Material:
     harness_limit: int | None = None
     """Samples of each lm-eval task, None for all."""
 
+    def complete(
+        self, trained: Trained, samples: Sequence[Sample], compute: Compute
+    ) -> list[Completion]:
+        """Return what a model makes of prompts."""
+        return complete(trained, samples, self.max_new_tokens, Sampling(self.temperature), compute)
+
 
 def make_tasks(names: str, material: Material) -> list[Task]:
     """Return the tasks of a list such as `loss,generate,lm-eval:arc_easy`, in its order.
@@ -60,23 +66,18 @@ def make_tasks(names: str, material: Material) -> list[Task]:
 
 
 def _make(name: str, material: Material) -> Task:
-    if name == "loss":
-        return Loss(material.data, material.columns)
-    if name == "generate":
-        return Generate(material)
-    if name == "code":
-        return Code(material)
-    if name == "summaries":
-        return Summaries(material)
     if name.startswith(HARNESS):
         from trainer.evaluate.harness import Harness
 
         task = name.removeprefix(HARNESS)
         return Harness(task, material.harness_tasks, material.harness_limit)
-    raise InputError(
-        f"--tasks: {name!r} is not known; there are loss, generate, code, summaries and"
-        f" {HARNESS}NAME"
-    )
+    kinds = {kind.name: kind for kind in (Loss, Generate, Code, Summaries)}
+    if name not in kinds:
+        raise InputError(
+            f"--tasks: {name!r} is not known; there are loss, generate, code, summaries and"
+            f" {HARNESS}NAME"
+        )
+    return kinds[name](material)
 
 
 class Loss:
@@ -84,15 +85,15 @@ class Loss:
 
     name = "loss"
 
-    def __init__(self, data: Sequence[Path], columns: Mapping[str, str] | None = None) -> None:
-        if not data:
+    def __init__(self, material: Material) -> None:
+        if not material.data:
             raise InputError("task loss: give --data FILE")
-        for path in data:
+        for path in material.data:
             find_data(path)
-        stems = [path.stem for path in data]
+        stems = [path.stem for path in material.data]
         if len(set(stems)) < len(stems):
             raise InputError("task loss: two files of --data have the same name")
-        self._data, self._columns = data, columns
+        self._data, self._columns = material.data, material.columns
 
     def run(self, trained: Trained, compute: Compute) -> Outcome:
         """Return the figures of each file, with the file's name if there are several."""
@@ -118,18 +119,11 @@ class Generate:
         if material.prompts is None:
             raise InputError("task generate: give --prompts FILE")
         self._prompts = read_prompts(material.prompts, material.columns)
-        self._tokens = material.max_new_tokens
-        self._sampling = Sampling(material.temperature)
+        self._material = material
 
     def run(self, trained: Trained, compute: Compute) -> Outcome:
         """Return the texts, their mean length and how many the model ended itself."""
-        made = complete(
-            trained,
-            self._prompts,
-            self._tokens,
-            self._sampling,
-            compute,
-        )
+        made = self._material.complete(trained, self._prompts, compute)
         counted = {
             "tokens": statistics.fmean(completion.tokens for completion in made),
             "ended": statistics.fmean(completion.ended for completion in made),
@@ -151,26 +145,19 @@ class Code:
             raise InputError("task code: --samples would all be the same, give --temperature")
         self._problems: list[Problem] = read_problems(material.problems)
         self._sandbox = Sandbox()
-        self._samples = material.samples
-        self._tokens = material.max_new_tokens
-        self._sampling = Sampling(material.temperature)
+        self._material = material
 
     def run(self, trained: Trained, compute: Compute) -> Outcome:
         """Return pass@k, and for each problem one sample and why it failed."""
-        asked = [problem for problem in self._problems for _ in range(self._samples)]
-        made = complete(
-            trained,
-            [Sample(problem.prompt) for problem in asked],
-            self._tokens,
-            self._sampling,
-            compute,
-        )
+        asked = [problem for problem in self._problems for _ in range(self._material.samples)]
+        prompts = [Sample(problem.prompt) for problem in asked]
+        made = self._material.complete(trained, prompts, compute)
         texts = [completion.text for completion in made]
         trials = [problem.trial(text) for problem, text in zip(asked, texts, strict=True)]
         verdicts = judge(self._sandbox, trials, compute.threads)
-        firsts = range(0, len(asked), self._samples)
+        firsts = range(0, len(asked), self._material.samples)
         passed = [
-            sum(verdict.passed for verdict in verdicts[first : first + self._samples])
+            sum(verdict.passed for verdict in verdicts[first : first + self._material.samples])
             for first in firsts
         ]
         shown = [
@@ -182,7 +169,7 @@ class Code:
             }
             for first, count in zip(firsts, passed, strict=True)
         ]
-        return Outcome(figures(passed, self._samples), "pass@1", samples=shown)
+        return Outcome(figures(passed, self._material.samples), "pass@1", samples=shown)
 
 
 class Summaries:
@@ -196,24 +183,19 @@ class Summaries:
         self._references = [
             each for path in material.data for each in read_references(path, material.columns)
         ]
-        self._tokens = material.max_new_tokens
-        self._sampling = Sampling(material.temperature)
+        self._material = material
 
     def run(self, trained: Trained, compute: Compute) -> Outcome:
         """Return the figures, and some texts with their references."""
         length = trained.config.data.max_seq_len
-        if length <= self._tokens:
+        room = length - self._material.max_new_tokens
+        if room < 1:
             raise InputError(
-                f"--max-new-tokens {self._tokens} leaves no room for a prompt in max_seq_len"
-                f" {length}; lower it, or raise --max-seq-len"
+                f"--max-new-tokens {self._material.max_new_tokens} leaves no room for a prompt in"
+                f" max_seq_len {length}; lower it, or raise --max-seq-len"
             )
-        made = complete(
-            trained,
-            shortened(self._references, Encoder(trained.base_dir), length - self._tokens),
-            self._tokens,
-            self._sampling,
-            compute,
-        )
+        prompts = shortened(self._references, Encoder(trained.base_dir), room)
+        made = self._material.complete(trained, prompts, compute)
         pairs = list(zip(made, self._references, strict=True))
         scores = [compare(completion.text, reference) for completion, reference in pairs]
         shown = [

@@ -240,13 +240,7 @@ _SHARDED = Rule(
     f"Does its communication take at most {MOST_EXPOSED:.0%} of a step?",
     _hides(FSDP),
     FSDP,
-    Rule(
-        "stages_pay",
-        "Do stages fit, which exchange less?",
-        _fits(PIPELINE),
-        PIPELINE,
-        FSDP,
-    ),
+    Rule("stages_pay", "Do stages fit, which exchange less?", _fits(PIPELINE), PIPELINE, FSDP),
 )
 _MEMORY = Rule("fsdp_fits", "Memory problem. Does FSDP2 fit?", _fits(FSDP), _SHARDED, _LAYERS)
 _THROUGHPUT = Rule(

@@ -111,9 +111,7 @@ def plan_memory(
     if config.training.micro_batch_size != "auto":  # the logits of all of its rows are held
         training = replace(training, rows=config.training.micro_batch_size)
     parts = plan_memory_by_part(
-        replace(model, counted=_counted(headers, config)),
-        training,
-        Strategy(data="motley"),
+        replace(model, counted=_counted(headers, config)), training, Strategy(data="motley")
     )
     size = parts.bytes()
     trained = 4 * layout.size

@@ -37,10 +37,7 @@ class Gauge:
 
 
 def read_gauges(
-    run: Runner | None = None,
-    pci: Path = PCI_DEVICES,
-    hwmon: Path = HWMON,
-    meminfo: Path = MEMINFO,
+    run: Runner | None = None, pci: Path = PCI_DEVICES, hwmon: Path = HWMON, meminfo: Path = MEMINFO
 ) -> dict[str, Gauge]:
     """Return the devices by their names in an inventory: UUID, PCI address, `cpu`."""
     run = run or run_command

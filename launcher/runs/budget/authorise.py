@@ -21,10 +21,7 @@ from trainer.planning.cost import money_text
 
 
 def authorise(
-    plan: LaunchPlan,
-    job: RunConfig | DistillJob,
-    found: Survey,
-    report: Callable[[str], None],
+    plan: LaunchPlan, job: RunConfig | DistillJob, found: Survey, report: Callable[[str], None]
 ) -> None:
     """Refuse a start whose cost is unknown, or would exceed its ceiling.
 

@@ -19,12 +19,7 @@ from typing import Any, cast
 import yaml
 
 from launcher.errors import ConfigError
-from launcher.files import (
-    MANAGED_STATE,
-    SHARE,
-    default_state_folder,
-    make_private_folder,
-)
+from launcher.files import MANAGED_STATE, SHARE, default_state_folder, make_private_folder
 from launcher.inventory.hosts import Host
 from launcher.plan.hub import is_hub_name
 from launcher.plan.plan import LaunchPlan, ProcessPlan
