@@ -10,7 +10,6 @@ from pathlib import Path
 from launcher.discovery.asking import Found, Refused, ask_all, shared_keys
 from launcher.discovery.candidates import (
     Candidate,
-    Source,
     host_name,
     merge,
     parse_address,
@@ -195,9 +194,8 @@ def _recognised(
     found: Sequence[Found], refused: Sequence[Refused], known: Sequence[Host]
 ) -> tuple[list[Found], list[Refused]]:
     """Take a machine for the inventory's host of its name if that one is silent at its address."""
-    sources: tuple[Source, ...] = ("inventory",)
     silent = {
-        one.candidate.host.name: one for one in refused if one.candidate.sources[0] in sources
+        one.candidate.host.name: one for one in refused if one.candidate.sources[0] == "inventory"
     }
     names = {host.name for host in known}
     kept: list[Found] = []

@@ -17,7 +17,7 @@ from launcher.plan.hub import is_hub_name
 from trainer.config import distill_job
 from trainer.config import run as run_config
 from trainer.config.distill_job import DistillJob
-from trainer.config.run import DATA_ON_HUB, RunConfig
+from trainer.config.run import RunConfig, anchored_path
 from trainer.planning.defaults import provisional
 
 DEFAULT_PRESET = "quickstart"
@@ -119,18 +119,18 @@ def resolve_job(
     if not all(host.is_local for host in hosts):
         return job
     tree: dict[str, Any] = job.model_dump(mode="json", exclude_unset=True)
-    tree["teacher"]["data"] = [_absolute(path, folder) for path in job.teacher.data]
-    tree["student"]["output"] = _absolute(job.student.output, folder)
+    tree["teacher"]["data"] = [anchored_path(path, folder) for path in job.teacher.data]
+    tree["student"]["output"] = anchored_path(job.student.output, folder)
     if job.evaluation is not None:
-        tree["evaluation"]["data"] = [_absolute(path, folder) for path in job.evaluation.data]
+        tree["evaluation"]["data"] = [anchored_path(path, folder) for path in job.evaluation.data]
     if not any(host.share_folder for host in hosts):
-        tree["logits"] = _absolute(job.logits, folder)
+        tree["logits"] = anchored_path(job.logits, folder)
     if job.student.config is not None and distill_job.is_file_name(job.student.config):
-        tree["student"]["config"] = _absolute(job.student.config, folder)
+        tree["student"]["config"] = anchored_path(job.student.config, folder)
     for section, name in _PATHS:
         settings: dict[str, Any] = tree.get(section) or {}
         if settings.get(name) is not None:
-            settings[name] = _absolute(settings[name], folder)
+            settings[name] = anchored_path(settings[name], folder)
     return DistillJob.model_validate(tree)
 
 
@@ -167,9 +167,3 @@ def with_free_output(
     free = next(filter(is_free, numbered))
     line = f"output: {free}, because {config.output} holds an earlier run"
     return config.with_settings({"output": free}), [line]
-
-
-def _absolute(path: str, folder: Path) -> str:
-    if path.startswith(DATA_ON_HUB):
-        return path
-    return str((folder / Path(path).expanduser()).absolute())

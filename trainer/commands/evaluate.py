@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -61,8 +61,19 @@ _LONGEST_NAME = 20
     default=0.0,
     help="For generate, code and summaries; 0 takes the most likely token.",
 )
-@click.option("--lm-eval-tasks", type=PATH, metavar="DIR", help="Your own lm-eval tasks, YAML.")
-@click.option("--lm-eval-limit", type=click.IntRange(min=1), help="Samples of each lm-eval task.")
+@click.option(
+    "--lm-eval-tasks",
+    "harness_tasks",
+    type=PATH,
+    metavar="DIR",
+    help="Your own lm-eval tasks, YAML.",
+)
+@click.option(
+    "--lm-eval-limit",
+    "harness_limit",
+    type=click.IntRange(min=1),
+    help="Samples of each lm-eval task.",
+)
 @click.option("--once/--until-done", help="End when nothing is left, or when the run is over.")
 @click.option(
     "--every",
@@ -98,18 +109,12 @@ def evaluate(
     watch: Path | None,
     tasks: str,
     prompts: Path | None,
-    problems: Path | None,
-    run_code: bool,
-    samples: int,
-    max_new_tokens: int,
-    temperature: float,
-    lm_eval_tasks: Path | None,
-    lm_eval_limit: int | None,
     once: bool,
     every: float,
     claim_timeout: float,
     with_student: bool,
     runner: str | None,
+    **of_tasks: Any,
 ) -> None:
     """Evaluate MODEL: an output folder, a checkpoint, an adapter or a full model.
 
@@ -152,18 +157,7 @@ def evaluate(
     from trainer.evaluate.runner import Manner, Runner
     from trainer.evaluate.tasks import Material, make_tasks
 
-    material = Material(
-        data=data,
-        columns=columns or None,
-        prompts=prompts,
-        problems=problems,
-        run_code=run_code,
-        samples=samples,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        harness_tasks=lm_eval_tasks,
-        harness_limit=lm_eval_limit,
-    )
+    material = Material(data=data, columns=columns or None, prompts=prompts, **of_tasks)
     manner = Manner(
         name=runner or socket.gethostname(),
         every=every,

@@ -330,14 +330,10 @@ class RunConfig(Section):
             model_on_hub: `model.path` is a hub name, and is kept.
         """
 
-        def absolute(path: str | None) -> str | None:
-            if path is None or path.startswith(DATA_ON_HUB):
-                return path
-            return str((folder / Path(path).expanduser()).absolute())
-
         def section(part: Section, *names: str) -> Any:
-            paths = {name: absolute(getattr(part, name)) for name in names}
-            return part.model_copy(update={name: path for name, path in paths.items() if path})
+            given = {name: path for name in names if (path := getattr(part, name))}
+            paths = {name: anchored_path(path, folder) for name, path in given.items()}
+            return part.model_copy(update=paths)
 
         return section(self, "output").model_copy(
             update={
@@ -350,6 +346,13 @@ class RunConfig(Section):
     def to_yaml(self) -> str:
         """Return the config as YAML that `load` reads back equal."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def anchored_path(path: str, folder: Path) -> str:
+    """Return an absolute path, a relative one taken from `folder`; names on the hub are kept."""
+    if path.startswith(DATA_ON_HUB):
+        return path
+    return str((folder / Path(path).expanduser()).absolute())
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
