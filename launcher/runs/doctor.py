@@ -25,7 +25,7 @@ def diagnose(
     whole: bool,
     given: Collection[str] | None = None,
 ) -> list[Result]:
-    """Result every host that answers; the others, and an impossible plan, are findings.
+    """Check every host that answers; the others, and an impossible plan, are findings.
 
     Args:
         whole: check the job as well: model, data, output and memory.
