@@ -44,10 +44,9 @@ def run_until(cluster: SimulatedCluster, seed: int, step: int | None) -> None:
 
 def assert_halted(cluster: SimulatedCluster, step: int) -> str:
     """Check that the run ended at `step` without its update, for everyone, and return why."""
-    assert cluster.finish
-    assert cluster.finish.exit_code == 5
-    assert cluster.named("halted") == [{"event": "halted", "reason": cluster.finish.reason}]
-    assert "\n" not in cluster.finish.reason
+    assert cluster.end.exit_code == 5
+    assert cluster.named("halted") == [{"event": "halted", "reason": cluster.end.reason}]
+    assert "\n" not in cluster.end.reason
     assert cluster.step == step, "no update was applied"
     cluster.check()  # everyone is at the weights of before
     for worker in cluster.workers:
@@ -56,11 +55,11 @@ def assert_halted(cluster: SimulatedCluster, step: int) -> str:
         assert np.isfinite(worker.state.weights).all()
         assert worker.ended
         assert worker.ended.exit_code == 5
-        assert worker.ended.reason == cluster.finish.reason
+        assert worker.ended.reason == cluster.end.reason
     for save in cluster.saves:
         assert isinstance(save.snapshot, Snapshot)
         assert save.snapshot.weights.tobytes() == problem().trajectory[save.snapshot.step]
-    return cluster.finish.reason
+    return cluster.end.reason
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -135,9 +134,9 @@ def test_f_dp_003_also_in_what_was_dealt_again(value: float):
     cluster.workers[2].poison = (3, 1, value)
     while not cluster.finish:
         cluster.go_on()
-    assert cluster.finish.exit_code == 5
-    assert "rank 2" in cluster.finish.reason
-    assert "tensor head.weight" in cluster.finish.reason
+    assert cluster.end.exit_code == 5
+    assert "rank 2" in cluster.end.reason
+    assert "tensor head.weight" in cluster.end.reason
     cluster.check()
 
 

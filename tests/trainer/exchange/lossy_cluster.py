@@ -107,8 +107,7 @@ class LossyCluster(SimulatedCluster):
         self._ledgers: dict[int, Ledger] = {}
         self._settled: dict[int, bool] = {}
         super().start_coordinator()
-        assert self.coordinator
-        training = self.coordinator.training
+        training = self.machine.training
         start = training.state.step
         self.problem.trajectory = {
             step: weights for step, weights in self.problem.trajectory.items() if step <= start
@@ -239,8 +238,7 @@ class LossyCluster(SimulatedCluster):
 
     def _committed(self, step: int, flat: np.ndarray) -> None:
         """Check the account, before any worker sees the commit."""
-        assert self.coordinator
-        own, settled = self.coordinator.training.residuals.own, self._settled[step]
+        own, settled = self.machine.training.residuals.own, self._settled[step]
         assert own
         self.true += self.problem.true_average(step)
         self.applied[: flat.size] += flat[:]

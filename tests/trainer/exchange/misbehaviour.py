@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
-from tests.trainer.exchange.simulated_worker import SimulatedWorker, Wire
+from tests.trainer.exchange.simulated_worker import Pipe, SimulatedWorker
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.messages import (
     BlockParts,
@@ -22,16 +22,14 @@ from trainer.exchange.worker.session import Session, result_message
 Misbehaviour = Callable[[SimulatedCluster, SimulatedWorker], None]
 
 
-def _connection(worker: SimulatedWorker) -> tuple[Session, Wire]:
+def _session(worker: SimulatedWorker) -> Session:
     assert worker.session
-    assert worker.wire
-    return worker.session, worker.wire
+    return worker.session
 
 
 def _shard(cluster: SimulatedCluster, rank: int, own: bool) -> Shard | None:
     """Return a shard of the round under way that is, or is not, the rank's."""
-    assert cluster.coordinator
-    round_ = cluster.coordinator.training.round
+    round_ = cluster.machine.training.round
     shards = round_.ledger.dealt if round_ else []
     return next((shard for shard in shards if (shard.rank == rank) == own), None)
 
@@ -40,9 +38,8 @@ def _gradient(own: bool = True, **changes: Any) -> Misbehaviour:
     """Return who sends the first 16 bytes of block 0, with something wrong in the header."""
 
     def send(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
-        session, wire = _connection(worker)
-        assert cluster.coordinator
-        round_ = cluster.coordinator.training.round
+        session = _session(worker)
+        round_ = cluster.machine.training.round
         shard = _shard(cluster, session.rank, own)
         fields: dict[str, Any] = {
             "type": MessageType.BLOCK_GRADIENT,
@@ -59,17 +56,16 @@ def _gradient(own: bool = True, **changes: Any) -> Misbehaviour:
             name: value(fields[name]) if callable(value) else value
             for name, value in changes.items()
         }
-        wire.up.send([Frame(**{**fields, **changed})])
+        worker.post(Frame(**{**fields, **changed}))
 
     return send
 
 
 def _twice(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
     """Send a right contribution two times."""
-    session, wire = _connection(worker)
+    session = _session(worker)
     problem = cluster.problem
-    assert cluster.coordinator
-    round_ = cluster.coordinator.training.round
+    round_ = cluster.machine.training.round
     shard = _shard(cluster, session.rank, own=True)
     if shard is None or round_ is None or round_.sums is None:
         return
@@ -79,7 +75,7 @@ def _twice(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
     weight = problem.shard_weight(shard.start, shard.stop)
     assignment = round_.assignment(shard).model_copy(update={"blocks": None})
     for _ in range(2):
-        wire.up.send(session.block(assignment, block, total[span.start : span.stop], weight))
+        worker.post(*session.block(assignment, block, total[span.start : span.stop], weight))
 
 
 def _weight_within_a_block(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
@@ -89,68 +85,47 @@ def _weight_within_a_block(cluster: SimulatedCluster, worker: SimulatedWorker) -
 
 def _early_result(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
     """Send the result of a shard whose gradients are not here."""
-    session, wire = _connection(worker)
-    assert cluster.coordinator
-    round_ = cluster.coordinator.training.round
-    shard = _shard(cluster, session.rank, own=True)
+    round_ = cluster.machine.training.round
+    shard = _shard(cluster, _session(worker).rank, own=True)
     if shard and round_ and shard.id in round_.groups:
         return  # there it may come first
     if round_ and round_.sums and shard and len(round_.ledger.missing(shard.id)) > 1:
-        wire.up.send([session.message(result_message(round_.assignment(shard), 1.0, 1, 1, 0.1))])
-
-
-def _old_generation(_: SimulatedCluster, worker: SimulatedWorker) -> None:
-    session, wire = _connection(worker)
-    wire.up.send([Heartbeat().frame(session.generation - 1, 0, session.rank)])
+        worker.send(result_message(round_.assignment(shard), 1.0, 1, 1, 0.1))
 
 
 def _parts_of_nothing(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
     """Say what is in a sum that nobody asked for, or something else than is in it."""
-    session, wire = _connection(worker)
-    shard = _shard(cluster, session.rank, own=True)
-    if shard:
-        parts = BlockParts(shard=shard.id, block=0, parts=())
-        wire.up.send([session.message(parts)])
+    if shard := _shard(cluster, _session(worker).rank, own=True):
+        worker.send(BlockParts(shard=shard.id, block=0, parts=()))
 
 
-def _carry_request(_: SimulatedCluster, worker: SimulatedWorker) -> None:
-    session, wire = _connection(worker)
-    wire.up.send([session.message(CarryRequest(rank=0, generation=1))])
-
-
-def _report_ahead(_: SimulatedCluster, worker: SimulatedWorker) -> None:
-    session, wire = _connection(worker)
-    wire.up.send([session.message(WeightsReport(step=1000, digest="x"))])
+def _old_generation(_: SimulatedCluster, worker: SimulatedWorker) -> None:
+    session = _session(worker)
+    worker.post(Heartbeat().frame(session.generation - 1, 0, session.rank))
 
 
 def _command(_: SimulatedCluster, worker: SimulatedWorker) -> None:
-    session, wire = _connection(worker)
     commit = StepCommit(
         step=0, loss=0, grad_norm=0, clip_scale=1, learning_rate=1, report=False, next=None
     )
-    wire.up.send([session.message(commit)])
-    wire.up.send([session.message(JoinRefused(reason="", retry=True))])
+    worker.send(commit)
+    worker.send(JoinRefused(reason="", retry=True))
 
 
-def _state(_: SimulatedCluster, worker: SimulatedWorker) -> None:
-    session, wire = _connection(worker)
-    wire.up.send([Frame(MessageType.STATE, bytes(16), session.generation)])
+def _raw(make: Callable[[Pipe, int], bytes]) -> Misbehaviour:
+    """Return who sends bytes, made from its connection and its generation."""
+
+    def send(_: SimulatedCluster, worker: SimulatedWorker) -> None:
+        assert worker.wire
+        worker.wire.up.send_raw(make(worker.wire.up, _session(worker).generation))
+
+    return send
 
 
-def _replay(_: SimulatedCluster, worker: SimulatedWorker) -> None:
-    wire = _connection(worker)[1]
-    wire.up.send_raw(wire.up.last_frame)
-
-
-def _garbage(_: SimulatedCluster, worker: SimulatedWorker) -> None:
-    _connection(worker)[1].up.send_raw(bytes(range(256)))
-
-
-def _broken_checksum(_: SimulatedCluster, worker: SimulatedWorker) -> None:
-    session, wire = _connection(worker)
-    frame = bytearray(b"".join(wire.up.encoder.encode(Heartbeat().frame(session.generation))))
+def _broken_checksum(pipe: Pipe, generation: int) -> bytes:
+    frame = bytearray(b"".join(pipe.encoder.encode(Heartbeat().frame(generation))))
     frame[-1] ^= 1
-    wire.up.send_raw(bytes(frame))
+    return bytes(frame)
 
 
 MISBEHAVIOUR: dict[str, Misbehaviour] = {
@@ -169,11 +144,11 @@ MISBEHAVIOUR: dict[str, Misbehaviour] = {
     "a contribution twice": _twice,
     "a result too early": _early_result,
     "parts of nothing": _parts_of_nothing,
-    "a request to be carried": _carry_request,
-    "a report ahead": _report_ahead,
+    "a request to be carried": lambda _, it: it.send(CarryRequest(rank=0, generation=1)),
+    "a report ahead": lambda _, it: it.send(WeightsReport(step=1000, digest="x")),
     "a command": _command,
-    "a state": _state,
-    "a replay": _replay,
-    "garbage": _garbage,
-    "a broken checksum": _broken_checksum,
+    "a state": lambda _, it: it.post(Frame(MessageType.STATE, bytes(16), _session(it).generation)),
+    "a replay": _raw(lambda pipe, _: pipe.last_frame),
+    "garbage": _raw(lambda *_: bytes(range(256))),
+    "a broken checksum": _raw(_broken_checksum),
 }

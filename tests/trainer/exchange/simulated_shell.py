@@ -141,15 +141,14 @@ class SimulatedShell:
         wire = worker.wire
         if wire is None or wire.cut or wire.number not in self.wires:
             return
-        assert self.coordinator is not None
         data = wire.up.take(count)
         if data:
-            self.coordinator.heard(wire.number, self.now)
+            self.machine.heard(wire.number, self.now)
         try:
             for frame in wire.up.received(data):
                 self.bystander.saw(wire.number, frame)
-                self._perform(self.coordinator.receive(wire.number, frame, self.now))
-                if self.coordinator.membership.by_link(wire.number):
+                self._perform(self.machine.receive(wire.number, frame, self.now))
+                if self.machine.membership.by_link(wire.number):
                     wire.up.decoder.admit()
                 if self.finish:
                     return
@@ -186,10 +185,21 @@ class SimulatedShell:
             self._disconnected(wire, "closed")
 
     @property
+    def machine(self) -> Coordinator:
+        """The coordinator, which must be there."""
+        assert self.coordinator
+        return self.coordinator
+
+    @property
+    def end(self) -> Finish:
+        """How the run ended, which it must have."""
+        assert self.finish
+        return self.finish
+
+    @property
     def step(self) -> int:
         """Updates that the coordinator committed; it has yet to apply one that is put off."""
-        assert self.coordinator is not None
-        training = self.coordinator.training
+        training = self.machine.training
         return training.state.step + (not training.settled)
 
     def named(self, event: str) -> list[dict[str, Any]]:

@@ -182,6 +182,11 @@ class SimulatedWorker:
         if self.session and self.session.accepted:
             self._send(self.session, [self.session.message(message)])
 
+    def post(self, *frames: Frame) -> None:
+        """Send frames of any kind, whether or not they make sense."""
+        assert self.wire
+        self.wire.up.send(frames)
+
     def _send(self, session: Session, frames: Iterable[Frame]) -> None:
         """Send for a membership; dropped when that membership is gone."""
         if session is self.session and self.wire:

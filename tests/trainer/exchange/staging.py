@@ -28,8 +28,7 @@ def begun(cluster: AnyCluster) -> AnyCluster:
         cluster.deliver_down(worker)  # states
     for worker in cluster.workers:
         cluster.deliver_up(worker)  # proofs; the last one begins the step
-    assert cluster.coordinator
-    assert cluster.coordinator.phase == "running"
+    assert cluster.machine.phase == "running"
     return cluster
 
 
@@ -48,9 +47,8 @@ def compute(worker: SimulatedWorker, blocks: int | None = None) -> None:
 
 
 def open_round(cluster: SimulatedCluster) -> Round:
-    assert cluster.coordinator
-    assert cluster.coordinator.training.round
-    return cluster.coordinator.training.round
+    assert cluster.machine.training.round
+    return cluster.machine.training.round
 
 
 def covered(shards: list[Shard]) -> set[int]:
@@ -72,8 +70,7 @@ def until_step(cluster: SimulatedCluster, step: int) -> None:
 
 
 def until_validating(cluster: SimulatedCluster) -> None:
-    assert cluster.coordinator
-    while not (round_ := cluster.coordinator.training.round) or round_.kind == "train":
+    while not (round_ := cluster.machine.training.round) or round_.kind == "train":
         cluster.go_on()
 
 

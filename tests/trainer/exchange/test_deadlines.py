@@ -57,8 +57,7 @@ def test_workers_that_became_slow_for_good_still_finish(long_problem: ExactProbl
 def test_a_step_has_the_time_for_what_was_dealt_again(long_problem: ExactProblem):
     """Whoever is left alone with everyone's samples gets the time for all of them."""
     cluster = started(long_problem, workers=4)
-    assert cluster.coordinator
-    training = cluster.coordinator.training
+    training = cluster.machine.training
     for rank in range(4):
         for _ in range(2):
             training.balancer.observe(rank, 2, compute=20.0, elapsed=20.0)
@@ -71,8 +70,7 @@ def test_a_step_has_the_time_for_what_was_dealt_again(long_problem: ExactProblem
 def test_a_redeal_never_shortens_the_deadline(long_problem: ExactProblem):
     cluster = started(long_problem, workers=3)
     before = open_round(cluster).deadline
-    assert cluster.coordinator
-    cluster.coordinator.training.pace.finished("train", 0.1)
+    cluster.machine.training.pace.finished("train", 0.1)
     cluster.kill(cluster.workers[2])
     assert open_round(cluster).deadline >= before
 
@@ -84,8 +82,7 @@ def test_waiting_behind_ones_own_shard_is_no_overhead():
     cluster.kill(cluster.workers[1])
     cluster.pass_time(2.0)
     cluster.go_on(12)
-    assert cluster.coordinator
-    speeds = cluster.coordinator.training.balancer.speeds
+    speeds = cluster.machine.training.balancer.speeds
     assert all(speed.overhead < 1e-6 for speed in speeds.values())
 
 
@@ -137,8 +134,7 @@ def test_its_own_sleep_does_not_use_up_the_join_deadline(problem: ExactProblem):
     cluster = SimulatedCluster(problem, workers=2)
     cluster.workers[1].alive = False
     cluster.pass_time(1)
-    assert cluster.coordinator
-    assert cluster.coordinator.phase == "waiting"
+    assert cluster.machine.phase == "waiting"
     cluster.now += 3600
     cluster.tick()
     assert cluster.finish is None

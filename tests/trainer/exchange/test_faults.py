@@ -130,8 +130,7 @@ def test_orphans_are_dealt_once_when_their_owner_comes_and_goes_before_it_is_rea
     cluster.revive(owner)
     cluster.connect(owner)
     cluster.deliver_up(owner)  # let in, but it never proves its state
-    assert cluster.coordinator
-    assert len(cluster.coordinator.membership) == 1
+    assert len(cluster.machine.membership) == 1
     cluster.kill(owner)
     assert covered(open_round(cluster).orphans) == set(range(8))
     cluster.run_to_end()
@@ -144,9 +143,8 @@ def test_nobody_returns(problem: ExactProblem):
     for worker in cluster.workers:
         cluster.kill(worker)
     cluster.pass_time(problem.config.exchange.join_deadline + 1)
-    assert cluster.finish
-    assert cluster.finish.exit_code == 3
-    assert "no worker was left for 120 s" in cluster.finish.reason
+    assert cluster.end.exit_code == 3
+    assert "no worker was left for 120 s" in cluster.end.reason
     assert step > 0
     assert cluster.saves[-1].snapshot.step == step
     cluster.run_to_end()
@@ -229,8 +227,7 @@ def test_a_joiner_past_the_first_step_gets_the_moments(problem: ExactProblem):
     cluster.connect(late)
     cluster.settle_down()
     assert late.state
-    assert cluster.coordinator
-    assert late.state.digest() == cluster.coordinator.training.state.digest()
+    assert late.state.digest() == cluster.machine.training.state.digest()
     assert 0 < len(late.commits) < problem.plan.total_steps
 
 
@@ -246,12 +243,10 @@ def test_confusion_matrices_of_another_shape(
         cluster.go_on()
     liar = cluster.workers[0]
     shard = open_round(cluster).ledger.open_shards(0)[0]
-    assert liar.session
-    assert liar.wire
     result = ShardResult(
         shard=shard.id, loss_sum=1.0, weight=shard.size, tokens=1, seconds=1, confusion=table
     )
-    liar.wire.up.send([liar.session.message(result)])
+    liar.send(result)
     cluster.deliver_up(liar)
     assert cluster.named("lost")[0]["reason"] == "a confusion matrix that is not of 5 classes"
     cluster.run_to_end()
@@ -271,10 +266,8 @@ def test_gradients_and_result_have_one_weight(problem: ExactProblem):
     assign(cluster)
     liar = cluster.workers[1]
     shard = send_blocks(cluster, liar, [(index, 5) for index in problem.layout.send_order])
-    assert liar.wire
-    assert liar.session
     result = ShardResult(shard=shard, loss_sum=1.0, weight=6, tokens=1, seconds=1)
-    liar.wire.up.send([liar.session.message(result)])
+    liar.send(result)
     cluster.deliver_up(liar)
     assert cluster.named("lost")[0]["reason"] == "shard 1: result and gradients differ in weight"
 
@@ -294,7 +287,6 @@ def send_blocks(
 ) -> int:
     """Send (block, weight) of the worker's first open shard and return the shard's number."""
     assert worker.session
-    assert worker.wire
     assert worker.rank is not None
     problem = cluster.problem
     shard = open_round(cluster).ledger.open_shards(worker.rank)[0]
@@ -303,6 +295,6 @@ def send_blocks(
     for index, weight in blocks:
         span = problem.layout.blocks[index]
         part = total[span.start : span.stop]
-        worker.wire.up.send(worker.session.block(assignment, index, part, weight))
+        worker.post(*worker.session.block(assignment, index, part, weight))
     cluster.deliver_up(worker)
     return shard.id

@@ -24,8 +24,7 @@ CARRIER, CARRIED = 1, 2
 def grouped(problem: ExactProblem) -> SimulatedCluster:
     """Return a cluster of three in a step whose assignments are here, and nothing is computed."""
     cluster = SimulatedCluster(problem, 3, together=(CARRIER, CARRIED))
-    assert cluster.coordinator
-    while cluster.coordinator.training.round is None:
+    while cluster.machine.training.round is None:
         for worker in cluster.workers:
             cluster.connect(worker)
             cluster.deliver_up(worker)
@@ -180,14 +179,13 @@ def test_a_carrier_that_does_not_send_is_late_itself():
 
 def test_a_run_does_not_wait_long_for_workers_that_do_not_meet(problem: ExactProblem):
     cluster = SimulatedCluster(problem, 3, together=(CARRIER, CARRIED))
-    assert cluster.coordinator
     cluster.host.talk = lambda *_: False  # type: ignore[method-assign]
     cluster.start()
-    assert cluster.coordinator.phase == "waiting"
+    assert cluster.machine.phase == "waiting"
     cluster.pass_time(MEETING)
-    assert cluster.coordinator.phase == "waiting"
+    assert cluster.machine.phase == "waiting"
     cluster.pass_time(2 * TICK)
-    assert cluster.coordinator.phase == "running"
+    assert cluster.machine.phase == "running"
     assert not open_groups(cluster)
     cluster.run_to_end()
 
@@ -209,11 +207,10 @@ def test_a_value_that_is_not_finite_is_named_by_its_rank(
     step = cluster.step
     cluster.workers[rank].poison = (1, 7, value)
     cluster.settle_down()
-    assert cluster.finish
-    assert cluster.finish.exit_code == 5
+    assert cluster.end.exit_code == 5
     assert cluster.step == step
     for part in (f"step {step + 1}", f"rank {rank} ", "block layers.1", "tensor layers.1.v"):
-        assert part in cluster.finish.reason
+        assert part in cluster.end.reason
 
 
 def test_a_sum_that_overflows_names_all_who_are_in_it(problem: ExactProblem):
@@ -221,9 +218,8 @@ def test_a_sum_that_overflows_names_all_who_are_in_it(problem: ExactProblem):
     for rank in (CARRIER, CARRIED):
         cluster.workers[rank].poison = (1, 7, 3e38)
     cluster.settle_down()
-    assert cluster.finish
-    assert cluster.finish.exit_code == 5
-    assert "the sum of ranks 1, 2 sent inf in block layers.1" in cluster.finish.reason
+    assert cluster.end.exit_code == 5
+    assert "the sum of ranks 1, 2 sent inf in block layers.1" in cluster.end.reason
 
 
 @pytest.mark.parametrize("rank", [CARRIER, CARRIED])
@@ -242,35 +238,27 @@ def test_an_outlier_is_named_by_its_rank(rank: int):
 # What makes no sense
 
 
-def _direct(cluster: SimulatedCluster) -> int:
-    """A member sends to the coordinator what its carrier is to send."""
-    worker, session = member(cluster, CARRIED)
-    assert worker.wire
-    shard = next(s for s in open_round(cluster).ledger.dealt if s.rank == CARRIED)
-    given = open_round(cluster).assignment(shard)
-    worker.wire.up.send(session.block(given, 0, np.zeros(10, np.float32), 3))
-    return CARRIED
+def _block(by: int) -> Callable[[SimulatedCluster], int]:
+    """A member sends what its carrier is to send, or a carrier what it did not announce."""
 
+    def send(cluster: SimulatedCluster) -> int:
+        worker, session = member(cluster, by)
+        shard = next(s for s in open_round(cluster).ledger.dealt if s.rank == by)
+        given = open_round(cluster).assignment(shard)
+        worker.post(*session.block(given, 0, np.zeros(10, np.float32), 3))
+        return by
 
-def _unannounced(cluster: SimulatedCluster) -> int:
-    worker, session = member(cluster, CARRIER)
-    assert worker.wire
-    shard = next(s for s in open_round(cluster).ledger.dealt if s.rank == CARRIER)
-    given = open_round(cluster).assignment(shard)
-    worker.wire.up.send(session.block(given, 0, np.zeros(10, np.float32), 3))
-    return CARRIER
+    return send
 
 
 def _parts(
     count: int = 2, block: int = 0, tensor: int = 0, by: int = CARRIER
 ) -> Callable[[SimulatedCluster], int]:
     def send(cluster: SimulatedCluster) -> int:
-        worker, session = member(cluster, by)
-        assert worker.wire
+        worker, _ = member(cluster, by)
         shard = next(s for s in open_round(cluster).ledger.dealt if s.rank == by)
         parts = (Part(weight=3, norm=1.0, tensor=tensor),) * count
-        told = BlockParts(shard=shard.id, block=block, parts=parts)
-        worker.wire.up.send([session.message(told)])
+        worker.send(BlockParts(shard=shard.id, block=block, parts=parts))
         return by
 
     return send
@@ -279,8 +267,8 @@ def _parts(
 @pytest.mark.parametrize(
     ("misbehave", "reason"),
     [
-        (_direct, "which another rank carries"),
-        (_unannounced, "block 0 of a group came before its parts"),
+        (_block(CARRIED), "which another rank carries"),
+        (_block(CARRIER), "block 0 of a group came before its parts"),
         (_parts(count=3), "3 parts of 2 shards"),
         (_parts(block=4), "parts of block 4, which is not due"),
         (_parts(tensor=2), "tensor 2 of 2"),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.runs.certificates.authority import Authority, identity_of
+from tests.trainer.exchange.links import end_all, make_link, until
 from trainer.exchange.protocol.messages import Shutdown
 from trainer.exchange.protocol.wire import (
     HEADER_SIZE,
@@ -37,23 +38,14 @@ def test_the_last_message_reaches_a_peer_that_goes_on_sending() -> None:
         loop = asyncio.get_running_loop()
         links: list[Link] = []
 
-        def make() -> Link:
-            return Link(
-                0,
-                opened=links.append,
-                frame=lambda _link, _frame: None,
-                heard=lambda _link: None,
-                closed=lambda link, _: links.remove(link),
-                max_queued=9,
-            )
-
         with (
             socket.create_server(("127.0.0.1", 0)) as listening,
             socket.create_connection(listening.getsockname()) as peer,
         ):
             connection, _ = listening.accept()
             connection.setblocking(False)
-            make().begin(connection)
+            made = make_link(links.append, closed=lambda link, _: links.remove(link))
+            made.begin(connection)
             peer.sendall(b"MOTL")  # of a frame that the link has not read yet
             links[0].send([Shutdown(reason="over", exit_code=6).frame(1)])
             links[0].close("over", told=True)
@@ -66,8 +58,7 @@ def test_the_last_message_reaches_a_peer_that_goes_on_sending() -> None:
                 count = await loop.run_in_executor(None, peer.recv_into, decoder.free_space())
                 frame = decoder.received(count)
             assert frame.type.name == "SHUTDOWN"
-        while links:
-            await asyncio.sleep(0.01)
+        await until(lambda: not links)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -90,15 +81,8 @@ def test_the_last_bytes_of_a_large_payload_wake_the_loop(tmp_path: Path) -> None
     frames = [Frame(MessageType.BLOCK_GRADIENT, bytes(147_000), block=block) for block in range(3)]
     received: list[Frame] = []
 
-    def make(opened: Callable[[Link], None]) -> Link:
-        return Link(
-            0,
-            opened=opened,
-            frame=lambda _, frame: received.append(frame),
-            heard=lambda _: None,
-            closed=lambda _, __: None,
-            max_queued=9,
-        )
+    def make(opened: Callable[[Link], Any]) -> Link:
+        return make_link(opened, frame=lambda _, frame: received.append(frame))
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -124,8 +108,7 @@ def test_the_last_bytes_of_a_large_payload_wake_the_loop(tmp_path: Path) -> None
         )
         make(lambda link: ends.append(link) or link.admit()).begin(receiver)
         make(lambda link: ends.append(link) or link.send(frames)).begin(sender)
-        while len(received) < len(frames):
-            await asyncio.sleep(0.01)
+        await until(lambda: len(received) == len(frames))
         for link in ends:
             link.abort("over")
         for relay in relays:
@@ -156,33 +139,26 @@ def test_a_gradient_in_shared_memory_does_not_hold_the_other_links_up() -> None:
             near, far = socket.socketpair()
             writers.append(far)
             near.setblocking(False)
-            end, descriptors = averages.connect()
+            shared, descriptors = averages.connect()
             queue = SendQueue(0, encrypted=False, shared=WorkerEnd(sizes, *descriptors))
             os.close(descriptors[1])
             queue.append(frames)
             while queue.ready():
                 queue.send_to(far)
-            link = Link(
-                0,
-                opened=links.append,
+            link = make_link(
+                links.append,
                 frame=lambda link, frame: received.append((link, frame.block)),
-                heard=lambda _: None,
                 closed=lambda link, _: links.remove(link),
-                max_queued=9,
             )
-            link.begin(near, end)
+            link.begin(near, shared)
             link.admit()
         first, second = links
-        while len(received) < 2 * len(frames):
-            await asyncio.sleep(0.01)
+        await until(lambda: len(received) == 2 * len(frames))
         for link in (first, second):
             assert [block for of, block in received if of is link] == list(range(16))
         assert received.index((second, 0)) < received.index((first, 8))
         assert received.index((first, 8)) < received.index((second, 15))
-        for link in list(links):
-            link.abort("over")
-        while links:
-            await asyncio.sleep(0.01)
+        await end_all(links)
         os.close(averages.descriptor)
         for writer in writers:
             writer.close()
@@ -221,13 +197,10 @@ def test_a_link_with_ever_more_bytes_has_one_turn_at_a_time() -> None:
             fill()
 
         ended = loop.create_future()
-        link = Link(
-            0,
-            opened=lambda _: None,
+        link = make_link(
             frame=lambda _link, _frame: fill(),
             heard=heard,
             closed=lambda _link, reason: ended.set_result(reason),
-            max_queued=9,
         )
         near.setblocking(False)
         link.begin(near)
@@ -288,13 +261,9 @@ def test_a_link_that_is_aborted_among_many_bytes_leaves_the_loop_alone(
         near, far = tcp_pair()
         with far:
             near.setblocking(False)
-            link = Link(
-                0,
-                opened=lambda _: None,
+            link = make_link(
                 frame=lambda link, _: link.abort("enough"),
-                heard=lambda _: None,
                 closed=lambda _, reason: closed.append(reason),
-                max_queued=9,
             )
             queue = SendQueue(0, encrypted=False, shared=None)
             queue.append([Shutdown(reason="over", exit_code=6).frame(1)])
@@ -302,8 +271,7 @@ def test_a_link_that_is_aborted_among_many_bytes_leaves_the_loop_alone(
                 queue.send_to(far)
             far.sendall(bytes(10_000))
             link.begin(near)
-            while not closed:
-                await asyncio.sleep(0.01)
+            await until(lambda: bool(closed))
             assert closed == ["enough"]
             scheduled: list[Callable[..., object]] = []
             call_soon = loop.call_soon

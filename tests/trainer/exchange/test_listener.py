@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainer.exchange.protocol.wire import Frame
+from tests.trainer.exchange.links import end_all, make_link, until
 from trainer.exchange.transport import listener
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.listener import STRANGERS, STRANGERS_OF_ADDRESS, Listener
@@ -42,30 +42,16 @@ def with_door(use: Callable[[Door], Awaitable[None]]) -> list[dict[str, Any]]:
             door.closed(link)
             links.remove(link)
 
-        def frame(_link: Link, _frame: Frame) -> None:
-            raise AssertionError
-
-        def make() -> Link:
-            return Link(
-                0,
-                opened=links.append,
-                frame=frame,
-                heard=lambda _: None,
-                closed=closed,
-                max_queued=9,
-            )
-
-        door = Listener(("127.0.0.1", 0), None, make, refusals)
+        door = Listener(
+            ("127.0.0.1", 0), None, lambda: make_link(links.append, closed=closed), refusals
+        )
         door.start()
         try:
             await use((door, links, events))
         finally:
             door.close()
-            for link in list(links):
-                link.abort("over")
+            await end_all(links)
             refusals.sum_up(INTERVAL, at_once=True)
-            while links:
-                await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(run(), 60))
     return events
@@ -83,11 +69,6 @@ async def knock(
         clients.append(client)
     await asyncio.sleep(0.05)
     return clients[before:]
-
-
-async def until(true: Callable[[], bool]) -> None:
-    while not true():
-        await asyncio.sleep(0.01)
 
 
 def test_one_address_cannot_crowd_another_out(clients: list[socket.socket]) -> None:

@@ -6,38 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.exchange.exact_problem import JOB, ExactProblem, join_request
-from trainer.exchange.coordinator.membership import Coordinator
-from trainer.exchange.protocol.actions import Save, Step
+from tests.trainer.exchange.exact_problem import ExactProblem, join_request
+from tests.trainer.exchange.serving import RememberingKeeper
 from trainer.exchange.protocol.messages import ShardAssignment, Shutdown, WeightsReport
 from trainer.exchange.transport.local import LocalExchange
 from trainer.exchange.worker.session import Admitted, Committed, Session, result_message
 from trainer.optimizer.adamw import AdamW, TrainState, weights_digest
 from trainer.planning.budget.guard import BudgetStop
-from trainer.system.errors import StorageError, TrainerError
-
-
-class Listing:
-    """A supervisor that keeps lists."""
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-        self.saves: list[Save] = []
-        self.failure: TrainerError | None = None
-        self.ending: BudgetStop | None = None
-
-    def emit(self, event: dict[str, Any]) -> None:
-        self.events.append(event)
-
-    def step(self, event: Step) -> None:
-        self.emit({"event": "step", **vars(event)})
-
-    def save(self, save: Save) -> None:
-        self.saves.append(save)
-
-    def close(self, exit_code: int, reason: str) -> int:
-        del reason
-        return exit_code
+from trainer.system.errors import StorageError
 
 
 class Loop:
@@ -45,20 +21,9 @@ class Loop:
 
     def __init__(self) -> None:
         self.problem = problem = ExactProblem(validation_samples=0, checkpoint__every=100)
-        self.keeper = Listing()
-        coordinator = Coordinator(
-            config=problem.config,
-            job=JOB,
-            layout=problem.layout,
-            plan=problem.plan,
-            validation_samples=0,
-            state=problem.fresh_state(),
-            expect_workers=1,
-            score=lambda _: {},
-            now=0.0,
-        )
+        self.keeper = RememberingKeeper()
         session = Session(join_request(0), problem.layout, "fp32")
-        self.exchange = LocalExchange(coordinator, session, self.keeper)
+        self.exchange = LocalExchange(problem.coordinator(1, 0.0), session, self.keeper)
         self._optimizer = AdamW(problem.config.optimizer, problem.layout)
         self._state: TrainState | None = None
 
@@ -102,7 +67,7 @@ def loop() -> Loop:
 def test_a_run_to_its_end(loop: Loop):
     end = loop.run(lambda *_: None)
     assert (end.exit_code, end.reason) == (0, "done")
-    assert [save.snapshot.step for save in loop.keeper.saves] == [6]
+    assert [save.snapshot.step for save in loop.keeper.saved] == [6]
 
 
 def test_a_stop_saves_the_last_commit_between_two_blocks(loop: Loop):
@@ -110,14 +75,14 @@ def test_a_stop_saves_the_last_commit_between_two_blocks(loop: Loop):
 
     def between(step: int, block: int) -> None:
         if step == 3:
-            saved.append([save.snapshot.step for save in loop.keeper.saves])
+            saved.append([save.snapshot.step for save in loop.keeper.saved])
             if block == loop.problem.layout.send_order[0]:
                 loop.exchange.interrupt("stopped by SIGTERM")
 
     end = loop.run(between)
     assert (end.exit_code, end.reason) == (0, "stopped by SIGTERM")
     assert saved == [[], [3], [3], [3]], "before the step is over"
-    assert [save.snapshot.step for save in loop.keeper.saves] == [3, 4]
+    assert [save.snapshot.step for save in loop.keeper.saved] == [3, 4]
 
 
 def test_a_budget_that_would_be_breached_stops_it_in_order(loop: Loop):
@@ -130,7 +95,7 @@ def test_a_budget_that_would_be_breached_stops_it_in_order(loop: Loop):
     assert loop.exchange.finish is not None
     assert (loop.exchange.finish.exit_code, loop.exchange.finish.reason) == (9, end.reason)
     assert end.reason == "4.99 of 5.00 USD are spent"
-    assert [save.snapshot.step for save in loop.keeper.saves] == [3, 4]
+    assert [save.snapshot.step for save in loop.keeper.saved] == [3, 4]
 
 
 def test_a_disk_that_takes_no_checkpoint_halts_it(loop: Loop):

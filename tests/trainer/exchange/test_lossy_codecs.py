@@ -242,7 +242,6 @@ INDICES = {
 def lie(cluster: LossyCluster, codec: int, payload: bytes, pieces: int = 16) -> str:
     """Send a block of shard 2 as one that lies, and return why it was expelled."""
     bad = cluster.workers[2]
-    assert bad.wire
     assert bad.session
     step = open_round(cluster)
     shard = next(shard for shard in step.ledger.dealt if shard.rank == 2)
@@ -258,7 +257,7 @@ def lie(cluster: LossyCluster, codec: int, payload: bytes, pieces: int = 16) -> 
             offset=start,
             codec=codec,
         )
-        bad.wire.up.send([frame])
+        bad.post(frame)
     cluster.deliver_up(bad)
     (event,) = cluster.named("lost")
     assert event["rank"] == 2
@@ -296,7 +295,6 @@ def test_a_codec_that_changes_within_a_block() -> None:
     cluster = begun(LossyCluster(problem("int8"), 3))
     bad = cluster.workers[2]
     cluster.deliver_down(bad)
-    assert bad.wire
     assert bad.session
     first = Frame(
         MessageType.BLOCK_GRADIENT,
@@ -307,7 +305,7 @@ def test_a_codec_that_changes_within_a_block() -> None:
         weight=2,
         codec=1,
     )
-    bad.wire.up.send([first, replace(first, offset=8, codec=2)])
+    bad.post(first, replace(first, offset=8, codec=2))
     cluster.deliver_up(bad)
     assert cluster.named("lost")[0]["reason"] == "block 0: codec changed within the block"
 
@@ -328,8 +326,7 @@ def test_a_value_that_is_not_finite_is_named_whatever_the_codec(
     assign(cluster)
     cluster.workers[1].poison = (1, 7, value)
     cluster.settle_down()
-    assert cluster.finish
-    assert cluster.finish.exit_code == 5
-    assert "rank 1 sent" in cluster.finish.reason
-    assert "block layers.1, tensor layers.1.v" in cluster.finish.reason
+    assert cluster.end.exit_code == 5
+    assert "rank 1 sent" in cluster.end.reason
+    assert "block layers.1, tensor layers.1.v" in cluster.end.reason
     assert cluster.step == 0

@@ -141,24 +141,21 @@ def test_nothing_counts_before_a_valid_request(problem: ExactProblem, frame: Fra
     cluster.connect(worker)
     assert worker.wire
     worker.wire.up.drop_queued()
-    worker.wire.up.send([frame])
+    worker.post(frame)
     cluster.deliver_up(worker)
     cluster.deliver_down(worker)
     assert not cluster.wires
-    assert cluster.coordinator
-    assert len(cluster.coordinator.membership) == 0
+    assert len(cluster.machine.membership) == 0
 
 
 def test_a_second_request_on_the_same_link_ends_it(problem: ExactProblem):
     cluster = SimulatedCluster(problem, workers=1, expect=2)
     worker = cluster.workers[0]
     introduce(cluster, worker)
-    assert worker.wire
-    worker.wire.up.send([join_request(1).frame(0)])
+    worker.post(join_request(1).frame(0))
     cluster.deliver_up(worker)
     assert cluster.named("lost")
-    assert cluster.coordinator
-    assert len(cluster.coordinator.membership) == 0
+    assert len(cluster.machine.membership) == 0
 
 
 def test_a_wrong_proof_of_the_state_is_not_believed(problem: ExactProblem):
@@ -166,9 +163,8 @@ def test_a_wrong_proof_of_the_state_is_not_believed(problem: ExactProblem):
     worker = cluster.workers[0]
     introduce(cluster, worker)
     assert worker.wire
-    assert worker.session
     worker.wire.up.drop_queued()
-    worker.wire.up.send([worker.session.message(StateLoaded(step=0, digest="other"))])
+    worker.send(StateLoaded(step=0, digest="other"))
     cluster.deliver_up(worker)
     assert "not the one it was sent" in cluster.named("lost")[0]["reason"]
     assert not cluster.named("joined")
@@ -185,9 +181,8 @@ def test_who_did_not_join_in_time_is_named(problem: ExactProblem):
     cluster.pass_time(problem.config.exchange.join_deadline - 1)
     assert cluster.finish is None
     cluster.pass_time(2)
-    assert cluster.finish
-    assert cluster.finish.exit_code == 3
-    assert "rank 1, 3 did not join within 120 s" in cluster.finish.reason
+    assert cluster.end.exit_code == 3
+    assert "rank 1, 3 did not join within 120 s" in cluster.end.reason
     ends = [worker.ended for worker in cluster.workers]
     assert ends[0]
     assert ends[0].exit_code == 3
@@ -203,7 +198,7 @@ def test_a_worker_that_comes_and_goes_does_not_put_the_deadline_off(problem: Exa
         cluster.deliver_up(flapping)
         cluster.pass_time(20, flowing=False)
         cluster.drop(flapping)
-    assert cluster.finish.exit_code == 3
+    assert cluster.end.exit_code == 3
 
 
 def test_a_resumed_run_goes_on_with_those_who_came_back(problem: ExactProblem):

@@ -197,9 +197,8 @@ def test_a_run_that_is_to_halt_does_so_before_the_update():
     until_step(cluster, FEWEST)
     cluster.workers[0].poison = (1, 3, 1e6)
     cluster.settle_down()
-    assert cluster.finish
-    assert cluster.finish.exit_code == HALTS == 5
-    assert "rank 0" in cluster.finish.reason
+    assert cluster.end.exit_code == HALTS == 5
+    assert "rank 0" in cluster.end.reason
     assert cluster.named("halted")
     assert cluster.saves[-1].snapshot.step <= cluster.step
     assert all(worker.ended and worker.ended.exit_code == HALTS for worker in cluster.workers)

@@ -58,9 +58,8 @@ def test_the_last_proof_of_one_worker_is_missing(problem: ExactProblem):
     missing = f"rank 1 did not prove that it holds the state after step {steps}"
     assert [event["rank"] for event in cluster.named("lost")] == [1]
     assert [event["reason"] for event in cluster.named("unproved")] == [missing]
-    assert cluster.finish
-    assert cluster.finish.exit_code == NOT_PROVED
-    assert missing in cluster.finish.reason
+    assert cluster.end.exit_code == NOT_PROVED
+    assert missing in cluster.end.reason
     assert cluster.workers[0].ended
     assert cluster.workers[0].ended.exit_code == NOT_PROVED, "so that it is started again too"
 
@@ -71,10 +70,9 @@ def test_started_again_it_ends_well_once_workers_prove_the_state_by_joining(
 ):
     cluster = at_the_end(problem, workers)
     cluster.pass_time(60)
-    assert cluster.finish
-    assert cluster.finish.exit_code == NOT_PROVED
+    assert cluster.end.exit_code == NOT_PROVED
     cluster.run_to_end()
-    assert cluster.finish.exit_code == 0
+    assert cluster.end.exit_code == 0
     assert len(cluster.named("step")) == problem.plan.total_steps
 
 
@@ -87,9 +85,9 @@ def test_all_workers_die_before_their_last_proof(problem: ExactProblem):
     for worker in cluster.workers:
         cluster.kill(worker)
     cluster.pass_time(TICK)
-    assert cluster.finish
-    assert cluster.finish.exit_code == NOT_PROVED
-    assert "no worker proved" in cluster.finish.reason
+    assert cluster.end.exit_code == NOT_PROVED
+    assert "no worker proved" in cluster.end.reason
+    assert not cluster.named("verified")
     cluster.run_to_end()
 
 
@@ -97,8 +95,7 @@ def test_one_dies_before_its_last_proof_and_the_others_prove_it(problem: ExactPr
     cluster = at_the_end(problem)
     cluster.kill(cluster.workers[1])
     cluster.pass_time(TICK)
-    assert cluster.finish
-    assert (cluster.finish.exit_code, cluster.finish.reason) == (0, "done")
+    assert (cluster.end.exit_code, cluster.end.reason) == (0, "done")
     assert cluster.named("verified")[-1]["ranks"] == [0]
 
 
@@ -109,8 +106,7 @@ def test_wrong_weights_after_the_last_step_are_no_success(problem: ExactProblem)
     cluster.settle_down()
     cluster.pass_time(TICK)
     assert cluster.named("diverged")[-1]["rank"] == 1
-    assert cluster.finish
-    assert cluster.finish.exit_code == NOT_PROVED
+    assert cluster.end.exit_code == NOT_PROVED
 
 
 def test_a_stopped_run_says_what_is_not_proved(problem: ExactProblem):
@@ -121,8 +117,7 @@ def test_a_stopped_run_says_what_is_not_proved(problem: ExactProblem):
     cluster.stop()
     cluster.settle_down()
     cluster.pass_time(STOP_PATIENCE + 2 * TICK)
-    assert cluster.finish
-    assert (cluster.finish.exit_code, cluster.finish.reason) == (0, "stopped by SIGTERM")
+    assert (cluster.end.exit_code, cluster.end.reason) == (0, "stopped by SIGTERM")
     missing = "rank 1 did not prove that it holds the state after step 3"
     assert [(event["at"], event["reason"]) for event in cluster.named("unproved")] == [(3, missing)]
     cluster.run_to_end()

@@ -85,8 +85,7 @@ def test_the_rest_of_a_shard_that_is_handed_in_early_goes_to_the_others():
     assert all(event["handed_in"] > 0 for event in early)
     takers = {rank for event in cluster.named("step") for rank, *_ in event["samples"]}
     assert takers == {0, 1, 2}
-    assert cluster.coordinator
-    speed = cluster.coordinator.training.balancer.speeds[1]
+    speed = cluster.machine.training.balancer.speeds[1]
     assert speed.per_sample == pytest.approx(0.01), "what it did of its shard says how fast it is"
 
 
@@ -236,8 +235,7 @@ def test_rounds_are_not_compared_with_the_gradients_before_them():
     """They have other sizes: each would be an outlier, and could halt the run."""
     cluster = SimulatedCluster(changing(), workers=3)
     until_step(cluster, 2)
-    assert cluster.coordinator
-    outliers = cluster.coordinator.training._outliers
+    outliers = cluster.machine.training._outliers
     assert all(usual.by_weight for usual in outliers._usual)
     until_step(cluster, 3)
     assert not any(usual.by_weight or usual.by_root for usual in outliers._usual)
@@ -272,9 +270,8 @@ def test_measured_steps_decide_and_all_workers_hear_of_it_before_the_first_round
         cluster.now += 0.02
     (decision,) = cluster.named("schedule")
     assert decision["rounds_after"] == cluster.step + 2 == 15
-    assert cluster.coordinator
     rounds = (15, decision["inner_steps"])
-    assert cluster.coordinator.training.plan.rounds == rounds
+    assert cluster.machine.training.plan.rounds == rounds
     assert [worker.rounds for worker in cluster.workers] == [None, None]
     until_step(cluster, 15)
     assert [worker.rounds for worker in cluster.workers] == [rounds, rounds]

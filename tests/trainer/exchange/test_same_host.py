@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.exchange.protocol.wire import Frame
+from tests.trainer.exchange.links import end_all, make_link, until
 from trainer.exchange.transport import same_host
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.same_host import SameHostListener, socket_name
@@ -32,18 +32,8 @@ def with_listener(use: Callable[[int, list[Link]], Awaitable[None]]) -> None:
     async def run() -> None:
         links: list[Link] = []
 
-        def frame(_link: Link, _frame: Frame) -> None:
-            raise AssertionError
-
         def make() -> Link:
-            return Link(
-                RUN,
-                opened=links.append,
-                frame=frame,
-                heard=lambda _: None,
-                closed=lambda link, _: links.remove(link),
-                max_queued=9,
-            )
+            return make_link(links.append, run=RUN, closed=lambda link, _: links.remove(link))
 
         with socket.create_server((HERE, 0)) as reserved:  # a port that is nobody else's
             port = reserved.getsockname()[1]
@@ -53,17 +43,9 @@ def with_listener(use: Callable[[int, list[Link]], Awaitable[None]]) -> None:
                 await use(port, links)
             finally:
                 listener.close()
-                for link in list(links):
-                    link.abort("over")
-                while links:
-                    await asyncio.sleep(0.01)
+                await end_all(links)
 
     asyncio.run(asyncio.wait_for(run(), 60))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 def test_a_worker_finds_its_coordinator_and_maps_what_it_is_handed() -> None:

@@ -12,11 +12,9 @@ from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from trainer.exchange.coordinator.membership import RESUME_PATIENCE
 from trainer.exchange.protocol.blocks import block_frames
 from trainer.exchange.protocol.compression.choice import make_codec
-from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import (
     Heartbeat,
     JoinAccepted,
-    JoinRefused,
     Message,
     ShardAssignment,
     StepCommit,
@@ -143,14 +141,6 @@ def test_the_digest_is_there_before_the_last_frame_leaves():
     assert delivery.waiting == 0
 
 
-def test_refusals_say_whether_to_try_again():
-    for retry in (True, False):
-        session = Session(join_request(1), PROBLEM.layout, "fp32")
-        with pytest.raises(RefusalError, match="because") as caught:
-            session.receive(JoinRefused(reason="because", retry=retry).frame(0))
-        assert caught.value.retry == retry
-
-
 @pytest.mark.parametrize("message", [Heartbeat(), COMMIT, SHARD])
 def test_nothing_before_the_answer(message: Message):
     session = Session(join_request(1), PROBLEM.layout, "fp32")
@@ -247,7 +237,7 @@ def test_a_shard_number_means_other_samples_after_a_restart():
     cluster.start_coordinator()  # resumed: shards 0, 1 and 2 of three workers
     slow = cluster.workers[1]
     slow.careless = True
-    while not cluster.coordinator or not cluster.coordinator.training.round:
+    while not cluster.coordinator or not cluster.machine.training.round:
         for worker in cluster.workers:
             cluster.connect(worker)
             cluster.deliver_up(worker)
@@ -255,13 +245,13 @@ def test_a_shard_number_means_other_samples_after_a_restart():
     cluster.deliver_down(slow)
     slow.step()  # the state
     slow.step()  # forward begins
-    old = cluster.coordinator.training.round.ledger.dealt[1]
+    old = cluster.machine.training.round.ledger.dealt[1]
     cluster.kill_coordinator()
     cluster.kill(cluster.workers[2])
     cluster.start_coordinator()  # resumed again: shards 0 and 1 of two workers
     cluster.pass_time(RESUME_PATIENCE + 2)
-    assert cluster.coordinator.training.round
-    new = cluster.coordinator.training.round.ledger.dealt[1]
+    assert cluster.machine.training.round
+    new = cluster.machine.training.round.ledger.dealt[1]
     assert (old.id, old.rank) == (new.id, new.rank)
     assert old.size != new.size
     cluster.run_to_end()

@@ -20,8 +20,7 @@ def test_stopped_while_waiting(problem: ExactProblem):
     cluster.start()
     cluster.stop("stopped by SIGTERM")
     cluster.pass_time(2 * TICK)
-    assert cluster.finish
-    assert (cluster.finish.exit_code, cluster.finish.reason) == (0, "stopped by SIGTERM")
+    assert (cluster.end.exit_code, cluster.end.reason) == (0, "stopped by SIGTERM")
     assert cluster.saves == [], "there is nothing to save yet"
     assert cluster.workers[0].ended
 
@@ -31,15 +30,13 @@ def test_stopped_in_a_step_finishes_it_and_saves(problem: ExactProblem, pieces: 
     cluster = SimulatedCluster(problem, workers=3)
     until_step(cluster, 1)
     cluster.go_on(pieces)
-    assert cluster.coordinator
-    round_ = cluster.coordinator.training.round
+    round_ = cluster.machine.training.round
     training = round_ is not None and round_.kind == "train"
     step = cluster.step
     cluster.stop()
     cluster.settle_down()
     cluster.pass_time(2 * TICK)
-    assert cluster.finish
-    assert cluster.finish.exit_code == 0
+    assert cluster.end.exit_code == 0
     assert cluster.step == step + training
     assert cluster.saves[-1].snapshot.step == cluster.step
     assert all(worker.ended and worker.ended.exit_code == 0 for worker in cluster.workers)
@@ -60,8 +57,7 @@ def test_stopped_while_validating_drops_only_the_validation(problem: ExactProble
     cluster.pass_time(2 * TICK)
     assert not cluster.named("lost")
     assert not cluster.named("validation")
-    assert cluster.finish
-    assert cluster.finish.exit_code == 0
+    assert cluster.end.exit_code == 0
     assert saved(cluster)[-1] == (4, False)
     cluster.run_to_end()
 
@@ -75,8 +71,7 @@ def test_stopped_together_with_its_workers(problem: ExactProblem):
     for worker in cluster.workers:
         cluster.kill(worker)
     cluster.pass_time(2 * TICK)
-    assert cluster.finish
-    assert cluster.finish.exit_code == 0
+    assert cluster.end.exit_code == 0
     assert cluster.saves[-1].snapshot.step == step
     cluster.run_to_end()
 
@@ -88,8 +83,7 @@ def test_stopped_without_workers(problem: ExactProblem):
         cluster.kill(worker)
     cluster.stop()
     cluster.pass_time(2 * TICK)
-    assert cluster.finish
-    assert cluster.finish.exit_code == 0
+    assert cluster.end.exit_code == 0
     assert cluster.saves[-1].snapshot.step == 3
 
 
@@ -119,10 +113,9 @@ def test_a_step_that_is_not_done_in_time_is_left_out():
     cluster.pass_time(STOP_PATIENCE - TICK)  # beats go to and fro, and no gradient comes
     assert cluster.finish is None
     cluster.pass_time(3 * TICK)
-    assert cluster.finish
-    assert cluster.finish.exit_code == 0
+    assert cluster.end.exit_code == 0
     said = "step 4 was not done in time and is left out"
-    assert cluster.finish.reason == f"stopped by SIGTERM; {said}"
+    assert cluster.end.reason == f"stopped by SIGTERM; {said}"
     assert saved(cluster) == [(3, False)]
     cluster.run_to_end()
     assert [event["step"] for event in cluster.named("step")] == [1, 2, 3, 4, 5, 6]
@@ -135,8 +128,7 @@ def test_a_step_that_is_done_in_time_is_saved_too():
     cluster.stop()
     cluster.pass_time(STOP_PATIENCE / 2)
     cluster.settle_down()
-    assert cluster.finish
-    assert cluster.finish.reason == "stopped by SIGTERM"
+    assert cluster.end.reason == "stopped by SIGTERM"
     assert saved(cluster) == [(3, False), (4, False)]
     assert cluster.named("verified")[-1]["at"] == 4, "the last step of a stopped run is proved too"
     cluster.run_to_end()

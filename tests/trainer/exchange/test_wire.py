@@ -112,12 +112,6 @@ def test_any_split_of_the_bytes_gives_the_same_frames(frames: list[Frame], data:
     assert not decoder.mid_frame
 
 
-def test_one_byte_at_a_time():
-    decoder = FrameDecoder(RUN)
-    encoded = stream(SMALL)
-    assert [f for i in range(len(encoded)) for f in feed(decoder, encoded[i : i + 1])] == SMALL
-
-
 @pytest.mark.parametrize("kind", sorted(MessageType))
 def test_the_largest_frame_of_every_type(kind: MessageType):
     size = MAX_PAYLOAD if kind in TENSOR_TYPES else MAX_CONTROL
