@@ -126,26 +126,9 @@ def test_a_vocabulary_of_the_size_of_a_real_one() -> None:
     np.testing.assert_allclose(found.entropy, expected.entropy, rtol=1e-5)
 
 
-def test_padding_of_the_vocabulary_is_dropped_and_never_kept() -> None:
-    logits = random_logits()
-    logits[:, 690:] = 20.0  # nearly everything
-    found = score(TOPK, IN_ORDER, logits)
-    assert found.ids.max() < 690
-    assert found.dropped[1:].min() > 0.9
-    assert np.all(found.tail[1:] >= found.dropped[1:])
-
-
 def test_nothing_is_dropped_when_each_token_is_the_students() -> None:
     found = score(TOPK, np.arange(VOCAB, dtype=np.int32), random_logits())
     assert not found.dropped.any()
-
-
-def test_position_0_is_empty_and_its_figures_are_zero() -> None:
-    for scheme in (TOPK, SAMPLED, FULL):
-        found = score(scheme, TRIMMED, random_logits())
-        assert len(found.offsets) == POSITIONS + 2
-        assert found.offsets[1] == 0
-        assert found.tail[0] == found.dropped[0] == found.entropy[0] == 0
 
 
 def test_rows_that_fill_several_buffers_are_the_same_as_one_by_one() -> None:

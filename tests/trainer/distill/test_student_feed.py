@@ -19,7 +19,6 @@ from trainer.data.order import epoch_order
 from trainer.distill.logits.stream import Position, ShardStream
 from trainer.distill.student.prefetch import Batch, Feed, Preparation, batches
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.system.errors import UnreachableError
 from trainer.system.process.stopping import Stop
 
 WINDOWS = 24
@@ -52,15 +51,6 @@ def test_each_epoch_has_every_window_once_in_its_own_order(
     first, second = ([d for b in part for d in b.documents] for part in (steps[:5], steps[5:]))
     assert sorted(first) == sorted(second) == list(range(WINDOWS))
     assert first != second
-
-
-@pytest.mark.parametrize("step", [1, 4, 5, 7])
-def test_a_run_goes_on_with_the_next_window(
-    teacher: BigramTeacher, logits: Path, step: int
-) -> None:
-    steps = read(teacher, logits)
-    resumed = read(teacher, logits, step, steps[step - 1].behind)
-    assert [b.documents for b in resumed] == [b.documents for b in steps[step:]]
 
 
 def test_a_window_is_cut_with_its_targets(teacher: BigramTeacher) -> None:
@@ -168,20 +158,6 @@ def test_a_wait_is_told_once_and_ends_when_asked() -> None:
     ]  # fmt: skip
     feed.close()
     assert not feed.running
-
-
-def test_an_error_surfaces_where_batches_are_taken(teacher: BigramTeacher, logits: Path) -> None:
-    first = read(teacher, logits)[0]
-
-    def source(_: Feed) -> Iterator[Batch]:
-        yield first
-        raise UnreachableError("the teacher is gone")
-
-    feed = Feed(source, Stop())
-    assert feed.take(nobody) is first
-    with pytest.raises(UnreachableError, match="the teacher is gone"):
-        feed.take(nobody)
-    feed.close()
 
 
 def test_batches_that_nobody_takes_do_not_keep_it(teacher: BigramTeacher, logits: Path) -> None:

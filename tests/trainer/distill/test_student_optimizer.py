@@ -66,24 +66,6 @@ def test_it_moves_as_every_run_does(layout: GradientLayout) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_restored_one_goes_on_to_the_bit(layout: GradientLayout) -> None:
-    straight = Trained(layout, draw(layout.size, 0))
-    for step in range(1, 6):
-        straight.step(step, draw(layout.size, step))
-    saved = straight.optimizer.snapshot(5)
-    state = TrainState(
-        saved.weights.copy(), saved.first_moment.copy(), saved.second_moment.copy(), 5
-    )
-    resumed = Trained(layout, np.zeros(layout.size, np.float32))
-    resumed.optimizer.restore(state)
-    for step in range(6, 10):
-        for student in (straight, resumed):
-            student.step(step, draw(layout.size, step))
-    ours, theirs = resumed.optimizer.snapshot(9), straight.optimizer.snapshot(9)
-    np.testing.assert_array_equal(ours.weights, theirs.weights)
-    np.testing.assert_array_equal(ours.second_moment, theirs.second_moment)
-
-
 def test_a_snapshot_stays_as_it_was(layout: GradientLayout) -> None:
     student = Trained(layout, draw(layout.size, 0))
     snapshot = student.optimizer.snapshot(0)

@@ -126,19 +126,6 @@ def assert_same(one: Window, other: Window) -> None:
             np.testing.assert_allclose(left, right, rtol=1e-5, atol=1e-5)
 
 
-def test_scored_again_everything_is_the_same_to_the_bit(tiny_model: Any) -> None:
-    folder = tiny_model("qwen3")
-    for kind in SCHEMES:
-        first, again = (
-            make_teacher(folder, SCHEMES[kind]).score(pieces(IN_ORDER)) for _ in range(2)
-        )
-        for one, other in zip(first, again, strict=True):
-            for name in ("offsets", "ids", "logprobs", "counts", "tail", "dropped", "entropy"):
-                np.testing.assert_array_equal(
-                    getattr(one.scores, name), getattr(other.scores, name)
-                )
-
-
 def test_a_padded_vocabulary_never_gets_into_the_entries(tiny_model: Any, tmp_path: Path) -> None:
     """Rows of the head that no token stands for may hold anything."""
     folder = tiny_model("llama", tie_word_embeddings=False)

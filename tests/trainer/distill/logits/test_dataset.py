@@ -14,7 +14,6 @@ from tests.trainer.crash_at_every_step import OPERATIONS, CountingDisk
 from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
 from tests.waiting import PATIENCE
 from trainer.distill.logits.dataset import DATASET, SHARD_FILE, LogitsFolder
-from trainer.distill.logits.description import Description
 from trainer.system.errors import InputError, RefusedError, StorageError
 from trainer.system.storage import atomic_folder
 
@@ -239,9 +238,3 @@ def test_a_full_disk_leaves_no_dataset_json(tmp_path):
     with pytest.raises(StorageError, match="not written: No space left on device"):
         LogitsFolder(tmp_path).describe(TOPK, CountingDisk(fail))
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
-
-
-def test_descriptions_survive_json():
-    for scheme in SCHEMES.values():
-        description = tiny_description(scheme)
-        assert Description.from_json(description.to_json()) == description

@@ -1,7 +1,6 @@
 """The stream of a growing folder: one order, every window once, exact resume, honest errors."""
 
 import json
-import logging
 import os
 import shutil
 import threading
@@ -84,17 +83,6 @@ def test_the_order_is_pure(folder):
     assert shards != sorted(shards)
 
 
-def test_what_is_yielded_is_what_was_written(folder):
-    written = {
-        key(window): window
-        for plan in DESCRIPTION.shards
-        for window in tiny_windows(DESCRIPTION, plan.number, LENGTHS)
-    }
-    for window, _ in make(folder).epoch():
-        assert window.tokens.tolist() == written[key(window)].tokens.tolist()
-        assert window.scores.ids.tolist() == written[key(window)].scores.ids.tolist()
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 5),
@@ -139,18 +127,6 @@ def test_no_window_twice_and_resume_is_exact(original, seed, group, epoch, broke
             for number in broken.difference(behind.postponed):
                 damage(folder, number)
             assert run(behind) == straight[stop:]
-
-
-def test_a_damaged_shard_is_named_requested_and_comes_at_the_end(folder, caplog):
-    damage(folder, 1)
-    stream = make(folder, on_wait=lambda message: write(folder, 1))
-    with caplog.at_level(logging.WARNING):
-        windows = [(key(window), position) for window, position in stream.epoch()]
-    assert {document // 2 for (document, _), _ in windows[-DESCRIPTION.shards[1].windows :]} == {1}
-    assert windows[0][1].postponed == (1,)
-    assert "shard-00001" in caplog.text
-    assert "quarantine" in caplog.text
-    assert len(list((folder.path / "quarantine").iterdir())) == 1
 
 
 def test_it_waits_for_a_slow_teacher(folder):
