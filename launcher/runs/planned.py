@@ -110,12 +110,7 @@ def _devices(host: Host, remarks: list[str]) -> Counter[known.DeviceModel]:
             if not memory:
                 raise ConfigError(f"host {host.name}: its main memory is unknown")
             remarks.append(f"CPU: {CORE_FLOPS / 1e9:g} GFLOP/s a core are assumed")
-            found[
-                known.DeviceModel(
-                    name=f"CPU, {cores} cores", flops=cores * CORE_FLOPS, memory=memory,
-                    bandwidth=2e10, watts=None, source="assumed",
-                )
-            ] += 1  # fmt: skip
+            found[known.processor(cores, memory)] += 1
             continue
         try:
             row = known.find_device(device.name)
@@ -126,10 +121,10 @@ def _devices(host: Host, remarks: list[str]) -> Counter[known.DeviceModel]:
                     " not report its memory; describe it with --cluster"
                 ) from None
             remarks.append(f"{device.name or device.id} is not a known device: no time is planned")
+            name, size = device.name or device.id, device.memory
             row = known.DeviceModel(
-                name=device.name or device.id, flops=None, memory=device.memory, bandwidth=0,
-                watts=None, source="its driver",
-            )  # fmt: skip
+                name=name, flops=None, memory=size, watts=None, source="its driver"
+            )
         found[row] += 1
     return found
 

@@ -27,8 +27,6 @@ class DeviceModel:
     """A second, dense, in the 16-bit format that trains (fp32 on a processor); None: unknown."""
     memory: float
     """Bytes."""
-    bandwidth: float
-    """Bytes a second of its memory."""
     watts: float | None
     """Most power; None: unknown."""
     fp32: float | None = None
@@ -40,14 +38,12 @@ class DeviceModel:
 
 
 def _device(
-    name: str, teraflops: float | None, wide: float | None, gib: int, gb_s: float,
-    watts: float | None,
+    name: str, teraflops: float | None, wide: float | None, gib: int, watts: float | None,
     source: str, nvlink: float = 0,
 ) -> DeviceModel:  # fmt: skip
     return DeviceModel(
         name=name, flops=teraflops and teraflops * 1e12, fp32=wide and wide * 1e12,
-        memory=gib * GIB, bandwidth=gb_s * 1e9, watts=watts, nvlink=nvlink * 1e9 or None,
-        source=source,
+        memory=gib * GIB, watts=watts, nvlink=nvlink * 1e9 or None, source=source,
     )  # fmt: skip
 
 
@@ -61,66 +57,66 @@ _APPLE = "Apple, newsroom; 16 bits as fp32, of unified memory"
 DEVICES: dict[str, DeviceModel] = {
     device.name: device
     for device in (
-        _device("V100-32G", 125, 15.7, 32, 900, 300, f"{_NVIDIA} V100 SXM2", 150),
-        _device("T4", 65, 8.1, 16, 320, 70, f"{_NVIDIA} T4"),
-        _device("A100-40G", 312, 19.5, 40, 1555, 400, f"{_NVIDIA} A100 SXM", 300),
-        _device("A100-80G", 312, 19.5, 80, 2039, 400, f"{_NVIDIA} A100 SXM", 300),
-        _device("A6000", 154.8, 38.7, 48, 768, 300, f"{_NVIDIA} RTX A6000", 56.25),
-        _device("L4", 121, 30.3, 24, 300, 72, f"{_NVIDIA} L4, without sparsity"),
-        _device("L40S", 362, 91.6, 48, 864, 350, f"{_NVIDIA} L40S, without sparsity"),
-        _device("H100-80G", 989, 67, 80, 3350, 700, f"{_NVIDIA} H100 SXM, without sparsity", 450),
-        _device("H200", 989, 67, 141, 4800, 700, f"{_NVIDIA} H200 SXM, without sparsity", 450),
-        _device("B200", 2250, None, 180, 8000, 1000, f"{_NVIDIA} DGX B200, dense, no fp32", 900),
-        _device("P40", None, 12, 24, 346, 250, f"{_NVIDIA} Tesla P40, whose 16 bits are slow"),
-        _device("P100", 18.7, 9.3, 16, 732, 250, f"{_NVIDIA} Tesla P100 PCIe"),
-        _device("A2000-12G", 31.9, 8, 12, 288, 70, f"{_NVIDIA} RTX A2000, without sparsity"),
-        _device("A2000-6G", 31.9, 8, 6, 288, 70, f"{_NVIDIA} RTX A2000, without sparsity"),
-        _device("A4000", 76.7, 19.2, 16, 448, 140, f"{_NVIDIA} RTX A4000, without sparsity"),
-        _device("A5000", 111.1, 27.8, 24, 768, 230, f"{_NVIDIA} RTX A5000, no sparsity", 56.25),
-        _device("RTX2070", 29.9, 7.5, 8, 448, 175, _TURING),
-        _device("RTX2080", 40.3, 10.1, 8, 448, 215, _TURING, 25),
-        _device("RTX2080Ti", 53.8, 13.4, 11, 616, 250, _TURING, 50),
-        _device("RTX3060", 25.5, 12.7, 12, 360, 170, _AMPERE),
-        _device("RTX3060Ti", 32.4, 16.2, 8, 448, 200, _AMPERE),
-        _device("RTX3070", 40.6, 20.3, 8, 448, 220, _AMPERE),
-        _device("RTX3070Ti", 43.5, 21.7, 8, 608, 290, _AMPERE),
-        _device("RTX3080", 59.5, 29.8, 10, 760, 320, _AMPERE),
-        _device("RTX3080Ti", 68.2, 34.1, 12, 912, 350, _AMPERE),
-        _device("RTX4060", 30.2, 15.1, 8, 272, 115, _ADA),
-        _device("RTX4060Ti-16G", 44.1, 22.1, 16, 288, 165, _ADA),
-        _device("RTX4060Ti-8G", 44.1, 22.1, 8, 288, 160, _ADA),
-        _device("RTX4070", 58.3, 29.1, 12, 504, 200, _ADA),
-        _device("RTX4070Super", 71, 35.5, 12, 504, 220, _ADA),
-        _device("RTX4070Ti", 80.2, 40.1, 12, 504, 285, _ADA),
-        _device("RTX4070TiSuper", 88.2, 44.1, 16, 672, 285, _ADA),
-        _device("RTX4080", 97.5, 48.7, 16, 717, 320, _ADA),
-        _device("RTX4080Super", 104.4, 52.2, 16, 736, 320, _ADA),
-        _device("RTX5060Ti-16G", 47.4, 23.7, 16, 448, 180, _BLACKWELL),
-        _device("RTX5070", 61.7, 30.9, 12, 672, 250, _BLACKWELL),
-        _device("RTX5070Ti", 87.9, 43.9, 16, 896, 300, _BLACKWELL),
-        _device("RTX5080", 112.6, 56.3, 16, 960, 360, _BLACKWELL),
-        _device("RTX3090", 71, 35.6, 24, 936, 350, "NVIDIA, GA102 white paper, fp32 sums", 56.25),
-        _device("RTX4090", 165.2, 82.6, 24, 1008, 450, "NVIDIA, Ada white paper, fp32 sums"),
-        _device("RTX5090", 209.5, 104.8, 32, 1792, 575, "NVIDIA, Blackwell white paper, fp32 sums"),
-        _device("RX5700XT", 19.5, 9.75, 8, 448, 225, f"{_AMD} RX 5700 XT"),
-        _device("W5700X", 19, 9.5, 16, 448, None, f"{_AMD} Radeon Pro W5700X"),
-        _device("RX6700XT", 26.4, 13.2, 12, 384, 230, f"{_AMD} RX 6700 XT"),
-        _device("RX6800", 32.3, 16.2, 16, 512, 250, f"{_AMD} RX 6800"),
-        _device("RX6800XT", 41.5, 20.7, 16, 512, 300, f"{_AMD} RX 6800 XT"),
-        _device("RX6900XT", 46.1, 23, 16, 512, 300, f"{_AMD} RX 6900 XT"),
-        _device("RX7600", 43.5, 21.8, 8, 288, 165, f"{_AMD} RX 7600"),
-        _device("RX7800XT", 74.7, 37.3, 16, 624, 263, f"{_AMD} RX 7800 XT"),
-        _device("RX7900GRE", 92, 46, 16, 576, 260, f"{_AMD} RX 7900 GRE"),
-        _device("RX7900XT", 103.2, 51.6, 20, 800, 315, f"{_AMD} RX 7900 XT"),
-        _device("A770", 131, 17.2, 16, 560, 225, "Intel, ARK of the Arc A770 16 GB"),
-        _device("M1Ultra-64G", 21, 21, 64, 800, None, _APPLE),
-        _device("M1Ultra-128G", 21, 21, 128, 800, None, _APPLE),
-        _device("M2Ultra-64G", 27.2, 27.2, 64, 800, None, _APPLE),
-        _device("M2Ultra-128G", 27.2, 27.2, 128, 800, None, _APPLE),
-        _device("M2Ultra-192G", 27.2, 27.2, 192, 800, None, _APPLE),
-        _device("RX7900XTX", 122.8, 61.4, 24, 960, 355, "AMD, product page of the RX 7900 XTX"),
-        _device("MI250X", 383, 95.7, 128, 3277, 560, "AMD, data sheet of the MI250X", 350),
-        _device("MI300X", 1307.4, 163.4, 192, 5300, 750, "AMD, data sheet of the MI300X", 448),
+        _device("V100-32G", 125, 15.7, 32, 300, f"{_NVIDIA} V100 SXM2", 150),
+        _device("T4", 65, 8.1, 16, 70, f"{_NVIDIA} T4"),
+        _device("A100-40G", 312, 19.5, 40, 400, f"{_NVIDIA} A100 SXM", 300),
+        _device("A100-80G", 312, 19.5, 80, 400, f"{_NVIDIA} A100 SXM", 300),
+        _device("A6000", 154.8, 38.7, 48, 300, f"{_NVIDIA} RTX A6000", 56.25),
+        _device("L4", 121, 30.3, 24, 72, f"{_NVIDIA} L4, without sparsity"),
+        _device("L40S", 362, 91.6, 48, 350, f"{_NVIDIA} L40S, without sparsity"),
+        _device("H100-80G", 989, 67, 80, 700, f"{_NVIDIA} H100 SXM, without sparsity", 450),
+        _device("H200", 989, 67, 141, 700, f"{_NVIDIA} H200 SXM, without sparsity", 450),
+        _device("B200", 2250, None, 180, 1000, f"{_NVIDIA} DGX B200, dense, no fp32", 900),
+        _device("P40", None, 12, 24, 250, f"{_NVIDIA} Tesla P40, whose 16 bits are slow"),
+        _device("P100", 18.7, 9.3, 16, 250, f"{_NVIDIA} Tesla P100 PCIe"),
+        _device("A2000-12G", 31.9, 8, 12, 70, f"{_NVIDIA} RTX A2000, without sparsity"),
+        _device("A2000-6G", 31.9, 8, 6, 70, f"{_NVIDIA} RTX A2000, without sparsity"),
+        _device("A4000", 76.7, 19.2, 16, 140, f"{_NVIDIA} RTX A4000, without sparsity"),
+        _device("A5000", 111.1, 27.8, 24, 230, f"{_NVIDIA} RTX A5000, no sparsity", 56.25),
+        _device("RTX2070", 29.9, 7.5, 8, 175, _TURING),
+        _device("RTX2080", 40.3, 10.1, 8, 215, _TURING, 25),
+        _device("RTX2080Ti", 53.8, 13.4, 11, 250, _TURING, 50),
+        _device("RTX3060", 25.5, 12.7, 12, 170, _AMPERE),
+        _device("RTX3060Ti", 32.4, 16.2, 8, 200, _AMPERE),
+        _device("RTX3070", 40.6, 20.3, 8, 220, _AMPERE),
+        _device("RTX3070Ti", 43.5, 21.7, 8, 290, _AMPERE),
+        _device("RTX3080", 59.5, 29.8, 10, 320, _AMPERE),
+        _device("RTX3080Ti", 68.2, 34.1, 12, 350, _AMPERE),
+        _device("RTX4060", 30.2, 15.1, 8, 115, _ADA),
+        _device("RTX4060Ti-16G", 44.1, 22.1, 16, 165, _ADA),
+        _device("RTX4060Ti-8G", 44.1, 22.1, 8, 160, _ADA),
+        _device("RTX4070", 58.3, 29.1, 12, 200, _ADA),
+        _device("RTX4070Super", 71, 35.5, 12, 220, _ADA),
+        _device("RTX4070Ti", 80.2, 40.1, 12, 285, _ADA),
+        _device("RTX4070TiSuper", 88.2, 44.1, 16, 285, _ADA),
+        _device("RTX4080", 97.5, 48.7, 16, 320, _ADA),
+        _device("RTX4080Super", 104.4, 52.2, 16, 320, _ADA),
+        _device("RTX5060Ti-16G", 47.4, 23.7, 16, 180, _BLACKWELL),
+        _device("RTX5070", 61.7, 30.9, 12, 250, _BLACKWELL),
+        _device("RTX5070Ti", 87.9, 43.9, 16, 300, _BLACKWELL),
+        _device("RTX5080", 112.6, 56.3, 16, 360, _BLACKWELL),
+        _device("RTX3090", 71, 35.6, 24, 350, "NVIDIA, GA102 white paper, fp32 sums", 56.25),
+        _device("RTX4090", 165.2, 82.6, 24, 450, "NVIDIA, Ada white paper, fp32 sums"),
+        _device("RTX5090", 209.5, 104.8, 32, 575, "NVIDIA, Blackwell white paper, fp32 sums"),
+        _device("RX5700XT", 19.5, 9.75, 8, 225, f"{_AMD} RX 5700 XT"),
+        _device("W5700X", 19, 9.5, 16, None, f"{_AMD} Radeon Pro W5700X"),
+        _device("RX6700XT", 26.4, 13.2, 12, 230, f"{_AMD} RX 6700 XT"),
+        _device("RX6800", 32.3, 16.2, 16, 250, f"{_AMD} RX 6800"),
+        _device("RX6800XT", 41.5, 20.7, 16, 300, f"{_AMD} RX 6800 XT"),
+        _device("RX6900XT", 46.1, 23, 16, 300, f"{_AMD} RX 6900 XT"),
+        _device("RX7600", 43.5, 21.8, 8, 165, f"{_AMD} RX 7600"),
+        _device("RX7800XT", 74.7, 37.3, 16, 263, f"{_AMD} RX 7800 XT"),
+        _device("RX7900GRE", 92, 46, 16, 260, f"{_AMD} RX 7900 GRE"),
+        _device("RX7900XT", 103.2, 51.6, 20, 315, f"{_AMD} RX 7900 XT"),
+        _device("A770", 131, 17.2, 16, 225, "Intel, ARK of the Arc A770 16 GB"),
+        _device("M1Ultra-64G", 21, 21, 64, None, _APPLE),
+        _device("M1Ultra-128G", 21, 21, 128, None, _APPLE),
+        _device("M2Ultra-64G", 27.2, 27.2, 64, None, _APPLE),
+        _device("M2Ultra-128G", 27.2, 27.2, 128, None, _APPLE),
+        _device("M2Ultra-192G", 27.2, 27.2, 192, None, _APPLE),
+        _device("RX7900XTX", 122.8, 61.4, 24, 355, "AMD, product page of the RX 7900 XTX"),
+        _device("MI250X", 383, 95.7, 128, 560, "AMD, data sheet of the MI250X", 350),
+        _device("MI300X", 1307.4, 163.4, 192, 750, "AMD, data sheet of the MI300X", 448),
     )
 }
 PCIE = 25e9
@@ -333,19 +329,21 @@ def parse_link(text: str) -> LinkRates:
     return LinkRates(up=min(rates), down=min(rates), half_duplex=shared, round_trip=trip)
 
 
+def processor(cores: int, memory: float) -> DeviceModel:
+    """Return a host's processor, at a speed that is assumed of each core."""
+    name, flops = f"CPU, {cores} cores", cores * CORE_FLOPS
+    return DeviceModel(name=name, flops=flops, memory=memory, watts=None, source="assumed")
+
+
 def _sized(text: str) -> DeviceModel | None:
     """Return a card of which only the memory is known, such as `8GB`, or this machine: `CPU`."""
     if match := re.fullmatch(r"(\d+)\s*G(?:i?B)?", text, re.I):
-        memory, name, flops = int(match[1]) * GIB, f"{match[1]}GB", None
-    elif text.lower() == "cpu":
-        cores = os.cpu_count() or 1
+        name, memory = f"{match[1]}GB", int(match[1]) * GIB
+        return DeviceModel(name=name, flops=None, memory=memory, watts=None, source="assumed")
+    if text.lower() == "cpu":
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        name, flops = f"CPU, {cores} cores", cores * CORE_FLOPS
-    else:
-        return None
-    return DeviceModel(
-        name=name, flops=flops, memory=memory, bandwidth=0, watts=None, source="assumed"
-    )
+        return processor(os.cpu_count() or 1, memory)
+    return None
 
 
 def _parse_group(parts: list[str], text: str) -> HostPool:
