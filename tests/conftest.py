@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -191,7 +191,7 @@ class WritesDurations:
     """Writes how many seconds each file took, if ten or more."""
 
     def __init__(self) -> None:
-        self._seconds = Counter[str]()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.location[0]] += report.duration

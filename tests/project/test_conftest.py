@@ -97,7 +97,7 @@ def session(
     done = subprocess.run(
         [*command, f"--basetemp={folder}/kept", str(folder)],
         cwd=folder,
-        env=quiet | environment,
+        env={**quiet, **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # where it warns of what it leaves
