@@ -43,7 +43,7 @@ from trainer.data.chat_marks import (
 from trainer.data.lost_text import beginning, lost_text
 from trainer.data.tokenizer_folder import MORE_TEMPLATES, TEMPLATE_FILE, TokenizerFolder
 from trainer.data.turns import REASONING, ChatMessage
-from trainer.system.errors import InputError, plain_reason
+from trainer.system.errors import InputError, first_line, plain_reason
 
 Tools = Sequence[dict[str, Any]]
 
@@ -294,8 +294,8 @@ class ChatTemplate:
                 **self._tokens,
             )
         except Exception as error:  # a template may raise anything
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise ConversationError(f"the chat template refuses it: {reason}") from None
+            refusal = f"the chat template refuses it: {first_line(error)}"
+            raise ConversationError(refusal) from None
 
     def _guarded(self, messages: Sequence[ChatMessage]) -> list[Turn]:
         """Return the turns as a template sees them, with marks around forged tokens."""

@@ -87,6 +87,11 @@ def plain_reason(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
+def first_line(error: BaseException) -> str:
+    """Return an error's first line, or its type if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def fault_of_host(error: BaseException) -> str | None:
     """Return one line for a file, a folder or a disk that is in the way; None for a defect."""
     if not isinstance(error, OSError) or error.errno not in _OF_THE_HOST:

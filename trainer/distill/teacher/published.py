@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from trainer.distill.teacher.parts import ModelParts
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,7 @@ def load_published(model_dir: Path, dtype: torch.dtype, device: torch.device) ->
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise InputError(f"{model_dir}: the model does not fit on {device}") from None
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{model_dir}: cannot be loaded: {reason}") from None
+        raise InputError(f"{model_dir}: cannot be loaded: {first_line(error)}") from None
     model.eval()
 
     def hidden_states(ids: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.linear import add_adapters
-from trainer.system.errors import DoesNotFitError, InputError, is_out_of_memory
+from trainer.system.errors import DoesNotFitError, InputError, first_line, is_out_of_memory
 from trainer.system.process.announcement import announced
 
 NF4_BLOCK = 64
@@ -33,7 +33,7 @@ def reading(model_dir: Path, device: torch.device, *, nf4: bool = False) -> Iter
             raise DoesNotFitError(
                 f"{model_dir}: the base model alone does not fit on {device}"
             ) from None
-        raise InputError(f"{model_dir}: cannot be loaded: {_first_line(error)}") from None
+        raise InputError(f"{model_dir}: cannot be loaded: {first_line(error)}") from None
 
 
 def prepare(
@@ -141,7 +141,3 @@ def _check_nf4_widths(model: nn.Module, model_dir: Path) -> None:
                 f"{model_dir}: {name} is {width} wide; nf4 on the CPU needs a multiple"
                 f" of {NF4_BLOCK}: set model.quantization none, or take a GPU"
             )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

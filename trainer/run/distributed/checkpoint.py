@@ -41,7 +41,7 @@ from trainer.checkpoint.retention import older_ones, prune
 from trainer.replica.torch.adamw import FusedAdamW
 from trainer.run.distributed.board import Board
 from trainer.run.distributed.rank_file import choose_writers, file_name, place, start_writing
-from trainer.system.errors import InputError, StorageError
+from trainer.system.errors import InputError, StorageError, first_line
 from trainer.system.storage import atomic_folder, removal
 from trainer.system.storage.atomic_folder import Disk, FileRecord, FolderWriter
 from trainer.system.storage.lease import Lease
@@ -273,4 +273,4 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
         error = error.failures[0][0]  # torch counts the ranks of a save, which is one
     text = error.strerror if isinstance(error, OSError) else None
-    return text or (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return text or first_line(error)

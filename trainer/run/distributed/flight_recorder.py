@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from trainer.system.errors import first_line
+
 _FOLDER = "flight-recorder"
 _COLLECTIVES = "2000"
 
@@ -33,6 +35,5 @@ def keep(path: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(_distributed_c10d._dump_fr_trace_json())  # pyright: ignore  # not in the stubs
     except (OSError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        return f"; the last collectives could not be written: {reason}"
+        return f"; the last collectives could not be written: {first_line(error)}"
     return f"; its last collectives are in {path}"

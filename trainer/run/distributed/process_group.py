@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from trainer.config.run import Backend
 from trainer.replica.backend import UnusableError, cuda_device
 from trainer.run.distributed.environment import Environment
-from trainer.system.errors import InputError, UnreachableError
+from trainer.system.errors import InputError, UnreachableError, first_line
 from trainer.system.process.native_thread import NativeThread
 
 _PAUSE = 0.5
@@ -136,9 +136,8 @@ def _connect(environment: Environment, patience: float) -> Store:
                 f"rank 0 cannot listen on {where}: another program has the port, or the address is"
                 " not this host's; give another --master"
             ) from None
-        reason = str(error).strip().splitlines()[0]
         raise UnreachableError(
-            f"rank {environment.rank} cannot reach rank 0 at {where}: {reason}"
+            f"rank {environment.rank} cannot reach rank 0 at {where}: {first_line(error)}"
         ) from None
 
 

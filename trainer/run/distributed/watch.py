@@ -25,6 +25,7 @@ from trainer.system.errors import (
     InputError,
     TrainerError,
     UnreachableError,
+    first_line,
     is_out_of_memory,
     restarts,
 )
@@ -104,12 +105,12 @@ class Watch:
         except Exception as error:
             if isinstance(error, DoesNotFitError) or is_out_of_memory(error):
                 raise self._out_of_memory() from None
-            if isinstance(error, RuntimeError) and _is_of_peers(error):
+            if is_of_peers(error):
                 raise self._lost(error) from None
             if isinstance(error, TrainerError):
                 self._tell(str(error), error.exit_code)
             else:
-                self._tell(f"{type(error).__name__}: {_first_line(error)}")
+                self._tell(f"{type(error).__name__}: {first_line(error)}")
             raise
 
     def name(self, rank: int) -> str:
@@ -159,7 +160,7 @@ class Watch:
             " data.max_seq_len, or share the model: parallel.data=fsdp and more processes"
         )
 
-    def _lost(self, error: RuntimeError) -> UnreachableError:
+    def _lost(self, error: Exception) -> UnreachableError:
         """Return the cause of a collective's failure."""
         folder = flight_recorder.record(self._output)
         record = flight_recorder.keep(folder / f"rank-{self._rank}.json")
@@ -169,7 +170,7 @@ class Watch:
             silence = f"{self.name(0)}, which holds the store, does not answer"
             found = self._of_rank_0 or [(silence, _GONE)]
         what = "timed out" if "imed out" in str(error) else "failed"
-        causes = "; ".join(why for why, _ in found) or f"all ranks live: {_first_line(error)}"
+        causes = "; ".join(why for why, _ in found) or f"all ranks live: {first_line(error)}"
         # Else whatever starts this rank again would have it wait for one that has ended for good.
         code = next((code for _, code in found if not restarts(code)), _GONE)
         self._tell(f"{_LOST}{causes}", code)
@@ -214,16 +215,13 @@ class Watch:
         return self._store.get(key) if self._store.check([key]) else b""
 
 
-def _is_of_peers(error: RuntimeError) -> bool:
+def is_of_peers(error: Exception) -> bool:
     """Whether a collective failed since another rank is gone or late."""
     from torch.distributed import DistError
 
-    return isinstance(error, DistError) or any(sign in str(error) for sign in _OF_PEERS)
-
-
-def _first_line(error: BaseException) -> str:
-    """Return an error's first line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return isinstance(error, RuntimeError) and (
+        isinstance(error, DistError) or any(sign in str(error) for sign in _OF_PEERS)
+    )
 
 
 def _connection(store: Store) -> Store:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.run.distributed.group.link import GroupLink, GroupMessage, unpack_samples
-from trainer.run.distributed.group.processes import BEAT, first_line
+from trainer.run.distributed.group.processes import BEAT
 from trainer.run.distributed.group.setup import Setup, identity
-from trainer.system.errors import DoesNotFitError, TrainerError, is_out_of_memory
+from trainer.run.distributed.watch import is_of_peers
+from trainer.system.errors import DoesNotFitError, TrainerError, first_line, is_out_of_memory
 from trainer.system.process.sign_of_life import give_signs
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def serve(link: GroupLink, rank: int) -> int:
         return _serve(link, rank)
     except Exception as error:
         known = as_known(error)
-        collective = is_of_a_collective(error)
+        collective = is_of_peers(error)
         if known is None and not collective:
             traceback.print_exc()
         code = 1 if known is None else known.exit_code
@@ -44,15 +45,6 @@ def as_known(error: Exception) -> TrainerError | None:
             " data.max_seq_len, or take more devices"
         )
     return error if isinstance(error, TrainerError) else None
-
-
-def is_of_a_collective(error: Exception) -> bool:
-    """Whether torch failed to reach another process of the group."""
-    from torch import distributed
-
-    return isinstance(error, distributed.DistError) or (
-        isinstance(error, RuntimeError) and "gloo" in str(error)
-    )
 
 
 def _serve(link: GroupLink, rank: int) -> int:

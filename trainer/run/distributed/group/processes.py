@@ -24,7 +24,7 @@ from multiprocessing.connection import Pipe
 from typing import Any, NoReturn
 
 from trainer.run.distributed.group.link import Arrays, GroupLink
-from trainer.system.errors import InputError, UnreachableError
+from trainer.system.errors import InputError, UnreachableError, first_line
 from trainer.system.process.child import die_with_parent
 from trainer.system.process.sign_of_life import Silence
 
@@ -257,8 +257,3 @@ def _leave() -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed and distributed.is_initialized() and distributed.get_backend() == "gloo":
         distributed.destroy_process_group()
-
-
-def first_line(error: Exception) -> str:
-    """Return an error's first line, or its type."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -21,10 +21,11 @@ from trainer.model.layout import build_layout
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.run.distributed import flight_recorder
 from trainer.run.distributed.group.link import pack_samples
-from trainer.run.distributed.group.member import as_known, is_of_a_collective
+from trainer.run.distributed.group.member import as_known
 from trainer.run.distributed.group.part import broadcast, open_part
 from trainer.run.distributed.group.processes import Members
 from trainer.run.distributed.group.setup import Setup, identity
+from trainer.run.distributed.watch import is_of_peers
 from trainer.system.errors import DoesNotFitError, RefusedError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class GroupReplica:
         try:
             return work()
         except (RuntimeError, MemoryError, DoesNotFitError) as error:
-            if is_of_a_collective(error):
+            if is_of_peers(error):
                 self._members.collective_failed(error)
             known = as_known(error)
             if known is None:
