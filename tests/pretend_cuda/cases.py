@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests.pretend_cuda.card import Stream, inserted
-from tests.trainer.replica.driving import drawn_weights, gradient, relative
-from tests.trainer.replica.test_torch_distillation import taught
+from tests.trainer.replica.driving import drawn_weights, gradient, relative, taught
 from tests.trainer.replica.torch.parallel.one_process import run_config, samples
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.student.optimizer import StudentOptimizer

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeConfig, TinyModel
+    from tests.trainer.tiny import Tiny
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +26,11 @@ def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.trainer.small_model import write_model
 
     return write_model(tmp_path_factory.mktemp("small") / "model", data)
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_model: TinyModel, make_config: MakeConfig) -> Tiny:
+    """Return makers of tiny models and of what is made of them."""
+    from tests.trainer.tiny import Tiny
+
+    return Tiny(tiny_model, make_config)

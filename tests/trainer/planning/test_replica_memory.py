@@ -14,10 +14,10 @@ import torch
 from tests.covering import covering
 from tests.families import COMPUTED_HERE
 from tests.families import FAMILIES as OWN
+from tests.trainer.replica.driving import start
 from tests.trainer.replica.kept_tensors import kept_bytes
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
-from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout, read_headers
 from trainer.planning.activations import of_head, of_layer, of_layer_input
 from trainer.planning.model_config import read_shape
@@ -39,7 +39,7 @@ from trainer.system.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import MakeConfig, TinyModel
+    from tests.trainer.tiny import Tiny
     from trainer.config.run import RunConfig
     from trainer.planning.replica import MemoryPlan
 
@@ -58,12 +58,10 @@ def plan_of(folder: Path, config: RunConfig, **settings: bool) -> MemoryPlan:
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_run_of_one_process_holds_the_coordinators_vectors_too(
-    tiny_model: TinyModel, make_config: MakeConfig, method: str
-) -> None:
+def test_a_run_of_one_process_holds_the_coordinators_vectors_too(tiny: Tiny, method: str) -> None:
     """Weights, two moments, and a gradient where the sum will be: four fp32 vectors."""
-    folder = tiny_model()
-    config = make_config(folder, method=method)
+    folder = tiny.model()
+    config = tiny.config(folder, method=method)
     worker, alone = plan_of(folder, config), plan_of(folder, config, coordinates=True)
     assert alone.state - worker.state == 4 * worker.trainable
     assert replace(alone, state=worker.state) == worker
@@ -71,13 +69,11 @@ def test_a_run_of_one_process_holds_the_coordinators_vectors_too(
     assert on_card.state == 0
 
 
-def test_a_micro_batch_of_several_rows_has_the_logits_of_all(
-    tiny_model: TinyModel, make_config: MakeConfig
-) -> None:
-    folder = tiny_model()
+def test_a_micro_batch_of_several_rows_has_the_logits_of_all(tiny: Tiny) -> None:
+    folder = tiny.model()
     settings: dict[str, Any] = {"task": "causal-lm", "num_classes": None}
     one, four = (
-        plan_of(folder, make_config(folder, training__micro_batch_size=rows, **settings))
+        plan_of(folder, tiny.config(folder, training__micro_batch_size=rows, **settings))
         for rows in (1, 4)
     )
     logits = 4 * one.sample_tokens * read_shape(folder).vocab
@@ -110,25 +106,18 @@ PRECISIONS = {
     covering(product(["qwen3", "qwen2", "llama"], ["lora", "full"], PRECISIONS, [False, True]), 2),
 )
 def test_activations_are_counted(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    model_type: str,
-    method: str,
-    precision: str,
-    recompute: bool,
+    tiny: Tiny, model_type: str, method: str, precision: str, recompute: bool
 ) -> None:
     # Wide enough that the terms of the estimate carry their real weight.
-    folder = tiny_model(model_type, hidden_size=256, intermediate_size=768)
-    config = make_config(
+    folder = tiny.model(model_type, hidden_size=256, intermediate_size=768)
+    config = tiny.config(
         folder,
         method=method,
         model__dtype=PRECISIONS[precision][0],
         training__precision=PRECISIONS[precision][1],
         training__gradient_checkpointing=recompute,
     )
-    layout = build_layout(folder, config)
-    replica = TorchReplica(folder, config, layout, threads=1)
-    replica.write_trainable(initial_weights(layout, folder, config))
+    replica, _ = start(folder, config)
     measured = saved_per_token(replica, length=64)
     training = training_of(config, accelerator=False, recompute=recompute)
     shape, one = read_shape(folder), Strategy()
@@ -145,12 +134,7 @@ def test_activations_are_counted(
     covering(product(OTHERS, ["lora", "full"], ["float32", "bfloat16"], [64, 192])),
 )
 def test_activations_of_layers_of_transformers_are_counted(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    model_type: str,
-    method: str,
-    dtype: str,
-    length: int,
+    tiny: Tiny, model_type: str, method: str, dtype: str, length: int
 ) -> None:
     """Queries twice as many as keys, heads of 64, and scores that weigh."""
     wide = {
@@ -160,13 +144,11 @@ def test_activations_of_layers_of_transformers_are_counted(
     }
     head = {} if OWN[model_type].get("head_dim", 64) is None else {"head_dim": 64}
     sizes = {"hidden_size": 256, "intermediate_size": 768, **head, **wide.get(model_type, {})}
-    folder = tiny_model(model_type, **sizes)
-    config = make_config(
+    folder = tiny.model(model_type, **sizes)
+    config = tiny.config(
         folder, task="causal-lm", method=method, model__dtype=dtype, data__max_seq_len=length
     )
-    layout = build_layout(folder, config)
-    replica = TorchReplica(folder, config, layout, threads=1)
-    replica.write_trainable(initial_weights(layout, folder, config))
+    replica, _ = start(folder, config)
     measured = saved_per_token(replica, length, classes=False)
     training = training_of(config, accelerator=False, recompute=False)
     shape = read_shape(folder)
@@ -174,11 +156,10 @@ def test_activations_of_layers_of_transformers_are_counted(
     assert 0.85 * planned < measured < 1.06 * planned
 
 
-def test_nf4_leaves_experts_as_they_are(tiny_model: TinyModel, make_config: MakeConfig) -> None:
-    folder = tiny_model("mixtral", hidden_size=256, intermediate_size=768)
-    config = make_config(folder, model__quantization="nf4")
-    replica = TorchReplica(folder, config, build_layout(folder, config), threads=1)
-    model = replica._model
+def test_nf4_leaves_experts_as_they_are(tiny: Tiny) -> None:
+    folder = tiny.model("mixtral", hidden_size=256, intermediate_size=768)
+    config = tiny.config(folder, model__quantization="nf4")
+    model = start(folder, config)[0]._model
     held = sum(part.nbytes for part in model.parameters() if not part.requires_grad)
     states = [m.weight.quant_state for m in model.modules() if hasattr(m, "quant_state")]
     held += sum(state.absmax.nbytes for state in states if state is not None)
@@ -186,22 +167,22 @@ def test_nf4_leaves_experts_as_they_are(tiny_model: TinyModel, make_config: Make
     assert plan_of(folder, config).frozen == pytest.approx(held, rel=0.02)
 
 
-def test_parts(tiny_model: TinyModel, make_config: MakeConfig) -> None:
-    folder = tiny_model()
-    plain = plan_of(folder, make_config(folder))
-    layout = build_layout(folder, make_config(folder))
+def test_parts(tiny: Tiny) -> None:
+    folder = tiny.model()
+    plain = plan_of(folder, tiny.config(folder))
+    layout = build_layout(folder, tiny.config(folder))
     stored = sum(header.end - header.begin for header in read_headers(folder).values())
     assert plain.frozen == stored
     assert plain.trainable == plain.gradients == 4 * layout.size
-    quantised = plan_of(folder, make_config(folder, model__quantization="nf4"))
+    quantised = plan_of(folder, tiny.config(folder, model__quantization="nf4"))
     assert quantised.frozen < plain.frozen / 2
-    full = plan_of(folder, make_config(folder, method="full"))
+    full = plan_of(folder, tiny.config(folder, method="full"))
     assert (full.frozen, full.state) == (0, 4 * full.trainable)
-    card = plan_of(folder, make_config(folder, method="full"), accelerator=True, recompute=True)
+    card = plan_of(folder, tiny.config(folder, method="full"), accelerator=True, recompute=True)
     assert card.state == 0
     assert card.per_token < full.per_token
     heads = [
-        plan_of(folder, make_config(folder, task="causal-lm", method=method)).workspace
+        plan_of(folder, tiny.config(folder, task="causal-lm", method=method)).workspace
         for method in ("full", "lora")
     ]
     assert heads[0] - heads[1] == 4 * 300 * 64  # the gradient of the output layer
@@ -218,12 +199,10 @@ def test_split_keeps_every_sample_once_within_the_limit() -> None:
     assert split([], Limit(1, 1)) == []
 
 
-def test_memory_decides_on_recomputation(
-    tiny_model: TinyModel, make_config: MakeConfig, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_memory_decides_on_recomputation(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:
     """`auto` recomputes on either side of the same line that refuses a plan."""
-    folder = tiny_model("qwen3")
-    config = make_config(folder, method="full", training__micro_batch_size="auto")
+    folder = tiny.model("qwen3")
+    config = tiny.config(folder, method="full", training__micro_batch_size="auto")
     plan = plan_of(folder, config, accelerator=True, moments=True)
     size = build_layout(folder, config).size
     assert plan.state == 2 * 4 * size
@@ -239,7 +218,7 @@ def test_memory_decides_on_recomputation(
     assert again.on
     assert again.reason.startswith("gradient checkpointing on: with all activations of 4,096 token")
     for word in ("on", "off"):
-        fixed = make_config(folder, training__gradient_checkpointing=word)
+        fixed = tiny.config(folder, training__gradient_checkpointing=word)
         assert chosen(fixed, 1) == Recomputation(word == "on", "")
     with caplog.at_level(logging.INFO):
         TorchReplica(folder, config, build_layout(folder, config), threads=1)
@@ -247,47 +226,44 @@ def test_memory_decides_on_recomputation(
 
 
 def test_a_cpu_with_little_memory_recomputes_before_it_refuses(
-    tiny_model: TinyModel, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tiny_model("qwen3", num_hidden_layers=8)
+    folder = tiny.model("qwen3", num_hidden_layers=8)
     settings = {"data__max_seq_len": 256, "training__micro_batch_size": "auto"}
-    config = make_config(folder, **settings)
+    config = tiny.config(folder, **settings)
     kept, again = (plan_of(folder, config, recompute=word).least for word in (False, True))
     free = int((kept + again) / 2 / USABLE)
     monkeypatch.setattr(torch_replica, "available_bytes", lambda _device: free)
     TorchReplica(folder, config, build_layout(folder, config), threads=1)
-    fixed = make_config(folder, **settings, training__gradient_checkpointing="off")
+    fixed = tiny.config(folder, **settings, training__gradient_checkpointing="off")
     with pytest.raises(InputError, match=r"free; use .* or training.gradient_checkpointing on"):
         TorchReplica(folder, fixed, build_layout(folder, fixed), threads=1)
 
 
-def test_memory_follows_the_precision(tiny_model: TinyModel, make_config: MakeConfig) -> None:
+def test_memory_follows_the_precision(tiny: Tiny) -> None:
     """Also of a processor, whose memory holds the exchange's vectors in any format."""
-    folder = tiny_model("qwen3")
+    folder = tiny.model("qwen3")
     wide, narrow = (
-        plan_of(folder, make_config(folder, training__precision=word)) for word in ("fp32", "fp16")
+        plan_of(folder, tiny.config(folder, training__precision=word)) for word in ("fp32", "fp16")
     )
     assert narrow.per_token < wide.per_token
     assert narrow.state == wide.state == 4 * wide.trainable
     # Backward needs the frozen linears in fp16; recomputation, those of one layer.
     shape = read_shape(folder)
     copies = 2 * shape.linear_parameters()
-    config = make_config(folder, training__precision="fp16")
+    config = tiny.config(folder, training__precision="fp16")
     once = plan_of(folder, config, recompute=True)
     assert narrow.workspace - once.workspace == copies * (1 - 1 / shape.layers)
-    on_card = plan_of(folder, make_config(folder, training__precision="fp32"), accelerator=True)
+    on_card = plan_of(folder, tiny.config(folder, training__precision="fp32"), accelerator=True)
     assert on_card.per_token == wide.per_token
 
 
-def test_frozen_linears_are_kept_in_the_format_of_products(
-    tiny_model: TinyModel, make_config: MakeConfig
-) -> None:
+def test_frozen_linears_are_kept_in_the_format_of_products(tiny: Tiny) -> None:
     """Counts what autograd saves of a model of fp32 that computes in bf16."""
-    folder = tiny_model("qwen3")
-    config = make_config(folder, training__precision="bf16", training__gradient_checkpointing="off")
-    layout, shape = build_layout(folder, config), read_shape(folder)
-    replica = TorchReplica(folder, config, layout, threads=1)
-    replica.write_trainable(initial_weights(layout, folder, config))
+    folder = tiny.model("qwen3")
+    config = tiny.config(folder, training__precision="bf16", training__gradient_checkpointing="off")
+    shape = read_shape(folder)
+    replica, _ = start(folder, config)
     saved: dict[int, torch.Tensor] = {}
     linears = {tuple(sorted(sides)) for sides in shape.linears().values()}
 

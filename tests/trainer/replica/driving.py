@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config.run import RunConfig
+from trainer.data.soft_targets import SoftTargets
 from trainer.data.tokens import Encoded
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
@@ -55,3 +56,31 @@ def gradient(
 
 def relative(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.linalg.norm(a.astype(np.float64) - b) / np.linalg.norm(b.astype(np.float64)))
+
+
+def taught(
+    batch: Sequence[Encoded], temperature: float = 1.0, seed: int = 0, *, rest: bool = True
+) -> list[Encoded]:
+    """Return samples with a teacher who names 1 to 6 tokens at each position but the first.
+
+    `rest`: it has a rest beside them.
+    """
+    rng = np.random.default_rng(seed)
+    made: list[Encoded] = []
+    for sample in batch:
+        counts = np.concatenate([[0], rng.integers(1, 7, len(sample.input_ids) - 1)])
+        ids = [rng.choice(300, count, replace=False) for count in counts]
+        buckets = [rng.dirichlet(np.ones(count + rest)) for count in counts[1:]]
+        named = [p[:count] for p, count in zip(buckets, counts[1:], strict=True)]
+        left = np.array([0.0, *(p[-1] * rest for p in buckets)])
+        entropy = np.array([0.0, *(-(p * np.log(p)).sum() for p in buckets)])
+        soft = SoftTargets(
+            offsets=np.concatenate([[0], np.cumsum(counts)]),
+            ids=np.concatenate(ids).astype(np.int32),
+            weights=np.concatenate([np.empty(0), *named]).astype(np.float32),
+            rest=left.astype(np.float32),
+            entropy=entropy.astype(np.float32),
+            temperature=temperature,
+        )
+        made.append(Encoded(sample.input_ids, sample.labels, soft))
+    return made

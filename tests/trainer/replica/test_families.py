@@ -32,8 +32,7 @@ from trainer.replica.torch.loader import load_model
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
-    from tests.conftest import MakeConfig, TinyModel
-    from tests.trainer.replica.conftest import MakeBatch
+    from tests.trainer.tiny import Tiny
     from trainer.config.run import RunConfig
     from trainer.data.tokens import Encoded
 
@@ -124,23 +123,17 @@ def their_gradient(model: Any, layout: GradientLayout) -> np.ndarray:
     covering(product(OTHERS, ["lora", "full"], ["causal-lm", "classify"]), 2),
 )
 def test_gradients_and_files_are_those_of_transformers_and_peft(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    tmp_path: Path,
-    model_type: str,
-    method: str,
-    task: str,
+    tiny: Tiny, tmp_path: Path, model_type: str, method: str, task: str
 ) -> None:
-    folder = tiny_model(model_type, tie_word_embeddings=model_type != "granite")
-    config = make_config(folder, task=task, method=method)
+    folder = tiny.model(model_type, tie_word_embeddings=model_type != "granite")
+    config = tiny.config(folder, task=task, method=method)
     if task == "classify" and not FAMILIES[model_type].classifier:
         with pytest.raises(InputError, match="transformers has no classifier"):
             build_layout(folder, config)
         return
     layout, weights = build_layout(folder, config), drawn_weights(folder, config)
     model = theirs(write_trained(tmp_path / "out", folder, config, layout, weights), folder, config)
-    batch = make_batch(6, task)
+    batch = tiny.batch(6, task)
     loss = their_loss(model, batch)
     loss.backward()
     replica, _ = start(folder, config)
@@ -151,14 +144,12 @@ def test_gradients_and_files_are_those_of_transformers_and_peft(
 
 
 @pytest.mark.parametrize("model_type", OTHERS)
-def test_by_default_adapters_are_where_peft_puts_them(
-    tiny_model: TinyModel, make_config: MakeConfig, model_type: str
-) -> None:
+def test_by_default_adapters_are_where_peft_puts_them(tiny: Tiny, model_type: str) -> None:
     """PEFT's `all-linear`: no experts, which only its `target_parameters` reach, and no router."""
     import peft
     import transformers
 
-    folder = tiny_model(model_type, tie_word_embeddings=model_type != "granite")
+    folder = tiny.model(model_type, tie_word_embeddings=model_type != "granite")
     tree = transformers.AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model: Any = transformers.AutoModelForCausalLM.from_config(tree)
@@ -170,38 +161,40 @@ def test_by_default_adapters_are_where_peft_puts_them(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PEFT's own patterns for experts match nothing
         base: Any = peft.get_peft_model(model, settings).base_model
-    config = make_config(folder, task="causal-lm")
+    config = tiny.config(folder, task="causal-lm")
     assert sorted(adapted_modules(folder, config)) == sorted(base.targeted_module_names)
-    named = make_config(folder, task="causal-lm", lora__target_modules=["experts"])
+    named = tiny.config(folder, task="causal-lm", lora__target_modules=["experts"])
     with pytest.raises(InputError, match=r"lora\.target_modules: no linear experts"):
         build_layout(folder, named)
 
 
 @pytest.mark.parametrize("model_type", OTHERS)
 def test_packed_rows_and_recomputed_layers_give_the_same_gradient(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch, model_type: str
+    tiny: Tiny, model_type: str
 ) -> None:
-    folder = tiny_model(model_type, tie_word_embeddings=model_type != "granite")
-    batch = make_batch(6, "causal-lm")
-    plain, _, _ = gradient(start(folder, make_config(folder, task="causal-lm"))[0], batch)
+    folder = tiny.model(model_type, tie_word_embeddings=model_type != "granite")
+    batch = tiny.batch(6, "causal-lm")
+    plain, _, _ = gradient(tiny.start(folder, task="causal-lm")[0], batch)
     pack, recompute = {"training__pack": True}, {"training__gradient_checkpointing": "on"}
     packs = FAMILIES[model_type].packs
     if not packs:
         with pytest.raises(InputError, match=r"training\.pack: its layers would not keep"):
-            build_layout(folder, make_config(folder, task="causal-lm", **pack))
+            build_layout(folder, tiny.config(folder, task="causal-lm", **pack))
     for settings in (pack, recompute) if packs else (recompute,):
-        config = make_config(folder, task="causal-lm", **settings)
-        assert relative(gradient(start(folder, config)[0], batch)[0], plain) < 1e-5
+        assert (
+            relative(gradient(tiny.start(folder, task="causal-lm", **settings)[0], batch)[0], plain)
+            < 1e-5
+        )
 
 
 @pytest.mark.parametrize("model_type", OTHERS)
 def test_an_adapter_is_read_back_generates_and_merges(
-    tiny_model: TinyModel, make_config: MakeConfig, tmp_path: Path, model_type: str
+    tiny: Tiny, tmp_path: Path, model_type: str
 ) -> None:
     import transformers
 
-    folder = tiny_model(model_type, tie_word_embeddings=model_type != "granite")
-    config = make_config(folder, task="causal-lm", lora__lora_rank=2)
+    folder = tiny.model(model_type, tie_word_embeddings=model_type != "granite")
+    config = tiny.config(folder, task="causal-lm", lora__lora_rank=2)
     layout, weights = build_layout(folder, config), drawn_weights(folder, config)
     adapter = write_trained(tmp_path / "out", folder, config, layout, weights)
     model = theirs(adapter, folder, config).eval()
@@ -229,33 +222,32 @@ def test_an_adapter_is_read_back_generates_and_merges(
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "phi3", "mixtral", "gpt2"])
-def test_nf4_trains(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch, model_type: str
-) -> None:
+def test_nf4_trains(tiny: Tiny, model_type: str) -> None:
     """The quantised linears are near the others, and adapters learn on them."""
-    folder = tiny_model(model_type)
-    batch, found = make_batch(6, "causal-lm"), dict[str, np.ndarray]()
+    folder = tiny.model(model_type)
+    batch, found = tiny.batch(6, "causal-lm"), dict[str, np.ndarray]()
     for word in ("none", "nf4"):
-        config = make_config(folder, task="causal-lm", model__quantization=word)
-        found[word] = gradient(start(folder, config)[0], batch)[0]
+        found[word] = gradient(
+            tiny.start(folder, task="causal-lm", model__quantization=word)[0], batch
+        )[0]
     assert 1e-4 < relative(found["nf4"], found["none"]) < 0.5
 
 
 def test_a_key_that_the_class_does_not_know_is_said(
-    tiny_model: TinyModel, make_config: MakeConfig, caplog: pytest.LogCaptureFixture
+    tiny: Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = tiny_model("gemma2", gemma_frobnication=3)
-    load_model(folder, make_config(folder), torch.device("cpu"))
+    folder = tiny.model("gemma2", gemma_frobnication=3)
+    load_model(folder, tiny.config(folder), torch.device("cpu"))
     (line,) = [line for line in caplog.messages if "config.json" in line]
     assert line == "keys of config.json that are not used: 'gemma_frobnication' (1 time)"
 
 
 @pytest.mark.usefixtures("vulkan")
 def test_wgpu_refuses_the_others_before_anything_loads(
-    tiny_model: TinyModel, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tiny_model("gemma2")
-    config = make_config(folder)
+    folder = tiny.model("gemma2")
+    config = tiny.config(folder)
     layout = build_layout(folder, config)
     monkeypatch.setattr(backend, "vulkan_device", None)  # opening one would be an error
     reason = "wgpu: layers of gemma2 are computed by transformers' code alone"

@@ -20,8 +20,7 @@ from trainer.replica.torch.batch import collate
 from trainer.replica.torch.decoder import Backbone
 
 if TYPE_CHECKING:
-    from tests.conftest import MakeConfig, TinyModel
-    from tests.trainer.replica.conftest import MakeBatch
+    from tests.trainer.tiny import Tiny
     from trainer.replica.torch.replica import TorchReplica
 
 
@@ -55,17 +54,13 @@ def test_a_row_says_where_its_samples_begin() -> None:
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_packing_changes_neither_loss_nor_gradient(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    model_type: str,
-    method: str,
+    tiny: Tiny, model_type: str, method: str
 ) -> None:
-    folder = tiny_model(model_type)
+    folder = tiny.model(model_type)
     settings = {"task": "causal-lm", "method": method, "data__max_seq_len": 64}
-    batch = make_batch(12, "causal-lm")
-    plain, _ = start(folder, make_config(folder, **settings))
-    packed, _ = start(folder, make_config(folder, **settings, training__pack=True))
+    batch = tiny.batch(12, "causal-lm")
+    plain, _ = tiny.start(folder, **settings)
+    packed, _ = tiny.start(folder, **settings, training__pack=True)
     expected, theirs, _ = gradient(plain, batch)
     for limit in (packed.limit, Limit(1, 1000), Limit(100, 128)):
         packed.limit = limit
@@ -77,14 +72,10 @@ def test_packing_changes_neither_loss_nor_gradient(
     assert scored.loss_sum == pytest.approx(plain.evaluate(batch).loss_sum, rel=1e-6)
 
 
-def test_a_sample_does_not_see_its_neighbours(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
+def test_a_sample_does_not_see_its_neighbours(tiny: Tiny) -> None:
     """What comes first in a row says nothing of the loss of what follows."""
-    folder = tiny_model()
-    config = make_config(folder, task="causal-lm", data__max_seq_len=64, training__pack=True)
-    replica, _ = start(folder, config)
-    first, second, other = make_batch(3, "causal-lm")
+    replica, _ = tiny.start(task="causal-lm", data__max_seq_len=64, training__pack=True)
+    first, second, other = tiny.batch(3, "causal-lm")
     assert len(first.input_ids) + len(second.input_ids) <= 64
     one = replica.evaluate([second]).loss_sum
     for neighbour in (first, other):
@@ -94,16 +85,9 @@ def test_a_sample_does_not_see_its_neighbours(
         )
 
 
-def test_rows_are_fewer(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    folder = tiny_model()
-    config = make_config(folder, task="causal-lm", data__max_seq_len=64, training__pack=True)
-    replica, _ = start(folder, config)
-    batch = make_batch(12, "causal-lm")
+def test_rows_are_fewer(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    replica, _ = tiny.start(task="causal-lm", data__max_seq_len=64, training__pack=True)
+    batch = tiny.batch(12, "causal-lm")
     shapes: list[tuple[int, ...]] = []
     forward = Backbone.forward
 
@@ -121,14 +105,12 @@ def test_rows_are_fewer(
 
 
 @pytest.mark.parametrize("layers", [2, 4])
-def test_masks_count_in_the_memory_plan(
-    tiny_model: TinyModel, make_config: MakeConfig, layers: int
-) -> None:
+def test_masks_count_in_the_memory_plan(tiny: Tiny, layers: int) -> None:
     """What autograd keeps of a further row, beyond that of a row with one sample."""
-    folder = tiny_model(num_hidden_layers=layers)
+    folder = tiny.model(num_hidden_layers=layers)
     sizes: dict[bool, tuple[float, int]] = {}
     for packed in (False, True):
-        config = make_config(folder, task="causal-lm", data__max_seq_len=256, training__pack=packed)
+        config = tiny.config(folder, task="causal-lm", data__max_seq_len=256, training__pack=packed)
         replica, _ = start(folder, config)
         length = 64 if packed else 256
         sample = Encoded(np.arange(length, dtype=np.int32), np.arange(length, dtype=np.int32))

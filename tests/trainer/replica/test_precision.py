@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative, start
+from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative
 from trainer.replica.torch.precision import SCALE_OF_SUM, LossScale
 
 if TYPE_CHECKING:
-    from tests.conftest import MakeConfig, TinyModel
-    from tests.trainer.replica.conftest import MakeBatch
+    from tests.trainer.tiny import Tiny
 
 NEAR = {"bf16": 0.05, "fp16": 0.01}
 """Relative distance of a gradient: formats of 8 and 11 bits."""
@@ -23,36 +22,28 @@ NEAR = {"bf16": 0.05, "fp16": 0.01}
 @pytest.mark.parametrize(("method", "quantization"), METHODS)
 @pytest.mark.parametrize("task", TASKS)
 def test_gradients_of_16_bits_are_near_those_of_fp32(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    method: str,
-    quantization: str,
-    task: str,
+    tiny: Tiny, method: str, quantization: str, task: str
 ) -> None:
-    folder, batch = tiny_model(), make_batch(6, task)
+    batch = tiny.batch(6, task)
     settings = {"task": task, "method": method, "model__quantization": quantization}
-    wanted, result, order = gradient(start(folder, make_config(folder, **settings))[0], batch)
+    wanted, result, order = gradient(tiny.start(**settings)[0], batch)
     for precision, near in NEAR.items():
-        config = make_config(folder, **settings, training__precision=precision)
-        found, same, sent = gradient(start(folder, config)[0], batch)
+        found, same, sent = gradient(
+            tiny.start(**settings, training__precision=precision)[0], batch
+        )
         assert 1e-7 < relative(found, wanted) < near, precision
         assert same.loss_sum == pytest.approx(result.loss_sum, rel=near)
         assert sent == order
 
 
 def test_a_gradient_that_overflows_is_computed_again_before_any_block_is_sent(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    caplog: pytest.LogCaptureFixture,
+    tiny: Tiny, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A head of large weights sends gradients beyond 65,504 back into fp16 products."""
-    folder, batch = tiny_model(), make_batch(6)
+    batch = tiny.batch(6)
     found: dict[str, np.ndarray] = {}
     for precision in ("fp32", "fp16"):
-        config = make_config(folder, method="full", training__precision=precision)
-        replica, weights = start(folder, config)
+        replica, weights = tiny.start(method="full", training__precision=precision)
         steep = weights.copy()
         for slot in replica.layout.tensors():
             if slot.name == "score.weight":
@@ -73,25 +64,8 @@ def test_a_gradient_that_overflows_is_computed_again_before_any_block_is_sent(
     assert not caplog.messages
 
 
-def test_what_no_scale_is_the_reason_of_is_passed_on(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
-    """The coordinator then halts the run and names the tensor (F-DP-003)."""
-    folder = tiny_model()
-    replica, weights = start(folder, make_config(folder, training__precision="fp16"))
-    poisoned = weights.copy()
-    poisoned[0] = np.nan
-    replica.write_trainable(poisoned)
-    flat, result, order = gradient(replica, make_batch(3))
-    assert order == list(replica.layout.send_order)
-    assert np.isnan(flat).any()
-    assert np.isnan(result.loss_sum)
-
-
-def test_a_gradient_that_is_never_finite_ends_the_attempts(
-    tiny_model: TinyModel, make_config: MakeConfig
-) -> None:
-    config = make_config(tiny_model(), training__precision="fp16")
+def test_a_gradient_that_is_never_finite_ends_the_attempts(tiny: Tiny) -> None:
+    config = tiny.config(tiny.model(), training__precision="fp16")
     scale = LossScale(config, torch.device("cpu"), 2.0**16)
     attempts = 1
     while not scale.settle([torch.tensor([1.0, torch.inf])], torch.ones(3)):
@@ -102,8 +76,8 @@ def test_a_gradient_that_is_never_finite_ends_the_attempts(
     assert gradient.tolist() == [1, -2]
 
 
-def test_other_formats_have_no_scale(tiny_model: TinyModel, make_config: MakeConfig) -> None:
-    config = make_config(tiny_model(), training__precision="bf16")
+def test_other_formats_have_no_scale(tiny: Tiny) -> None:
+    config = tiny.config(tiny.model(), training__precision="bf16")
     scale = LossScale(config, torch.device("cpu"), 2.0**16)
     assert (scale.on, scale.value) == (False, 1)
     assert scale.settle([torch.tensor([torch.inf])], torch.ones(3))

@@ -8,33 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative, start
+from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative
 from trainer.data.tokens import Encoded
 from trainer.replica.base import StepResult
 from trainer.replica.microbatch import Limit
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
-    from tests.conftest import MakeConfig, TinyModel
-    from tests.trainer.replica.conftest import MakeBatch
+    from tests.trainer.tiny import Tiny
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "qwen2", "llama"])
 @pytest.mark.parametrize("task", TASKS)
-def test_full_gradients_are_those_of_transformers(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    model_type: str,
-    task: str,
-) -> None:
+def test_full_gradients_are_those_of_transformers(tiny: Tiny, model_type: str, task: str) -> None:
     """Against the model's own loss, one sample at a time, without padding."""
     import transformers
 
-    folder = tiny_model(model_type, "classify" if task == "classify" else "causal-lm")
-    config = make_config(folder, task=task, method="full")
-    replica, weights = start(folder, config)
-    batch = make_batch(6, task)
+    folder = tiny.model(model_type, "classify" if task == "classify" else "causal-lm")
+    replica, weights = tiny.start(folder, task=task, method="full")
+    batch = tiny.batch(6, task)
     mine, result, order = gradient(replica, batch)
     assert order == list(replica.layout.send_order)
     assert result.tokens == sum(len(sample.input_ids) for sample in batch)
@@ -66,17 +58,11 @@ def test_full_gradients_are_those_of_transformers(
 @pytest.mark.parametrize(("method", "quantization"), METHODS)
 @pytest.mark.parametrize("task", TASKS)
 def test_the_split_into_micro_batches_does_not_matter(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    method: str,
-    quantization: str,
-    task: str,
+    tiny: Tiny, method: str, quantization: str, task: str
 ) -> None:
-    folder = tiny_model(tie_word_embeddings=False)
-    batch = make_batch(8, task)
-    config = make_config(folder, task=task, method=method, model__quantization=quantization)
-    replica, _ = start(folder, config)
+    folder = tiny.model(tie_word_embeddings=False)
+    batch = tiny.batch(8, task)
+    replica, _ = tiny.start(folder, task=task, method=method, model__quantization=quantization)
     found: list[tuple[np.ndarray, StepResult]] = []
     for limit in (Limit(1, 1000), Limit(8, 1000), Limit(100, 100)):
         replica.limit = limit
@@ -92,19 +78,13 @@ def test_the_split_into_micro_batches_does_not_matter(
 
 @pytest.mark.parametrize(("method", "quantization"), METHODS)
 def test_recomputing_activations_and_repeating_give_the_same(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    method: str,
-    quantization: str,
+    tiny: Tiny, method: str, quantization: str
 ) -> None:
-    folder = tiny_model()
     settings = {"method": method, "model__quantization": quantization}
     plain, recomputing = (
-        start(folder, make_config(folder, **settings, training__gradient_checkpointing=word))[0]
-        for word in ("off", "on")
+        tiny.start(**settings, training__gradient_checkpointing=word)[0] for word in ("off", "on")
     )
-    batch = make_batch(6)
+    batch = tiny.batch(6)
     first = gradient(plain, batch)[0]
     assert np.array_equal(first, gradient(plain, batch)[0])
     assert relative(gradient(recomputing, batch)[0], first) < 1e-6
@@ -113,18 +93,11 @@ def test_recomputing_activations_and_repeating_give_the_same(
 @pytest.mark.parametrize(("method", "quantization"), METHODS)
 @pytest.mark.parametrize("task", TASKS)
 def test_evaluation_leaves_gradients_alone(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    method: str,
-    quantization: str,
-    task: str,
+    tiny: Tiny, method: str, quantization: str, task: str
 ) -> None:
     """On AVX512-BF16 CPUs an eval-mode forward of bitsandbytes spoils every later gradient."""
-    folder = tiny_model()
-    config = make_config(folder, task=task, method=method, model__quantization=quantization)
-    replica, _ = start(folder, config)
-    batch = make_batch(7, task)
+    replica, _ = tiny.start(task=task, method=method, model__quantization=quantization)
+    batch = tiny.batch(7, task)
     before, result, _ = gradient(replica, batch)
     scored = replica.evaluate(batch)
     after = gradient(replica, batch)[0]
@@ -139,13 +112,10 @@ def test_evaluation_leaves_gradients_alone(
         assert labels == [2, 2, 1, 1, 1]
 
 
-def test_nf4_survives_even_eval_mode(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
+def test_nf4_survives_even_eval_mode(tiny: Tiny) -> None:
     """Two guards against the repacking: we stay in train mode, and the repacking is off."""
-    folder = tiny_model()
-    replica, _ = start(folder, make_config(folder, model__quantization="nf4"))
-    batch = make_batch(6)
+    replica, _ = tiny.start(model__quantization="nf4")
+    batch = tiny.batch(6)
     before = gradient(replica, batch)[0]
     assert all(module.training for module in replica._model.modules())
     replica._model.eval()
@@ -154,35 +124,25 @@ def test_nf4_survives_even_eval_mode(
     assert np.array_equal(gradient(replica, batch)[0], before)
 
 
-def test_nf4_gradients_are_near_those_of_the_unquantised_base(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
+def test_nf4_gradients_are_near_those_of_the_unquantised_base(tiny: Tiny) -> None:
     """A rough net: the AVX512-BF16 defect moves gradients by 93 % in the median."""
-    folder = tiny_model()
-    batch = make_batch(8)
+    batch = tiny.batch(8)
     found = [
-        gradient(start(folder, make_config(folder, model__quantization=kind))[0], batch)[0]
-        for kind in ("none", "nf4")
+        gradient(tiny.start(model__quantization=kind)[0], batch)[0] for kind in ("none", "nf4")
     ]
     assert relative(found[1], found[0]) < 0.35
 
 
-def test_nf4_of_a_width_that_bitsandbytes_misreads_is_refused(
-    tiny_model: TinyModel, make_config: MakeConfig
-) -> None:
-    folder = tiny_model(intermediate_size=96)
+def test_nf4_of_a_width_that_bitsandbytes_misreads_is_refused(tiny: Tiny) -> None:
+    folder = tiny.model(intermediate_size=96)
     with pytest.raises(InputError, match=r"down_proj is 96 wide; nf4 on the CPU needs a multiple"):
-        start(folder, make_config(folder, model__quantization="nf4"))
+        tiny.start(folder, model__quantization="nf4")
 
 
-def test_weights_written_are_weights_used(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
+def test_weights_written_are_weights_used(tiny: Tiny) -> None:
     """The gradient equals the slope of the loss along a direction."""
-    folder = tiny_model()
-    config = make_config(folder, task="causal-lm", method="full")
-    replica, weights = start(folder, config)
-    batch = make_batch(4, "causal-lm")
+    replica, weights = tiny.start(task="causal-lm", method="full")
+    batch = tiny.batch(4, "causal-lm")
     flat = gradient(replica, batch)[0].astype(np.float64)
     direction = flat / np.linalg.norm(flat)
     losses: list[float] = []
@@ -192,24 +152,18 @@ def test_weights_written_are_weights_used(
     assert (losses[0] - losses[1]) / 2e-3 == pytest.approx(float(flat @ direction), rel=1e-2)
 
 
-def test_bfloat16_base_keeps_fp32_trainables(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
-    folder = tiny_model()
-    batch = make_batch(6)
-    exact = gradient(start(folder, make_config(folder))[0], batch)[0]
-    rounded = gradient(start(folder, make_config(folder, model__dtype="bfloat16"))[0], batch)[0]
+def test_bfloat16_base_keeps_fp32_trainables(tiny: Tiny) -> None:
+    batch = tiny.batch(6)
+    exact = gradient(tiny.start()[0], batch)[0]
+    rounded = gradient(tiny.start(model__dtype="bfloat16")[0], batch)[0]
     assert 0 < relative(rounded, exact) < 0.05
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_gradients_may_stay_for_an_update_in_place(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch, task: str
-) -> None:
+def test_gradients_may_stay_for_an_update_in_place(tiny: Tiny, task: str) -> None:
     """As the blocks say, again after them, and the model reads what is written into `weights`."""
-    folder = tiny_model()
-    replica, weights = start(folder, make_config(folder, task=task, method="full"))
-    batch = make_batch(8, task)
+    replica, weights = tiny.start(task=task, method="full")
+    batch = tiny.batch(8, task)
     for _ in range(2):
         mine = replica.accumulate(batch)
         flat, theirs, _ = gradient(replica, batch)
@@ -226,12 +180,9 @@ def test_gradients_may_stay_for_an_update_in_place(
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_an_empty_shard_is_zeros(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch, task: str
-) -> None:
-    folder = tiny_model()
-    replica, _ = start(folder, make_config(folder, task=task))
-    gradient(replica, make_batch(2, task))  # leaves something to clear
+def test_an_empty_shard_is_zeros(tiny: Tiny, task: str) -> None:
+    replica, _ = tiny.start(task=task)
+    gradient(replica, tiny.batch(2, task))  # leaves something to clear
     flat, result, order = gradient(replica, [])
     assert order == list(replica.layout.send_order)
     assert not flat.any()
@@ -239,12 +190,8 @@ def test_an_empty_shard_is_zeros(
     assert replica.evaluate([]).weight == 0
 
 
-def test_samples_without_targets_and_above_every_limit(
-    tiny_model: TinyModel, make_config: MakeConfig
-) -> None:
-    folder = tiny_model()
-    config = make_config(folder, task="causal-lm", training__micro_batch_size="auto")
-    replica, _ = start(folder, config)
+def test_samples_without_targets_and_above_every_limit(tiny: Tiny) -> None:
+    replica, _ = tiny.start(task="causal-lm", training__micro_batch_size="auto")
     replica.limit = Limit(8, 16)
     ids = np.arange(50, dtype=np.int32)
     silent = Encoded(ids, np.full(50, -100, dtype=np.int32))
@@ -257,12 +204,9 @@ def test_samples_without_targets_and_above_every_limit(
     assert result.weight == 49
 
 
-def test_blocks_leave_while_backward_runs_and_their_errors_surface(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
-    folder = tiny_model()
-    replica, _ = start(folder, make_config(folder, method="full"))
-    batch = make_batch(6)
+def test_blocks_leave_while_backward_runs_and_their_errors_surface(tiny: Tiny) -> None:
+    replica, _ = tiny.start(method="full")
+    batch = tiny.batch(6)
     whole = gradient(replica, batch)[0]
 
     class LostError(Exception):

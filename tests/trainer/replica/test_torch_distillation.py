@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
-from tests.trainer.replica.driving import gradient, relative, start
+from tests.trainer.replica.driving import gradient, relative, start, taught
 from trainer.config.run import Divergence
 from trainer.data.encoder import IGNORED
-from trainer.data.soft_targets import SoftTargets
 from trainer.data.tokens import Encoded
 from trainer.replica.microbatch import Limit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import MakeConfig, TinyModel
-    from tests.trainer.replica.conftest import MakeBatch
+    from tests.trainer.tiny import Tiny
     from trainer.config.run import RunConfig
     from trainer.replica.torch.replica import TorchReplica
 
@@ -27,32 +25,8 @@ DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
 VOCABULARY = 300
 
 
-def taught(batch: list[Encoded], temperature: float = 1.0, seed: int = 0) -> list[Encoded]:
-    """Return samples with a teacher who names 1 to 6 tokens at each position, and has a rest."""
-    rng = np.random.default_rng(seed)
-    made: list[Encoded] = []
-    for sample in batch:
-        length = len(sample.input_ids)
-        counts = np.concatenate([[0], rng.integers(1, 7, length - 1)])
-        ids = [rng.choice(VOCABULARY, count, replace=False) for count in counts]
-        buckets = [rng.dirichlet(np.ones(count + 1)) for count in counts[1:]]
-        rest = np.array([0.0, *(p[-1] for p in buckets)])
-        entropy = np.array([0.0, *(-(p * np.log(p)).sum() for p in buckets)])
-        soft = SoftTargets(
-            offsets=np.concatenate([[0], np.cumsum(counts)]),
-            ids=np.concatenate(ids).astype(np.int32),
-            weights=np.concatenate([np.empty(0), *(p[:-1] for p in buckets)]).astype(np.float32),
-            rest=rest.astype(np.float32),
-            entropy=entropy.astype(np.float32),
-            temperature=temperature,
-        )
-        made.append(Encoded(sample.input_ids, sample.labels, soft))
-    return made
-
-
-def distilling(make_config: MakeConfig, folder: Path, **settings: object) -> RunConfig:
-    tree = {"task": "causal-lm", "method": "full", "distillation": {"alpha": 0.7}, **settings}
-    return make_config(folder, **tree)
+def distilling(**settings: Any) -> dict[str, Any]:
+    return {"task": "causal-lm", "method": "full", "distillation": {"alpha": 0.7}, **settings}
 
 
 def by_definition(
@@ -104,19 +78,13 @@ def by_definition(
     ("model_type", "tied", "temperature"), [("qwen3", True, 1.0), ("llama", False, 2.0)]
 )
 def test_loss_and_gradient_are_those_of_the_definition(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    divergence: Divergence,
-    model_type: str,
-    tied: bool,
-    temperature: float,
+    tiny: Tiny, divergence: Divergence, model_type: str, tied: bool, temperature: float
 ) -> None:
-    folder = tiny_model(model_type, tie_word_embeddings=tied)
+    folder = tiny.model(model_type, tie_word_embeddings=tied)
     settings = {"alpha": 0.7, "temperature": temperature, "divergence": divergence}
-    config = distilling(make_config, folder, distillation=settings)
+    config = tiny.config(folder, **distilling(distillation=settings))
     replica, _ = start(folder, config)
-    batch = taught(make_batch(5, "causal-lm"), temperature)
+    batch = taught(tiny.batch(5, "causal-lm"), temperature)
     ce, kl, expected = by_definition(folder, config, replica, batch)
     flat, result, order = gradient(replica, batch)
     assert order == list(replica.layout.send_order)
@@ -131,21 +99,13 @@ def test_loss_and_gradient_are_those_of_the_definition(
 @pytest.mark.parametrize("method", ["lora", "full"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("pack", [False, True])
-def test_cutting_and_packing_do_not_matter(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    method: str,
-    dtype: str,
-    pack: bool,
-) -> None:
-    folder = tiny_model(tie_word_embeddings=False)
+def test_cutting_and_packing_do_not_matter(tiny: Tiny, method: str, dtype: str, pack: bool) -> None:
+    folder = tiny.model(tie_word_embeddings=False)
     settings = {"method": method, "model__dtype": dtype, "data__max_seq_len": 64}
-    batch = taught(make_batch(8, "causal-lm"))
-    exact = distilling(make_config, folder, **{**settings, "model__dtype": "float32"})
+    batch = taught(tiny.batch(8, "causal-lm"))
+    exact = tiny.config(folder, **distilling(**{**settings, "model__dtype": "float32"}))
     expected, theirs, _ = gradient(start(folder, exact)[0], batch)
-    config = distilling(make_config, folder, **settings, training__pack=pack)
-    replica, _ = start(folder, config)
+    replica, _ = tiny.start(folder, **distilling(**settings, training__pack=pack))
     within = 1e-6 if dtype == "float32" else 0.05  # bf16 autocast
     for limit in (Limit(1, 1000), Limit(100, 100), Limit(100, 10_000)):
         replica.limit = limit
@@ -156,20 +116,17 @@ def test_cutting_and_packing_do_not_matter(
         assert result.weight == theirs.weight
 
 
-def test_without_alpha_a_teacher_is_not_heard(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
+def test_without_alpha_a_teacher_is_not_heard(tiny: Tiny) -> None:
     """To the bit, by the config and by the call; and what a call says is over with it."""
-    folder = tiny_model()
-    plain = make_batch(6, "causal-lm")
+    plain = tiny.batch(6, "causal-lm")
     batch = taught(plain)
-    replica, _ = start(folder, distilling(make_config, folder))
+    replica, _ = tiny.start(**distilling())
     flat, result, _ = gradient(replica, plain)
     assert (result.ce_sum, result.kl_sum) == (None, None)
     unheard = replica.forward_backward(batch, lambda *_: None, 0.0)
     assert np.array_equal(replica.gradient.numpy(), flat)
     assert (unheard.loss_sum, unheard.kl_sum) == (result.loss_sum, None)
-    deaf, _ = start(folder, distilling(make_config, folder, distillation={"alpha": 0.0}))
+    deaf, _ = tiny.start(**distilling(distillation={"alpha": 0.0}))
     assert np.array_equal(gradient(deaf, batch)[0], flat)
     heard = replica.accumulate(batch)
     assert heard.ce_sum == pytest.approx(result.loss_sum, rel=1e-6)
@@ -178,18 +135,14 @@ def test_without_alpha_a_teacher_is_not_heard(
     assert full.loss_sum == full.kl_sum
 
 
-def test_evaluation_is_the_cross_entropy(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
-    folder = tiny_model()
-    replica, _ = start(folder, distilling(make_config, folder))
-    plain = make_batch(6, "causal-lm")
+def test_evaluation_is_the_cross_entropy(tiny: Tiny) -> None:
+    replica, _ = tiny.start(**distilling())
+    plain = tiny.batch(6, "causal-lm")
     assert replica.evaluate(taught(plain)) == replica.evaluate(plain)
 
 
-def test_samples_without_targets(tiny_model: TinyModel, make_config: MakeConfig) -> None:
-    folder = tiny_model()
-    replica, _ = start(folder, distilling(make_config, folder))
+def test_samples_without_targets(tiny: Tiny) -> None:
+    replica, _ = tiny.start(**distilling())
     ids = np.arange(9, dtype=np.int32)
     silent = taught([Encoded(ids, np.full(9, IGNORED, np.int32))])
     flat, result, _ = gradient(replica, silent)
@@ -202,17 +155,11 @@ def test_samples_without_targets(tiny_model: TinyModel, make_config: MakeConfig)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_cuda_agrees_with_the_cpu(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    divergence: Divergence,
-    temperature: float,
-) -> None:
-    folder = tiny_model()
+def test_cuda_agrees_with_the_cpu(tiny: Tiny, divergence: Divergence, temperature: float) -> None:
+    folder = tiny.model()
     settings = {"alpha": 0.7, "temperature": temperature, "divergence": divergence}
-    config = distilling(make_config, folder, distillation=settings, training__pack=True)
-    batch = taught(make_batch(8, "causal-lm"), temperature)
+    config = tiny.config(folder, **distilling(distillation=settings, training__pack=True))
+    batch = taught(tiny.batch(8, "causal-lm"), temperature)
     host, theirs, _ = gradient(start(folder, config)[0], batch)
     card, mine, _ = gradient(start(folder, config, device="cuda:0")[0], batch)
     assert relative(card, host) < 0.05  # bf16 autocast

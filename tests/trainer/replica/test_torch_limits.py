@@ -19,19 +19,17 @@ from trainer.replica.torch.replica import TorchReplica
 from trainer.system.errors import DoesNotFitError, InputError
 
 if TYPE_CHECKING:
-    from tests.conftest import MakeConfig, TinyModel
-    from tests.trainer.replica.conftest import MakeBatch
+    from tests.trainer.tiny import Tiny
 
 
-def test_nan_is_passed_on(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
-    folder = tiny_model()
-    replica, weights = start(folder, make_config(folder))
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_nan_is_passed_on(tiny: Tiny, precision: str) -> None:
+    """Whatever the loss scale: the coordinator halts the run and names the tensor (F-DP-003)."""
+    replica, weights = tiny.start(training__precision=precision)
     poisoned = weights.copy()
     poisoned[0] = np.nan
     replica.write_trainable(poisoned)
-    flat, result, order = gradient(replica, make_batch(3))
+    flat, result, order = gradient(replica, tiny.batch(3))
     assert order == list(replica.layout.send_order)
     assert np.isnan(flat).any()
     assert np.isnan(result.loss_sum)
@@ -46,18 +44,13 @@ HOST = RuntimeError(
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), HOST, MemoryError()])
 def test_running_out_of_memory_halves_and_remembers(
-    error: Exception,
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A device that holds three samples, also when it gives in after blocks were sent."""
     from trainer.replica.torch import objective
 
-    folder = tiny_model()
-    replica, _ = start(folder, make_config(folder, training__micro_batch_size="auto"))
-    batch = make_batch(12)
+    replica, _ = tiny.start(training__micro_batch_size="auto")
+    batch = tiny.batch(12)
     whole = gradient(replica, batch)[0]
     real = objective.classify
 
@@ -91,35 +84,28 @@ def test_running_out_of_memory_halves_and_remembers(
         replica.forward_backward(batch, lambda *_: None)
 
 
-def test_automatic_micro_batches_on_the_cpu_are_bounded(
-    tiny_model: TinyModel, make_config: MakeConfig
-) -> None:
-    folder = tiny_model()
-    replica, _ = start(folder, make_config(folder, training__micro_batch_size="auto"))
+def test_automatic_micro_batches_on_the_cpu_are_bounded(tiny: Tiny) -> None:
+    replica, _ = tiny.start(training__micro_batch_size="auto")
     assert 64 <= replica.limit.tokens <= CPU_TOKENS
 
 
-def test_a_pad_token_that_also_ends_texts(
-    tiny_model: TinyModel, make_config: MakeConfig, tmp_path: Path
-) -> None:
+def test_a_pad_token_that_also_ends_texts(tiny: Tiny, tmp_path: Path) -> None:
     """The last token is found by length, so a text's own end counts."""
     folder = tmp_path / "model"
-    shutil.copytree(tiny_model(), folder)
+    shutil.copytree(tiny.model(), folder)
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "pad_token_id": 7}))
-    replica, _ = start(folder, make_config(folder))
+    replica, _ = tiny.start(folder)
     long = Encoded(np.arange(20, 60, dtype=np.int32), 0)
     ended = Encoded(np.array([3, 4, 7], dtype=np.int32), 1)
     alone = replica.evaluate([ended]).loss_sum + replica.evaluate([long]).loss_sum
     assert replica.evaluate([long, ended]).loss_sum == pytest.approx(alone, rel=1e-5)
 
 
-def test_damaged_weights_are_one_line(
-    tiny_model: TinyModel, make_config: MakeConfig, tmp_path: Path
-) -> None:
+def test_damaged_weights_are_one_line(tiny: Tiny, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(tiny_model(), folder)
-    config = make_config(folder)
+    shutil.copytree(tiny.model(), folder)
+    config = tiny.config(folder)
     layout = build_layout(folder, config)
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
@@ -136,11 +122,9 @@ def test_damaged_weights_are_one_line(
         ("cuda:99", r"cuda:99: torch sees \d+ CUDA devices"),
     ],
 )
-def test_devices_that_are_not_there(
-    tiny_model: TinyModel, make_config: MakeConfig, device: str, message: str
-) -> None:
-    folder = tiny_model()
-    config = make_config(folder)
+def test_devices_that_are_not_there(tiny: Tiny, device: str, message: str) -> None:
+    folder = tiny.model()
+    config = tiny.config(folder)
     with pytest.raises(InputError, match=message):
         TorchReplica(folder, config, build_layout(folder, config), device)
 
@@ -148,17 +132,10 @@ def test_devices_that_are_not_there(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
 @pytest.mark.parametrize(("method", "quantization"), METHODS)
 @pytest.mark.parametrize("task", TASKS)
-def test_cuda_agrees_with_the_cpu(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    method: str,
-    quantization: str,
-    task: str,
-) -> None:
-    folder = tiny_model()
-    config = make_config(folder, task=task, method=method, model__quantization=quantization)
-    batch = make_batch(8, task)
+def test_cuda_agrees_with_the_cpu(tiny: Tiny, method: str, quantization: str, task: str) -> None:
+    folder = tiny.model()
+    config = tiny.config(folder, task=task, method=method, model__quantization=quantization)
+    batch = tiny.batch(8, task)
     host = gradient(start(folder, config)[0], batch)
     card = gradient(start(folder, config, device="cuda:0")[0], batch)
     assert card[2] == host[2]

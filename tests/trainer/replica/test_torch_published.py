@@ -27,8 +27,7 @@ from trainer.replica.torch.model import flatten
 from trainer.replica.torch.published import load_published
 
 if TYPE_CHECKING:
-    from tests.conftest import MakeConfig, TinyModel
-    from tests.trainer.replica.conftest import MakeBatch
+    from tests.trainer.tiny import Tiny
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -58,9 +57,7 @@ def without(tree: dict[str, Any], key: str) -> dict[str, Any]:
     ),
 )
 def test_outputs_and_gradients_are_those_of_the_published_model(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
+    tiny: Tiny,
     monkeypatch: pytest.MonkeyPatch,
     model_type: str,
     method: str,
@@ -68,13 +65,13 @@ def test_outputs_and_gradients_are_those_of_the_published_model(
     dtype: str,
 ) -> None:
     """In bfloat16, where sums are rounded often, the same operations give the same bits."""
-    folder = tiny_model(model_type, tie_word_embeddings=model_type != "llama")
+    folder = tiny.model(model_type, tie_word_embeddings=model_type != "llama")
     for task in TASKS:
-        config = make_config(
+        config = tiny.config(
             folder, task=task, method=method, model__dtype=dtype, model__quantization=quantization
         )
         assert isinstance(load_model(folder, config, CPU), Decoder)
-        batch = make_batch(6, task)
+        batch = tiny.batch(6, task)
         mine, found, _ = gradient(start(folder, config)[0], batch)
         with monkeypatch.context() as patch:
             patch.setattr(torch_replica, "load_model", load_published)
@@ -96,10 +93,10 @@ def test_outputs_and_gradients_are_those_of_the_published_model(
 )
 @pytest.mark.parametrize("packed", [False, True])
 def test_rarer_shapes_and_packed_rows_too(
-    tiny_model: TinyModel, make_config: MakeConfig, packed: bool, settings: dict[str, Any]
+    tiny: Tiny, packed: bool, settings: dict[str, Any]
 ) -> None:
-    folder = tiny_model("llama", **settings)
-    config = make_config(folder, task="causal-lm", method="full")
+    folder = tiny.model("llama", **settings)
+    config = tiny.config(folder, task="causal-lm", method="full")
     ids = torch.arange(48).reshape(2, 24) * 7 % 300
     positions = torch.arange(24).expand(2, -1).clone()
     if packed:
@@ -132,9 +129,7 @@ def test_rarer_shapes_and_packed_rows_too(
 )
 @pytest.mark.parametrize("load", [load_model, load_published])
 def test_the_config_json_of_transformers_4_gives_the_same_gradient(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
+    tiny: Tiny,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     load: Any,
@@ -142,22 +137,20 @@ def test_the_config_json_of_transformers_4_gives_the_same_gradient(
     new: dict[str, Any],
 ) -> None:
     monkeypatch.setattr(torch_replica, "load_model", load)
-    folder, plain = tiny_model("llama", rope_parameters=new), tiny_model("llama")
+    folder, plain = tiny.model("llama", rope_parameters=new), tiny.model("llama")
     other = shutil.copytree(folder, tmp_path / "old")
     tree = json.loads((folder / "config.json").read_bytes())
     (other / "config.json").write_text(json.dumps(without(tree, "rope_parameters") | old))
-    batch = make_batch(6, "causal-lm")
+    batch = tiny.batch(6, "causal-lm")
 
     def computed(model: Path) -> np.ndarray:
-        return gradient(start(model, make_config(model, task="causal-lm"))[0], batch)[0]
+        return gradient(start(model, tiny.config(model, task="causal-lm"))[0], batch)[0]
 
     assert np.array_equal(computed(other), computed(folder))
     assert not np.array_equal(computed(other), computed(plain))
 
 
-def test_what_the_decoder_does_not_compute_is_left_to_transformers(
-    tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
+def test_what_the_decoder_does_not_compute_is_left_to_transformers(tiny: Tiny) -> None:
     yarn = {
         "rope_type": "yarn",
         "rope_theta": 10_000.0,
@@ -170,11 +163,11 @@ def test_what_the_decoder_does_not_compute_is_left_to_transformers(
         {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0},
         {"model_type": "mistral", "sliding_window": 16},
     ):
-        folder = tiny_model(**settings)
-        config = make_config(folder)
+        folder = tiny.model(**settings)
+        config = tiny.config(folder)
         assert not isinstance(load_model(folder, config, CPU), Decoder)
         replica, _ = start(folder, config)
-        assert np.isfinite(gradient(replica, make_batch(3))[0]).all()
+        assert np.isfinite(gradient(replica, tiny.batch(3))[0]).all()
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
@@ -183,12 +176,7 @@ def test_what_the_decoder_does_not_compute_is_left_to_transformers(
     "targets", [None, ("q_proj", "v_proj")], ids=["all linears", "queries and values"]
 )
 def test_adapters_compute_what_peft_computes(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    quantization: str,
-    dtype: str,
-    targets: Sequence[str] | None,
+    tiny: Tiny, quantization: str, dtype: str, targets: Sequence[str] | None
 ) -> None:
     """PEFT gets the very files of a checkpoint: adapter_config.json and tensors by their names.
 
@@ -196,9 +184,9 @@ def test_adapters_compute_what_peft_computes(
     with AVX2. A factor that is wrong by 1e-4 would be 1e-4.
     """
     rounding = 5e-6 if dtype == "float32" else 1e-6
-    folder = tiny_model()
+    folder = tiny.model()
     chosen = {} if targets is None else {"lora__target_modules": targets}
-    config = make_config(
+    config = tiny.config(
         folder, model__dtype=dtype, model__quantization=quantization, lora__lora_alpha=24, **chosen
     )
     layout = build_layout(folder, config)
@@ -206,7 +194,7 @@ def test_adapters_compute_what_peft_computes(
     theirs = with_peft(folder, config, layout, weights)
     ours: Any = load_model(folder, config, CPU)
     flatten(ours, layout, CPU).copy_(torch.from_numpy(weights))
-    ids = torch.from_numpy(make_batch(1)[0].input_ids.astype(np.int64))[None]
+    ids = torch.from_numpy(tiny.batch(1)[0].input_ids.astype(np.int64))[None]
     outputs: list[torch.Tensor] = []
     for model in (ours, theirs):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):

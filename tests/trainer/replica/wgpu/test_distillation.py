@@ -1,35 +1,27 @@
-"""Distillation: its kernel against its twin and torch, and whole models against torch."""
+"""Distillation: its kernel and whole models against torch."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 from tests.trainer.replica import driving
-from tests.trainer.replica.driving import gradient, relative
-from tests.trainer.replica.wgpu.on_device import agree, draw, leaf, run
+from tests.trainer.replica.driving import gradient, relative, taught
+from tests.trainer.replica.wgpu.on_device import agree, draw, run
 from tests.trainer.replica.wgpu.test_cross_entropy import cross_entropy
-from tests.trainer.replica.wgpu.test_replica import start
-from trainer.data.soft_targets import SoftTargets
-from trainer.model.layout import build_layout
 from trainer.replica.microbatch import Limit
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.kernels import cross_entropy as kernels
 from trainer.replica.wgpu.kernels.distillation import TeacherPredictions, distillation_gradient
-from trainer.replica.wgpu.replica import WgpuReplica
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
-    from tests.conftest import MakeConfig, TinyModel
-    from tests.trainer.replica.conftest import MakeBatch
-    from trainer.data.tokens import Encoded
+    from tests.trainer.tiny import Tiny
     from trainer.replica.base import StepResult
 
 SHARES = np.array([0.3, 2.8], np.float32)
@@ -92,41 +84,11 @@ def test_the_gradient_is_torchs(
         device, record, given, [np.zeros(1), np.zeros(1), *states, *parts], temperature=temperature
     )
     gradient = np.concatenate(gradients, 1)
-    twin_ce, of_ce = cross_entropy(logits, labels, counts, 1.0)
-    twin_taught, of_taught = cross_entropy(logits, classes, weights, temperature)
-    assert (ce[0], taught[0]) == pytest.approx((twin_ce, twin_taught), rel=1e-5)
+    their_ce, of_ce = cross_entropy(logits, labels, counts)
+    theirs, of_taught = cross_entropy(logits, classes, weights, temperature)
+    assert (ce[0], taught[0]) == pytest.approx((float(their_ce), float(theirs)), rel=1e-5)
     agree(gradient, SHARES[0] * of_ce + SHARES[1] * of_taught)
-
-    a = leaf(logits)
-    hard, soft = a.log_softmax(1), (a / temperature).log_softmax(1)
-    loss = -SHARES[0] * (torch.tensor(counts) * hard.gather(1, torch.tensor(labels))).sum()
-    loss -= SHARES[1] * (torch.tensor(weights) * soft.gather(1, torch.tensor(classes))).sum()
-    loss.backward()
-    assert a.grad is not None
-    agree(gradient, a.grad)
     assert not gradient[21].any()
-
-
-def taught(batch: list[Encoded], temperature: float, seed: int = 0) -> list[Encoded]:
-    """Return a batch whose teacher names one to nine tokens a position, but for the first."""
-    rng = np.random.default_rng(seed)
-    made: list[Encoded] = []
-    for sample in batch:
-        counts = rng.integers(1, 10, len(sample.input_ids))
-        counts[0] = 0
-        ids = [rng.permutation(300)[:count] for count in counts]
-        weights = [rng.dirichlet(np.ones(count)) if count else np.empty(0) for count in counts]
-        entropy = [-(w * np.log(w)).sum() for w in weights]
-        soft = SoftTargets(
-            offsets=np.concatenate([[0], counts.cumsum()]),
-            ids=np.concatenate(ids).astype(np.int32),
-            weights=np.concatenate(weights).astype(np.float32),
-            rest=np.zeros(len(counts), np.float32),
-            entropy=np.array(entropy, np.float32),
-            temperature=temperature,
-        )
-        made.append(replace(sample, soft=soft))
-    return made
 
 
 def settings(temperature: float, **more: Any) -> dict[str, Any]:
@@ -142,22 +104,13 @@ def settings(temperature: float, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("method", "quantization"), driving.METHODS)
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_loss_and_gradients_of_a_model_are_torchs(
-    device: Device,
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    model_type: str,
-    method: str,
-    quantization: str,
-    temperature: float,
+    device: Device, tiny: Tiny, model_type: str, method: str, quantization: str, temperature: float
 ) -> None:
-    folder = tiny_model(model_type)
-    config = make_config(
-        folder, **settings(temperature, method=method, model__quantization=quantization)
-    )
-    torch_replica, weights = driving.start(folder, config)
-    replica = start(folder, config, device, weights)
-    batch = taught(make_batch(7, "causal-lm"), temperature)
+    folder = tiny.model(model_type)
+    given = settings(temperature, method=method, model__quantization=quantization)
+    torch_replica, _ = tiny.start(folder, **given)
+    replica, _ = tiny.wgpu(device, folder, **given)
+    batch = taught(tiny.batch(7, "causal-lm"), temperature, rest=False)
     tolerance = 1e-4 if quantization == "nf4" else 1e-5
     for alpha in (None, 0.25, 1.0, 0.0):
         theirs, expected, _ = gradient(torch_replica, batch, alpha=alpha)
@@ -176,18 +129,13 @@ def test_loss_and_gradients_of_a_model_are_torchs(
     assert scored.loss_sum == pytest.approx(scored_by_torch.loss_sum, rel=tolerance)
 
 
-def test_the_split_into_micro_batches_does_not_matter(
-    device: Device, tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
+def test_the_split_into_micro_batches_does_not_matter(device: Device, tiny: Tiny) -> None:
     """Tables have another width in each micro-batch, and the vocabulary comes in windows."""
-    folder = tiny_model()
-    config = make_config(folder, **settings(2.0, data__max_seq_len=48))
-    weights = driving.drawn_weights(folder, config)
-    batch = taught(make_batch(8, "causal-lm"), 2.0)
+    batch = taught(tiny.batch(8, "causal-lm"), 2.0, rest=False)
     narrow = Device(device.adapter, binding_limit=32 << 10)
     found: list[tuple[np.ndarray, StepResult]] = []
     for where, limit in ((device, Limit(1, 1000)), (device, Limit(8, 1000)), (narrow, None)):
-        replica = start(folder, config, where, weights)
+        replica, _ = tiny.wgpu(where, **settings(2.0, data__max_seq_len=48))
         replica.limit = limit or replica.limit
         found.append(gradient(replica, batch)[:2])
     for flat, result in found:
@@ -197,21 +145,15 @@ def test_the_split_into_micro_batches_does_not_matter(
 
 @pytest.mark.parametrize("divergence", ["reverse", "jsd"])
 def test_other_divergences_are_refused_before_start(
-    device: Device, tiny_model: TinyModel, make_config: MakeConfig, divergence: str
+    device: Device, tiny: Tiny, divergence: str
 ) -> None:
-    folder = tiny_model()
-    config = make_config(folder, **settings(1.0, distillation__divergence=divergence))
     with pytest.raises(InputError, match=rf"{divergence} is not computed by the wgpu engine"):
-        WgpuReplica(folder, config, build_layout(folder, config), device)
+        tiny.wgpu(device, **settings(1.0, distillation__divergence=divergence))
 
 
-def test_a_rest_that_nobody_sampled_is_refused(
-    device: Device, tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
-    folder = tiny_model()
-    config = make_config(folder, **settings(1.0))
-    replica = start(folder, config, device, driving.drawn_weights(folder, config))
-    batch = taught(make_batch(3, "causal-lm"), 1.0)
+def test_a_rest_that_nobody_sampled_is_refused(device: Device, tiny: Tiny) -> None:
+    replica, _ = tiny.wgpu(device, **settings(1.0))
+    batch = taught(tiny.batch(3, "causal-lm"), 1.0, rest=False)
     assert batch[1].soft is not None
     batch[1].soft.rest[-1] = 0.125
     with pytest.raises(InputError, match="logits whose tail is one number"):

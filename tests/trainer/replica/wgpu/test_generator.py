@@ -23,7 +23,7 @@ from trainer.replica.wgpu.loaded import load
 from trainer.system.errors import InputError, NonFiniteError
 
 if TYPE_CHECKING:
-    from tests.conftest import MakeConfig, TinyModel
+    from tests.trainer.tiny import Tiny
 
 GREEDY = Sampling()
 POSITIONS = 256
@@ -75,14 +75,14 @@ class Both:
 
 
 @pytest.fixture
-def both(device: Device, tiny_model: TinyModel, make_config: MakeConfig) -> Any:
+def both(device: Device, tiny: Tiny) -> Any:
     def make(
         model_type: str = "qwen3", method: str = "lora", base: str = "float32", **settings: Any
     ) -> Both:
         dtype = "bfloat16" if base == "bfloat16" else "float32"
-        folder = tiny_model(model_type, dtype=dtype, tie_word_embeddings=model_type != "llama")
+        folder = tiny.model(model_type, dtype=dtype, tie_word_embeddings=model_type != "llama")
         config, widened = (
-            make_config(
+            tiny.config(
                 folder,
                 task="causal-lm",
                 method=method,
@@ -196,9 +196,9 @@ def test_nan_weights_are_told(both: Any, device: Device) -> None:
         models.generator.generate(prompts(2, 8), max_new_tokens=2, sampling=GREEDY)
 
 
-def test_what_does_not_fit(device: Device, tiny_model: TinyModel, make_config: MakeConfig) -> None:
-    folder = tiny_model()
-    config = make_config(folder, task="causal-lm", data__max_seq_len=POSITIONS, lora__lora_rank=4)
+def test_what_does_not_fit(device: Device, tiny: Tiny) -> None:
+    folder = tiny.model()
+    config = tiny.config(folder, task="causal-lm", data__max_seq_len=POSITIONS, lora__lora_rank=4)
     small = Device(device.adapter, binding_limit=32 << 10)
     models = Both(folder, config, small, batch=4)
     # 4 heads of 16 rows and 128 slots fit for one sample, and in pieces of 16.

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from tests.trainer.replica import driving
 from tests.trainer.replica.driving import gradient, relative
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
-from trainer.model.layout import build_layout
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.layers.attention import SCORE_BYTES, Attention
-from trainer.replica.wgpu.replica import WgpuReplica
 
 if TYPE_CHECKING:
-    from tests.conftest import MakeConfig, TinyModel
+    from tests.trainer.tiny import Tiny
 
 LENGTH = 2304
 ATTENTION = Attention(batch=1, num_heads=4, num_kv_heads=2, length=LENGTH, head_dim=16)
@@ -35,26 +32,19 @@ LEAST = 4 * LENGTH * 128
     ],
 )
 def test_loss_and_gradients_are_those_of_torch(
-    device: Device,
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    limit: int | None,
-    windows: int,
-    head_dim: int,
+    device: Device, tiny: Tiny, limit: int | None, windows: int, head_dim: int
 ) -> None:
-    folder = tiny_model(head_dim=head_dim)
-    config = make_config(folder, task="causal-lm", data__max_seq_len=LENGTH)
+    folder = tiny.model(head_dim=head_dim)
+    settings: dict[str, Any] = {"task": "causal-lm", "data__max_seq_len": LENGTH}
     ids = np.random.default_rng(4).integers(0, 300, LENGTH).astype(np.int32)
     labels = ids.copy()
     labels[:-64] = IGNORED  # of the last positions, which see all others
     batch = [Encoded(ids, labels)]
-    torch_replica, weights = driving.start(folder, config)
-    theirs, expected, _ = gradient(torch_replica, batch)
+    theirs, expected, _ = gradient(tiny.start(folder, **settings)[0], batch)
 
     where = Device(device.adapter, binding_limit=limit) if limit else device
     assert len(list(ATTENTION.windows(min(where.binding_limit, SCORE_BYTES)))) == windows
-    replica = WgpuReplica(folder, config, build_layout(folder, config), where)
-    replica.write_trainable(weights)
+    replica, _ = tiny.wgpu(where, folder, **settings)
     mine, result, _ = gradient(replica, batch)
     assert result.loss_sum == pytest.approx(expected.loss_sum, rel=1e-5)
     assert relative(mine, theirs) < 1e-5

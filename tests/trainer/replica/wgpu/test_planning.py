@@ -30,8 +30,7 @@ from trainer.replica.wgpu.weights.slots import Slots
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
-    from tests.conftest import MakeConfig, TinyModel
-    from tests.trainer.replica.conftest import MakeBatch
+    from tests.trainer.tiny import Tiny
     from trainer.config.run import RunConfig
 
 QWEN3_4B = {
@@ -54,9 +53,9 @@ def write_hollow(folder: Path, tree: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("task", ["classify", "causal-lm"])
-def test_qwen3_4b_in_nf4_fits_8_gb(tmp_path: Path, make_config: MakeConfig, task: str) -> None:
+def test_qwen3_4b_in_nf4_fits_8_gb(tmp_path: Path, tiny: Tiny, task: str) -> None:
     folder = write_hollow(tmp_path, QWEN3_4B)
-    config = make_config(
+    config = tiny.config(
         folder,
         task=task,
         model__quantization="nf4",
@@ -110,29 +109,23 @@ def recorded(
     ],
 )
 def test_the_plan_is_the_recording_to_the_byte(
-    tmp_path: Path, make_config: MakeConfig, model_type: str, settings: dict[str, Any]
+    tmp_path: Path, tiny: Tiny, model_type: str, settings: dict[str, Any]
 ) -> None:
     tree = {**QWEN3_4B, "model_type": model_type, "hidden_size": 256, "intermediate_size": 704}
     tree |= {"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2}
     tree |= {"head_dim": 64, "vocab_size": 70_000, "attention_bias": True}
     folder = write_hollow(tmp_path, tree)
-    config = make_config(folder, **settings)
+    config = tiny.config(folder, **settings)
     for samples, recompute in ((1, False), (3, True)):
         planned = budget(folder, config, build_layout(folder, config), samples, recompute=recompute)
         assert planned.parts == recorded(folder, config, samples, recompute=recompute)
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_what_is_planned_is_what_is_taken(
-    device: Device,
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    method: str,
-) -> None:
+def test_what_is_planned_is_what_is_taken(device: Device, tiny: Tiny, method: str) -> None:
     """But for results, uploads and parameters, which are a few pages."""
-    folder = tiny_model()
-    config = make_config(folder, method=method, data__max_seq_len=48)
+    folder = tiny.model()
+    config = tiny.config(folder, method=method, data__max_seq_len=48)
     layout = build_layout(folder, config)
     planned = budget(folder, config, layout, 2, recompute=False).total
     weights = driving.drawn_weights(folder, config)
@@ -140,17 +133,17 @@ def test_what_is_planned_is_what_is_taken(
     replica = WgpuReplica(folder, config, layout, device)
     replica.write_trainable(weights)
     staging = sum(4 * replica._loaded.slots.padded_size(block.index) for block in layout.blocks)
-    longest = [sample for sample in make_batch(200) if len(sample.input_ids) > 32][:2]
+    longest = [sample for sample in tiny.batch(200) if len(sample.input_ids) > 32][:2]
     gradient(replica, longest)
     taken = device.allocated - before - staging
     assert planned <= taken < planned + 300_000
 
 
 def test_a_model_that_does_not_fit_is_refused(
-    device: Device, tiny_model: TinyModel, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    device: Device, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tiny_model()
-    config = make_config(folder)
+    folder = tiny.model()
+    config = tiny.config(folder)
     layout = build_layout(folder, config)
     monkeypatch.setattr(planning, "available", lambda _adapter: 300_000)
     with pytest.raises(InputError, match=r"the run needs .* are free; use method lora"):
@@ -158,10 +151,10 @@ def test_a_model_that_does_not_fit_is_refused(
 
 
 def test_activations_are_computed_twice_where_they_would_not_fit(
-    device: Device, tiny_model: TinyModel, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    device: Device, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tiny_model(num_hidden_layers=8)
-    config = make_config(folder, data__max_seq_len=256, training__micro_batch_size="auto")
+    folder = tiny.model(num_hidden_layers=8)
+    config = tiny.config(folder, data__max_seq_len=256, training__micro_batch_size="auto")
     layout = build_layout(folder, config)
     kept, again = (
         budget(folder, config, layout, 1, recompute=flag).total for flag in (False, True)

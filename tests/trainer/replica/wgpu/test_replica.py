@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from tests.families import COMPUTED_HERE
-from tests.trainer.replica import driving
 from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative
-from trainer.config.run import RunConfig
-from trainer.model.layout import build_layout
 from trainer.replica.microbatch import Limit
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.replica import WgpuReplica
 
 if TYPE_CHECKING:
-    from tests.conftest import MakeConfig, TinyModel
-    from tests.trainer.replica.conftest import MakeBatch
-
-
-def start(
-    folder: Path, config: RunConfig, device: Device, weights: np.ndarray, **settings: Any
-) -> WgpuReplica:
-    replica = WgpuReplica(folder, config, build_layout(folder, config), device, **settings)
-    replica.write_trainable(weights)
-    return replica
+    from tests.trainer.tiny import Tiny
 
 
 def worst(layout: Any, mine: np.ndarray, theirs: np.ndarray) -> str:
@@ -45,20 +31,13 @@ def worst(layout: Any, mine: np.ndarray, theirs: np.ndarray) -> str:
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("method", "quantization"), METHODS)
 def test_loss_and_gradients_are_those_of_torch(
-    device: Device,
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    model_type: str,
-    task: str,
-    method: str,
-    quantization: str,
+    device: Device, tiny: Tiny, model_type: str, task: str, method: str, quantization: str
 ) -> None:
-    folder = tiny_model(model_type, tie_word_embeddings=task == "classify")
-    config = make_config(folder, task=task, method=method, model__quantization=quantization)
-    torch_replica, weights = driving.start(folder, config)
-    replica = start(folder, config, device, weights)
-    batch = make_batch(7, task)
+    folder = tiny.model(model_type, tie_word_embeddings=task == "classify")
+    settings = {"task": task, "method": method, "model__quantization": quantization}
+    torch_replica, _ = tiny.start(folder, **settings)
+    replica, _ = tiny.wgpu(device, folder, **settings)
+    batch = tiny.batch(7, task)
     theirs, expected, order = gradient(torch_replica, batch)
     mine, result, my_order = gradient(replica, batch)
     assert my_order == order
@@ -76,13 +55,10 @@ def test_loss_and_gradients_are_those_of_torch(
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_split_into_micro_batches_does_not_matter(
-    device: Device, tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch, task: str
+    device: Device, tiny: Tiny, task: str
 ) -> None:
-    folder = tiny_model()
-    config = make_config(folder, task=task)
-    weights = driving.drawn_weights(folder, config)
-    replica = start(folder, config, device, weights)
-    batch = make_batch(8, task)
+    replica, _ = tiny.wgpu(device, task=task)
+    batch = tiny.batch(8, task)
     found: list[np.ndarray] = []
     confusions: list[Any] = []
     for limit in (Limit(1, 1000), Limit(8, 1000), Limit(100, 100)):
@@ -95,63 +71,40 @@ def test_the_split_into_micro_batches_does_not_matter(
 
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_recomputing_activations_gives_the_same_bits(
-    device: Device,
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    method: str,
+    device: Device, tiny: Tiny, method: str
 ) -> None:
-    folder = tiny_model()
-    weights = driving.drawn_weights(folder, make_config(folder, method=method))
-    batch = make_batch(6)
-    found: list[np.ndarray] = []
+    batch, found = tiny.batch(6), list[np.ndarray]()
     for word in ("off", "on"):
-        config = make_config(folder, method=method, training__gradient_checkpointing=word)
-        found.append(gradient(start(folder, config, device, weights), batch)[0])
+        replica, _ = tiny.wgpu(device, method=method, training__gradient_checkpointing=word)
+        found.append(gradient(replica, batch)[0])
     assert np.array_equal(found[0], found[1])
 
 
-def test_a_step_crosses_the_bus_once_each_way(
-    device: Device, tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
+def test_a_step_crosses_the_bus_once_each_way(device: Device, tiny: Tiny) -> None:
     """Weights and gradients apart, which are exchanged with the other workers."""
-    folder = tiny_model()
-    config = make_config(folder)
-    weights = driving.drawn_weights(folder, config)
-    replica = start(folder, config, device, weights)
-    batch = make_batch(10)
+    replica, _ = tiny.wgpu(device)
+    batch = tiny.batch(10)
     gradient(replica, batch)
     before = device.counters.uploads, device.counters.readbacks
     gradient(replica, batch)
     assert (device.counters.uploads - before[0], device.counters.readbacks - before[1]) == (1, 1)
 
 
-def test_packing_is_torchs_own_affair(
-    device: Device, tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
-) -> None:
+def test_packing_is_torchs_own_affair(device: Device, tiny: Tiny) -> None:
     """The engine pads each sample instead; members of one run may differ, results do not."""
-    folder = tiny_model()
-    batch = make_batch(7, "causal-lm")
-    packed, padded = (
-        make_config(folder, task="causal-lm", training__pack=pack) for pack in (True, False)
-    )
-    torch_replica, weights = driving.start(folder, packed)
-    theirs, expected, _ = gradient(torch_replica, batch)
-    mine, result, _ = gradient(start(folder, packed, device, weights), batch)
-    assert np.array_equal(mine, gradient(start(folder, padded, device, weights), batch)[0])
+    batch = tiny.batch(7, "causal-lm")
+    packed, padded = ({"task": "causal-lm", "training__pack": pack} for pack in (True, False))
+    theirs, expected, _ = gradient(tiny.start(**packed)[0], batch)
+    mine, result, _ = gradient(tiny.wgpu(device, **packed)[0], batch)
+    assert np.array_equal(mine, gradient(tiny.wgpu(device, **padded)[0], batch)[0])
     assert result.loss_sum == pytest.approx(expected.loss_sum, rel=1e-5)
     assert relative(mine, theirs) < 1e-5
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_an_empty_shard_is_zeros(
-    device: Device, tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch, task: str
-) -> None:
-    folder = tiny_model()
-    config = make_config(folder, task=task)
-    weights = driving.drawn_weights(folder, config)
-    replica = start(folder, config, device, weights)
-    gradient(replica, make_batch(2, task))  # leaves something to clear
+def test_an_empty_shard_is_zeros(device: Device, tiny: Tiny, task: str) -> None:
+    replica, _ = tiny.wgpu(device, task=task)
+    gradient(replica, tiny.batch(2, task))  # leaves something to clear
     flat, result, order = gradient(replica, [])
     assert not flat.any()
     assert order == list(replica.layout.send_order)
@@ -159,19 +112,10 @@ def test_an_empty_shard_is_zeros(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_passed_on(
-    device: Device,
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    value: float,
-) -> None:
+def test_what_is_not_finite_is_passed_on(device: Device, tiny: Tiny, value: float) -> None:
     """F-DP-003 needs to see it, though `max` on a device may drop a NaN."""
-    folder = tiny_model()
-    config = make_config(folder)
-    weights = driving.drawn_weights(folder, config)
-    replica = start(folder, config, device, weights)
-    batch = make_batch(3)
+    replica, weights = tiny.wgpu(device)
+    batch = tiny.batch(3)
     fine = gradient(replica, batch)[1].loss_sum
     spoilt = weights.copy()
     spoilt[17] = value
@@ -182,13 +126,10 @@ def test_what_is_not_finite_is_passed_on(
 
 
 def test_an_exception_while_blocks_come_in_leaves_the_replica_usable(
-    device: Device, tiny_model: TinyModel, make_config: MakeConfig, make_batch: MakeBatch
+    device: Device, tiny: Tiny
 ) -> None:
-    folder = tiny_model()
-    config = make_config(folder)
-    weights = driving.drawn_weights(folder, config)
-    replica = start(folder, config, device, weights)
-    batch = make_batch(4)
+    replica, _ = tiny.wgpu(device)
+    batch = tiny.batch(4)
     expected = gradient(replica, batch)[0]
 
     def broken(index: int, gradient: np.ndarray) -> None:
@@ -204,19 +145,14 @@ def test_an_exception_while_blocks_come_in_leaves_the_replica_usable(
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_arrays_beyond_a_kernels_argument_are_bound_in_windows(
-    device: Device,
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    task: str,
-    method: str,
+    device: Device, tiny: Tiny, task: str, method: str
 ) -> None:
     """As an embedding of 600 MB is on a device that allows 128 MiB; here 75 KiB of 32."""
-    folder = tiny_model()
-    config = make_config(folder, task=task, method=method, data__max_seq_len=48)
-    weights = driving.drawn_weights(folder, config)
     narrow = Device(device.adapter, binding_limit=32 << 10)
-    batch = make_batch(5, task)
-    found = [gradient(start(folder, config, where, weights), batch) for where in (device, narrow)]
+    batch, settings = tiny.batch(5, task), {"task": task, "method": method}
+    found = [
+        gradient(tiny.wgpu(where, **settings, data__max_seq_len=48)[0], batch)
+        for where in (device, narrow)
+    ]
     assert relative(found[1][0], found[0][0]) < 1e-6
     assert found[1][1].loss_sum == pytest.approx(found[0][1].loss_sum, rel=1e-6)

@@ -1,4 +1,4 @@
-"""Causal softmax: against its twin and torch."""
+"""Causal softmax: against torch."""
 
 from __future__ import annotations
 
@@ -19,23 +19,10 @@ def positions(rows: int, length: int, first_row: int) -> np.ndarray:
     return (first_row + np.arange(rows)) % length
 
 
-def causal_softmax(scores: np.ndarray, visible: np.ndarray, scale: float = SCALE) -> np.ndarray:
-    """Softmax of scores `[Z, R, keys]` over the first `visible` `[Z, R]` keys."""
-    hidden = np.arange(scores.shape[2]) >= visible[..., None]
-    scaled = np.where(hidden, -np.inf, scale * scores.astype(np.float64))
-    weights = np.exp(scaled - scaled.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
-
-
-def causal_softmax_backward(probabilities: np.ndarray, gradient: np.ndarray) -> np.ndarray:
-    p = probabilities.astype(np.float64)
-    return SCALE * p * (gradient - (p * gradient).sum(-1, keepdims=True))
-
-
-def torchs(scores: torch.Tensor, length: int, first_row: int) -> torch.Tensor:
-    row = torch.tensor(positions(scores.shape[1], length, first_row))[:, None]
-    later = torch.arange(length) > row
-    return (SCALE * scores).masked_fill(later, -torch.inf).softmax(-1)
+def causal_softmax(scores: torch.Tensor, visible: np.ndarray, scale: float = SCALE) -> torch.Tensor:
+    """Return torch's softmax of scores `[Z, R, keys]` over the first `visible` `[Z, R]` keys."""
+    hidden = torch.arange(scores.shape[2]) >= torch.tensor(visible)[..., None]
+    return (scale * scores).masked_fill(hidden, -torch.inf).softmax(-1)
 
 
 @pytest.mark.parametrize(("matrices", "rows", "length", "first"), SHAPES)
@@ -46,8 +33,7 @@ def test_forward_is_torchs(
     settings = {"length": length, "scale": SCALE, "first_row": first}
     (got,) = run(device, softmax.causal_softmax, [], [scores], **settings)
     visible = positions(rows, length, first)[None] + 1
-    agree(got, causal_softmax(scores, visible))
-    agree(got, torchs(leaf(scores), length, first))
+    agree(got, causal_softmax(leaf(scores), visible))
 
 
 @pytest.mark.parametrize(("matrices", "rows", "length", "first"), SHAPES[1:])
@@ -56,18 +42,18 @@ def test_backward_is_autograds(
 ) -> None:
     raw, dout = draw(matrices, rows, length), draw(matrices, rows, length, number=1)
     visible = positions(rows, length, first)[None] + 1
-    p = causal_softmax(raw, visible).astype(np.float32)
-    settings = {"length": length, "scale": SCALE, "first_row": first}
-    (got,) = run(device, softmax.causal_softmax_backward, [p], [dout], **settings)
-    agree(got, causal_softmax_backward(p, dout))
     scores = leaf(raw)
-    agree(got, gradients(torchs(scores, length, first), dout, scores)[0])
+    p = causal_softmax(scores, visible)
+    settings = {"length": length, "scale": SCALE, "first_row": first}
+    given = [p.detach().numpy()]
+    (got,) = run(device, softmax.causal_softmax_backward, given, [dout], **settings)
+    agree(got, gradients(p, dout, scores)[0])
 
 
 def test_large_scores_do_not_overflow(device: Device) -> None:
     scores = np.array([[[-3e4, 3e4, 0.0], [1e30, 2e4, 0.0], [-1e30, -1e30, -2e30]]], np.float32)
     (got,) = run(device, softmax.causal_softmax, [], [scores], length=3, scale=1.0)
-    agree(got, causal_softmax(scores, np.array([[1, 2, 3]]), 1.0))
+    agree(got, causal_softmax(leaf(scores), np.array([[1, 2, 3]]), 1.0))
 
 
 def test_a_nan_reaches_the_whole_row(device: Device) -> None:
@@ -85,4 +71,4 @@ def test_cached_keys_are_seen_up_to_the_querys_own(device: Device, length: int) 
     settings = {"length": length, "scale": SCALE}
     (got,) = run(device, softmax.cached_softmax, [starts], [scores], **settings)
     own = starts.repeat(kv_heads)[:, None] + positions(group * length, length, 0)
-    agree(got, causal_softmax(scores, own + 1))
+    agree(got, causal_softmax(leaf(scores), own + 1))

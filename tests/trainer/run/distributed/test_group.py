@@ -20,8 +20,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tests.cluster.real_process import Process
-from tests.conftest import MakeConfig, TinyModel
-from tests.trainer.replica.conftest import MakeBatch
+from tests.trainer.tiny import Tiny
 from trainer.config.parallel import GroupStrategy
 from trainer.data.tokens import Encoded
 from trainer.run.distributed.group.link import pack_samples, unpack_samples
@@ -54,27 +53,22 @@ Answers = Mapping[str, Mapping[str, np.ndarray]]
 
 
 @pytest.fixture(scope="module")
-def answers(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    make_batch: MakeBatch,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Answers:
+def answers(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Answers:
     """Return what one program found of all cases."""
-    from tests.trainer.replica.test_torch_distillation import taught
+    from tests.trainer.replica.driving import taught
 
     folder = tmp_path_factory.mktemp("groups")
     for name, settings in CASES.items():
         own = dict(settings)
         strategy, processes = own.pop("strategy"), own.pop("processes", 2)
         task = own.setdefault("task", "classify")
-        model = tiny_model(saved_as=task)
-        batch = make_batch(11, task)
+        model = tiny.model(saved_as=task)
+        batch = tiny.batch(11, task)
         if "distillation" in own:
             batch = taught(batch)
         case = {"model": str(model), "strategy": strategy, "processes": processes}
         (folder / f"{name}.json").write_text(json.dumps(case))
-        (folder / f"{name}.yaml").write_text(make_config(model, **own).to_yaml())
+        (folder / f"{name}.yaml").write_text(tiny.config(model, **own).to_yaml())
         save_file(pack_samples(batch), folder / f"{name}.safetensors")
     module = "tests.trainer.run.distributed.group_gradients"
     program = Process("groups", [sys.executable, "-m", module, str(folder)], folder, {})
@@ -176,14 +170,10 @@ def test_memory_that_runs_out_is_an_error_for_people(allocator: str) -> None:
     ],
 )
 def test_what_a_strategy_cannot_do_is_refused(
-    tiny_model: TinyModel,
-    make_config: MakeConfig,
-    strategy: GroupStrategy,
-    settings: dict[str, Any],
-    message: str,
+    tiny: Tiny, strategy: GroupStrategy, settings: dict[str, Any], message: str
 ) -> None:
-    model = tiny_model()
-    config = make_config(model, task="causal-lm", **settings)
+    model = tiny.model()
+    config = tiny.config(model, task="causal-lm", **settings)
     setup = Setup(config, model, "cpu", strategy, ("cpu",) * 3, 1, "store")
     with pytest.raises(InputError, match=message) if message else nullcontext():
         setup.check()
@@ -191,14 +181,12 @@ def test_what_a_strategy_cannot_do_is_refused(
 
 
 @pytest.mark.parametrize("what", ["config", "layout", "model", "torch"])
-def test_a_member_with_another_of_these_is_named(
-    tiny_model: TinyModel, make_config: MakeConfig, what: str
-) -> None:
+def test_a_member_with_another_of_these_is_named(tiny: Tiny, what: str) -> None:
     """A real member with another torch is above."""
     from trainer.run.distributed.group.replica import check_identities
 
-    model = tiny_model()
-    own = identity(Setup(make_config(model), model, "cpu", "ddp", ("cpu",) * 3, 1, "store"))
+    model = tiny.model()
+    own = identity(Setup(tiny.config(model), model, "cpu", "ddp", ("cpu",) * 3, 1, "store"))
     members: Any = SimpleNamespace(name=lambda rank: f"rank {rank}")
     check_identities(own, [own, own], members)
     message = (
@@ -208,10 +196,10 @@ def test_a_member_with_another_of_these_is_named(
         check_identities(own, [own, own | {what: "other"}], members)
 
 
-def test_samples_arrive_as_they_were_sent(make_batch: MakeBatch) -> None:
-    from tests.trainer.replica.test_torch_distillation import taught
+def test_samples_arrive_as_they_were_sent(tiny: Tiny) -> None:
+    from tests.trainer.replica.driving import taught
 
-    for batch in (make_batch(12), taught(make_batch(3, "causal-lm"), temperature=2.0)):
+    for batch in (tiny.batch(12), taught(tiny.batch(3, "causal-lm"), temperature=2.0)):
         back = unpack_samples(pack_samples(batch))
         assert len(back) == len(batch)
         for one, other in zip(batch, back, strict=True):
