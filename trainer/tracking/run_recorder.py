@@ -21,7 +21,6 @@ from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import learning_rate_at
-from trainer.planning.budget.guard import BudgetStop
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.errors import (
     RESTARTED,
@@ -206,7 +205,7 @@ class RunRecorder:
         return self._failure
 
     @property
-    def ending(self) -> BudgetStop | None:
+    def ending(self) -> str | None:
         """Why the run must stop, to hold its budget."""
         return None if self._budget is None else self._budget.ending
 

@@ -85,7 +85,7 @@ def run_guarded(
         raise ConfigError(f"state folder {folder}: {error.strerror}") from None
     if ending := watch.ending:
         watch.close()
-        raise OverBudgetError(f"{run}: {ending.reason}; nothing was started")
+        raise OverBudgetError(f"{run}: {ending}; nothing was started")
     try:
         child = start_child([program, *argv[1:]], str(Path.cwd()), os.environ, None)
     except OSError as error:
@@ -101,7 +101,7 @@ def run_guarded(
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_LOOK_EVERY)
             if child.returncode is None and (ending := watch.ending):
-                reason = ending.reason
+                reason = ending
                 _end(child, grace)
     finally:
         signal_group(child.pid, signal.SIGKILL)

@@ -29,7 +29,7 @@ from trainer.evaluate.generation import complete
 from trainer.evaluate.scoring import score
 from trainer.init_model import init_model
 from trainer.planning.budget import stopper
-from trainer.planning.budget.guard import BudgetStop, Guard
+from trainer.planning.budget.guard import Guard
 from trainer.planning.budget.ledger import SpendLedger
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import BudgetStopError, InputError, NonFiniteError, RefusedError
@@ -64,10 +64,8 @@ def test_its_budget_stops_it_in_order_and_a_higher_ceiling_goes_on(
     course = Course(tmp_path / "out", model, logits, budget=budget)
     looks = Guard.look
 
-    def at_step_6(self: Guard, now: float) -> BudgetStop | None:
-        return (
-            BudgetStop("budget.ceiling: spent") if self.next_checkpoint == 8 else looks(self, now)
-        )
+    def at_step_6(self: Guard, now: float) -> str | None:
+        return "budget.ceiling: spent" if self.next_checkpoint == 8 else looks(self, now)
 
     with monkeypatch.context() as dear:
         dear.setattr(Guard, "look", at_step_6)

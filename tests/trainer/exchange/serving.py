@@ -14,7 +14,6 @@ from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.wire import FrameEncoder, run_tag
 from trainer.exchange.transport.server import GradientServer
-from trainer.planning.budget.guard import BudgetStop
 from trainer.system.errors import TrainerError
 
 
@@ -26,7 +25,7 @@ class RememberingKeeper:
         self.saved: list[Save] = []
         self.end: tuple[int, str] | None = None
         self.failure: TrainerError | None = None
-        self.ending: BudgetStop | None = None
+        self.ending: str | None = None
 
     def emit(self, event: dict[str, Any]) -> None:
         self.events.append(event)

@@ -12,7 +12,6 @@ from trainer.exchange.protocol.messages import ShardAssignment, Shutdown, Weight
 from trainer.exchange.transport.local import LocalExchange
 from trainer.exchange.worker.session import Admitted, Committed, Session, result_message
 from trainer.optimizer.adamw import AdamW, TrainState, weights_digest
-from trainer.planning.budget.guard import BudgetStop
 from trainer.system.errors import StorageError
 
 
@@ -88,7 +87,7 @@ def test_a_stop_saves_the_last_commit_between_two_blocks(loop: Loop):
 def test_a_budget_that_would_be_breached_stops_it_in_order(loop: Loop):
     def between(step: int, block: int) -> None:
         if step == 3:
-            loop.keeper.ending = BudgetStop("4.99 of 5.00 USD are spent")
+            loop.keeper.ending = "4.99 of 5.00 USD are spent"
 
     end = loop.run(between)
     assert end.exit_code == 0, "a worker did what it was asked to"

@@ -26,7 +26,6 @@ from trainer.exchange.transport import server
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.server import GradientServer
 from trainer.optimizer.adamw import AdamW
-from trainer.planning.budget.guard import BudgetStop
 from trainer.system.passes import compiled
 
 
@@ -144,7 +143,7 @@ def test_a_budget_ends_a_run_that_waits_for_workers() -> None:
     class Poor(RememberingKeeper):
         def __init__(self) -> None:
             super().__init__()
-            self.ending = BudgetStop("budget.ceiling: all is spent")
+            self.ending = "budget.ceiling: all is spent"
 
     code, keeper = serve(machine, keeper=Poor())
     assert (code, keeper.end) == (9, (9, "budget.ceiling: all is spent"))

@@ -66,7 +66,7 @@ class LocalExchange:
             self._perform(self._coordinator.stop(reason, time.monotonic()))
         if ending := self._recorder.ending:
             now, code = time.monotonic(), BudgetStopError.exit_code
-            self._perform(self._coordinator.stop(ending.reason, now, code))
+            self._perform(self._coordinator.stop(ending, now, code))
         if failure := self._recorder.failure:
             self._perform(self._coordinator.halt(failure))
         self._drain()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from trainer.exchange.protocol.actions import Save, Step
-from trainer.planning.budget.guard import BudgetStop
 from trainer.system.errors import TrainerError
 
 
@@ -26,7 +25,7 @@ class Recorder(Protocol):
         ...
 
     @property
-    def ending(self) -> BudgetStop | None:
+    def ending(self) -> str | None:
         """Why the run must stop in order, to hold its budget; asked several times a second."""
         ...
 

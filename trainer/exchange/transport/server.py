@@ -175,7 +175,7 @@ class GradientServer:
         self._refusals.sum_up(now)
         self._perform(self._coordinator.tick(now))
         if ending := self._recorder.ending:
-            self._stop(ending.reason, BudgetStopError.exit_code)
+            self._stop(ending, BudgetStopError.exit_code)
         if failure := self._recorder.failure:
             self._perform(self._coordinator.halt(failure))
 

@@ -8,7 +8,6 @@ twice.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from trainer.config.budget import BudgetConfig
 from trainer.planning.budget.accrual import Accrual
@@ -20,13 +19,6 @@ STEP_PATIENCE = 10.0
 """Of these, the seconds that a stop waits for the step under way."""
 _STEPS = 50
 """Steps whose mean time is that of the next ones."""
-
-
-@dataclass(frozen=True)
-class BudgetStop:
-    """The reason for which the guard stops a run."""
-
-    reason: str
 
 
 class Guard:
@@ -100,13 +92,11 @@ class Guard:
             return self._step
         return min((self._step // self._every + 1) * self._every, max(self._total, self._step))
 
-    def look(self, now: float) -> BudgetStop | None:
+    def look(self, now: float) -> str | None:
         """Return why the run must stop now; None while it need not."""
         limit = self._budget.idle_stop
         if limit is not None and now - self._progress_at >= limit:
-            return BudgetStop(
-                f"budget.idle_stop: no step was completed for {now - self._progress_at:.0f} s"
-            )
+            return f"budget.idle_stop: no step was completed for {now - self._progress_at:.0f} s"
         ceiling, projected = self._budget.ceiling, self.projected(now)
         if ceiling is None or projected <= ceiling:
             return None
@@ -114,11 +104,9 @@ class Guard:
         of = f"{money_text(self.spent)} of {money_text(ceiling)} {unit}"
         spent, total = f"budget.ceiling: {of} are spent, and", money_text(projected)
         if not self._every:
-            return BudgetStop(f"{spent} a clean end would make it {total}")
+            return f"{spent} a clean end would make it {total}"
         what = f"the checkpoint of step {self.next_checkpoint}" if self._done_at else "an end now"
-        return BudgetStop(
-            f"{spent} {what} would make it {total}; resume with a higher budget.ceiling"
-        )
+        return f"{spent} {what} would make it {total}; resume with a higher budget.ceiling"
 
     def _until_checkpoint(self, now: float) -> float:
         """Return the seconds to the next checkpoint; 0 until two steps show how long one takes."""

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.planning.budget.guard import BudgetStop
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.process.stopping import Stop
 
@@ -18,7 +17,7 @@ class BudgetStopper:
 
     def __init__(self, watch: BudgetWatch | None, stop: Stop) -> None:
         self.watch, self.stop = watch, stop
-        self.ending: BudgetStop | None = None
+        self.ending: str | None = None
         """Why it was asked to."""
         self._over = threading.Event()
 
@@ -41,4 +40,4 @@ class BudgetStopper:
     def _look(self) -> None:
         self.ending = self.watch and self.watch.ending
         if self.ending is not None:
-            self.stop.ask(self.ending.reason)
+            self.stop.ask(self.ending)

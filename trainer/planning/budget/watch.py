@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.config.budget import BudgetConfig
 from trainer.planning.budget.accrual import Accrual
-from trainer.planning.budget.guard import STOPPING, BudgetStop, Guard
+from trainer.planning.budget.guard import STOPPING, Guard
 from trainer.planning.budget.ledger import SPEND_FILE, SpendLedger, SpendRecord, earlier_attempts
 from trainer.planning.budget.power import PowerMeter
 
@@ -121,7 +121,7 @@ class BudgetWatch:
         self._guard.saved(seconds)
 
     @property
-    def ending(self) -> BudgetStop | None:
+    def ending(self) -> str | None:
         """Why the run must stop now; None while it need not. Call it every second."""
         with self._lock:
             now = self._clock()

@@ -103,7 +103,7 @@ def _begin(
         validation = check_ahead(config, fresh)
         described = await_description(folder, teacher_timeout, stopper.stop, on_wait)
         if stopper.ending is not None:  # reading a large model would cost more than was kept back
-            raise BudgetStopError(stopper.ending.reason)
+            raise BudgetStopError(stopper.ending)
         if not described:
             return None
         if fresh is not None:

@@ -122,7 +122,7 @@ class DistributedRun:
         if int(worst) == _FAILED:
             raise failure or StorageError("rank 0 cannot save any more")
         if int(worst) == _SPENT:
-            reason = ending.reason if ending else "the budget guard of rank 0 stopped the run"
+            reason = ending or "the budget guard of rank 0 stopped the run"
             return reason, BudgetStopError.exit_code
         if int(worst) == _STOP:
             return self.stop.reason or "stopped by another rank", 0

@@ -31,7 +31,7 @@ class Attempt:
             self.accrual.advance(self.now, {})
             self.guard.stepped(step, self.now)
             if ending := self.guard.look(self.now):
-                return step, ending.reason
+                return step, ending
         return None
 
 
@@ -100,6 +100,6 @@ def test_idle_stop() -> None:
     assert attempt.guard.look(quiet + 1799) is None
     ending = attempt.guard.look(quiet + 1800)
     assert ending is not None
-    assert ending.reason == "budget.idle_stop: no step was completed for 1800 s"
+    assert ending == "budget.idle_stop: no step was completed for 1800 s"
     attempt.guard.progressed(quiet + 1790)
     assert attempt.guard.look(quiet + 1800) is None

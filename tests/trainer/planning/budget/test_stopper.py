@@ -20,7 +20,7 @@ def test_it_asks_to_stop_while_the_process_waits(tmp_path: Path) -> None:
     with stopper.at_work():  # 30 s of an end in order at 2 EUR a second are kept back
         wait_for(lambda: bool(stop), "the stop")
     assert stopper.ending is not None
-    assert stop.reason == stopper.ending.reason
+    assert stop.reason == stopper.ending
     assert stop.reason.startswith("budget.ceiling: ")
     watch.close()
     watch.close()

@@ -56,7 +56,7 @@ class Desk:
             self.wall.now += 1
             ending = None if watch is None else watch.ending
             if ending:
-                return ending.reason
+                return ending
         return None
 
     @property
