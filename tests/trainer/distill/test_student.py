@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from trainer.distill.student.loop import Student
 
 
+CPU = Compute("cpu", threads=1)
+
+
 def test_it_learns_what_the_teacher_knows(
     model: Path, logits: Path, teacher: BigramTeacher, tmp_path: Path
 ) -> None:
@@ -116,7 +119,7 @@ def test_a_checkpoint_is_an_ordinary_model(
     texts = tmp_path / "texts.jsonl"
     texts.write_text(data.read_text().splitlines()[0] + "\n")
     trained = load_trained(course.output)
-    ours = score(trained, texts)
+    ours = score(trained, texts, CPU)
     tokenizer = transformers.AutoTokenizer.from_pretrained(trained.path)
     theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(trained.path)
     ids = load_dataset(texts, trained.path, "causal-lm", None, 512)[0].input_ids
@@ -127,7 +130,7 @@ def test_a_checkpoint_is_an_ordinary_model(
     with torch.no_grad():
         loss = theirs(input_ids=batch, labels=batch).loss
     assert ours.loss == pytest.approx(float(loss), rel=1e-5)
-    (completion,) = complete(trained, [Sample("rm -rf")], 6, Sampling(), Compute("cpu", threads=1))
+    (completion,) = complete(trained, [Sample("rm -rf")], 6, Sampling(), CPU)
     prompt = tokenizer("rm -rf", return_tensors="pt")
     made = theirs.generate(**prompt, max_new_tokens=6, do_sample=False)[0]
     assert tokenizer.decode(made) == completion.prompt + completion.text
@@ -181,7 +184,7 @@ def test_a_lora_student(model: Path, logits: Path, data: Path, tmp_path: Path) -
     first, *_, last = np.array(course.steps("kl")).reshape(4, -1).mean(axis=1)
     assert last < first
     assert (find_checkpoint(course.output) / "adapter_model.safetensors").is_file()
-    assert score(load_trained(course.output), data).loss > 0
+    assert score(load_trained(course.output), data, CPU).loss > 0
 
 
 @pytest.mark.parametrize("setting", [{"training__micro_batch_size": 1}, {"training__pack": False}])
@@ -255,7 +258,9 @@ def test_validation_decides_about_the_best(
     assert list(losses) == [2, 4, 6]
     best = find_checkpoint(course.output)
     assert read_progress(best).step == min(losses, key=lambda step: losses[step])
-    assert score(load_trained(best), data).loss == pytest.approx(min(losses.values()), rel=1e-5)
+    assert score(load_trained(best), data, CPU).loss == pytest.approx(
+        min(losses.values()), rel=1e-5
+    )
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
