@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 from tests import ROOT, passed_elsewhere
 from tests.families import FAMILIES
@@ -40,6 +41,10 @@ os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}".rstrip("
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or "TESTS_IGNORE_SIGHUP" in os.environ:
     os.environ["TESTS_IGNORE_SIGHUP"] = "1"
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+# A busy machine may take any time for an example.
+settings.register_profile("motley", settings.default, deadline=None)
+settings.load_profile("motley")
 
 # Each search for garbage goes through all that torch and transformers made.
 gc.set_threshold(50_000, 20, 20)

@@ -196,7 +196,6 @@ ExchangeUnderFaults.TestCase.settings = settings(
     max_examples=FUZZ or 200,
     stateful_step_count=60 if FUZZ else 40,
     derandomize=not FUZZ,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestExchangeUnderFaults = ExchangeUnderFaults.TestCase

@@ -63,7 +63,6 @@ LossyExchangeUnderFaults.TestCase.settings = settings(
     max_examples=FUZZ or 60,
     stateful_step_count=60 if FUZZ else 40,
     derandomize=not FUZZ,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestLossyExchangeUnderFaults = LossyExchangeUnderFaults.TestCase

@@ -62,7 +62,7 @@ def assert_halted(cluster: SimulatedCluster, step: int) -> str:
     return cluster.end.reason
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60, derandomize=True)
 @given(
     seed=st.integers(0, 2**32),
     step=st.integers(0, 4),
@@ -83,7 +83,7 @@ def test_f_dp_003_in_a_gradient(seed: int, step: int, rank: int, element: int, v
     assert f"in block {block.name}, tensor {tensor.name}" in reason
 
 
-@settings(max_examples=20, derandomize=True, deadline=None)
+@settings(max_examples=20, derandomize=True)
 @given(
     seed=st.integers(0, 2**32),
     step=st.integers(0, 4),

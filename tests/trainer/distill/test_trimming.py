@@ -87,7 +87,7 @@ def test_every_token_is_the_teachers(case: Case) -> None:
     assert set(pre_tokenizers.ByteLevel.alphabet()) <= case.trimmed.get_vocab().keys()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs"])))
 def test_any_text_comes_back(case: Case, text: str) -> None:
     ids = case.trimmed.encode(text, add_special_tokens=False).ids
@@ -97,7 +97,7 @@ def test_any_text_comes_back(case: Case, text: str) -> None:
     assert case.teacher.decode(mapped, skip_special_tokens=False) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(raw=st.binary(max_size=200))
 def test_any_bytes_come_back(case: Case, raw: bytes) -> None:
     # Invalid UTF-8 is no text, but as Latin-1 every byte is one or two bytes of text.

@@ -108,7 +108,7 @@ class LedgerAgainstSets(RuleBasedStateMachine):
 
 
 LedgerAgainstSets.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=25, derandomize=True, deadline=None
+    max_examples=100, stateful_step_count=25, derandomize=True
 )
 TestLedgerAgainstSets = LedgerAgainstSets.TestCase
 

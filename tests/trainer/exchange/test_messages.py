@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.exchange.exact_problem import join_request
@@ -212,7 +212,6 @@ def test_not_json(payload: bytes):
     refused(MessageType.SHUTDOWN, payload)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_no_bytes_raise_anything_else(payload: bytes):
     for kind in set(MessageType) - TENSOR_TYPES:

@@ -1,14 +1,13 @@
 """The plan of steps covers every epoch exactly."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer.config.run import load
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 50),
     st.integers(1, 60),
@@ -51,7 +50,6 @@ def test_checkpoints_validations_and_the_end_are_settled():
         assert {step for step in range(11) if plan.settles(step)} == settled
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 50),
     st.integers(1, 20),

@@ -57,7 +57,7 @@ def of(*per_second: float, overhead: float = 0.0) -> dict[int, Speed]:
 # One split
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(1, 12), st.lists(SPEEDS, min_size=1, max_size=3))
 def test_no_split_is_faster(samples: int, speeds: list[Speed]):
     by_rank = dict(enumerate(speeds))
@@ -139,7 +139,7 @@ def test_a_change_of_speed_is_followed_within_5_steps(change: float):
     assert slowest(fifth, after) <= 1.15 * best
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from([0.97, 0.99, 1.0, 1.01, 1.03]), min_size=5, max_size=30))
 def test_noise_does_not_move_the_split(noise: list[float]):
     balancer, speeds = Balancer("measured"), of(10, 5, 5)

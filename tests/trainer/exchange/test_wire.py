@@ -225,7 +225,7 @@ def test_a_claimed_length_allocates_nothing_before_it_was_checked(kind: MessageT
             assert peak < MAX_CONTROL
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, MAX_PAYLOAD), min_size=1, max_size=4), st.booleans())
 def test_a_decoder_never_holds_more_than_one_frame(sizes: list[int], admitted: bool):
     limit = MAX_PAYLOAD if admitted else MAX_CONTROL

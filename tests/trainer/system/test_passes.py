@@ -61,7 +61,7 @@ def test_rounding_is_to_nearest_even(passes, numpy_only):
 
 
 @needs_compiler
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3000), st.integers(1, 5), st.integers(1, 2**20))
 def test_an_average_has_numpys_bits(passes, seed, size, number, divisor):
     parts = [floats(seed + part, size).astype(bfloat16) for part in range(number)]

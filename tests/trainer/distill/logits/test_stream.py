@@ -83,7 +83,7 @@ def test_the_order_is_pure(folder):
     assert shards != sorted(shards)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 5),
     group=st.integers(1, 9),

@@ -29,7 +29,7 @@ def sent(feedback: ErrorFeedback, values: np.ndarray, **options: object) -> np.n
     return out
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(LOSSY), st.integers(1, 6), st.integers(0, 999))
 def test_what_was_sent_and_what_is_owed_are_what_came(name: str, steps: int, seed: int) -> None:
     feedback = sender(name)

@@ -22,7 +22,6 @@ def draw(*shape: int) -> np.ndarray:
     return np.random.default_rng(7).standard_normal(shape, dtype=np.float32)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 16))
 def test_bytes_follow_the_formula(rows: int, columns: int, rank: int) -> None:
     codec = PowerSGD(rank, [(rows, columns), (rows,)])
@@ -30,7 +29,7 @@ def test_bytes_follow_the_formula(rows: int, columns: int, rank: int) -> None:
     assert codec.nbytes(rows * columns + rows) == expected
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(20, 60), st.integers(20, 60), st.integers(1, 4))
 def test_a_matrix_of_that_rank_is_kept_to_bf16s_precision(
     rows: int, columns: int, rank: int
@@ -101,7 +100,6 @@ def test_a_factor_whose_product_could_overflow_is_refused(place: int, value: flo
         codec.decode(encoded, np.empty(600, np.float32))
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=2 * 2 * (9 + 8), max_size=2 * 2 * (9 + 8)))
 def test_any_bytes_are_refused_or_decode_to_finite_values(encoded: bytes) -> None:
     out = np.empty(72, np.float32)

@@ -36,7 +36,6 @@ def group_maxima(values: np.ndarray, group: int) -> np.ndarray:
     return found
 
 
-@settings(deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_bytes_follow_the_formulas(elements: int) -> None:
     assert Int8().nbytes(elements) == elements + 4 * -(-elements // 256)
@@ -48,7 +47,6 @@ def test_bytes_an_element_are_those_of_the_documents() -> None:
     assert Int4().nbytes(1 << 20) / (1 << 20) == pytest.approx(0.531, abs=5e-4)
 
 
-@settings(deadline=None)
 @given(FINITE)
 def test_int8_is_off_by_half_a_scale_at_most(values: np.ndarray) -> None:
     largest = group_maxima(values, 256)
@@ -59,7 +57,6 @@ def test_int8_is_off_by_half_a_scale_at_most(values: np.ndarray) -> None:
     assert (np.abs(values.astype(float) - through(Int8(), values)) <= bound).all()
 
 
-@settings(deadline=None)
 @given(FINITE)
 def test_int4_is_off_by_two_fifteenths_of_its_groups_largest(values: np.ndarray) -> None:
     largest = group_maxima(values, 32)
@@ -69,7 +66,7 @@ def test_int4_is_off_by_two_fifteenths_of_its_groups_largest(values: np.ndarray)
     assert (np.abs(values.astype(float) - through(Int4(), values)) <= bound).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(FINITE, st.sampled_from([Int8, Int4]))
 def test_what_was_decoded_is_encoded_to_nearly_the_same(values: np.ndarray, kind: type) -> None:
     once = through(kind(), values)
@@ -114,7 +111,6 @@ def test_an_exponent_that_could_overflow_is_refused(exponent: int) -> None:
         Int4().decode(encoded, np.empty(70, np.float32))
 
 
-@settings(deadline=None)
 @given(st.sampled_from([Int8, Int4]), st.integers(1, 300), st.data())
 def test_any_bytes_are_refused_or_decode_to_finite_values(
     kind: type, elements: int, data: st.DataObject

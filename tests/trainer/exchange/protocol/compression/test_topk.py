@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from ml_dtypes import bfloat16
@@ -30,7 +30,6 @@ def refused(codec: TopK, encoded: np.ndarray, elements: int, message: str) -> No
         codec.decode(encoded, np.empty(elements, np.float32))
 
 
-@settings(deadline=None)
 @given(arrays.arrays(np.float32, st.integers(1, 400), elements=FINITE), st.data())
 def test_the_largest_by_their_upper_bits_and_of_equal_ones_the_first(
     values: np.ndarray, data: st.DataObject
@@ -41,7 +40,6 @@ def test_the_largest_by_their_upper_bits_and_of_equal_ones_the_first(
     np.testing.assert_array_equal(largest(values, count), expected)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(1, 3000), min_size=1, max_size=4),
     st.sampled_from([0.5, 0.1, 0.01, 0.001]),
@@ -62,7 +60,6 @@ def test_each_tensor_keeps_its_own_largest_as_bf16(
         start += size
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 1 << 24), min_size=1), st.sampled_from([0.5, 0.1, 0.01, 0.001]))
 def test_bytes_follow_the_formula(sizes: list[int], density: float) -> None:
     expected = 0
@@ -168,7 +165,6 @@ class TestIndices:
         refused(self.codec, encoded, self.size, "131 are due")
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=3), st.data())
 def test_any_bytes_are_refused_or_decode_to_as_many_finite_values(
     sizes: list[int], data: st.DataObject
