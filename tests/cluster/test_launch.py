@@ -171,7 +171,7 @@ def test_a_killed_launcher_leaves_a_run_that_down_ends(cluster: Cluster) -> None
     cluster.behave(worker_0="never join")
     start = cluster.open(cluster.up_command())
     wait_for(lambda: len(cluster.living()) >= 6, "three keepers and their children")
-    start.kill()
+    start.send_signal(signal.SIGKILL)
     start.communicate()
     assert cluster.status()["state"] == "starting"
     assert cluster.launch("cluster", "down").returncode == 0

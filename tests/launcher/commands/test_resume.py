@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from launcher.commands.cluster import up
+from launcher.cli import cli
 from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
@@ -49,7 +49,7 @@ def resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resume:
 
     def go(*words: str) -> Result:
         command = ["-i", str(inventory), "--resume", "run-1", "--dry-run", *words]
-        return CliRunner().invoke(up, command)
+        return CliRunner().invoke(cli, ["cluster", "up", *command])
 
     return go
 

@@ -14,7 +14,7 @@ import click.testing
 import pytest
 
 from tests.trainer import small_model as small
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.chat import chat
 from trainer.commands.evaluate import evaluate
@@ -215,6 +215,11 @@ class Terminal:
             self.read()
         self.seen = self.seen.partition(text)[2]
 
+    def waits(self) -> None:
+        """Wait until the program waits: readline takes a signal before that only with a key."""
+        status = Path(f"/proc/{self._process}/stat")
+        wait_for(lambda: status.read_text().rpartition(")")[2].split()[0] == "S", "a prompt")
+
     def type(self, text: str) -> None:
         os.write(self._screen, text.encode())
 
@@ -238,6 +243,7 @@ def test_a_person_in_a_terminal(model: Path) -> None:
     terminal.until("\r\n\r\n")  # it streams line ends: 4000 tokens take longer
     terminal.type("\x03")
     terminal.until("\r\n> ")
+    terminal.waits()
     terminal.type("\x03")  # nothing to stop: another line
     terminal.until("> ")
     terminal.type("/reset\n")
