@@ -145,6 +145,12 @@ def busy_tokens(config: RunConfig, *, accelerator: bool) -> int:
     return max(BUSY_TOKENS, length) if accelerator else length
 
 
+def most_tokens(config: RunConfig) -> int:
+    """Return the tokens of the largest micro-batch that a CPU takes."""
+    busy = busy_tokens(config, accelerator=False)
+    return max(CPU_TOKENS, busy) if config.training.micro_batch_size == "auto" else busy
+
+
 @dataclass(frozen=True)
 class Recomputation:
     """Whether layers are computed twice to save memory."""
@@ -182,13 +188,15 @@ def shared_memory_needed(
     *,
     accelerator: bool,
     recompute: bool,
+    tokens: int | None = None,
 ) -> int:
     """Return the bytes of the process that needs most of those that share a model.
 
-    Each takes micro-batches of `busy_tokens`.
+    Args:
+        tokens: of each micro-batch; default: `busy_tokens`.
     """
     training = training_of(config, accelerator=accelerator, recompute=recompute)
-    rows = -(-busy_tokens(config, accelerator=accelerator) // training.length)
+    rows = -(-(tokens or busy_tokens(config, accelerator=accelerator)) // training.length)
     return plan_memory_by_part(
         replace(model, counted=_counted(headers, config)),
         replace(training, rows=rows),

@@ -23,10 +23,12 @@ from trainer.planning.activations import of_head, of_layer, of_layer_input
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import (
     BUSY_TOKENS,
+    CPU_TOKENS,
     USABLE,
     Recomputation,
     busy_tokens,
     choose_recomputation,
+    most_tokens,
     plan_memory,
     training_of,
 )
@@ -208,6 +210,9 @@ def test_memory_decides_on_recomputation(tiny: Tiny, caplog: pytest.LogCaptureFi
     assert plan.state == 2 * 4 * size
     assert plan_of(folder, config, accelerator=True).state == 0
     assert busy_tokens(config, accelerator=True) == BUSY_TOKENS
+    assert most_tokens(config) == CPU_TOKENS
+    four = tiny.config(folder, training__micro_batch_size=4)
+    assert most_tokens(four) == 4 * four.data.max_seq_len
     enough = plan.fixed + BUSY_TOKENS * plan.per_token
 
     def chosen(config: RunConfig, free: float) -> Recomputation:

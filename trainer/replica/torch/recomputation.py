@@ -13,7 +13,7 @@ import torch.distributed as dist
 from trainer.config.run import RunConfig
 from trainer.model.safetensors_headers import read_headers
 from trainer.planning.model_config import read_shape
-from trainer.planning.replica import choose_recomputation, shared_memory_needed
+from trainer.planning.replica import choose_recomputation, most_tokens, shared_memory_needed
 from trainer.replica.torch.device import available_bytes, spare_memory
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def recomputes_together(config: RunConfig, model_dir: Path, device: torch.device
     )
     free = available_bytes(device)
     mine = recomputes(config, device, needed, free)
-    spare_memory(device, needed(), free)
+    spare_memory(device, needed(tokens=most_tokens(config)), free)
     any_of_them = torch.tensor(int(mine))
     dist.all_reduce(any_of_them, dist.ReduceOp.MAX)
     return bool(any_of_them)

@@ -23,6 +23,7 @@ from trainer.planning.replica import (
     busy_tokens,
     check_fits,
     fitting_tokens,
+    most_tokens,
     plan_memory,
 )
 from trainer.replica.base import EvalResult, OnBlock, StepResult
@@ -111,7 +112,8 @@ class TorchReplica:
         recompute = recomputes(config, self._device, kept, free)
         self._plan = plan(recompute=recompute)
         check_fits(self._plan, free, device)
-        spare_memory(self._device, kept(), free)
+        most = self._plan.fixed + most_tokens(config) * self._plan.per_token
+        spare_memory(self._device, most, free)
         model = load_model(model_dir, config, self._device)
         if recompute:
             recompute_activations(model)
