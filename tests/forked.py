@@ -56,7 +56,7 @@ class Program:
         assert tuple(command[:2]) == (sys.executable, "-m")
         outputs: list[Path | Connection]
         if log:
-            log.touch()  # at once for whoever reads it
+            log.touch()  # a test may read the file before the program has started
             outputs = [log.absolute()] * 2
         else:
             (self.stdout, out), (self.stderr, error) = _pipe(), _pipe()

@@ -145,7 +145,9 @@ def test_gradients_that_round_give_the_same_bits_for_the_same_split(
                 cluster.deliver_down(worker, order.choice([None, 30, 300]))
                 cluster.host.talk(worker, order.choice([None, 30, 300]))
                 worker.step()
-                weights[cluster.step] = cluster.machine.training.state.weights.tobytes()  # type: ignore[union-attr]
+                training = cluster.machine.training
+                assert training is not None
+                weights[cluster.step] = training.state.weights.tobytes()
             if restart_at is not None and cluster.step == restart_at:
                 restart_at = None
                 problem.trajectory = [weights.get(step, b"") for step in range(99)]
