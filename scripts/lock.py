@@ -32,6 +32,13 @@ EXTRAS = tuple(PROJECT["project"]["optional-dependencies"])
 SOURCES = {"lm-eval": ("rouge-score", "sqlitedict", "word2number")}
 """What has no wheels and is built on the spot; anything else comes as a wheel or not at all."""
 
+BINARY = ("--only-binary", ":all:")
+COMPILED = (
+    *("--universal", "--python-version", PYTHONS[0], "--generate-hashes", "--no-header"),
+    *BINARY,
+)
+CHECKED = ("--dry-run", "--target", "/nonexistent", "--no-deps", "--require-hashes", *BINARY)
+
 CUDA = re.compile(r"torch==|triton==|nvidia-(?!ml-py)|cuda-")
 HEADER = "# Made by `make lock` from pyproject.toml (docs/dependencies.md).\n"
 
@@ -54,8 +61,12 @@ class Uv:
         environment = {**self._environment, **({"UV_DEFAULT_INDEX": index} if index else {})}
         done = subprocess.run(
             [self._program, "--quiet", *arguments],
-            cwd=ROOT, env=environment, input=text, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=environment,
+            input=text,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode != 0:
             raise SystemExit(f"lock: uv {' '.join(arguments[:2])}: {done.stderr.strip()}")
         return done.stdout
@@ -66,11 +77,8 @@ def compile_lock(uv: Uv, known: str, *arguments: str, text: str | None = None) -
     with tempfile.NamedTemporaryFile("w+", suffix=".txt", encoding="utf-8") as file:
         file.write(known)
         file.flush()
-        uv(
-            "pip", "compile", *arguments, "--universal", "--python-version", PYTHONS[0],
-            "--generate-hashes", "--no-header", "--annotation-style", "line",
-            "--only-binary", ":all:", "--output-file", file.name, text=text,
-        )  # fmt: skip
+        style = ("--annotation-style", "line", "--output-file", file.name)
+        uv("pip", "compile", *arguments, *COMPILED, *style, text=text)
         return Path(file.name).read_text(encoding="utf-8")
 
 
@@ -97,11 +105,9 @@ def lock_cpu_torch(uv: Uv, version: str) -> None:
     path = LOCKS / "torch-cpu.txt"
     wanted = f"torch=={version}+cpu"
     try:
-        text = uv(
-            "pip", "compile", "-", "--universal", "--python-version", PYTHONS[0], "--no-deps",
-            "--generate-hashes", "--no-header", "--no-annotate", "--only-binary", ":all:",
-            text=wanted, index=os.environ["TORCH_CPU_INDEX"],
-        )  # fmt: skip
+        index = os.environ["TORCH_CPU_INDEX"]
+        arguments = ("-", *COMPILED, "--no-deps", "--no-annotate")
+        text = uv("pip", "compile", *arguments, text=wanted, index=index)
     except SystemExit as error:
         if not path.exists() or wanted not in path.read_text(encoding="utf-8"):
             raise
@@ -116,11 +122,8 @@ def check(uv: Uv) -> None:
         for machine in MACHINES:
             for names in (("dev", "torch-cuda"), ("lm-eval",), ("uv",)):
                 files = [word for n in names for word in ("--requirement", f"{LOCKS}/{n}.txt")]
-                uv(
-                    "pip", "install", "--dry-run", "--target", "/nonexistent", "--no-deps",
-                    "--require-hashes", "--only-binary", ":all:", *sources(*names),
-                    "--python-version", python, "--python-platform", machine, *files,
-                )  # fmt: skip
+                place = ("--python-version", python, "--python-platform", machine)
+                uv("pip", "install", *CHECKED, *sources(*names), *place, *files)
             print(f"lock: Python {python}, {machine}: a wheel for each")
 
 
@@ -130,9 +133,8 @@ def main() -> None:
     parser.add_argument("--upgrade", action="store_true", help="the newest versions that fit")
     upgrade = parser.parse_args().upgrade
     uv = Uv()
-    known = "" if upgrade else "".join(
-        sorted({entry for file in LOCKS.glob("*.txt") for entry in entries(file.read_text())})
-    )  # fmt: skip
+    locks = () if upgrade else LOCKS.glob("*.txt")
+    known = "".join(sorted({entry for file in locks for entry in entries(file.read_text())}))
     # Of all together, so that a package has one version in every lock.
     every = compile_lock(uv, known, "pyproject.toml", "--all-extras", *sources(*EXTRAS))
     found = {}

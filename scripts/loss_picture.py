@@ -76,8 +76,12 @@ def draw(training: list[tuple[int, float]], validation: list[tuple[int, float]])
     if validation:
         axes.plot(
             *zip(*validation, strict=True),
-            color=VALIDATION, lw=2, marker="o", label="validation", gid="validation",
-        )  # fmt: skip
+            color=VALIDATION,
+            lw=2,
+            marker="o",
+            label="validation",
+            gid="validation",
+        )
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     axes.set_ylim(bottom=0)

@@ -93,12 +93,25 @@ class _Count(click.ParamType[float]):
 )
 @json_option
 def plan(
-    model: str | None, shape: str | None, inventory: Path | None, text: str | None,
-    link: str | None, tokens: float, method: Any, length: int, rank: int,
-    precision: Any, gradient_checkpointing: str,
-    price_kwh: float | None, price_hour: float | None, currency: str,
-    explain: str | None, diagram: str | None, picture: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    model: str | None,
+    shape: str | None,
+    inventory: Path | None,
+    text: str | None,
+    link: str | None,
+    tokens: float,
+    method: Any,
+    length: int,
+    rank: int,
+    precision: Any,
+    gradient_checkpointing: str,
+    price_kwh: float | None,
+    price_hour: float | None,
+    currency: str,
+    explain: str | None,
+    diagram: str | None,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
     """Estimate memory, time and cost of each strategy, and pick one; start nothing.
 
     Exits with 4 if nothing fits.
@@ -125,10 +138,16 @@ def plan(
         cluster, own = inventory_cluster(inventory, link)
         prices = own if price_kwh is None and price_hour is None else prices
     request = Request(
-        shape=found, cluster=cluster, method=method, rank=rank, length=length, tokens=tokens,
-        precision=precision, prices=prices,
+        shape=found,
+        cluster=cluster,
+        method=method,
+        rank=rank,
+        length=length,
+        tokens=tokens,
+        precision=precision,
+        prices=prices,
         recompute={"auto": None, "on": True, "off": False}[gradient_checkpointing],
-    )  # fmt: skip
+    )
     if diagram is not None:
         _draw(diagram, request)
         return

@@ -125,9 +125,12 @@ def _cross(here: Found, there: Found, routes: Mapping[str, Route], port: int) ->
 
     def listen() -> None:
         arguments: dict[str, Any] = {
-            "address": address, "port": port, "token": token, "peers": [there.name],
+            "address": address,
+            "port": port,
+            "token": token,
+            "peers": [there.name],
             "deadline": _DEADLINE,
-        }  # fmt: skip
+        }
         try:
             answer = here.connection.call("listen", arguments, _DEADLINE + _MARGIN)
             listening.append(receive(Listening, answer, "listen", least=0))
@@ -137,8 +140,12 @@ def _cross(here: Found, there: Found, routes: Mapping[str, Route], port: int) ->
     waiting = threading.Thread(target=listen, daemon=True)
     waiting.start()
     arguments = {
-        "address": address, "port": port, "token": token, "name": there.name, "deadline": _DEADLINE
-    }  # fmt: skip
+        "address": address,
+        "port": port,
+        "token": token,
+        "name": there.name,
+        "deadline": _DEADLINE,
+    }
     try:
         answer = there.connection.call("connect", arguments, _DEADLINE + _MARGIN)
         crossing = receive(Crossing, answer, "connect", least=0)

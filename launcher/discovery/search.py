@@ -208,5 +208,8 @@ def _recognised(
                 name = host_name((one.name,), (*names, *(o.name for o in found)))
                 one = replace(one, host=replace(one.host, name=name))
         kept.append(one)
-    return kept, [one for one in refused if one.candidate.host.name not in moved
-                  or one.candidate.sources[0] != "inventory"]  # fmt: skip
+    return kept, [
+        one
+        for one in refused
+        if one.candidate.host.name not in moved or one.candidate.sources[0] != "inventory"
+    ]

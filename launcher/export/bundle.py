@@ -125,9 +125,15 @@ def _inputs(config: RunConfig) -> dict[str, Path]:
 
 
 def _write(
-    made: Path, run_id: str, config: RunConfig, target: Target, system: str, render: Render,
-    sources: dict[str, Path], wheel: Path | None,
-) -> tuple[int, tuple[str, ...]]:  # fmt: skip
+    made: Path,
+    run_id: str,
+    config: RunConfig,
+    target: Target,
+    system: str,
+    render: Render,
+    sources: dict[str, Path],
+    wheel: Path | None,
+) -> tuple[int, tuple[str, ...]]:
     (made / INPUTS).mkdir(parents=True, mode=0o755)
     settings: dict[str, str] = {"output": OUTPUT}
     for key, source in sources.items():
@@ -157,9 +163,14 @@ def _write(
     step = _hand_over(run_id, config, made / OUTPUT)
     build = "cpu" if target.device is None else "cuda"
     record = {
-        "schema": SCHEMA, "run_id": run_id, "to": system, "target": target.text,
-        "motley": facts.version, "step": step, "home": config.model_dump(mode="json"),
-    }  # fmt: skip
+        "schema": SCHEMA,
+        "run_id": run_id,
+        "to": system,
+        "target": target.text,
+        "motley": facts.version,
+        "step": step,
+        "home": config.model_dump(mode="json"),
+    }
     texts = {
         CONFIG: f"# Run {run_id} for {target.text}; every setting: docs/config.md\n"
         + inside.to_yaml(),

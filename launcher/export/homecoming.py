@@ -84,8 +84,10 @@ def import_run(folder: Path, registry: Registry, output: Path | None = None) -> 
             f"{folder}: holds no result of run {run_id}; copy {OUTPUT}/ back from where it ran"
         )
     if not registry.is_here:
-        raise ConfigError(f"the runs of this inventory are kept on {head_of(registry.hosts).name};"
-                          " import the run on that host")  # fmt: skip
+        raise ConfigError(
+            f"the runs of this inventory are kept on {head_of(registry.hosts).name};"
+            " import the run on that host"
+        )
     known = next(iter(registry.all({run_id})), None)
     if known is not None and RunMonitor(known).observe().is_live:
         raise PreflightError(
@@ -212,9 +214,16 @@ def _register(
     here = reaching.connect(host)
     if not known:
         leader = ProcessPlan(
-            name=COORDINATOR, role="coordinator", host=host.name, device="", backend="",
-            threads=None, argv=(), env={}, folder="",
-        )  # fmt: skip
+            name=COORDINATOR,
+            role="coordinator",
+            host=host.name,
+            device="",
+            backend="",
+            threads=None,
+            argv=(),
+            env={},
+            folder="",
+        )
         plan = LaunchPlan(run_id=run_id, output=config.output, hosts=(host,), processes=(leader,))
         run, record = registry.record(plan)
         tree = json.loads(record)

@@ -22,9 +22,12 @@ python3 -I -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
   [ -x "$PYTHON" ] || conda create --yes --quiet --prefix "$HOME/motley-python" python=3.12
 }"""
 _NAMES = {
-    "V100-32G": "V100-32GB", "A100-40G": "A100", "A100-80G": "A100-80GB", "H100-80G": "H100",
+    "V100-32G": "V100-32GB",
+    "A100-40G": "A100",
+    "A100-80G": "A100-80GB",
+    "H100-80G": "H100",
     "A6000": "RTXA6000",
-}  # fmt: skip
+}
 """SkyPilot's name of a card, if it is another than ours."""
 
 

@@ -95,8 +95,9 @@ def target_of(hosts: Sequence[Host]) -> Target:
     kinds: dict[str, Counter[tuple[str, str]]] = {}
     for host in hosts:
         devices = host.devices or ()
-        kinds[host.name] = Counter((one.backend, one.name if one.backend != "cpu" else "")
-                                   for one in devices)  # fmt: skip
+        kinds[host.name] = Counter(
+            (one.backend, one.name if one.backend != "cpu" else "") for one in devices
+        )
     first, kind = next(iter(kinds.items()))
     for name, other in kinds.items():
         if other != kind:

@@ -43,8 +43,10 @@ def render_torchrun(job: ExportedJob) -> Rendered:
         lines = [f"on the node: sh {SETUP}, then: sh {SCRIPT}"]
     elif hosts:
         master = hosts[0][1]
-        started = ((name, shlex.join(["sh", SCRIPT, str(node), master]))
-                   for node, (name, _) in enumerate(hosts))  # fmt: skip
+        started = (
+            (name, shlex.join(["sh", SCRIPT, str(node), master]))
+            for node, (name, _) in enumerate(hosts)
+        )
         lines = [f"on every node: sh {SETUP}", *(f"on {name}: {text}" for name, text in started)]
     else:
         lines = [f"on every node: sh {SETUP}, then: sh {SCRIPT} NODE MASTER"]

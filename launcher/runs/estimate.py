@@ -105,16 +105,26 @@ def _of_distillation(
 
 
 def _cost(
-    config: RunConfig, budget: BudgetConfig, shape: ModelShape, cluster: ClusterShape,
-    tokens: float, strategy: Strategy,
-) -> Cost | None:  # fmt: skip
+    config: RunConfig,
+    budget: BudgetConfig,
+    shape: ModelShape,
+    cluster: ClusterShape,
+    tokens: float,
+    strategy: Strategy,
+) -> Cost | None:
     method: Method = "qlora" if config.model.quantization == "nf4" else config.method
     training = config.training
     request = Request(
-        shape=shape, cluster=cluster, method=method, rank=config.lora.lora_rank,
-        length=config.data.max_seq_len, tokens=tokens, prices=_prices(budget),
-        precision=training.precision, recompute=training.recompute,
-    )  # fmt: skip
+        shape=shape,
+        cluster=cluster,
+        method=method,
+        rank=config.lora.lora_rank,
+        length=config.data.max_seq_len,
+        tokens=tokens,
+        prices=_prices(budget),
+        precision=training.precision,
+        recompute=training.recompute,
+    )
     return plan_strategy(request, strategy, method).cost
 
 

@@ -94,9 +94,10 @@ def draw(request: Request, found: Sequence[StrategyOption]) -> Figure:
 
     points = {name: curve for name, curve in scaling(request).items() if len(curve) > 1}
     pipelines = [
-        option for option in found
+        option
+        for option in found
         if option.strategy.stages > 1 and option.strategy.tensor == 1 and not option.alternative
-    ]  # fmt: skip
+    ]
     stages = max((option.strategy.stages for option in pipelines), default=0)
     heights = [0.5 + 0.2 * len(found), *([2.8] if points else [])]
     heights += [0.45 + 0.11 * stages] * len(pipelines)
@@ -174,5 +175,6 @@ def _kinds(figure: Figure) -> None:
     named = zip(_KINDS.values(), _COLOURS, strict=False)
     figure.legend(
         handles=[Patch(color=colour, label=name) for name, colour in named],
-        loc="outside lower right", ncols=len(_KINDS),
-    )  # fmt: skip
+        loc="outside lower right",
+        ncols=len(_KINDS),
+    )

@@ -69,9 +69,16 @@ def _row(request: Request, option: StrategyOption) -> list[str]:
         if cost.money is not None:
             money = f"{cost.money:.2f} {request.prices.currency}"
     return [
-        option.title, *parts, gib(option.memory.total), "yes" if option.fits else "no",
-        option.training.recompute, *seconds, hours, kwh, money,
-    ]  # fmt: skip
+        option.title,
+        *parts,
+        gib(option.memory.total),
+        "yes" if option.fits else "no",
+        option.training.recompute,
+        *seconds,
+        hours,
+        kwh,
+        money,
+    ]
 
 
 def explanation(option: StrategyOption) -> list[str]:

@@ -68,6 +68,19 @@ def test_rooms_stay_small() -> None:
     assert not large, f"split these, {MOST_LINES} lines at most:\n" + "\n".join(large)
 
 
+def test_only_tables_keep_their_own_layout() -> None:
+    """A row of data may stand as it is, between `# fmt: off` and `# fmt: on`; a line may not."""
+    product = [ROOT / "trainer", ROOT / "launcher", ROOT / "scripts"]
+    texts = {
+        str(file.relative_to(ROOT)): file.read_text(encoding="utf-8")
+        for file in tracked()
+        if file.suffix == ".py" and any(file.is_relative_to(folder) for folder in product)
+    }
+    assert [name for name, text in texts.items() if "# fmt: skip" in text] == []
+    tables = {name for name, text in texts.items() if "# fmt: off" in text}
+    assert tables <= {"trainer/evaluate/syscalls.py", "trainer/replica/wgpu/weights/nf4.py"}
+
+
 def test_no_module_is_a_drawer() -> None:
     drawers = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
     assert not [file for file in tracked() if file.suffix == ".py" and file.stem in drawers]

@@ -26,9 +26,13 @@ _RESET = "/reset"
 )
 @generation_options(max_new_tokens=512)
 def chat(
-    model: Path, base: str | None, max_new_tokens: int, sampling: Sampling, compute: Compute,
+    model: Path,
+    base: str | None,
+    max_new_tokens: int,
+    sampling: Sampling,
+    compute: Compute,
     system: str,
-) -> None:  # fmt: skip
+) -> None:
     """Talk with MODEL: an output folder, a checkpoint, an adapter or a full model.
 
     Ctrl-C ends an answer, /reset begins another conversation, Ctrl-D ends. Without a terminal each

@@ -26,10 +26,18 @@ if TYPE_CHECKING:
 @parallel_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt.")
 def generate(
-    model: Path, base: str | None, max_new_tokens: int, sampling: Sampling, compute: Compute,
-    texts: tuple[str, ...], asked: tuple[str, ...], data: Path | None, columns: dict[str, str],
-    parallel: str | None, as_json: bool,
-) -> None:  # fmt: skip
+    model: Path,
+    base: str | None,
+    max_new_tokens: int,
+    sampling: Sampling,
+    compute: Compute,
+    texts: tuple[str, ...],
+    asked: tuple[str, ...],
+    data: Path | None,
+    columns: dict[str, str],
+    parallel: str | None,
+    as_json: bool,
+) -> None:
     """Continue texts with MODEL: an output folder, a checkpoint, an adapter or a full model.
 
     --chat asks as the chat template does, --prompt continues the bare text. Lines of --data hold

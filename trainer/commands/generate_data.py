@@ -16,18 +16,22 @@ _Count = click.IntRange(min=1, max=1_000_000)
 @click.argument("kind", type=click.Choice(["shell-safety", "meetings", "ami"]))
 @click.option("--count", type=_Count, default=12_000, help="Samples for training.")
 @click.option(
-    "--validation-count", type=_Count, default=600,
+    "--validation-count",
+    type=_Count,
+    default=600,
     help="Samples from templates that training never sees.",
-)  # fmt: skip
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0)
 @click.option(
-    "--from", "source", type=PATH, metavar="DIR",
+    "--from",
+    "source",
+    type=PATH,
+    metavar="DIR",
     help="For ami: the unpacked manual annotations of the AMI corpus.",
-)  # fmt: skip
+)
 @click.option(
-    "-o", "--output", type=PATH, required=True,
-    help="Folder for train.jsonl and validation.jsonl.",
-)  # fmt: skip
+    "-o", "--output", type=PATH, required=True, help="Folder for train.jsonl and validation.jsonl."
+)
 @click.pass_context
 def generate_data(
     context: click.Context,

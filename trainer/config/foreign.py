@@ -360,4 +360,4 @@ PROGRAMS = (
         ),
         _NAMED,
     ),
-)  # fmt: skip
+)

@@ -46,47 +46,57 @@ _RESAVE = (
 FILES = KeyTable(
     "a tokenizer's folder",
     used=frozenset(
-        (TOKENIZER_FILE, SETTINGS_FILE, OLD_NAMES_FILE, OLD_ADDED_FILE, TEMPLATE_FILE,
-         MORE_TEMPLATES, "vocabulary.json")
+        (
+            *(TOKENIZER_FILE, SETTINGS_FILE, OLD_NAMES_FILE, OLD_ADDED_FILE, TEMPLATE_FILE),
+            *(MORE_TEMPLATES, "vocabulary.json"),
+        )
     ),
     # What tokenizer.json was converted from.
     harmless=frozenset(
-        ("vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "tekken.json", "spiece.model",
-         "sentencepiece.bpe.model", "original_tokenizer.model", "tokenizer.model.v3")
+        (
+            *("vocab.json", "merges.txt", "vocab.txt", "tekken.json"),
+            *("spiece.model", "sentencepiece.bpe.model", "original_tokenizer.model"),
+            *("tokenizer.model", "tokenizer.model.v3"),
+        )
     ),
-)  # fmt: skip
+)
 _TOKENIZERS_FILE = re.compile(r"tok|vocab|merges|template|spiece|sentencepiece|tekken")
 """The names of a model folder's files that concern its tokenizer."""
 
 SETTINGS = KeyTable(
     SETTINGS_FILE,
     used=frozenset(
-        (*NAMES, "chat_template", "added_tokens_decoder", "extra_special_tokens",
-         "additional_special_tokens", "model_specific_special_tokens", "add_prefix_space")
+        (
+            *NAMES,
+            *("chat_template", "added_tokens_decoder", "add_prefix_space"),
+            *("extra_special_tokens", "additional_special_tokens", "model_specific_special_tokens"),
+        )
     ),
     harmless=frozenset(
-        # transformers does not use them where there is a tokenizer.json.
-        ("add_bos_token", "add_eos_token", "tokenizer_class", "legacy", "from_slow", "use_fast",
-         "sp_model_kwargs", "tokenizer_file", "vocab_file", "merges_file",
-         # The length, the side and the padding of a batch, and names of inputs: not of a text.
-         "model_max_length", "max_length", "padding_side", "truncation_side", "padding", "stride",
-         "truncation", "truncation_strategy", "pad_to_multiple_of", "pad_token_type_id",
-         "model_input_names", "return_token_type_ids",
-         # Decoding to text for people.
-         "clean_up_tokenization_spaces", "spaces_between_special_tokens", "errors",
-         "skip_special_tokens", "response_schema", "response_template",
-         # Where the files come from.
-         "backend", "is_local", "local_files_only", "name_or_path", "special_tokens_map_file",
-         "processor_class", "transformers_version", "use_default_system_prompt", "device_map",
-         "trust_remote_code", "unk_id", "files_loaded", "_commit_hash", "bos_token_id",
-         "eos_token_id", "pad_token_id", "unk_token_id", "do_lower_case")
+        (
+            # transformers does not use them where there is a tokenizer.json.
+            *("add_bos_token", "add_eos_token", "tokenizer_class", "legacy", "from_slow"),
+            *("use_fast", "sp_model_kwargs", "tokenizer_file", "vocab_file", "merges_file"),
+            # The length, the side and the padding of a batch, and names of inputs: not of a text.
+            *("model_max_length", "max_length", "padding_side", "truncation_side", "padding"),
+            *("stride", "truncation", "truncation_strategy", "pad_to_multiple_of"),
+            *("pad_token_type_id", "model_input_names", "return_token_type_ids"),
+            # Decoding to text for people.
+            *("clean_up_tokenization_spaces", "spaces_between_special_tokens", "errors"),
+            *("skip_special_tokens", "response_schema", "response_template"),
+            # Where the files come from.
+            *("backend", "is_local", "local_files_only", "name_or_path", "processor_class"),
+            *("special_tokens_map_file", "transformers_version", "use_default_system_prompt"),
+            *("device_map", "trust_remote_code", "unk_id", "files_loaded", "_commit_hash"),
+            *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "do_lower_case"),
+        )
     ),
     refused={
         "split_special_tokens": "makes markup ordinary text, which is not supported: remove it",
         "fast_tokenizer_files": f"replaces {TOKENIZER_FILE}, which is not supported: {_RESAVE}",
         "fix_mistral_regex": f"changes {TOKENIZER_FILE}, which is not supported: {_RESAVE}",
     },
-)  # fmt: skip
+)
 
 
 class TokenizerFolder:

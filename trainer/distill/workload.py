@@ -45,9 +45,12 @@ def read_scoring(
     if folder.is_described:
         there = folder.description
         return Scoring(
-            shape=shape, tokens=there.tokens, windows=there.windows, shards=len(there.shards),
+            shape=shape,
+            tokens=there.tokens,
+            windows=there.windows,
+            shards=len(there.shards),
             missing=len(folder.missing()),
-        )  # fmt: skip
+        )
     if sum(map(_size, data)) > MOST:
         raise InputError(f"more than {MOST >> 30} GiB of text are not counted before a start")
     length = window_length(model_dir, max_seq_len)

@@ -15,12 +15,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-_OF_ITEMS: dict[str, type] = {
-    "tuple": tuple, "set": set, "frozenset": frozenset, "iterator": Iterator,
-}  # fmt: skip
-_MAKERS: dict[str, Callable[[list[Any]], Any]] = {
-    "tuple": tuple, "set": set, "frozenset": frozenset, "iterator": iter,
-}  # fmt: skip
+_OF_ITEMS: dict[str, tuple[type, Callable[[list[Any]], Any]]] = {
+    "tuple": (tuple, tuple),
+    "set": (set, set),
+    "frozenset": (frozenset, frozenset),
+    "iterator": (Iterator, iter),
+}
+"""What is sent as a list of items, by name: its type, and what makes it of them."""
 _LARGE = 2**63  # Python limits decimal texts of integers, and they are slow
 
 
@@ -34,10 +35,16 @@ def limit(cpu: int, memory: int, threads: int, size: int) -> None:
         file.write("1000")
     r = resource
     limits = {
-        r.RLIMIT_CPU: cpu, r.RLIMIT_AS: memory, r.RLIMIT_NPROC: threads, r.RLIMIT_FSIZE: size,
-        r.RLIMIT_CORE: 0, r.RLIMIT_NOFILE: 64, r.RLIMIT_MEMLOCK: 0, r.RLIMIT_MSGQUEUE: 0,
+        r.RLIMIT_CPU: cpu,
+        r.RLIMIT_AS: memory,
+        r.RLIMIT_NPROC: threads,
+        r.RLIMIT_FSIZE: size,
+        r.RLIMIT_CORE: 0,
+        r.RLIMIT_NOFILE: 64,
+        r.RLIMIT_MEMLOCK: 0,
+        r.RLIMIT_MSGQUEUE: 0,
         r.RLIMIT_SIGPENDING: 64,
-    }  # fmt: skip
+    }
     for name, value in limits.items():
         r.setrlimit(name, (value, value))
 
@@ -59,7 +66,7 @@ def encode(value: Any) -> Any:
         return [encode(item) for item in value]
     if isinstance(value, dict):
         return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
-    for name, kind in _OF_ITEMS.items():
+    for name, (kind, _) in _OF_ITEMS.items():
         if isinstance(value, kind):
             return {name: [encode(item) for item in value]}
     if isinstance(value, bytes | bytearray):
@@ -82,8 +89,8 @@ def decode(tree: Any) -> Any:
     if isinstance(tree, list):
         return [decode(item) for item in tree]
     ((name, content),) = tree.items()
-    if name in _MAKERS:
-        return _MAKERS[name]([decode(item) for item in content])
+    if name in _OF_ITEMS:
+        return _OF_ITEMS[name][1]([decode(item) for item in content])
     if name == "dict":
         return {decode(key): decode(item) for key, item in content}
     if name == "int":

@@ -14,6 +14,7 @@ import struct
 from trainer.system.errors import InputError
 
 _ABSENT = -1
+# fmt: off
 _REFUSED: dict[str, tuple[int, int]] = {
     # Further processes, each with a memory limit of its own.
     "fork": (57, _ABSENT), "vfork": (58, _ABSENT),
@@ -38,7 +39,8 @@ _REFUSED: dict[str, tuple[int, int]] = {
     # Other calls that only attacks use.
     "bpf": (321, 280), "userfaultfd": (323, 282), "perf_event_open": (298, 241),
     "personality": (135, 92),
-}  # fmt: skip
+}
+# fmt: on
 """Numbers on x86-64 and on 64-bit ARM."""
 _CLONE, _CLONE3 = (56, 220), 435
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}

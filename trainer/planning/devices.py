@@ -38,13 +38,23 @@ class DeviceModel:
 
 
 def _device(
-    name: str, teraflops: float | None, wide: float | None, gib: int, watts: float | None,
-    source: str, nvlink: float = 0,
-) -> DeviceModel:  # fmt: skip
+    name: str,
+    teraflops: float | None,
+    wide: float | None,
+    gib: int,
+    watts: float | None,
+    source: str,
+    nvlink: float = 0,
+) -> DeviceModel:
     return DeviceModel(
-        name=name, flops=teraflops and teraflops * 1e12, fp32=wide and wide * 1e12,
-        memory=gib * GIB, watts=watts, nvlink=nvlink * 1e9 or None, source=source,
-    )  # fmt: skip
+        name=name,
+        flops=teraflops and teraflops * 1e12,
+        fp32=wide and wide * 1e12,
+        memory=gib * GIB,
+        watts=watts,
+        nvlink=nvlink * 1e9 or None,
+        source=source,
+    )
 
 
 _NVIDIA = "NVIDIA, data sheet of the"

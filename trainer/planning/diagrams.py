@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from trainer.planning.memory import NF4_BYTES, adapter_parameters
+from trainer.planning.memory import NF4_BYTES, trained_parameters
 from trainer.planning.schedules import split_layers, timeline
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategies import Request, StrategyOption, plan
@@ -47,9 +47,7 @@ class _Drawing:
         self._world = option.strategy.world
         self._devices = range(self._world)
         self._all = f"Note over d0,d{self._world - 1}"
-        self._trained: float = self._shape.parameters
-        if self._training.method != "full":
-            self._trained = adapter_parameters(self._shape, self._training)
+        self._trained = trained_parameters(self._shape, self._training)
         rows, length = self._training.rows, self._training.length
         parts = option.strategy.microbatches
         self._rounds = (

@@ -167,15 +167,24 @@ def exposed(exchange: ExchangeLoad, codec: str) -> Term:
     if exchange.hidden is not None:
         return term(
             "exposed communication",
-            "round_trip + max(wire - hidden, block)", STAR,
-            round_trip=round_trip, wire=wire, hidden=exchange.hidden, block=block,
-        )  # fmt: skip
+            "round_trip + max(wire - hidden, block)",
+            STAR,
+            round_trip=round_trip,
+            wire=wire,
+            hidden=exchange.hidden,
+            block=block,
+        )
     return term(
         "exposed communication",
-        "round_trip + max(wire - overlap * step / microbatches, block)", STAR,
-        round_trip=round_trip, wire=wire, overlap=OVERLAP, step=exchange.step_seconds,
-        microbatches=exchange.microbatches, block=block,
-    )  # fmt: skip
+        "round_trip + max(wire - overlap * step / microbatches, block)",
+        STAR,
+        round_trip=round_trip,
+        wire=wire,
+        overlap=OVERLAP,
+        step=exchange.step_seconds,
+        microbatches=exchange.microbatches,
+        block=block,
+    )
 
 
 def exposed_by_rounds(exchange: ExchangeLoad, every: int, codec: str = ROUNDS_CODEC) -> Term:
@@ -186,9 +195,13 @@ def exposed_by_rounds(exchange: ExchangeLoad, every: int, codec: str = ROUNDS_CO
     round_trip, wire, block = _parts(exchange, element_bytes(codec))
     return term(
         "exposed communication",
-        "(round_trip + wire + block) / every", DILOCO,
-        round_trip=round_trip, wire=wire, block=block, every=every,
-    )  # fmt: skip
+        "(round_trip + wire + block) / every",
+        DILOCO,
+        round_trip=round_trip,
+        wire=wire,
+        block=block,
+        every=every,
+    )
 
 
 def _parts(exchange: ExchangeLoad, each: float) -> tuple[float, float, float]:

@@ -115,6 +115,12 @@ def adapter_parameters(shape: ModelShape, training: TrainingSetup, tensor: int =
     return shape.layers * total
 
 
+def trained_parameters(shape: ModelShape, training: TrainingSetup) -> float:
+    """Return the elements that train on the whole model: all of it, or the adapters."""
+    full = training.method == "full"
+    return shape.parameters if full else adapter_parameters(shape, training)
+
+
 def _of_stage(
     shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: int
 ) -> MemoryParts:
@@ -153,9 +159,13 @@ def _sharded(name: str, elements: float, size: float, shards: int) -> Term:
 
 
 def _gradients(
-    kept: Held, training: TrainingSetup, strategy: Strategy, trained: float, shards: int,
+    kept: Held,
+    training: TrainingSetup,
+    strategy: Strategy,
+    trained: float,
+    shards: int,
     freed: float,
-) -> tuple[Term, ...]:  # fmt: skip
+) -> tuple[Term, ...]:
     """Return the gradients, less what they share with activations.
 
     In a step of one micro-batch a layer's gradient comes to be as its activations are freed: the
@@ -272,26 +282,41 @@ def _activations(
     if training.recompute == "full":
         row = activations.of_layer_input(shape, training, strategy)
         yield term(
-            "inputs of layers", "in_flight * layers * tokens * input_bytes", row.source,
-            in_flight=held_at_once, layers=layers, tokens=tokens, input_bytes=row.value,
-        )  # fmt: skip
+            "inputs of layers",
+            "in_flight * layers * tokens * input_bytes",
+            row.source,
+            in_flight=held_at_once,
+            layers=layers,
+            tokens=tokens,
+            input_bytes=row.value,
+        )
         held_at_once, layers = 1, 1
     yield term(
         "layers" if training.recompute != "full" else "one layer, computed again",
-        "in_flight * layers * tokens * (" + layer.formula + ")", layer.source,
-        in_flight=held_at_once, layers=layers, tokens=tokens, **layer.numbers,
-    )  # fmt: skip
+        "in_flight * layers * tokens * (" + layer.formula + ")",
+        layer.source,
+        in_flight=held_at_once,
+        layers=layers,
+        tokens=tokens,
+        **layer.numbers,
+    )
     backward = activations.of_backward(shape, training, strategy)
     yield term(
-        "gradients of activations", f"tokens * ({backward.formula})",
-        backward.source, tokens=tokens, **backward.numbers,
-    )  # fmt: skip
+        "gradients of activations",
+        f"tokens * ({backward.formula})",
+        backward.source,
+        tokens=tokens,
+        **backward.numbers,
+    )
     if stage == strategy.stages - 1:
         head = activations.of_head(shape, training)
         yield term(
-            "the final norm", f"tokens * ({head.formula})", head.source,
-            tokens=tokens, **head.numbers,
-        )  # fmt: skip
+            "the final norm",
+            f"tokens * ({head.formula})",
+            head.source,
+            tokens=tokens,
+            **head.numbers,
+        )
 
 
 def logit_bytes(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:
@@ -304,18 +329,27 @@ def logit_bytes(shape: ModelShape, training: TrainingSetup, strategy: Strategy) 
         return term("logits of classes", "0", OWN)
     if not shape.gated and shape.kept is None:
         return term(
-            "logits", "4 * tokens * vocab / tensor", activations.KORTHIKANTI,
-            tokens=training.tokens, vocab=shape.vocab, tensor=strategy.tensor,
-        )  # fmt: skip
+            "logits",
+            "4 * tokens * vocab / tensor",
+            activations.KORTHIKANTI,
+            tokens=training.tokens,
+            vocab=shape.vocab,
+            tensor=strategy.tensor,
+        )
     each = 4 if training.precision.activation == 4 else 6  # fp32, and a copy for the product
     each = 12 if training.taught else each
     matrix = shape.table_parameters if training.method == "full" else 0
     return term(
         "a chunk of logits",
-        "(each * min(most, tokens * vocab) + 4 * matrix) / tensor", OWN,
-        each=each, most=LOGIT_ELEMENTS, tokens=training.tokens, vocab=shape.vocab, matrix=matrix,
+        "(each * min(most, tokens * vocab) + 4 * matrix) / tensor",
+        OWN,
+        each=each,
+        most=LOGIT_ELEMENTS,
+        tokens=training.tokens,
+        vocab=shape.vocab,
+        matrix=matrix,
         tensor=strategy.tensor,
-    )  # fmt: skip
+    )
 
 
 def _buffers(
@@ -328,28 +362,45 @@ def _buffers(
     gathers = strategy.data == "fsdp" and strategy.replicas > 1
     if training.method == "qlora":
         yield term(
-            "a linear out of NF4", "element * linear / tensor", QLORA, element=precision.activation,
-            linear=shape.widest_linear, tensor=strategy.tensor,
-        )  # fmt: skip
+            "a linear out of NF4",
+            "element * linear / tensor",
+            QLORA,
+            element=precision.activation,
+            linear=shape.widest_linear,
+            tensor=strategy.tensor,
+        )
     if gathers:
         size = NF4_BYTES if training.method == "qlora" else precision.activation
         whole = precision.frozen if training.method == "qlora" else size
         experts = shape.expert_parameters / max(1, shape.layers - shape.dense_layers)
         linears = shape.layer_parameters - experts
         yield term(
-            "two gathered layers", "2 * (size * linears + whole * experts) / tensor", FSDP,
-            size=size, linears=linears, whole=whole, experts=experts, tensor=strategy.tensor,
-        )  # fmt: skip
+            "two gathered layers",
+            "2 * (size * linears + whole * experts) / tensor",
+            FSDP,
+            size=size,
+            linears=linears,
+            whole=whole,
+            experts=experts,
+            tensor=strategy.tensor,
+        )
         tables = (1 if shape.tied else 2) * shape.table_parameters
         yield term(
-            "gathered tables", "element * tables / tensor", FSDP,
-            element=precision.activation, tables=tables, tensor=strategy.tensor,
-        )  # fmt: skip
+            "gathered tables",
+            "element * tables / tensor",
+            FSDP,
+            element=precision.activation,
+            tables=tables,
+            tensor=strategy.tensor,
+        )
     elif precision.copies:
         yield term(
-            "copies that autocast keeps", "size * elements", OWN,
-            size=precision.copies, elements=trained,
-        )  # fmt: skip
+            "copies that autocast keeps",
+            "size * elements",
+            OWN,
+            size=precision.copies,
+            elements=trained,
+        )
 
 
 def _checkpoint(
@@ -364,14 +415,15 @@ def _checkpoint(
     """
     if not training.on_host or strategy.world == 1 or strategy.data in ("diloco", "motley"):
         return ()
-    ranks = strategy.replicas
-    return (
-        term(
-            "a checkpoint's copies, beyond activations",
-            "max(0, 2 * 12 * elements / ranks - freed)", OWN,
-            elements=trained, ranks=ranks, freed=freed,
-        ),
-    )  # fmt: skip
+    copies = term(
+        "a checkpoint's copies, beyond activations",
+        "max(0, 2 * 12 * elements / ranks - freed)",
+        OWN,
+        elements=trained,
+        ranks=strategy.replicas,
+        freed=freed,
+    )
+    return (copies,)
 
 
 def _total(terms: tuple[Term, ...]) -> int:

@@ -130,8 +130,11 @@ def shape_of_headers(headers: Mapping[str, TensorHeader], name: str) -> ModelSha
         return next((shape for key, shape in sizes.items() if key.endswith(ends)), None)
 
     table, query, key, inner = (
-        of("embed_tokens.weight"), of("q_proj.weight"), of("k_proj.weight"), of("up_proj.weight"),
-    )  # fmt: skip
+        of("embed_tokens.weight"),
+        of("q_proj.weight"),
+        of("k_proj.weight"),
+        of("up_proj.weight"),
+    )
     if table is None or query is None or key is None or inner is None:
         raise InputError(
             f"{name}: the tensors' names show no decoder of a known kind; a config.json is needed"

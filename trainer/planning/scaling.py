@@ -56,9 +56,12 @@ def _alone(request: Request) -> float | None:
     """Return the seconds that the first device computes for the run; None: its speed is unknown."""
     precision, on_host = request.computes_in
     training = TrainingSetup(
-        method=request.method, rank=request.rank, length=request.length,
-        precision=precision, on_host=on_host,
-    )  # fmt: skip
+        method=request.method,
+        rank=request.rank,
+        length=request.length,
+        precision=precision,
+        on_host=on_host,
+    )
     flops = speed_of(request.cluster.groups[0].device, training)
     if flops is None:
         return None

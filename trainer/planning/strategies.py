@@ -133,10 +133,15 @@ def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[
                 if recompute == "selective" and request.shape.gated:
                     continue  # fused attention keeps no scores
                 training = TrainingSetup(
-                    method=method, rank=request.rank, length=request.length, rows=rows,
-                    recompute=recompute, precision=precision, on_host=on_host,
+                    method=method,
+                    rank=request.rank,
+                    length=request.length,
+                    rows=rows,
+                    recompute=recompute,
+                    precision=precision,
+                    on_host=on_host,
                     coordinates=on_host and strategy.world == 1,
-                )  # fmt: skip
+                )
                 yield _option(request, spread, training)
         rows *= 2
 
@@ -172,10 +177,13 @@ def combinations(request: Request) -> list[Strategy]:
     found = [Strategy(world=world, data=data) for data in ("ddp", "zero1", "zero2", "fsdp")]
     inside = cluster.groups[0].devices
     tensors = [
-        size for size in (2, 4, 8)
-        if size <= inside and not inside % size and not shape.heads % size
+        size
+        for size in (2, 4, 8)
+        if size <= inside
+        and not inside % size
+        and not shape.heads % size
         and not shape.kv_heads % size
-    ]  # fmt: skip
+    ]
     for size in tensors[-1:]:
         data: Literal["ddp", "fsdp"]
         for data in ("ddp",) if size == world else ("ddp", "fsdp"):
@@ -187,10 +195,13 @@ def combinations(request: Request) -> list[Strategy]:
     if tensors and cluster.hosts > 1 and cluster.hosts <= shape.layers:
         found.append(
             Strategy(
-                world=world, tensor=tensors[-1], sequence=True, stages=cluster.hosts,
+                world=world,
+                tensor=tensors[-1],
+                sequence=True,
+                stages=cluster.hosts,
                 schedule="1f1b",
             )
-        )  # fmt: skip
+        )
     found += [Strategy(world=world, data="diloco"), Strategy(world=world, data="motley")]
     return found
 

@@ -76,9 +76,13 @@ class Strategy:
     @property
     def key(self) -> str:
         """Its name on a command line, such as `fsdp-tp2-sp`."""
-        return self.title.lower().replace("fsdp2", "fsdp").replace(" x ", "-").replace(
-            "+", "-"
-        ).replace(" ", "-")  # fmt: skip
+        return (
+            self.title.lower()
+            .replace("fsdp2", "fsdp")
+            .replace(" x ", "-")
+            .replace("+", "-")
+            .replace(" ", "-")
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

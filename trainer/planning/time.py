@@ -16,7 +16,7 @@ from trainer.planning.exchange_choice import (
     first_within,
     rounds_of,
 )
-from trainer.planning.memory import NF4_BYTES, adapter_parameters
+from trainer.planning.memory import NF4_BYTES, adapter_parameters, trained_parameters
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import Strategy, TrainingSetup
 from trainer.planning.term import Term, term
@@ -71,9 +71,15 @@ def flops_per_token(shape: ModelShape, training: TrainingSetup) -> Term:
     return term(
         "operations a token",
         "2 * (passes + again) * weights + 2 * scored * scores + 2 * passes * head + 6 * new",
-        NARAYANAN, passes=passes, again=again, scored=scored, weights=weights,
-        scores=scores, head=head, new=new,
-    )  # fmt: skip
+        NARAYANAN,
+        passes=passes,
+        again=again,
+        scored=scored,
+        weights=weights,
+        scores=scores,
+        head=head,
+        new=new,
+    )
 
 
 def forward_flops_per_token(shape: ModelShape, length: float) -> Term:
@@ -82,9 +88,13 @@ def forward_flops_per_token(shape: ModelShape, length: float) -> Term:
     scores = 2 * shape.layers * shape.queries * length
     head = shape.table_parameters
     return term(
-        "operations a token", "2 * (weights + scores + head)",
-        NARAYANAN, weights=weights, scores=scores, head=head,
-    )  # fmt: skip
+        "operations a token",
+        "2 * (weights + scores + head)",
+        NARAYANAN,
+        weights=weights,
+        scores=scores,
+        head=head,
+    )
 
 
 def all_reduce(size: float, members: int, rate: float, hop: float = INSIDE_HOP) -> float:
@@ -162,14 +172,22 @@ def plan_time(
     tokens = training.tokens * strategy.microbatches * strategy.replicas
     # Equal shares of equal devices; the mixed exchange gives each as much as it is fast.
     compute = term(
-        "compute", "operations * tokens / (peak * efficiency)", each.source,
-        operations=each.value, tokens=tokens, peak=sum(used), efficiency=efficiency,
-    )  # fmt: skip
+        "compute",
+        "operations * tokens / (peak * efficiency)",
+        each.source,
+        operations=each.value,
+        tokens=tokens,
+        peak=sum(used),
+        efficiency=efficiency,
+    )
     share = bubble_share(strategy)
     bubble = term(
-        "bubble", f"compute * ({share.formula})", share.source,
-        compute=compute.value, **share.numbers,
-    )  # fmt: skip
+        "bubble",
+        f"compute * ({share.formula})",
+        share.source,
+        compute=compute.value,
+        **share.numbers,
+    )
     if strategy.data in ("motley", "diloco"):
         steps = max(1, int(total_tokens / tokens))
         asked = _star(shape, training, strategy, cluster, compute.value, steps)
@@ -187,18 +205,23 @@ def speed_of(device: DeviceModel, training: TrainingSetup) -> float | None:
 
 
 def _star(
-    shape: ModelShape, training: TrainingSetup, strategy: Strategy, cluster: ClusterShape,
-    compute: float, steps: int,
-) -> ExchangeLoad:  # fmt: skip
-    trained = shape.parameters
-    if training.method != "full":
-        trained = adapter_parameters(shape, training)
+    shape: ModelShape,
+    training: TrainingSetup,
+    strategy: Strategy,
+    cluster: ClusterShape,
+    compute: float,
+    steps: int,
+) -> ExchangeLoad:
     inside = cluster.groups[0].inside
     return ExchangeLoad(
         link=cluster.between or LinkRates(up=inside, down=inside),
-        elements=trained, blocks=shape.layers, step_seconds=compute, total_steps=steps,
-        remotes=cluster.hosts - 1, microbatches=strategy.microbatches,
-    )  # fmt: skip
+        elements=trained_parameters(shape, training),
+        blocks=shape.layers,
+        step_seconds=compute,
+        total_steps=steps,
+        remotes=cluster.hosts - 1,
+        microbatches=strategy.microbatches,
+    )
 
 
 def _choice(strategy: Strategy, asked: ExchangeLoad) -> ChosenExchange:
@@ -215,16 +238,16 @@ def _choice(strategy: Strategy, asked: ExchangeLoad) -> ChosenExchange:
 
 
 def _exposed(
-    shape: ModelShape, training: TrainingSetup, strategy: Strategy, cluster: ClusterShape,
+    shape: ModelShape,
+    training: TrainingSetup,
+    strategy: Strategy,
+    cluster: ClusterShape,
     compute: float,
-) -> Term:  # fmt: skip
+) -> Term:
     first = cluster.groups[0]
     inside = first.inside
     between = first.inside if cluster.between is None else cluster.between.down
-    trained = shape.parameters
-    if training.method != "full":
-        trained = adapter_parameters(shape, training)
-    part = trained / (strategy.tensor * strategy.stages)
+    part = trained_parameters(shape, training) / (strategy.tensor * strategy.stages)
     gradient = part * training.precision.gradient
     backward = compute * 2 / 3
     spans_hosts = strategy.world > first.devices
@@ -243,15 +266,26 @@ def _exposed(
         shape, training, strategy, gradient, rate, hop, backward, compute
     )
     return term(
-        "exposed communication", "max(0, replicas - hidden) + tensor + stages", source,
-        replicas=data, hidden=hidden, tensor=tensor, stages=stages,
-    )  # fmt: skip
+        "exposed communication",
+        "max(0, replicas - hidden) + tensor + stages",
+        source,
+        replicas=data,
+        hidden=hidden,
+        tensor=tensor,
+        stages=stages,
+    )
 
 
 def _of_replicas(
-    shape: ModelShape, training: TrainingSetup, strategy: Strategy,
-    gradient: float, rate: float, hop: float, backward: float, compute: float,
-) -> tuple[float, float, str]:  # fmt: skip
+    shape: ModelShape,
+    training: TrainingSetup,
+    strategy: Strategy,
+    gradient: float,
+    rate: float,
+    hop: float,
+    backward: float,
+    compute: float,
+) -> tuple[float, float, str]:
     """Return seconds of communication between replicas, those that computation hides, a source.
 
     DDP and ZeRO-1, ZeRO-2 move 2 P, ZeRO-3 3 P: weights for forward and for each backward.

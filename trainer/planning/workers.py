@@ -83,9 +83,14 @@ class RunMemory:
             return sum(parts.values())
         is_card = backend != "cpu"
         plan = plan_memory(
-            self.model, self.headers, self.layout, self.config,
-            accelerator=is_card, recompute=recompute, coordinates=coordinates,
-        )  # fmt: skip
+            self.model,
+            self.headers,
+            self.layout,
+            self.config,
+            accelerator=is_card,
+            recompute=recompute,
+            coordinates=coordinates,
+        )
         return plan.fixed + plan.per_token * max(tokens, plan.sample_tokens)
 
     def fits(self, room: Room, *, busy: bool = False) -> bool:

@@ -50,9 +50,11 @@ _SETTINGS = {
 @place_options("auto", "cuda", "cpu")
 @click.option("--compile", "compiled", is_flag=True, help="Compile layers with torch.compile.")
 @click.option(
-    "--teacher-timeout", type=Number(min=0), default=120.0,
+    "--teacher-timeout",
+    type=Number(min=0),
+    default=120.0,
     help="Seconds without a live teacher until a missing shard is an error.",
-)  # fmt: skip
+)
 @click.option(
     "--await-scores",
     is_flag=True,

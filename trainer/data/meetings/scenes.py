@@ -148,8 +148,9 @@ def _assign(talk: Conversation, outcome: IssueOutcome, task: str, option: Option
     rng, chair = talk.rng, talk.chair
     due = rng.randrange(len(DUES) - 3)
     owner = talk.someone(chair) if rng.random() < 0.85 else chair
-    way = rng.choices(("asked", "haggled", "declined", "called", "offered", "undated"),
-                      (4, 2, 2, 3, 3, 1))[0]  # fmt: skip
+    way = rng.choices(
+        ("asked", "haggled", "declined", "called", "offered", "undated"), (4, 2, 2, 3, 3, 1)
+    )[0]
     if owner == chair and way in ("asked", "haggled", "declined"):
         way = "offered"
     if way == "offered":

@@ -95,9 +95,17 @@ def _seconds(device: Device, product: Product, variant: Variant) -> float:
     c = device.array((m, n))
     graph = Graph(device)
     gemm(
-        graph, a, b, c, m=m, n=n, k=k,
-        trans_a=product.trans_a, trans_b=product.trans_b, variant=variant,
-    )  # fmt: skip
+        graph,
+        a,
+        b,
+        c,
+        m=m,
+        n=n,
+        k=k,
+        trans_a=product.trans_a,
+        trans_b=product.trans_b,
+        variant=variant,
+    )
     word = replace(c, shape=(1,))
     best = float("inf")
     try:

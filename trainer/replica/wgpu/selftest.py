@@ -119,9 +119,19 @@ def _multiply(
     for variant in _variants(device, product):
         out, graph = _put(device, pool, c), Graph(device)
         gemm(
-            graph, left, right, out, trans_a=product.trans_a, trans_b=product.trans_b,
-            m=product.m, n=product.n, k=product.k, alpha=0.5, accumulate=True, variant=variant,
-        )  # fmt: skip
+            graph,
+            left,
+            right,
+            out,
+            trans_a=product.trans_a,
+            trans_b=product.trans_b,
+            m=product.m,
+            n=product.n,
+            k=product.k,
+            alpha=0.5,
+            accumulate=True,
+            variant=variant,
+        )
         graph.run()
         yield variant, device.read(out)
 

@@ -72,9 +72,15 @@ def run_student(
         stopper = BudgetStopper(watch, stop)
         with stopper.at_work():
             student = _begin(
-                config, run_id, place, fresh, stopper, held,
-                teacher_timeout=teacher_timeout, compiled=compiled,
-            )  # fmt: skip
+                config,
+                run_id,
+                place,
+                fresh,
+                stopper,
+                held,
+                teacher_timeout=teacher_timeout,
+                compiled=compiled,
+            )
             if student is None:
                 return 0
             with student.recorder.closed_on_failure():

@@ -132,15 +132,29 @@ class _Step:
         merged = pool.take(queries.shape)
         sizes = (shape.group_rows * head_dim, self.slots * head_dim, shape.group_rows * self.slots)
         gemm(
-            graph, queries, keys, scores, trans_b=True, batch=scores.shape[0],
-            m=shape.group_rows, n=self.slots, k=head_dim, strides=sizes,
-        )  # fmt: skip
+            graph,
+            queries,
+            keys,
+            scores,
+            trans_b=True,
+            batch=scores.shape[0],
+            m=shape.group_rows,
+            n=self.slots,
+            k=head_dim,
+            strides=sizes,
+        )
         cached_softmax(graph, starts, scores, length=shape.length, scale=shape.scale)
         gemm(
-            graph, scores, values, merged, batch=scores.shape[0],
-            m=shape.group_rows, n=head_dim, k=self.slots,
+            graph,
+            scores,
+            values,
+            merged,
+            batch=scores.shape[0],
+            m=shape.group_rows,
+            n=head_dim,
+            k=self.slots,
             strides=(sizes[2], sizes[1], sizes[0]),
-        )  # fmt: skip
+        )
         attended = raw  # no longer needed, and of the right size
         merge_heads(graph, merged, attended)
         for array in (queries, few, scores, merged):

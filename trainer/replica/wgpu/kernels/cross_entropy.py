@@ -98,9 +98,13 @@ def argmax_rows(graph: Graph, x: Array, best: Array) -> None:
 
 
 def _params(
-    logits: Array, state: Array, classes: Array, probabilities: Array, first: int,
+    logits: Array,
+    state: Array,
+    classes: Array,
+    probabilities: Array,
+    first: int,
     temperature: float,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     rows, width = logits.shape
     targets = classes.shape[1]
     assert state.shape == (rows, 4), (state.shape, logits.shape)

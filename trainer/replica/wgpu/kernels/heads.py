@@ -119,9 +119,15 @@ def merge_heads_backward(graph: Graph, dy: Array, dx: Array) -> None:
 
 
 def _merge(
-    graph: Graph, dout: Array, x: Array, dx: Array, *, norm: Array | None, rope: Rope | None,
+    graph: Graph,
+    dout: Array,
+    x: Array,
+    dx: Array,
+    *,
+    norm: Array | None,
+    rope: Rope | None,
     eps: float,
-) -> None:  # fmt: skip
+) -> None:
     batch, heads, length, head_dim = dout.shape
     assert dx.shape == (batch * length, heads * head_dim), (dout.shape, dx.shape)
     _check(norm, rope, head_dim)

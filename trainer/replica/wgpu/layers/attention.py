@@ -121,11 +121,18 @@ class Attention:
         """Record left right^T `[heads, rows, T]`: queries with keys, or dout with values."""
         scores = pool.take((window.heads, window.rows, self.length))
         gemm(
-            graph, left, right, scores, trans_b=True,
-            m=window.rows, n=self.length, k=self.head_dim, batch=window.heads,
+            graph,
+            left,
+            right,
+            scores,
+            trans_b=True,
+            m=window.rows,
+            n=self.length,
+            k=self.head_dim,
+            batch=window.heads,
             strides=(self._group, self._head, window.rows * self.length),
             offsets=(self._first(window), window.first * self._head, 0),
-        )  # fmt: skip
+        )
         return scores
 
     def _contract(
@@ -133,23 +140,36 @@ class Attention:
     ) -> None:
         """Record the window's rows of out = scores right, over positions."""
         gemm(
-            graph, scores, right, out,
-            m=window.rows, n=self.head_dim, k=self.length, batch=window.heads,
+            graph,
+            scores,
+            right,
+            out,
+            m=window.rows,
+            n=self.head_dim,
+            k=self.length,
+            batch=window.heads,
             strides=(window.rows * self.length, self._head, self._group),
             offsets=(0, window.first * self._head, self._first(window)),
-        )  # fmt: skip
+        )
 
     def _reduce(
         self, graph: Graph, window: ScoreWindow, scores: Array, left: Array, out: Array
     ) -> None:
         """Record out (+)= scores^T left, over a group's rows; later windows of rows add up."""
         gemm(
-            graph, scores, left, out, trans_a=True,
-            m=self.length, n=self.head_dim, k=window.rows, batch=window.heads,
+            graph,
+            scores,
+            left,
+            out,
+            trans_a=True,
+            m=self.length,
+            n=self.head_dim,
+            k=window.rows,
+            batch=window.heads,
             strides=(window.rows * self.length, self._group, self._head),
             offsets=(0, self._first(window), window.first * self._head),
             accumulate=window.row > 0,
-        )  # fmt: skip
+        )
 
     @property
     def _group(self) -> int:

@@ -222,14 +222,34 @@ def _attend_backward(
     dnormed = pool.take(dx.shape)
     # dattended has done its work and has the size of the queries.
     _head_backward(
-        graph, pool, layer, layer.q, layer.q_norm, shape, kept.normed, kept.raw[0], dqueries,
-        dattended, dnormed, accumulate=False,
-    )  # fmt: skip
+        graph,
+        pool,
+        layer,
+        layer.q,
+        layer.q_norm,
+        shape,
+        kept.normed,
+        kept.raw[0],
+        dqueries,
+        dattended,
+        dnormed,
+        accumulate=False,
+    )
     draw = pool.take(kept.raw[1].shape)
     _head_backward(
-        graph, pool, layer, layer.k, layer.k_norm, shape, kept.normed, kept.raw[1], dkeys, draw,
-        dnormed, accumulate=True,
-    )  # fmt: skip
+        graph,
+        pool,
+        layer,
+        layer.k,
+        layer.k_norm,
+        shape,
+        kept.normed,
+        kept.raw[1],
+        dkeys,
+        draw,
+        dnormed,
+        accumulate=True,
+    )
     merge_heads(graph, dvalues, draw)
     layer.v.backward(graph, pool, kept.normed, draw, dnormed, accumulate=True)
     norm_backward(graph, pool, layer.input_norm, x, dnormed, dx, eps=shape.eps, accumulate=True)
@@ -238,9 +258,20 @@ def _attend_backward(
 
 
 def _head_backward(
-    graph: Graph, pool: Pool, layer: Layer, linear: Linear, norm: Norm | None, shape: Shape,
-    normed: Array, raw: Array, dheads: Array, draw: Array, dnormed: Array, *, accumulate: bool,
-) -> None:  # fmt: skip
+    graph: Graph,
+    pool: Pool,
+    layer: Layer,
+    linear: Linear,
+    norm: Norm | None,
+    shape: Shape,
+    normed: Array,
+    raw: Array,
+    dheads: Array,
+    draw: Array,
+    dnormed: Array,
+    *,
+    accumulate: bool,
+) -> None:
     """Record the way back through rotary embedding, head norm and projection."""
     weight, rope = norm.weight if norm is not None else None, layer.rope(shape.rope)
     split_heads_backward(graph, raw, dheads, draw, norm=weight, rope=rope, eps=shape.eps)
@@ -250,9 +281,16 @@ def _head_backward(
 
 
 def norm_backward(
-    graph: Graph, pool: Pool, norm: Norm, x: Array, dy: Array, dx: Array, *,
-    eps: float, accumulate: bool,
-) -> None:  # fmt: skip
+    graph: Graph,
+    pool: Pool,
+    norm: Norm,
+    x: Array,
+    dy: Array,
+    dx: Array,
+    *,
+    eps: float,
+    accumulate: bool,
+) -> None:
     """Record dx (+)= the gradient through a norm; that of a trained weight is `+=`."""
     rms_norm_backward(graph, x, norm.weight, dy, dx, eps=eps, accumulate=accumulate)
     if norm.gradient is not None:

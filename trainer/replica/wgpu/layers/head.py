@@ -119,10 +119,17 @@ class Head:
         rms_norm(graph, x, self.norm.weight, normed, eps=self.eps)
         for start, stop in windows(self.weight, graph.binding_limit):
             gemm(
-                graph, normed, self.weight.rows(start, stop), out, trans_b=True,
-                m=x.shape[0], n=stop - start, k=x.shape[1], ldc=out.shape[1],
+                graph,
+                normed,
+                self.weight.rows(start, stop),
+                out,
+                trans_b=True,
+                m=x.shape[0],
+                n=stop - start,
+                k=x.shape[1],
+                ldc=out.shape[1],
                 offsets=(0, 0, start),
-            )  # fmt: skip
+            )
         pool.give(normed)
 
     def _window_bytes(self, graph: Graph, count: int) -> int:
@@ -134,9 +141,15 @@ class Head:
         """Record the logits `[N, stop - start]` of a window, dense, over those of another."""
         part = Array(logits.buffer, (normed.shape[0], stop - start), offset=logits.offset)
         gemm(
-            graph, normed, self.weight.rows(start, stop), part, trans_b=True,
-            m=normed.shape[0], n=stop - start, k=normed.shape[1],
-        )  # fmt: skip
+            graph,
+            normed,
+            self.weight.rows(start, stop),
+            part,
+            trans_b=True,
+            m=normed.shape[0],
+            n=stop - start,
+            k=normed.shape[1],
+        )
         return part
 
     def _window_backward(
@@ -144,14 +157,27 @@ class Head:
     ) -> None:
         rows, width, classes = normed.shape[0], normed.shape[1], stop - start
         gemm(
-            graph, dlogits, self.weight.rows(start, stop), dnormed,
-            m=rows, n=width, k=classes, accumulate=start > 0,
-        )  # fmt: skip
+            graph,
+            dlogits,
+            self.weight.rows(start, stop),
+            dnormed,
+            m=rows,
+            n=width,
+            k=classes,
+            accumulate=start > 0,
+        )
         if self.gradient is not None:
             gemm(
-                graph, dlogits, normed, self.gradient.rows(start, stop), trans_a=True,
-                m=classes, n=width, k=rows, accumulate=True,
-            )  # fmt: skip
+                graph,
+                dlogits,
+                normed,
+                self.gradient.rows(start, stop),
+                trans_a=True,
+                m=classes,
+                n=width,
+                k=rows,
+                accumulate=True,
+            )
 
 
 @dataclass(frozen=True)
@@ -183,9 +209,14 @@ class _Objective:
         cross_entropy_window(graph, logits, self.hard, targets.classes, targets.counts, first=first)
         if teacher and self.soft:
             cross_entropy_window(
-                graph, logits, self.soft, teacher.classes, teacher.weights,
-                first=first, temperature=teacher.temperature,
-            )  # fmt: skip
+                graph,
+                logits,
+                self.soft,
+                teacher.classes,
+                teacher.weights,
+                first=first,
+                temperature=teacher.temperature,
+            )
 
     def loss(self, graph: Graph, sums: LossSums) -> None:
         """Record the sums over rows, after all windows."""
@@ -198,9 +229,15 @@ class _Objective:
         targets = self.targets
         if targets.teacher and self.soft:
             distillation_gradient(
-                graph, logits, self.hard, self.soft, targets.classes, targets.counts,
-                targets.teacher, first=first,
-            )  # fmt: skip
+                graph,
+                logits,
+                self.hard,
+                self.soft,
+                targets.classes,
+                targets.counts,
+                targets.teacher,
+                first=first,
+            )
         else:
             cross_entropy_gradient(
                 graph, logits, self.hard, targets.classes, targets.counts, first=first

@@ -53,18 +53,34 @@ class Linear:
         rows, out, inner = x.shape[0], *self.weight.shape
         for start, stop in windows(self.weight, graph.binding_limit):
             gemm(
-                graph, x, self.weight.rows(start, stop), y, trans_b=True,
-                m=rows, n=stop - start, k=inner, ldc=out, offsets=(0, 0, start),
+                graph,
+                x,
+                self.weight.rows(start, stop),
+                y,
+                trans_b=True,
+                m=rows,
+                n=stop - start,
+                k=inner,
+                ldc=out,
+                offsets=(0, 0, start),
                 accumulate=accumulate,
-            )  # fmt: skip
+            )
         if self.bias is not None:
             add_bias(graph, y, self.bias)
         if self.lora is not None:
             low = self._project(graph, pool, self.lora, x)
             gemm(
-                graph, low, self.lora.b.weight, y, trans_b=True,
-                m=rows, n=out, k=self.lora.rank, alpha=self.lora.scale, accumulate=True,
-            )  # fmt: skip
+                graph,
+                low,
+                self.lora.b.weight,
+                y,
+                trans_b=True,
+                m=rows,
+                n=out,
+                k=self.lora.rank,
+                alpha=self.lora.scale,
+                accumulate=True,
+            )
             pool.give(low)
 
     def backward(
@@ -82,17 +98,32 @@ class Linear:
         if dx is not None:
             for number, (start, stop) in enumerate(windows(self.weight, graph.binding_limit)):
                 gemm(
-                    graph, dy, self.weight.rows(start, stop), dx,
-                    m=rows, n=inner, k=stop - start, lda=out, offsets=(start, 0, 0),
+                    graph,
+                    dy,
+                    self.weight.rows(start, stop),
+                    dx,
+                    m=rows,
+                    n=inner,
+                    k=stop - start,
+                    lda=out,
+                    offsets=(start, 0, 0),
                     accumulate=accumulate or number > 0,
-                )  # fmt: skip
+                )
         if self.weight_gradient is not None:
             for start, stop in windows(self.weight_gradient, graph.binding_limit):
                 gemm(
-                    graph, dy, x, self.weight_gradient.rows(start, stop), trans_a=True,
-                    m=stop - start, n=inner, k=rows, lda=out, offsets=(start, 0, 0),
+                    graph,
+                    dy,
+                    x,
+                    self.weight_gradient.rows(start, stop),
+                    trans_a=True,
+                    m=stop - start,
+                    n=inner,
+                    k=rows,
+                    lda=out,
+                    offsets=(start, 0, 0),
                     accumulate=True,
-                )  # fmt: skip
+                )
         if self.bias_gradient is not None:
             bias_gradient(graph, pool, dy, self.bias_gradient)
         if self.lora is not None:
@@ -107,13 +138,20 @@ class Linear:
         scale = lora.scale
         gemm(graph, dy, lora.b.weight, dlow, m=rows, n=rank, k=out, alpha=scale)
         gemm(
-            graph, dy, low, lora.b.gradient, trans_a=True,
-            m=out, n=rank, k=rows, alpha=scale, accumulate=True,
-        )  # fmt: skip
+            graph,
+            dy,
+            low,
+            lora.b.gradient,
+            trans_a=True,
+            m=out,
+            n=rank,
+            k=rows,
+            alpha=scale,
+            accumulate=True,
+        )
         gemm(
-            graph, dlow, x, lora.a.gradient, trans_a=True,
-            m=rank, n=inner, k=rows, accumulate=True,
-        )  # fmt: skip
+            graph, dlow, x, lora.a.gradient, trans_a=True, m=rank, n=inner, k=rows, accumulate=True
+        )
         if dx is not None:
             gemm(graph, dlow, lora.a.weight, dx, m=rows, n=inner, k=rank, accumulate=True)
         pool.give(low)
@@ -122,8 +160,5 @@ class Linear:
     def _project(self, graph: Graph, pool: Pool, lora: Lora, x: Array) -> Array:
         """Record x A^T `[M, r]`; it is cheaper to compute twice than to keep."""
         low = pool.take((x.shape[0], lora.rank))
-        gemm(
-            graph, x, lora.a.weight, low, trans_b=True,
-            m=x.shape[0], n=lora.rank, k=x.shape[1],
-        )  # fmt: skip
+        gemm(graph, x, lora.a.weight, low, trans_b=True, m=x.shape[0], n=lora.rank, k=x.shape[1])
         return low

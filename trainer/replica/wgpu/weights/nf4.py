@@ -10,6 +10,7 @@ import numpy as np
 
 from trainer.planning.vulkan_buffers import NF4_BLOCK
 
+# fmt: off
 VALUES = np.array(
     [
         -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
@@ -18,7 +19,8 @@ VALUES = np.array(
         0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
     ],
     np.float32,
-)  # fmt: skip
+)
+# fmt: on
 """The quantiles of a normal distribution, from the paper's appendix E."""
 
 _MIDPOINTS = (VALUES[:-1] + VALUES[1:]) / 2
