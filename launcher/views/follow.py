@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from launcher.runs.down import tear_down
 from launcher.runs.failures import Failure, FailureWatch
@@ -14,7 +16,6 @@ from launcher.runs.processes.session import POLL
 from launcher.runs.records.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
 from launcher.views import render
-from launcher.views.keys import read_keys
 from launcher.views.live import live_view
 from launcher.views.telemetry import LOOK_EVERY, Telemetry
 
@@ -87,7 +88,7 @@ def _draw(telemetry: Telemetry) -> None:
     console = render.console()
     telemetry.start()
     with (
-        read_keys() as key,
+        _read_keys() as key,
         Live(console=console, auto_refresh=False, vertical_overflow="crop") as live,
     ):
         while True:
@@ -124,3 +125,49 @@ def _print_changes(telemetry: Telemetry) -> None:
         if is_over(view):
             return telemetry.close()
         time.sleep(LOOK_EVERY)
+
+
+@contextlib.contextmanager
+def _read_keys() -> Generator[Callable[[float], str]]:
+    """Yield what waits so many seconds for a key, without Enter: `""` for none.
+
+    Ctrl-C keeps its meaning. Without a terminal on stdin, or in the background, it only waits.
+    """
+    import termios
+    import tty
+
+    descriptor = -1
+    try:
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (OSError, ValueError, AttributeError, termios.error):
+        before = None
+    if before is None or _is_behind(descriptor):
+        yield _wait
+        return
+
+    def key(seconds: float) -> str:
+        ready, _, _ = select.select([descriptor], [], [], seconds)
+        pressed = os.read(descriptor, 1) if ready else b""
+        if ready and not pressed:  # end of file: the terminal was closed
+            time.sleep(seconds)
+        return pressed.decode(errors="replace")
+
+    tty.setcbreak(descriptor, termios.TCSANOW)
+    try:
+        yield key
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+def _is_behind(descriptor: int) -> bool:
+    """Whether this is a background job, which is stopped when it changes the terminal."""
+    try:
+        return os.tcgetpgrp(descriptor) != os.getpgrp()
+    except OSError:  # not our controlling terminal: job control does not apply
+        return False
+
+
+def _wait(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""

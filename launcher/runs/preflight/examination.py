@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from launcher.agent.checks.finding import Finding, Result
@@ -94,7 +93,7 @@ class Examination:
 
     def state_folder(self, name: str) -> str:
         """Return where a host of the plan keeps its runs."""
-        return str(PurePosixPath(self.processes(name)[0].folder).parents[3])
+        return self.processes(name)[0].state_folder
 
     def same_machine(self, name: str, other: str) -> bool:
         """Whether two names are one machine."""

@@ -6,9 +6,15 @@ import subprocess
 
 import pytest
 
-from trainer.data.shell_safety.family import CLASSES, SAFE
+from trainer.data.shell_safety.family import (
+    CLASSES,
+    FAMILIES,
+    NOISE,
+    SAFE,
+    SETTINGS,
+    TITLES,
+)
 from trainer.data.shell_safety.generator import generate
-from trainer.data.shell_safety.steps import FAMILIES, NOISE, SETTINGS, TITLES
 
 
 def test_equal_seeds_give_equal_scripts():

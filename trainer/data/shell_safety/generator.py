@@ -23,8 +23,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.data.shell_safety.family import CLASSES, SAFE
-from trainer.data.shell_safety.steps import FAMILIES, NOISE, SETTINGS, TITLES, Scaffold
+from trainer.data.shell_safety.family import (
+    CLASSES,
+    FAMILIES,
+    NOISE,
+    SAFE,
+    SETTINGS,
+    TITLES,
+    Scaffold,
+)
 from trainer.data.shell_safety.words import Names
 
 Split = Literal["train", "validation"]

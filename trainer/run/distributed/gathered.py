@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +13,15 @@ import numpy as np
 from trainer.exchange.protocol.actions import Save
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.run.distributed.optimizer import ParallelAdamW
-from trainer.run.distributed.streamed import StreamedState
 
 if TYPE_CHECKING:
+    from trainer.optimizer.adamw import Vector
     from trainer.tracking.run_recorder import RunRecorder
+
+_AHEAD = 1
+"""Tensors that are gathered and not written yet."""
+_LOOK = 0.5
+"""Seconds between two looks at whether the writer has given up."""
 
 
 @dataclass(frozen=True)
@@ -61,3 +69,42 @@ class GatheredCheckpoints:
 
     def give_up(self, error: BaseException) -> None:
         """Nothing waits for another rank."""
+
+
+class StreamedState:
+    """A `SavedState` on rank 0: one thread puts tensors in, another writes them.
+
+    What is put in after the writer has failed is dropped, so that the ranks gather to the end.
+    """
+
+    digest = None
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self._queue: queue.Queue[np.ndarray | OSError | None] = queue.Queue(_AHEAD)
+        self._closed = threading.Event()
+
+    def put(self, piece: np.ndarray | OSError | None) -> None:
+        """Hand over the next tensor, fp32 `[n]`; None ends a vector."""
+        while not self._closed.is_set():
+            try:
+                self._queue.put(piece, timeout=_LOOK)
+                return
+            except queue.Full:
+                continue
+
+    def give_up(self) -> None:
+        """Let the writer fail: the rest does not come."""
+        self.put(OSError("the other ranks' parts did not come"))
+
+    def pieces(self, vector: Vector) -> Iterator[np.ndarray]:
+        """Yield the tensors of the next vector."""
+        del vector  # they come in the order in which they are written
+        while (piece := self._queue.get()) is not None:
+            if isinstance(piece, OSError):
+                raise piece
+            yield piece
+
+    def close(self) -> None:
+        """Nothing more is read."""
+        self._closed.set()

@@ -4,7 +4,7 @@ import pytest
 
 from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
 from trainer.distill.logits import shard
-from trainer.distill.logits.ledger import faults
+from trainer.distill.logits.dataset import faults
 from trainer.distill.logits.scores import Window
 from trainer.distill.logits.verify import verdicts
 from trainer.system.errors import StorageError

@@ -28,7 +28,6 @@ from torch.distributed.tensor import DTensor, Shard
 from trainer.replica.torch.decoder import MLP, Attention, Decoder, Layer
 from trainer.replica.torch.linear import Linear, LoraLinear, own
 from trainer.replica.torch.parallel import collectives
-from trainer.replica.torch.parallel.nf4 import cut_nf4
 from trainer.replica.torch.parallel.vocabulary import SharedEmbedding, shared_token_losses
 
 _OUTPUTS, _INPUTS = 0, 1
@@ -120,7 +119,7 @@ class TensorParallel:
         if isinstance(linear, Linear):
             linear.weight = self._part(linear.weight, dim)[0]
         else:
-            cut_nf4(linear, dim, self._rank, self._ranks)
+            _cut_nf4(linear, dim, self._rank, self._ranks)
         if linear.bias is None:
             return linear
         if dim == _OUTPUTS:
@@ -207,3 +206,43 @@ def sum_gradients(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
         gradients, together.split([part.numel() for part in gradients]), strict=True
     ):
         gradient.copy_(total.view_as(gradient))
+
+
+def _cut_nf4(linear: Any, dim: int, rank: int, ranks: int) -> None:
+    """Keep a part of bitsandbytes' NF4 linear, by its outputs (0) or its inputs (1), in place.
+
+    Codes and scales are the same, so the cut changes no weight.
+
+    A byte has two neighbours of a row, and a scale is for 64 of them: the parts of a row must be
+    whole blocks. `trainer.model.shards` refuses others before a model is loaded.
+    """
+    weight, state = linear.weight, linear.weight.quant_state
+    rows, columns = state.shape
+    assert columns % (state.blocksize * (ranks if dim else 1)) == 0, f"{columns} columns"
+    assert not state.nested, "the scales are quantised too"
+
+    def part(values: torch.Tensor) -> torch.Tensor:
+        return values.view(rows, -1).chunk(ranks, dim)[rank].contiguous()
+
+    shape = torch.Size((rows // ranks, columns) if dim == 0 else (rows, columns // ranks))
+    mine = type(state)(
+        absmax=part(state.absmax).view(-1),
+        shape=shape,
+        code=state.code,
+        blocksize=state.blocksize,
+        quant_type=state.quant_type,
+        dtype=state.dtype,
+    )
+    linear.weight = type(weight)(
+        part(weight.data).view(-1, 1),
+        requires_grad=False,
+        quant_state=mine,
+        blocksize=state.blocksize,
+        compress_statistics=False,
+        quant_type=state.quant_type,
+        quant_storage=weight.quant_storage,
+        module=linear,
+        bnb_quantized=True,
+    )
+    linear.quant_state = mine
+    linear.out_features, linear.in_features = shape
