@@ -1,7 +1,6 @@
 """A conversation is laid out by the tokenizer's chat template, as transformers does it.
 
-The judge is `apply_chat_template` with `return_assistant_tokens_mask`, which needs the marks
-`{% generation %}`: each template stands here with and without, and both must learn the same tokens.
+`test_lost_text` compares tokens and what is learned of drawn conversations with transformers.
 """
 
 from __future__ import annotations
@@ -45,17 +44,6 @@ TOOLS = [
     turn("tool", "sunny", name="weather"),
     turn("assistant", "It is sunny."),
 ]
-CASES = {
-    "one": (ONE, None),
-    "several": (SEVERAL, None),
-    "system": ([turn("system", " be brief "), *SEVERAL], None),
-    "tools": (TOOLS, [WEATHER]),
-    "system and tools": ([turn("system", "s"), *TOOLS], [WEATHER]),
-}
-
-
-def fits(family: Family, messages: list[Turn], tools: list[Any] | None) -> bool:
-    return (family.tools or not tools) and (family.system or messages[0]["role"] != "system")
 
 
 def write_model(folder: Path, family: Family, source: str | None) -> Path:
@@ -76,36 +64,6 @@ def learned(dataset: Dataset, index: int = 0) -> list[bool]:
     labels = dataset[index].labels
     assert isinstance(labels, np.ndarray)
     return (labels != IGNORED).tolist()
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", FAMILIES)
-def test_ids_and_mask_are_those_of_transformers(tmp_path: Path, name: str, case: str) -> None:
-    transformers = pytest.importorskip("transformers", reason="the launcher-only install has none")
-    family, (messages, tools) = FAMILIES[name], CASES[case]
-    if not fits(family, messages, tools):
-        return
-    data = write_data(tmp_path / "a.jsonl", (messages, tools))
-    datasets: list[Dataset] = []
-    for marks, source in (("with", family.marked), ("without", family.plain)):
-        folder = write_model(tmp_path / marks, family, source)
-        datasets.append(load_dataset(data, folder, "causal-lm", None, 4096))
-        assert not check_conversations(read_file(data, "causal-lm"), Encoder(folder))
-    judge = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "with")
-    expected = judge.apply_chat_template(
-        messages,
-        tools=tools,
-        tokenize=True,
-        return_dict=True,
-        return_assistant_tokens_mask=True,
-        date_string="26 Jul 2024",  # ours is not told today's
-        truncation=False,
-        padding=False,
-    )
-    assert any(expected["assistant_masks"])
-    for dataset in datasets:
-        assert dataset[0].input_ids.tolist() == expected["input_ids"]
-        assert learned(dataset) == [bool(bit) for bit in expected["assistant_masks"]]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -14,9 +14,7 @@ from tests.trainer.data.test_chat_template import write_model
 from tests.trainer.data.test_tokens import byte_tokenizer, write
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.fitting import encode_within, fit
-from trainer.data.samples import read_file
 from trainer.data.shapes import ChatMessage, Sample
-from trainer.data.survey import survey
 from trainer.data.tokens import load_dataset
 
 
@@ -120,21 +118,6 @@ def test_the_answer_is_learned_whole_and_what_does_not_fit_is_left_out(tmp_path:
     learned = fits.labels[fits.labels != IGNORED].tolist()
     assert tokenizer.decode(learned, skip_special_tokens=False) == "Much was said.<|im_end|>"
     assert dropped.labels.tolist() == [IGNORED], "it costs next to nothing and counts nothing"
-
-
-def test_the_log_counts_what_is_cut_and_what_is_left_out(tmp_path: Path):
-    byte_tokenizer(tmp_path)
-    path = write(tmp_path / "a.jsonl", *rows("Much was said.", "x" * 200, "y" * 300))
-    lines = survey(read_file(path, "causal-lm"), None, Encoder(tmp_path), 100, None)
-    assert lines[1].startswith("data: 3 samples are longer than max_seq_len 100 and cut: ")
-    assert lines[2] == "data: 2 samples have no token to learn"
-
-
-def test_other_samples_are_cut_at_the_end_as_before(tmp_path: Path):
-    tokenizer = byte_tokenizer(tmp_path)
-    ids, labels = encode_within(Encoder(tmp_path), Sample("abcdef"), 4)
-    assert tokenizer.decode(ids) == "abcd"
-    assert labels == ids
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

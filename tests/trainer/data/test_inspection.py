@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.trainer.data.test_tokens import byte_tokenizer
+from tests.trainer.data.test_tokens import byte_tokenizer, write
 from tests.trainer.small_model import write_data, write_model
 from trainer.commands.inspect_data import inspect_data
 
@@ -21,11 +21,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = write_model(folder / "model", write_data(folder / "data.jsonl"))
     byte_tokenizer(model)
     return model
-
-
-def write(path: Path, *trees: object) -> Path:
-    path.write_text("".join(json.dumps(tree) + "\n" for tree in trees))
-    return path
 
 
 def shown(*arguments: object, **environment: str | None) -> str:
@@ -146,19 +141,6 @@ def test_without_a_model_there_are_no_tokens(tmp_path: Path) -> None:
     tree = inspected(data)
     assert (tree["tokens"], tree["classes"]) == (None, {"0": 1, "1": 0, "2": 1})
     assert "2 samples; their tokens need --model" in shown(data)
-
-
-@pytest.mark.parametrize(
-    ("rows", "problem"),
-    [
-        ([{"text": "x", "label": 0}, {"text": "y"}], "and none in 1 line (line 2)"),
-        ([{"text": "x"}, {"body": "y"}], "a.jsonl:2: its keys ('body') are no known shape"),
-    ],
-)
-def test_data_that_no_run_takes(tmp_path: Path, rows: list[Any], problem: str) -> None:
-    done = CliRunner().invoke(inspect_data, [str(write(tmp_path / "a.jsonl", *rows))])
-    assert done.exit_code != 0
-    assert problem in str(done.exception)
 
 
 def test_columns_of_another_name(tmp_path: Path) -> None:

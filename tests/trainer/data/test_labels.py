@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.trainer.data.test_tokens import write
 from trainer.config.run import Classes, load
 from trainer.data.labelling import Labelling, find_labels, with_names
 from trainer.data.records import DataError
 from trainer.data.samples import read_file, read_samples
 from trainer.system.errors import InputError
-
-
-def write(path: Path, *trees: object) -> Path:
-    path.write_text("".join(json.dumps(tree) + "\n" for tree in trees))
-    return path
 
 
 def labelled(path: Path, labels: list[Any], key: str = "input") -> Path:

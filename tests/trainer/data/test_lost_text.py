@@ -251,7 +251,10 @@ def runs(mask: list[int]) -> list[list[int]]:
 def test_conversations_of_all_kinds_are_laid_out_as_by_transformers(
     tmp_path: Path, name: str
 ) -> None:
-    """The tokens, what is learned without the turns of weight 0, the prompt of the last turn."""
+    """The tokens, what is learned without the turns of weight 0, the prompt of the last turn.
+
+    The judge needs the marks `{% generation %}`: each template is used with and without them.
+    """
     transformers = pytest.importorskip("transformers", reason="the launcher-only install has none")
     family, compared = FAMILIES[name], 0
     encoders = [

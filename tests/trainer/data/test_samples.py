@@ -6,7 +6,6 @@ from blake3 import blake3
 from trainer.data import records
 from trainer.data.records import DataError
 from trainer.data.samples import hash_files, read_samples
-from trainer.data.shapes import ChatMessage, Sample
 from trainer.system.errors import InputError
 
 
@@ -19,76 +18,11 @@ def row(**keys):
     return json.dumps(keys).encode() + b"\n"
 
 
-def test_classify_keeps_the_order_and_the_labels(tmp_path):
-    path = write(
-        tmp_path / "a.jsonl", row(input="one", label=4), b"\n", row(label=0, input="ü", id=7)
-    )
-    assert read_samples(path, "classify", 5) == [
-        Sample("one", 4, line=1),
-        Sample("ü", 0, line=3),
-    ]
-
-
-def test_causal_lm_reads_text_messages_and_input(tmp_path):
-    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    path = write(
-        tmp_path / "a.jsonl", row(text="t"), row(messages=turns), row(input="i", label="whatever")
-    )
-    text, chat, given = read_samples(path, "causal-lm")
-    assert (text.text, given.text, given.label) == ("t", "i", None)
-    assert chat.messages == (ChatMessage("user", "q"), ChatMessage("assistant", "a"))
-
-
 def test_a_mark_blank_lines_and_a_missing_last_newline_are_no_matter(tmp_path):
     content = b"\xef\xbb\xbf" + row(input="x", label=0) + b"\r\n" + row(input="y", label=1)[:-1]
     path = write(tmp_path / "a.jsonl", content)
     assert [sample.text for sample in read_samples(path, "classify", 2)] == ["x", "y"]
     assert hash_files([path]).digest() == blake3(content + b"\0").digest()
-
-
-def turns(*said):
-    return tuple(ChatMessage(role, content) for role, content in said)
-
-
-@pytest.mark.parametrize(
-    ("tree", "sample"),
-    [
-        (
-            {"instruction": "Add.", "input": "1 2", "output": "3"},
-            Sample("", messages=turns(("user", "Add.\n\n1 2"), ("assistant", "3")), line=1),
-        ),
-        (
-            {"instruction": "Hi", "input": "", "output": "Ho"},
-            Sample("", messages=turns(("user", "Hi"), ("assistant", "Ho")), line=1),
-        ),
-        (
-            {"instruction": "Hi", "output": "Ho", "id": 3},
-            Sample("", messages=turns(("user", "Hi"), ("assistant", "Ho")), line=1),
-        ),
-        ({"prompt": "2+2=", "completion": "4"}, Sample("4", prompt="2+2=", line=1)),
-        ({"prompt": "", "completion": "4"}, Sample("4", line=1)),
-        (
-            {
-                "conversations": [
-                    {"from": "system", "value": "s"},
-                    {"from": "human", "value": "q"},
-                    {"from": "gpt", "value": "a"},
-                ]
-            },
-            Sample("", messages=turns(("system", "s"), ("user", "q"), ("assistant", "a")), line=1),
-        ),
-        (  # ShareGPT's key with the usual turns
-            {"conversations": [{"role": "assistant", "content": "a"}]},
-            Sample("", messages=turns(("assistant", "a")), line=1),
-        ),
-        (  # a key of another shape that alone says nothing
-            {"prompt": "q", "messages": [{"role": "assistant", "content": "a"}]},
-            Sample("", messages=turns(("assistant", "a")), line=1),
-        ),
-    ],
-)
-def test_causal_lm_reads_what_instruction_data_is_published_as(tmp_path, tree, sample):
-    assert read_samples(write(tmp_path / "a.jsonl", row(**tree)), "causal-lm") == [sample]
 
 
 @pytest.mark.parametrize(

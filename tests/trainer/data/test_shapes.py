@@ -10,7 +10,7 @@ import pytest
 
 from trainer.data.records import DataError
 from trainer.data.samples import read_file
-from trainer.data.shapes import SHAPES, ChatMessage, Sample, parse_sample
+from trainer.data.shapes import SHAPES, Sample, parse_sample
 from trainer.data.values import BadLineError
 
 REPOSITORY = Path(__file__).parents[3]
@@ -55,6 +55,8 @@ SEED = {"id": "s", "name": "n", "instruction": "q", "is_classification": False}
         ),
         ({"messages": [turn("developer", "s"), ASK, ANSWER]}, [("system", "s"), *QUESTION]),
         ({"conversations": SHAREGPT, "system": "s"}, [("system", "s"), *QUESTION]),
+        ({"conversations": [ASK, ANSWER]}, QUESTION),  # ShareGPT's key with the usual turns
+        ({"prompt": "alone says nothing", "messages": [ASK, ANSWER]}, QUESTION),
         ({"instruction": "q", "input": "", "output": "a", "text": "q a"}, QUESTION),
         ({"instruction": "q", "input": None, "output": "a", "history": None}, QUESTION),
         (
@@ -153,6 +155,7 @@ def test_a_turn_without_weight_is_context(flag: dict[str, Any]) -> None:
 def test_of_turns_as_a_prompt_only_the_completion_is_learned() -> None:
     sample = parse(prompt=[ASK, ANSWER, ASK], completion=[ANSWER])
     assert [message.target for message in sample.messages] == [False, False, False, True]
+    assert parse(prompt="", completion="4") == Sample("4", line=1)
 
 
 GLAIVE = {
@@ -273,10 +276,3 @@ def test_every_shape_is_documented_with_its_keys() -> None:
         optional = ", ".join(f"`{key}`" for key in shape.optional)
         row = f"| {keys} | {optional} | {shape.learned} |"
         assert row in rows, row
-
-
-def test_turns_of_old_data_are_what_they_were() -> None:
-    assert parse(messages=[ASK, ANSWER]).messages == (
-        ChatMessage("user", "q"),
-        ChatMessage("assistant", "a"),
-    )

@@ -125,11 +125,6 @@ def test_a_part_says_nothing_that_the_whole_denies(encoder: Encoder, seed: int, 
         assert (part.tokens, part.unlearned) == (whole.tokens, whole.unlearned)
 
 
-def test_lengths_in_a_histogram(encoder: Encoder):
-    samples = [Sample("x" * length) for length in (1, 2, 3, 4, 15, 16)]
-    assert measure(samples, encoder, 40).histogram() == [(2, 1), (4, 2), (8, 1), (16, 1), (32, 1)]
-
-
 def test_names_that_are_nearly_the_same_are_said():
     assert list(class_lines({"Spam": 3, "ham": 2, "spam ": 1})) == [
         "samples of each class: Spam 3, ham 2, spam  1",

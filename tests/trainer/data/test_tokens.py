@@ -55,14 +55,6 @@ def test_classify_ids_and_labels(tmp_path):
         data[-1]
 
 
-def test_samples_are_cut_at_the_end(tmp_path):
-    tokenizer = byte_tokenizer(tmp_path)
-    path = write(tmp_path / "a.jsonl", {"input": "abcdef", "label": 1}, {"input": "ab", "label": 1})
-    data = load_dataset(path, tmp_path, "classify", 2, max_seq_len=4)
-    assert tokenizer.decode(data[0].input_ids.tolist()) == "abcd"
-    assert tokenizer.decode(data[1].input_ids.tolist()) == "ab"
-
-
 def test_samples_are_encoded_when_they_are_asked_for(tmp_path, monkeypatch):
     """A worker that starts again does not wait for the whole file's tokens."""
     byte_tokenizer(tmp_path)
@@ -149,16 +141,6 @@ def test_mixed_lines_keep_their_order(tmp_path):
     path = write(tmp_path / "a.jsonl", {"text": "one"}, turn, {"text": "two"})
     data = load_dataset(path, tmp_path, "causal-lm", None, max_seq_len=64)
     assert [tokenizer.decode(data[i].input_ids.tolist()) for i in (0, 2)] == ["one", "two"]
-
-
-def test_ids_equal_those_of_transformers(tmp_path):
-    transformers = pytest.importorskip("transformers", reason="the launcher-only install has none")
-    byte_tokenizer(tmp_path, bos="<|im_start|>")
-    reference = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    text = 'rm -rf "$DIR" # ü <|im_end|>'
-    path = write(tmp_path / "a.jsonl", {"input": text, "label": 0})
-    data = load_dataset(path, tmp_path, "classify", 2, max_seq_len=64)
-    assert data[0].input_ids.tolist() == reference(text)["input_ids"]
 
 
 def test_what_cannot_be_used_gives_one_line(tmp_path):
