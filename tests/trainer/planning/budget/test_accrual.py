@@ -56,13 +56,3 @@ def test_measured_power_takes_the_place_of_the_planned() -> None:
 )  # fmt: skip
 def test_a_small_amount_is_not_nothing(amount: float, text: str) -> None:
     assert money_text(amount) == text
-
-
-def test_what_could_not_be_recorded_is_recorded_later() -> None:
-    accrual = Accrual([RENTED], now=0.0)
-    accrual.advance(600.0, {})
-    accrual.put_back(accrual.take())
-    accrual.advance(1200.0, {})
-    (part,) = accrual.take()
-    assert (part.seconds, part.money) == (1200.0, pytest.approx(0.8))
-    assert accrual.money == pytest.approx(0.8), "and counted once"

@@ -54,12 +54,6 @@ def test_a_ceiling_that_is_just_enough_lets_it_end() -> None:
     assert Attempt(ceiling=1000.0 + STOPPING - 0.1).run() is not None
 
 
-def test_earlier_attempts_count() -> None:
-    ended = Attempt(ceiling=350.0, before=200.0).run()
-    assert ended is not None
-    assert ended[0] == 10
-
-
 @pytest.mark.parametrize("ceiling", [100.0, 350.0, 777.0])
 def test_the_ceiling_is_never_breached(ceiling: float) -> None:
     attempt = Attempt(ceiling=ceiling)

@@ -96,13 +96,6 @@ def test_attempts_add_up_to_the_ceiling(desk: Desk) -> None:
     assert desk.wait(desk.open(ceiling=0.3), 10) is None, "a higher ceiling continues it"
 
 
-def test_another_runs_spending_is_not_this_ones(desk: Desk) -> None:
-    watch = desk.open("other", ceiling=100.0)
-    desk.wait(watch, 1000)
-    watch.close()
-    assert desk.open().status["spent"] == 0.0
-
-
 def test_a_killed_attempt_loses_no_second(desk: Desk) -> None:
     """It wrote its last line up to a minute before, and its hosts went on meanwhile."""
     killed = desk.open()
