@@ -114,22 +114,6 @@ def test_signs_of_life_keep_a_claim(
     assert claim.deliver({})
 
 
-def test_silence_counts_only_while_somebody_listens(
-    make: Callable[[str], Claims], clock: Clock
-) -> None:
-    """Who was away for hours has not heard anything, and declares nobody dead for it."""
-    claim = make("first").take(DIGEST)
-    assert claim is not None
-    other = make("other")
-    clock.now += 5000
-    other.look()
-    assert other.take(DIGEST) is None
-    listen(other, clock, 8)
-    assert other.take(DIGEST) is None
-    listen(other, clock, 2)
-    assert other.take(DIGEST) is not None
-
-
 def test_an_unreachable_folder_declares_no_runner_dead(
     tmp_path: Path, make: Callable[[str], Claims], clock: Clock
 ) -> None:

@@ -18,8 +18,7 @@ from tests.trainer.saved_run import Run
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.generate import generate
-from trainer.data.encoder import Encoder
-from trainer.data.shapes import ChatMessage, Sample
+from trainer.data.shapes import Sample
 from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.evaluate.base import Compute
 from trainer.evaluate.generation import complete
@@ -184,20 +183,6 @@ def test_a_stop_token_ends_a_text_on_the_cpu(adapter: Path, model: Path) -> None
     assert run({stop}, 3) == [
         tokens[: tokens.index(stop) + 1] if stop in tokens else tokens for tokens in free
     ]
-
-
-def test_what_a_model_is_asked(model: Path) -> None:
-    encoder = Encoder(model)
-    asked = (ChatMessage("user", "a<|im_end|>b"),)
-    answered = (*asked, ChatMessage("assistant", "c"))
-    ids = encoder.prompt(Sample("", messages=asked))
-    assert ids == encoder.prompt(Sample("", messages=answered))
-    whole, _ = encoder.conversation(Sample("", messages=answered))
-    assert whole[: len(ids)] == ids
-    end = encoder.tokenizer.token_to_id("<|im_end|>")
-    assert end is not None
-    assert ids.count(end) == 1, "a person's text forges no markup"
-    assert encoder.stops == {end, encoder.tokenizer.token_to_id("<|endoftext|>")}
 
 
 def test_what_cannot_be_continued(model: Path, tmp_path: Path, make_config: MakeConfig) -> None:

@@ -17,8 +17,6 @@ from trainer.checkpoint.merge_lora import merge
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
-from trainer.commands.init_model import init_model
-from trainer.commands.merge import merge as merge_command
 from trainer.evaluate.base import Compute
 from trainer.evaluate.scoring import EvaluationScores, score
 from trainer.model.initialization import initial_weights, uniform
@@ -222,28 +220,6 @@ def test_scores_as_json_hold_no_nan() -> None:
     tree = EvaluationScores("classify", 3, 3, 0.5, 0.5, 0.1, [[1, 1], [0, 1]]).as_json()
     assert tree["classes"][0] == {"label": 0, "count": 2, "precision": 1.0, "recall": 0.5}
     assert "perplexity" not in tree
-
-
-def test_commands(data: Path, tmp_path: Path, make_config: MakeConfig) -> None:
-    runner = click.testing.CliRunner()
-
-    def run(command: click.Command, *arguments: object) -> str:
-        done = runner.invoke(command, [str(argument) for argument in arguments])
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    folder = tmp_path / "model"
-    sizes = ("--hidden-size", 32, "--layers", 1, "--heads", 2, "--kv-heads", 1, "--head-dim", 8)
-    printed = run(init_model, "--data", data, "-o", folder, *sizes)
-    assert Path(printed.strip()) == folder.resolve()
-    train(tmp_path / "output", folder, make_config)
-    scores = json.loads(run(evaluate, tmp_path / "output", "--data", data, "--json"))
-    assert {"loss", "accuracy", "mcc", "count", "confusion", "classes"} <= scores.keys()
-    assert scores["count"] == 40
-    assert "accuracy" in run(evaluate, tmp_path / "output", "--data", data)
-    printed = run(merge_command, tmp_path / "output", "-o", tmp_path / "merged")
-    merged = json.loads(run(evaluate, printed.strip(), "--data", data, "--json"))
-    assert merged["confusion"] == scores["confusion"]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

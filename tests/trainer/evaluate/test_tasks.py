@@ -145,15 +145,6 @@ def test_what_the_command_line_lacks(arguments: tuple[str, ...], message: str) -
     assert message in result.output
 
 
-def test_the_command_watches(run: Run, data: Path) -> None:
-    run.save(1)
-    arguments = ["--watch", run.output, "--data", data, "--once", "--gpu-backend", "cpu"]
-    arguments += ["--threads", 1, "--runner", "mine"]
-    result = click.testing.CliRunner().invoke(evaluate, list(map(str, arguments)))
-    assert result.exit_code == 0, result.output
-    assert [record["runner"] for record in run.records] == ["mine"]
-
-
 def test_names_of_keys_are_of_data_and_prompts(
     tmp_path: Path, model: Path, make_config: MakeConfig
 ) -> None:
