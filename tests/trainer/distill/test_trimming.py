@@ -97,15 +97,6 @@ def test_any_text_comes_back(case: Case, text: str) -> None:
     assert case.teacher.decode(mapped, skip_special_tokens=False) == expected
 
 
-@settings(max_examples=200)
-@given(raw=st.binary(max_size=200))
-def test_any_bytes_come_back(case: Case, raw: bytes) -> None:
-    # Invalid UTF-8 is no text, but as Latin-1 every byte is one or two bytes of text.
-    text = raw.decode("latin-1")
-    expected = unicodedata.normalize("NFC", text) if case.teacher.normalizer else text
-    assert case.teacher.decode(case.mapped(text)) == expected
-
-
 def test_words_whose_tokens_stayed_are_cut_as_before(case: Case) -> None:
     kept = set(case.vocabulary.teacher_ids.tolist())
     same = other = 0

@@ -47,18 +47,6 @@ def test_windows_hold_each_token_of_each_document_once_and_in_order(
     assert [piece.document for piece in pieces] == sorted(piece.document for piece in pieces)
 
 
-def test_a_plan_knows_what_will_be_cut(corpus: Path, model: Path) -> None:
-    windows = windows_of(corpus, model)
-    plans = windows.plan(windows.ranges(600))
-    assert len(plans) > 2
-    for plan in plans:
-        pieces = windows.cut(plan)
-        assert (len(pieces), sum(len(piece.tokens) for piece in pieces)) == (
-            plan.windows,
-            plan.tokens,
-        )
-
-
 def test_shards_depend_on_the_text_and_not_on_the_tokenizer(
     corpus: Path, model: Path, tmp_path: Path
 ) -> None:

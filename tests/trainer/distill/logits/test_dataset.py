@@ -112,11 +112,6 @@ def test_a_wrong_dataset_json_is_one_line(tmp_path, change, message):
     assert "\n" not in str(caught.value)
 
 
-def test_no_dataset_json(tmp_path):
-    with pytest.raises(InputError, match="no teacher has started here"):
-        LogitsFolder(tmp_path).missing()
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -174,16 +174,6 @@ def test_done_with_missing_shards_says_which_and_what_to_run(folder):
         keys(make(folder))
 
 
-def test_the_wait_can_be_ended(folder):
-    folder.shard_path(0).rename(folder.path / "gone")
-
-    def stop(message):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        keys(make(folder, timeout=60, on_wait=stop))
-
-
 def test_a_folder_that_goes_away_for_a_while_is_waited_for(folder, tmp_path_factory):
     """As a share that is unmounted and comes back."""
     away = tmp_path_factory.mktemp("away") / "logits"
