@@ -92,21 +92,6 @@ def plain_steps(steps: StepPlan, numbers: range) -> TrainState:
     return state
 
 
-def test_rounds_of_one_worker_are_plain_adamw_steps():
-    """With an outer rate of 1 and no momentum, over several rounds: the moments stay."""
-    steps = plan(inner=4)
-    inner, state = worker(steps)
-    outer = OuterNesterov(1.0, 0.0, LAYOUT)
-    for step in range(2):
-        at = steps.at(step)
-        moved = inner.run(list(SAMPLES[at.start : at.stop]), step, 4)
-        assert (moved.samples, moved.result.weight) == (16, 16)
-        outer.apply(state, mean(summed(moved, 4)))
-        inner.committed(step)
-    expected = plain_steps(steps, range(8)).weights
-    np.testing.assert_allclose(state.weights, expected, rtol=0, atol=1e-6)
-
-
 def test_rounds_go_on_with_the_moments_of_the_ordinary_steps_before_them():
     """One worker, a mean of weights: three AdamW steps and two rounds are eleven AdamW steps."""
     steps = plan(inner=4).with_rounds((3, 4))

@@ -94,20 +94,15 @@ def answers(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Answers:
 @pytest.mark.cluster
 @pytest.mark.parametrize("case", CASES)
 def test_the_gradient_is_that_of_one_process(answers: Answers, case: str) -> None:
+    """Up to rounding; the same split gives the same bits."""
     found = answers[case]
+    assert found["group"].tobytes() == found["again"].tobytes()
     assert np.linalg.norm(found["single"]) > 0
     for group, single in (("group", "single"), ("few", "few_single")):
         assert np.abs(found[group] - found[single]).max() < 1e-5 * np.abs(found[single]).max()
     assert not found["none"].any()
     np.testing.assert_allclose(found["group_sums"], found["single_sums"], rtol=1e-5)
     assert found["group_order"].tolist() == found["send_order"].tolist()
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize("case", CASES)
-def test_the_same_split_gives_the_same_bits(answers: Answers, case: str) -> None:
-    found = answers[case]
-    assert found["group"].tobytes() == found["again"].tobytes()
 
 
 @pytest.mark.cluster
