@@ -124,7 +124,7 @@ def test_a_host_that_the_inventory_lacks_is_unreachable_whatever_its_plan_says(
 ) -> None:
     proof = tmp_path / "a command ran here"
     stranger = {
-        **self_of(lab.tree["hosts"][1]),
+        **lab.tree["hosts"][1],
         "name": "stranger",
         "connection": way,
         "address": "127.0.0.1",
@@ -146,10 +146,6 @@ def test_a_host_that_the_inventory_lacks_is_unreachable_whatever_its_plan_says(
     assert list(ending.left) == ["stranger"]
     assert not proof.exists()
     assert lab.used["localhost"] == []
-
-
-def self_of(tree: Tree) -> Tree:
-    return dict(tree)
 
 
 @pytest.mark.parametrize("host", ["good", "localhost"])
@@ -181,7 +177,7 @@ def test_where_a_process_reports_says_the_plan_of_its_own_host(lab: Lab) -> None
     secret = lab.folder / "good" / "secret" / "status.json"
     secret.parent.mkdir(parents=True)
     secret.write_text(json.dumps({"run_id": RUN_ID, "state": "running", "reason": "secret"}))
-    leader = {**self_of(lab.tree["processes"][0]), "host": "good"}
+    leader = {**lab.tree["processes"][0], "host": "good"}
     tree = {**lab.tree, "processes": [leader, *lab.tree["processes"][1:]]}
     lab.says({**tree, "output": str(secret.parent)})
     write_state(lab.folder / "good" / "runs" / RUN_ID / "processes" / "coordinator")

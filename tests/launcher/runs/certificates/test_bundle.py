@@ -1,6 +1,5 @@
 """Certificate bundles: private, whole or not there, and what the trainer looks for."""
 
-import datetime
 import json
 import os
 from pathlib import Path
@@ -138,13 +137,6 @@ def test_what_is_no_host_is_refused(tmp_path: Path, authority: Authority, host: 
     with pytest.raises(ConfigError, match="give an IP address or a host name"):
         write_bundle(authority, tmp_path / "tls", "run", 1, [host], replace=False)
     assert not (tmp_path / "tls").exists()
-
-
-def test_leafs_end_within_the_month(tmp_path: Path, authority: Authority) -> None:
-    write_bundle(authority, tmp_path / "tls", "run", 1, ["intel.lan"], replace=False)
-    leaf = x509.load_pem_x509_certificate((tmp_path / "tls/rank-0/cert.pem").read_bytes())
-    left = leaf.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
-    assert datetime.timedelta(days=29) < left <= datetime.timedelta(days=30)
 
 
 def test_a_process_refuses_to_start_with_a_certificate_of_another_run(

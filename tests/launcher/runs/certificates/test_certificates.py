@@ -128,32 +128,19 @@ def test_a_certificate_without_a_run_is_of_none(uri: str) -> None:
         tls.certified_rank([certificate], "demo")
 
 
-def test_a_certificate_of_another_cluster_is_refused(tmp_path: Path, authority: Authority) -> None:
-    server = store(
-        tmp_path / "c", authority.issue("urn:motley:run:demo:coordinator", ["127.0.0.1"])
-    )
-    foreign = Authority.create()
-    client = store(tmp_path / "w", foreign.issue("urn:motley:run:demo:rank:0", ["127.0.0.1"]))
-    (client / "ca.pem").write_bytes(authority.pem)  # it trusts us; we do not trust it
-    with pytest.raises(ssl.SSLError):
-        handshake(server, client)
-
-
-def test_a_server_of_another_cluster_is_refused(tmp_path: Path, authority: Authority) -> None:
-    foreign = Authority.create()
-    server = store(tmp_path / "c", foreign.issue("urn:motley:run:demo:coordinator", ["127.0.0.1"]))
-    client = store(tmp_path / "w", authority.issue("urn:motley:run:demo:rank:0", []))
-    with pytest.raises(ssl.SSLError):
-        handshake(server, client)
-
-
-def test_a_name_that_is_not_in_the_certificate_is_refused(
-    tmp_path: Path, authority: Authority
+@pytest.mark.parametrize("what", ["client", "server", "name"])
+def test_what_is_of_another_cluster_or_host_is_refused(
+    tmp_path: Path, authority: Authority, what: str
 ) -> None:
-    server = store(tmp_path / "c", authority.issue("urn:motley:run:demo:coordinator", ["10.0.0.1"]))
-    client = store(tmp_path / "w", authority.issue("urn:motley:run:demo:rank:0", []))
+    foreign = Authority.create()
+    issuer = {what: foreign}
+    address = "10.0.0.1" if what == "name" else "127.0.0.1"
+    coordinator, worker = "urn:motley:run:demo:coordinator", "urn:motley:run:demo:rank:0"
+    server = issuer.get("server", authority).issue(coordinator, [address])
+    client = store(tmp_path / "w", issuer.get("client", authority).issue(worker, []))
+    (client / "ca.pem").write_bytes(authority.pem)  # a stranger may trust us; we do not trust it
     with pytest.raises(ssl.SSLError):
-        handshake(server, client)
+        handshake(store(tmp_path / "c", server), client)
 
 
 def test_an_expired_leaf_is_refused_and_a_clock_that_is_behind_is_not(

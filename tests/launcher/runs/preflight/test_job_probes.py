@@ -62,18 +62,6 @@ def content(folder: Path, text: str, connection: LocalConnection | None = None) 
     return Content(connection or LocalConnection(), "file_content", arguments)
 
 
-def test_equal_and_different_content(tmp_path: Path) -> None:
-    head = content(tmp_path / "head", "one\n")
-    same = content(tmp_path / "same", "one\n")
-    other = content(tmp_path / "other", "two\n")
-    finding = compare_content(lambda: FINE, same, head, "intel")
-    assert finding == Finding("ok", "/data/train.jsonl, the same as on intel")
-    finding = compare_content(lambda: FINE, other, head, "intel")
-    assert finding.status == "fail"
-    assert finding.detail == "/data/train.jsonl: has another train.jsonl than intel"
-    assert "launch sync inputs" in finding.remedy
-
-
 def test_a_failed_check_is_not_hashed_besides(tmp_path: Path) -> None:
     connection = Counting()
     own = content(tmp_path / "own", "one\n", connection)

@@ -4,7 +4,6 @@ import pytest
 
 from launcher.agent.checks.link import Crossing
 from launcher.inventory.facts.devices import Device
-from launcher.inventory.facts.network import speed
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
@@ -61,7 +60,3 @@ def test_speeds_are_shown_and_the_slower_way_counts() -> None:
 
 def test_a_link_that_could_not_be_measured_is_no_failure() -> None:
     assert judge(Crossing("done", "", 0.001), "lambda", TARGET, plan(), True).status == "ok"
-
-
-def test_speed() -> None:
-    assert [speed(s) for s in (48.4e6, 999e6, 1e9)] == ["48 Mbit/s", "999 Mbit/s", "1.0 Gbit/s"]
