@@ -14,12 +14,6 @@ from trainer.run.distributed.process_group import collectives
 HERE = "tests.project.test_distributed_ranks"
 
 
-def add_up(value: int) -> list[int]:
-    total = torch.tensor(value + dist.get_rank())
-    dist.all_reduce(total)
-    return [dist.get_rank(), int(total)]
-
-
 def fail_on(rank: int) -> None:
     if dist.get_rank() == rank:
         raise ValueError(f"rank {rank} says so")
@@ -29,19 +23,6 @@ def fail_on(rank: int) -> None:
 def hang_on(rank: int) -> None:
     if dist.get_rank() == rank:
         time.sleep(600)
-
-
-def grouped() -> bool:
-    return dist.is_initialized()
-
-
-def test_every_rank_returns_its_result(ranks: Ranks) -> None:
-    assert ranks.run(f"{HERE}:add_up", 10) == [[0, 21], [1, 21]]
-    assert ranks.run(f"{HERE}:add_up", 1, world=4) == [[rank, 10] for rank in range(4)]
-
-
-def test_a_world_of_none_is_a_process_without_a_group(ranks: Ranks) -> None:
-    assert ranks.run(f"{HERE}:grouped", world=0) == [False]
 
 
 def test_a_failing_rank_and_a_hanging_one_are_named(ranks: Ranks) -> None:

@@ -86,26 +86,6 @@ def test_the_objects_are_those_of_the_published_schema(
     assert spec["containers"][0]["command"][-1] == f"{name}-node-0-0.{name}"
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("network", "enableDNSHostname"), True),
-        (("failurePolicy", "maxRestarts"), "3"),
-        (("replicatedJobs", 0, "template", "spec", "completion"), 2),
-    ],
-)
-def test_the_schema_refuses_what_a_server_refuses(
-    published: dict[str, Any], path: tuple[Any, ...], value: Any
-) -> None:
-    jobset = yaml.safe_load(render_kubernetes(job()).files["jobset.yaml"])
-    place = jobset["spec"]
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(jobset, published)
-
-
 def test_slurm_gets_a_task_for_each_device_and_a_signal_before_the_end() -> None:
     text = render_slurm(job()).files["job.sbatch"]
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=(.*)$", text, re.MULTILINE))

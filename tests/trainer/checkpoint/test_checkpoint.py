@@ -20,7 +20,6 @@ from tests.trainer.tiny_run import (
 from trainer.checkpoint.reader import BEST_EVALUATED, find_checkpoint, read_progress
 from trainer.checkpoint.retention import older_ones
 from trainer.checkpoint.store import CheckpointStore
-from trainer.optimizer.adamw import AdamW
 from trainer.system.errors import InputError, StorageError
 from trainer.system.storage.atomic_folder import Disk, point, verify
 from trainer.system.storage.removal import pin
@@ -46,24 +45,6 @@ def test_what_is_saved_comes_back(store: CheckpointStore):
     assert progress == tiny_progress(120)
     assert store.latest() == path
     assert (store.folder / "latest").resolve() == path.resolve()
-
-
-def test_resumed_training_continues_with_the_same_bits(store: CheckpointStore):
-    layout, config = tiny_layout(), tiny_config()
-    gradients = [tiny_state(seed).weights for seed in range(8)]
-
-    def train(state, steps):
-        optimizer = AdamW(config.optimizer, layout)
-        for step in steps:
-            optimizer.apply(state, gradients[step], 1e-3 * (step + 1), 0.7)
-        return state
-
-    whole = train(tiny_state(0), range(8))
-    half = train(tiny_state(0), range(5))
-    store.save(half.snapshot(), tiny_progress(5))
-    restored = make_store(store.folder).restore()
-    assert restored is not None
-    assert train(restored.state, range(5, 8)).digest() == whole.digest()
 
 
 def test_saving_closes_the_snapshot_and_leaves_the_state_alone(store: CheckpointStore):
