@@ -20,6 +20,7 @@ from trainer.data.labels import (
     TEXTS,
     ClassNumber,
     Kind,
+    LabelColumn,
     listed,
     near_misses,
     read_label,
@@ -27,6 +28,7 @@ from trainer.data.labels import (
     whole_number,
 )
 from trainer.data.records import Problems, Record
+from trainer.data.shapes import parse_sample
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
 
@@ -96,6 +98,24 @@ def with_names(config: RunConfig, base: Sequence[str]) -> RunConfig:
     return config.with_settings({"class_names": names})
 
 
+def check_task(config: RunConfig, base: Sequence[str]) -> None:
+    """Check by its labels and its first line that data is of a run's task; its reader checks all.
+
+    Raises:
+        InputError: it is not.
+    """
+    config = with_names(config, base)
+    record = next(objects(Path(config.data.train), config.data.columns), None)
+    if record is None:
+        return
+    try:
+        classes = config.classes
+        labels = None if classes is None else LabelColumn(classes)
+        parse_sample(record.tree, record.number, labels)
+    except BadLineError as error:
+        raise InputError(f"{record.place}: {error}") from None
+
+
 def check_count(data: Path, names: Sequence[str], count: int) -> None:
     """Check that there are as many words as classes.
 
@@ -118,19 +138,19 @@ class _Findings:
         self._unlabelled = _Lines()
         self._near: dict[str, _Lines] = {}
         self._kinds: dict[Kind, _Lines] = {}
-        self._values: dict[int | str, int] = {}  # with the first line
+        self._values: set[int | str] = set()
         self._names: tuple[str, ...] = ()
 
     def add(self, record: Record) -> None:
-        tree, number = record.tree, record.number
+        tree, place = record.tree, record.within(self._path)
         label = tree.get(LABEL)
         is_text = _ANSWERS.isdisjoint(tree)
         if label is None:
-            self._unlabelled.add(number)
+            self._unlabelled.add(place)
             for key in near_misses(tree) if is_text and not tree.keys().isdisjoint(TEXTS) else ():
-                self._near.setdefault(key, _Lines()).add(number)
+                self._near.setdefault(key, _Lines()).add(place)
             return
-        self._labelled.add(number)
+        self._labelled.add(place)
         try:
             if not is_text:
                 beside = next(key for key in tree if key in _ANSWERS)
@@ -143,9 +163,9 @@ class _Findings:
                     raise BadLineError("names other classes than the files before it; give one")
                 self._names = label.names
             value, kind = read_label(label)
-            self._kinds.setdefault(kind, _Lines()).add(number)
+            self._kinds.setdefault(kind, _Lines()).add(place)
             if value not in self._values:
-                self._values[value] = number
+                self._values.add(value)
                 self._check(value)
         except BadLineError as error:
             raise InputError(f"{record.place}: {error}") from None
@@ -205,21 +225,24 @@ class _Findings:
 
 
 class _Lines:
-    """Counts lines and keeps the first ones' numbers."""
+    """Counts lines and keeps the first ones' places."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._first: list[int] = []
+        self._first: list[str] = []
 
-    def add(self, number: int) -> None:
+    def add(self, place: str) -> None:
         self.count += 1
         if len(self._first) < NAMED:
-            self._first.append(number)
+            self._first.append(place)
 
     def __str__(self) -> str:
         more = ", ..." if self.count > NAMED else ""
-        noun, word = ("line", "line") if self.count == 1 else ("lines", "lines")
-        return f"{self.count:,} {noun} ({word} {', '.join(map(str, self._first))}{more})"
+        noun = "line" if self.count == 1 else "lines"
+        places = ", ".join(self._first)
+        if all(place.startswith("line ") for place in self._first):
+            places = f"{noun} {places.replace('line ', '')}"
+        return f"{self.count:,} {noun} ({places}{more})"
 
 
 def objects(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[Record]:

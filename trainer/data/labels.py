@@ -18,6 +18,13 @@ from trainer.data.values import BadLineError, kind_of, text_of
 TEXTS = ("input", "text", "sentence")
 """The keys of a text that is classified."""
 LABEL = "label"
+_ABSENT = frozenset(
+    (
+        *("NA", "N/A", "n/a", "<NA>", "#N/A", "#N/A N/A", "#NA", "NULL", "null", "None"),
+        *("NaN", "nan", "-NaN", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"),
+    )
+)
+"""Cells that pandas, and `datasets` with it, read as a missing value, beside an empty one."""
 _WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?")
 _CONTROLS = frozenset(("Cc", "Zl", "Zp"))
 NAMED = 5
@@ -41,10 +48,10 @@ class LabelColumn:
         self._count = classes if isinstance(classes, int) else len(classes)
         self.kind: Kind | None = None
         """What the labels are, once one is read."""
-        self._first = 0
+        self._first = ""
 
-    def index(self, label: Any, number: int) -> int:
-        """Return the class of a label in line `number`.
+    def index(self, label: Any, where: str) -> int:
+        """Return the class of a label; `where` names its line in a later error.
 
         Raises:
             BadLineError: it is none, or of another kind than the labels before it.
@@ -59,9 +66,9 @@ class LabelColumn:
         if not 0 <= index < self._count:
             raise BadLineError(f"'label' must be from 0 to {self._count - 1}, got {index}")
         if self.kind is None:
-            self.kind, self._first = kind, number
+            self.kind, self._first = kind, where
         elif kind != self.kind:
-            raise BadLineError(f"'label' is a {kind}, that of line {self._first} is a {self.kind}")
+            raise BadLineError(f"'label' is a {kind}, that of {self._first} is a {self.kind}")
         return index
 
     def _as_ordered(self, label: Any) -> Any:
@@ -77,7 +84,7 @@ class LabelColumn:
         return f"one of the classes {listed([*map(shown, self._indices)])}"
 
 
-def parse_labelled(tree: dict[str, Any], number: int, labels: LabelColumn) -> tuple[str, int]:
+def parse_labelled(tree: dict[str, Any], where: str, labels: LabelColumn) -> tuple[str, int]:
     """Return the text and the class of a line.
 
     Raises:
@@ -94,7 +101,7 @@ def parse_labelled(tree: dict[str, Any], number: int, labels: LabelColumn) -> tu
         raise BadLineError(f"lacks the key 'input' (or 'text'); its other keys are {others}")
     if len(given) > 1:
         raise BadLineError(f"has {' and '.join(map(repr, given))}, of which one is the text")
-    return text_of(tree, given[0]), labels.index(tree[LABEL], number)
+    return text_of(tree, given[0]), labels.index(tree[LABEL], where)
 
 
 def near_misses(keys: Iterable[str]) -> list[str]:
@@ -127,6 +134,21 @@ def read_label(label: Any) -> tuple[int | str, Kind]:
         return word, "word"
     got = repr(label) if isinstance(label, float) else kind_of(label)
     raise BadLineError(f"'label' must be a word or a whole number, got {got}")
+
+
+def label_of_cell(cell: str) -> str | None:
+    """Return the label of a table's row; an empty one is None.
+
+    Raises:
+        BadLineError: others would read it as missing, so that a class of this name surprises.
+    """
+    label = cell.strip() or None
+    if label in _ABSENT:
+        raise BadLineError(
+            f"'label' is {label!r}, which pandas and datasets read as no label; remove the row or"
+            " rename the class (in JSON Lines any word is a class)"
+        )
+    return label
 
 
 def whole_number(value: int | str) -> int | None:

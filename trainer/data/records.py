@@ -10,9 +10,10 @@ import codecs
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from trainer.data.labels import LABEL
+from trainer.data.labels import LABEL, label_of_cell
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
 
@@ -47,6 +48,11 @@ class Record(NamedTuple):
     def place(self) -> str:
         """`file:line`, or `file: row N`."""
         return f"{self.source}{self.number}"
+
+    def within(self, data: Path) -> str:
+        """Return its place in data of this path: `line N`, or of a folder's file `name:N`."""
+        inner = self.source.removeprefix(str(data))
+        return f"line {self.number}" if inner == ":" else f"{inner.lstrip('/: ')}{self.number}"
 
 
 class Problems:
@@ -345,7 +351,7 @@ def _cells(row: list[str], names: list[tuple[int, str]]) -> Iterator[tuple[str, 
     for index, name in names:
         cell: Any = row[index]
         if name == LABEL:
-            cell = cell.strip() or None
+            cell = label_of_cell(cell)
         elif name in _NESTED and cell.startswith("["):
             try:
                 cell = parse(cell.encode())

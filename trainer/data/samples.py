@@ -202,7 +202,8 @@ def iterate(
     usual = f"{path}:"
     for record in read_records(path, problems, columns):
         try:
-            sample = parse_sample(record.tree, record.number, labels, prompts=prompts)
+            where = record.within(path)
+            sample = parse_sample(record.tree, record.number, labels, where=where, prompts=prompts)
             unused.add(record.tree, sample)
         except BadLineError as error:
             problems.add(record.place, error)

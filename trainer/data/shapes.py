@@ -260,12 +260,18 @@ class UnusedKeys:
 
 
 def parse_sample(
-    tree: Any, number: int, labels: LabelColumn | None = None, *, prompts: bool = False
+    tree: Any,
+    number: int,
+    labels: LabelColumn | None = None,
+    *,
+    where: str = "",
+    prompts: bool = False,
 ) -> Sample:
     """Return the JSON value of line `number` as a sample.
 
     Args:
         labels: reads the labels of a `classify` task; None: a `causal-lm` sample.
+        where: names the line in errors of later labels.
         prompts: the lines are continued, not learned: a conversation may lack an answer.
 
     Raises:
@@ -277,7 +283,7 @@ def parse_sample(
     if refusal := table.refusal(key for key in tree if tree[key] not in (None, "", [], {})):
         raise BadLineError(refusal)
     if labels is not None:
-        return Sample(*parse_labelled(tree, number, labels), line=number)
+        return Sample(*parse_labelled(tree, where, labels), line=number)
     shape = shape_of(tree)
     sample = shape.read(_given(tree))
     if sample.messages and not prompts:

@@ -77,6 +77,52 @@ def test_a_base_that_knows_the_classes_decides_their_order(
     assert found.classes == classes
 
 
+@pytest.mark.parametrize("word", ["NA", "nan", "None", "null", "N/A", " NULL "])
+def test_a_word_that_pandas_reads_as_no_label_is_no_class_of_a_table(
+    tmp_path: Path, word: str
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"input,label\nx,EU\ny,{word}\nz,US\n")
+    with pytest.raises(DataError) as caught:
+        read_file(path, "classify", ("EU", "US", word.strip()))
+    told = f"{path}:3: 'label' is '{word.strip()}', which pandas and datasets read as no label"
+    assert str(caught.value).startswith(told)
+    lines = labelled(tmp_path / "a.jsonl", ["EU", word, "US"])
+    assert len(read_file(lines, "classify", ("EU", "US", word)).samples) == 3
+
+
+def test_an_empty_label_of_a_table_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('input,label\nx,EU\ny,\nz,""\nw,US\n')
+    with pytest.raises(InputError, match=r"none in 2 lines \(lines 3, 4\)"):
+        find_labels(path)
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        ([{"input": "x"}], "in 2 lines (a.jsonl:1, a.jsonl:2), and none in 1 line (sub/b.jsonl:1)"),
+        ([{"input": "x", "label": 1}], "a word in 2 lines (a.jsonl:1, a.jsonl:2), a number in 1 l"),
+        ([{"input": "x", "label": [1]}], "sub/b.jsonl:1: 'label' must be a word"),
+    ],
+)
+def test_of_a_folder_a_refusal_names_the_file_and_its_line(
+    tmp_path: Path, second: list[Any], problem: str
+) -> None:
+    labelled(tmp_path / "a.jsonl", ["ham", "spam"])
+    (tmp_path / "sub").mkdir()
+    write(tmp_path / "sub/b.jsonl", *second)
+    with pytest.raises(InputError) as caught:
+        find_labels(tmp_path)
+    assert problem in str(caught.value)
+    if second[0].get("label") == 1:
+        with pytest.raises(DataError) as later:
+            read_file(tmp_path, "classify", ("ham", "spam"))
+        there = f"{tmp_path}/sub/b.jsonl:1: "
+        told = f"{there}'label' is a number, that of a.jsonl:1 is a word"
+        assert str(later.value) == told
+
+
 MIXED = [{"input": "x", "label": n % 2} for n in range(239)]
 
 
