@@ -36,7 +36,7 @@ class Trained:
     """A trained model, ready for a replica."""
 
     path: Path
-    """Where the weights were found."""
+    """Where the weights were found, as messages name it; of a GGUF file the file."""
     config: RunConfig
     base_dir: Path
     """The model that a replica loads; for a full model its own folder."""
@@ -75,7 +75,7 @@ def load_trained(
 
 def _load(path: Path, base: str | None, max_seq_len: int | None) -> Trained:
     if gguf_file(path) is not None:
-        path = resolve_model(str(path))
+        return replace(_load(resolve_model(str(path)), base, max_seq_len), path=path)
     if find_adapter(path) is not None:
         adapter, lines = open_adapter(path, base)
         for line in lines:

@@ -236,6 +236,7 @@ def test_one_file_of_a_folder_is_its_model(model: Path, tmp_path: Path) -> None:
     file = write_gguf(folder / "m.gguf", model)
     found = resolve_model(str(folder))
     assert found == resolve_model(str(file)) == load_trained(file).base_dir
+    assert load_trained(file).path == file  # messages name what the user gave
     shutil.copy(file, folder / "n.gguf")
     with pytest.raises(InputError, match="has 2 GGUF files: give one of them"):
         read_config(resolve_model(str(folder)))
