@@ -6,34 +6,14 @@ supports the same operations as an installed agent, with the rights of that logi
 
 from __future__ import annotations
 
+import ast
 import io
 import zipfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 LEAST_PYTHON = (3, 11)
-
-_PARTS = (
-    "launcher/__init__.py",
-    "launcher/errors.py",
-    "launcher/files.py",
-    "launcher/agent/*.py",
-    "launcher/agent/checks/*.py",
-    "launcher/inventory/__init__.py",
-    "launcher/inventory/facts/*.py",
-    "launcher/session/*.py",
-    "trainer/__init__.py",
-    "trainer/system/__init__.py",
-    "trainer/system/cgroups.py",
-    "trainer/system/errors.py",
-    "trainer/system/kernel_files.py",
-    "trainer/system/nvidia_smi.py",
-    "trainer/system/process/__init__.py",
-    "trainer/system/process/child.py",
-    "trainer/system/storage/__init__.py",
-    "trainer/system/storage/atomic_file.py",
-)
-"""What an agent imports."""
 
 RUN = "; ".join(
     (
@@ -60,8 +40,36 @@ def archive() -> bytes:
     root = Path(__file__).parents[2]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
-        for part in _PARTS:
-            for file in sorted(root.glob(part)):
-                entry = zipfile.ZipInfo(file.relative_to(root).as_posix())
-                packed.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
+        for file, source in sorted(_sources(root, "launcher.agent.server").items()):
+            entry = zipfile.ZipInfo(file.relative_to(root).as_posix())
+            packed.writestr(entry, source, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
+
+
+def _sources(root: Path, start: str) -> dict[Path, bytes]:
+    """Return the sources that a module needs to be imported, by their files.
+
+    What a function imports when it is called is not among them: it may need Motley's dependencies.
+    """
+    found: dict[Path, bytes] = {}
+    due = {start}
+    while due:
+        path = root.joinpath(*due.pop().split("."))
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if file in found or not file.is_file():
+            continue
+        found[file] = file.read_bytes()
+        due.update(_imports(ast.parse(found[file])))
+        due.add(".".join(path.parent.relative_to(root).parts) or start)
+    return found
+
+
+def _imports(module: ast.Module) -> Iterator[str]:
+    """Yield the names of our modules, and of what may be one, that a module imports at once."""
+    for node in module.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            if node.module.startswith(("launcher", "trainer")):
+                yield node.module
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.startswith(("launcher.", "trainer.")))
