@@ -157,8 +157,7 @@ def _keys(options: list[str]) -> list[str]:
 
 def _fail(arguments: list[str], message: str, code: int, details: tuple[str, ...] = ()) -> int:
     line = " ".join(message.split())
-    shown = [visible(text) for text in (f"launch: {line}", *details)]
-    sys.stderr.write("".join(f"{text}\n" for text in shown))
+    sys.stderr.write("".join(f"launch: {visible(text)}\n" for text in (line, *details)))
     if "--json" in arguments:
         tree = {"schema": "motley.error/1", "error": line, "details": details, "exit_code": code}
         sys.stdout.write(json.dumps(tree) + "\n")

@@ -237,6 +237,14 @@ def test_hosts_over_ssh_are_planned_without_asking_them(
     assert f"host intel: 127.0.0.1 port {closed} is closed" in said
 
 
+@pytest.mark.needs("ssh")
+def test_every_line_of_a_refusal_says_who_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cluster", "up", "--nodes", "127.0.0.1,127.0.0.2", "-e", "ansible_port=1"]) == 3
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert all(line.startswith("launch: host 127.0.0.") for line in said)
+
+
 def test_doctor_shows_every_check_with_its_remedy(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
