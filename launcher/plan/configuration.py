@@ -30,6 +30,12 @@ _PATHS = (
     ("evaluation", "problems"),
 )
 """Settings of a distillation's job that may be null."""
+_INPUT_SETTINGS = frozenset(
+    (
+        *("model.path", "data.train", "data.validation", "teacher.data", "evaluation.data"),
+        *(f"{section}.{name}" for section, name in _PATHS),
+    )
+)
 OWN = frozenset(("model.path", "data.train"))
 """Any of these settings defines a run of the user's own, without a preset or file."""
 INPUTS = "inputs"
@@ -54,6 +60,19 @@ class Order:
             return None
         # Without data of one's own it is the quickstart's, and so is its validation.
         return given if "data.train" in given else {*given, "data.validation"}
+
+    @property
+    def brings_inputs(self) -> bool:
+        """Whether a model or data are the user's: those of a preset may still have to be made."""
+        return self.is_file or not _INPUT_SETTINGS.isdisjoint(self.settings)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the job is read from a file of the user's."""
+        presets = distill_job.presets() if self.leader == "student" else run_config.presets()
+        return self.source is not None and (
+            self.source not in presets or Path(self.source).exists()
+        )
 
     def job(self, hosts: Sequence[Host]) -> RunConfig | DistillJob:
         """Return the job on these hosts, with absolute paths.
@@ -154,8 +173,7 @@ def with_free_output(
     Returns:
         The config, and a line if the folder of its preset has got a number.
     """
-    is_file = order.source is not None and not run_config.is_preset(order.source)
-    if is_file or "output" in order.settings:
+    if order.is_file or "output" in order.settings:
         return config, []
 
     def is_free(path: str) -> bool:

@@ -22,14 +22,14 @@ from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
 from launcher.runs.budget.spending import IdleHost, idle_hosts
 from launcher.runs.down import TeardownResult, tear_down
-from launcher.runs.preflight.inspection import inspect
+from launcher.runs.preflight.inspection import INPUT_CHECKS, inspect
 from launcher.runs.preflight.own_settings import follow_data
 from launcher.runs.records.kept_configs import Start, config_of, differences, start_of
 from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run
 from launcher.runs.status import RunView, find_run
 from launcher.runs.stopwatch import Stopwatch
-from launcher.runs.up import bring_up, look_around, make_plan
+from launcher.runs.up import bring_up, look_around, make_plan, refuse_failures
 from launcher.terminal import note, working
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
@@ -120,9 +120,12 @@ class Cluster:
 
         Args:
             resume: the id of a run that continues; it brings its own job.
+            only_to_plan: for a dry run, which checks nothing but a model and data of the user's,
+                on the hosts that it asks.
 
         Raises:
             LauncherError: the job cannot be used, or does not fit the hosts or the earlier start.
+            PreflightError: a dry run's model or data would be refused by the start.
         """
         if resume is not None and order.source is not None:
             flags = "--config" if order.leader == "student" else "--preset and --config"
@@ -162,6 +165,8 @@ class Cluster:
             plan = make_plan(found, job, self.start.expect_workers, plan.run_id)
         for line in lines:
             self._report(line)
+        if only_to_plan and order.brings_inputs:
+            refuse_failures(inspect(found, plan, job, only=INPUT_CHECKS), self._report)
         return Launch(plan, job, found)
 
     def up(self, launch: Launch, timeout: float | None) -> Run:

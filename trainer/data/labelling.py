@@ -20,7 +20,6 @@ from trainer.data.labels import (
     TEXTS,
     ClassNumber,
     Kind,
-    LabelColumn,
     listed,
     near_misses,
     read_label,
@@ -28,7 +27,6 @@ from trainer.data.labels import (
     whole_number,
 )
 from trainer.data.records import Problems, Record
-from trainer.data.shapes import parse_sample
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
 
@@ -96,24 +94,6 @@ def with_names(config: RunConfig, base: Sequence[str]) -> RunConfig:
         return config.with_settings({"class_names": names}) if len(names) == count else config
     check_count(data, names, count)
     return config.with_settings({"class_names": names})
-
-
-def check_task(config: RunConfig, base: Sequence[str]) -> None:
-    """Check by its labels and its first line that data is of a run's task; its reader checks all.
-
-    Raises:
-        InputError: it is not.
-    """
-    config = with_names(config, base)
-    record = next(objects(Path(config.data.train), config.data.columns), None)
-    if record is None:
-        return
-    try:
-        classes = config.classes
-        labels = None if classes is None else LabelColumn(classes)
-        parse_sample(record.tree, record.number, labels)
-    except BadLineError as error:
-        raise InputError(f"{record.place}: {error}") from None
 
 
 def check_count(data: Path, names: Sequence[str], count: int) -> None:

@@ -7,6 +7,7 @@ nothing: its reader reports the error.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,10 @@ from typing import Any
 
 from trainer.config.run import RunConfig
 from trainer.data.formats import count_records
-from trainer.data.labelling import check_count, find_labels, objects
+from trainer.data.labelling import check_count, find_labels, objects, with_names
+from trainer.data.labels import LabelColumn
+from trainer.data.shapes import parse_sample
+from trainer.data.values import BadLineError
 from trainer.model.architecture import read_positions
 from trainer.model.class_names import read_class_names
 from trainer.model.safetensors_headers import read_config, read_headers
@@ -96,6 +100,24 @@ def derive(
         if model_dir is not None:
             found += _of_model(_settle(config, found), given, model_dir, rooms)
     return [part for part in found if part.key not in given]
+
+
+def check_task(config: RunConfig) -> None:
+    """Check by its labels and its first line that data is of a run's task; its reader checks all.
+
+    Raises:
+        InputError: it is not.
+    """
+    data, base = config.data, ()
+    with contextlib.suppress(InputError):  # another check reads the model
+        base = read_class_names(read_config(Path(config.model.path)))
+    config = with_names(config, base)
+    labels = None if config.classes is None else LabelColumn(config.classes)
+    for record in itertools.islice(objects(Path(data.train), data.columns), 1):
+        try:
+            parse_sample(record.tree, record.number, labels)
+        except BadLineError as error:
+            raise InputError(f"{record.place}: {error}") from None
 
 
 def run_work(config: RunConfig, model_dir: Path) -> tuple[float, float]:

@@ -29,7 +29,7 @@ from trainer.data.sources import HUB, refuse_pipe, spelled
 from trainer.model import layout as trainer_layout
 from trainer.model.files import local_model
 from trainer.model.output_folder import check_output as check_folder_of_run
-from trainer.planning.defaults import Derived, derive, run_work
+from trainer.planning.defaults import Derived, check_task, derive, run_work
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import read_shape
 from trainer.planning.shapes import ModelShape
@@ -124,16 +124,21 @@ def _absent_model(path: str) -> Finding:
 
 
 @validate_call
-def check_training_data(
-    path: Path, *, taught: bool, columns: dict[str, str] | None = None
-) -> Finding:
-    """Whether a run's data exists: a file, or a teacher's logits if the run is `taught`."""
-    if taught:
+def check_training_data(config: RunConfig) -> Finding:
+    """Whether a run's data is there and of its task: a teacher's logits if it has one."""
+    path = Path(config.data.train)
+    if config.distillation is not None:
         return check_logits(path)
     if os.access(path / DATASET, os.F_OK):
         detail = f"{path}: holds a teacher's logits, and the job has no section `distillation`"
         return Finding("fail", detail, "add it: --set distillation.alpha=0.7")
-    return check_data(path, "--data FILE", columns)
+    finding = check_data(path, "--data FILE", config.data.columns)
+    if finding.status == "ok":
+        try:
+            check_task(config)
+        except InputError as error:
+            return Finding("fail", str(error).splitlines()[0])
+    return finding
 
 
 @validate_call

@@ -48,8 +48,8 @@ def _patience(config: RunConfig) -> float:
 def _data(config: RunConfig) -> _Input:
     train, taught = config.data.train, config.distillation is not None
     content = "logits_content" if taught else "file_content"
-    asked = {"path": train, "taught": taught, "columns": config.data.columns}
-    return _Input(train, "training_data", asked, content, {"path": train})
+    asked = {"config": config.model_dump(mode="json")}
+    return _Input(train, "training_data", asked, content, {"path": train}, HASH_DEADLINE)
 
 
 def _validation(config: RunConfig) -> _Input | None:

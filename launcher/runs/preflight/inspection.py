@@ -8,7 +8,7 @@ them all with their remedies. A new check is a line of CHECKS (CONTRIBUTING.md).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -39,11 +39,17 @@ _UPDATE = "update it: launch cluster push"
 
 
 def inspect(
-    found: Survey, plan: LaunchPlan | None, job: RunConfig | DistillJob | None
+    found: Survey,
+    plan: LaunchPlan | None,
+    job: RunConfig | DistillJob | None,
+    only: Collection[str] | None = None,
 ) -> list[Result]:
     """Run every check of the hosts of a plan; without a plan, only those of the hosts.
 
     An unreachable host is one failed check; the others are still checked.
+
+    Args:
+        only: the names of the checks to run; None: all.
     """
     failed = [
         Result(_kind(error), name, "fail", str(error), "; ".join(error.details))
@@ -53,7 +59,8 @@ def inspect(
     if plan is not None:
         taking_part = {host.name for host in plan.hosts}
         names = [name for name in names if name in taking_part]
-    checks = failed + examine(probes(Examination(found, names, plan, job)))
+    wanted = probes(Examination(found, names, plan, job))
+    checks = failed + examine([each for each in wanted if only is None or each.name in only])
     order = {name: index for index, name in enumerate(host.name for host in found.hosts)}
     places = {check.name: index for index, check in enumerate(CHECKS)}
     return sorted(checks, key=lambda c: (order.get(c.host, len(order)), places[c.name]))
@@ -255,3 +262,5 @@ CHECKS = (
     Check("plan", "plan", lambda _cluster, _name: ()),  # of the cluster: `launch doctor`
 )
 """Every check, in the order in which a host's are shown."""
+INPUT_CHECKS = ("model", "data", "validation")
+"""Those of what a run reads."""

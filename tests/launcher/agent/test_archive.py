@@ -14,12 +14,18 @@ from launcher.agent.archive import archive
 def test_it_holds_every_module_that_its_own_import_needs(tmp_path: Path) -> None:
     (tmp_path / "agent.zip").write_bytes(archive())
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import launcher.agent.server;"
+        "import sys, launcher.agent.server;"
         "print(*(m.__spec__.origin for n, m in sys.modules.items()"
         " if n.startswith(('launcher', 'trainer'))))"
     )
-    bare = [sys.executable, "-I", "-S", "-c", code, str(tmp_path / "agent.zip")]
-    done = subprocess.run(bare, check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", code],
+        env={"PYTHONPATH": str(tmp_path / "agent.zip")},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     imported = {Path(file).relative_to(tmp_path / "agent.zip") for file in done.stdout.split()}
     packed = zipfile.ZipFile(io.BytesIO(archive())).namelist()
     assert imported == set(map(Path, packed))

@@ -28,7 +28,7 @@ from launcher.plan.placement import place
 from launcher.plan.setting import Setting
 from tests.launcher.hollow_model import make_model
 from tests.trainer.small_model import write_data, write_model
-from trainer.config.run import load
+from trainer.config.run import RunConfig, load
 from trainer.model.layout import build_layout
 from trainer.replica.wgpu.planning import budget
 
@@ -66,22 +66,47 @@ def test_a_missing_data_file_and_a_missing_model(tmp_path: Path) -> None:
     assert check_model(broken).status == "fail"
 
 
+def training(path: Path, **settings: object) -> RunConfig:
+    return load(None, {"task": "causal-lm", "model.path": "m", "data.train": str(path)} | settings)
+
+
 def test_training_data_is_a_file_without_a_teacher_and_its_folder_with_one(tmp_path: Path) -> None:
     file, logits = tmp_path / "train.jsonl", tmp_path / "logits"
     file.write_text('{"text": "a"}\n')
     logits.mkdir()
-    assert check_training_data(file, taught=False).status == "ok"
-    assert "holds no data files" in check_training_data(logits, taught=False).detail
+    teacher = {"distillation.alpha": 0.7}
+    assert check_training_data(training(file)).status == "ok"
+    assert "holds no data files" in check_training_data(training(logits)).detail
     (logits / "dataset.json").write_text('{"shards": []}')
-    assert check_training_data(logits, taught=True).status == "ok"
-    unsaid = check_training_data(logits, taught=False)
+    assert check_training_data(training(logits, **teacher)).status == "ok"
+    unsaid = check_training_data(training(logits))
     assert unsaid.status == "fail"
     assert "has no section `distillation`" in unsaid.detail
     assert unsaid.remedy.endswith("--set distillation.alpha=0.7")
-    unfit = check_training_data(file, taught=True)
+    unfit = check_training_data(training(file, **teacher))
     assert unfit.status == "fail"
     assert "data.train is a folder of logits" in unfit.detail
     assert unfit.remedy == "give --data DIR, or --set distillation=null"
+
+
+@pytest.mark.parametrize(
+    ("task", "line", "problem"),
+    [
+        ("classify", {"prompt": "a", "completion": "b"}, "no line has a 'label', and task is clas"),
+        ("classify", {"input": "a", "label": 7}, "t.jsonl:1: 'label' must be from 0 to 1, got 7"),
+        ("classify", {"sms": "a", "label": 1}, "t.jsonl:1: lacks the key 'input' (or 'text')"),
+        ("causal-lm", {"question": "a", "reply": "b"}, "t.jsonl:1: its keys ('question', 'reply')"),
+    ],
+)
+def test_training_data_of_another_task_is_refused_before_the_start(
+    tmp_path: Path, task: str, line: dict[str, object], problem: str
+) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    classes = {"num_classes": 2} if task == "classify" else {}
+    finding = check_training_data(training(path, task=task, **classes))
+    assert finding.status == "fail"
+    assert problem in finding.detail
 
 
 def test_the_checkpoints_of_another_run_are_not_written_over(tmp_path: Path) -> None:
@@ -229,7 +254,7 @@ def test_data_is_read_by_the_names_of_its_columns(tmp_path: Path, name: str) -> 
         parquet.write_table(pytest.importorskip("pyarrow").table({"body": ["a"]}), path)
     else:
         path.write_text('{"body": "a"}\n' if name == "t.jsonl" else "body,id\na,1\n")
-    assert check_training_data(path, taught=False, columns=columns).status == "ok"
+    assert check_training_data(training(path, **{"data.columns": columns})).status == "ok"
     lacking = check_data(path, "--data FILE", {"text": "txt"})
     assert "no key 'txt' (data.columns.text); it has 'body'" in lacking.detail
 
