@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from trainer.data.labels import LABEL, ClassNumber
-from trainer.data.records import MAX_RECORD_BYTES, Record, choose_columns
+from trainer.data.records import MAX_RECORD_BYTES, PIECE, Record, choose_columns
 from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS
 from trainer.system.errors import InputError
 
@@ -37,7 +37,8 @@ def parquet_rows(
     from pyarrow import parquet
 
     with _damage_named(pa, place):
-        file = parquet.ParquetFile(stream)
+        # A row group may be as large as the file, so its pages are read as they are needed.
+        file = parquet.ParquetFile(stream, buffer_size=PIECE, pre_buffer=False)
         chosen = _choose(pa, file.schema_arrow, columns, place)
         _check_sizes(file.metadata, set(chosen.values()), place)
         batches = file.iter_batches(ROWS, columns=list(dict.fromkeys(chosen.values())))

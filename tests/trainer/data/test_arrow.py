@@ -7,6 +7,8 @@ import decimal
 import gzip
 import io
 import json
+import random
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -271,3 +273,19 @@ def test_a_folder_of_save_to_disk_is_read_in_its_order(
     assert whole == hash_files([part.parent]).hexdigest()
     part.write_bytes(as_stream(pa.table({"text": ["other"]})))
     assert whole != hash_files([tmp_path / "set"]).hexdigest()
+
+
+def test_a_large_row_group_is_read_in_pieces(tmp_path: Path) -> None:
+    """Most writers make one group of a million rows, which are gigabytes."""
+    path = tmp_path / "a.parquet"
+    texts = [random.Random(n).randbytes(2**9).hex() for n in range(2**14)]
+    parquet.write_table(pa.table({"text": texts}), path, use_dictionary=False, compression="none")
+    assert parquet.ParquetFile(path).num_row_groups == 1
+    tracemalloc.start()  # pyarrow reads this file through Python
+    try:
+        assert sum(1 for _ in read_records(path, Problems())) == len(texts)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size > 2**24
+    assert peak < 2**22
