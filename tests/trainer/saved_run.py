@@ -11,13 +11,14 @@ import numpy as np
 
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.checkpoint.trained_model import Trained
-from trainer.evaluate.base import Compute, Outcome
+from trainer.evaluate.base import Outcome
 from trainer.evaluate.claims import Claims
 from trainer.evaluate.results import read_evaluations
 from trainer.evaluate.runner import Manner, Runner
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
+from trainer.replica.backend import Compute
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig

@@ -75,13 +75,14 @@ def load(assignment: Assignment, batch_tokens: int = 256) -> Teacher:
     import torch
 
     from trainer.distill.teacher.scoring import open_teacher
+    from trainer.replica.backend import Compute
 
     torch.set_num_threads(1)
     return open_teacher(
         assignment.model_dir,
         assignment.vocabulary.teacher_ids,
         assignment.folder.description,
-        backend="cpu",
+        Compute("cpu"),
         batch_tokens=batch_tokens,
     )
 

@@ -14,7 +14,7 @@ import click
 from trainer.commands.sampling import generation_options
 
 if TYPE_CHECKING:
-    from trainer.evaluate.base import Compute
+    from trainer.replica.backend import Compute
     from trainer.replica.sampling import Sampling
 
 _RESET = "/reset"

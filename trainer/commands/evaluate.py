@@ -17,12 +17,13 @@ from trainer.commands.place import (
     place_options,
     teller,
 )
-from trainer.config.run import Backend, LostText
+from trainer.config.run import LostText
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH
 
 if TYPE_CHECKING:
     from trainer.evaluate.scoring import EvaluationScores
+    from trainer.replica.backend import Compute
 
 _LONGEST_NAME = 20
 
@@ -99,9 +100,7 @@ def evaluate(
     columns: dict[str, str],
     held_out: bool,
     base: str | None,
-    backend: Backend,
-    gpu: str,
-    threads: int | None,
+    compute: Compute,
     parallel: str | None,
     max_seq_len: int | None,
     lost_text: LostText | None,
@@ -121,9 +120,6 @@ def evaluate(
     With --watch, score each checkpoint of a run as it appears, together with other runners;
     the options from --tasks on need --watch.
     """
-    from trainer.evaluate.base import Compute
-
-    compute = Compute(backend, gpu, threads)
     if (model is None) == (watch is None):
         raise click.UsageError("give MODEL or --watch DIR")
     if model is not None:

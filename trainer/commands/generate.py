@@ -13,7 +13,7 @@ from trainer.commands.sampling import generation_options
 from trainer.system.commandline.together import PATH
 
 if TYPE_CHECKING:
-    from trainer.evaluate.base import Compute
+    from trainer.replica.backend import Compute
     from trainer.replica.sampling import Sampling
 
 

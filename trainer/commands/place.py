@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -14,13 +15,13 @@ from trainer.system.commandline.together import PATH, Command, together
 
 if TYPE_CHECKING:
     from trainer.checkpoint.trained_model import Trained
-    from trainer.evaluate.base import Compute
+    from trainer.replica.backend import Compute
     from trainer.run.distributed.inference import Ranks
 
 
 def place_options(*backends: Backend) -> Callable[[Command], Command]:
-    """Return a decorator that adds --gpu-backend (as `backend`), --gpu and --threads."""
-    return together(
+    """Return a decorator that adds --gpu-backend, --gpu and --threads, together `compute`."""
+    add = together(
         click.option(
             "--gpu-backend",
             "backend",
@@ -37,6 +38,17 @@ def place_options(*backends: Backend) -> Callable[[Command], Command]:
         ),
         click.option("--threads", type=Threads(), help="CPU threads."),
     )
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def call(backend: Backend, gpu: str, threads: int | None, **rest: Any) -> None:
+            from trainer.replica.backend import Compute
+
+            command(compute=Compute(backend, gpu, threads), **rest)
+
+        return cast("Command", add(call))
+
+    return decorate
 
 
 parallel_option = click.option(
@@ -88,7 +100,7 @@ def open_ranks(parallel: str | None, compute: Compute) -> AbstractContextManager
         return nullcontext()
     from trainer.run.distributed.inference import Ranks
 
-    return Ranks(parallel, compute.backend, compute.gpu, compute.threads)
+    return Ranks(parallel, compute)
 
 
 def teller(doing: str, trained: Trained, ranks: Ranks | None) -> Callable[[str, str], None]:

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from trainer.commands.place import place_options
-from trainer.config.run import Backend
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH, together
 
@@ -42,20 +41,11 @@ def generation_options(max_new_tokens: int) -> Callable[[_Callback], _Callback]:
     def decorate(command: _Callback) -> _Callback:
         @functools.wraps(command)
         def call(
-            temperature: float,
-            top_k: int | None,
-            top_p: float | None,
-            seed: int,
-            backend: Backend,
-            gpu: str,
-            threads: int | None,
-            **rest: Any,
+            temperature: float, top_k: int | None, top_p: float | None, seed: int, **rest: Any
         ) -> None:
-            from trainer.evaluate.base import Compute
             from trainer.replica.sampling import Sampling
 
-            sampling = Sampling(temperature, top_k, top_p, seed)
-            command(sampling=sampling, compute=Compute(backend, gpu, threads), **rest)
+            command(sampling=Sampling(temperature, top_k, top_p, seed), **rest)
 
         return add(call)
 

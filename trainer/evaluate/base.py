@@ -6,17 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trainer.checkpoint.trained_model import Trained
-from trainer.config.run import Backend
-
-
-@dataclass(frozen=True)
-class Compute:
-    """The device of a task; it falls back as training does."""
-
-    backend: Backend = "auto"
-    gpu: str = ""
-    """An index, UUID, PCI address or name; empty for the first."""
-    threads: int | None = None
+from trainer.replica.backend import Compute
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from trainer.checkpoint.trained_model import Trained
 from trainer.data.shapes import Sample
 from trainer.data.turns import ChatMessage
-from trainer.evaluate.base import Compute
 from trainer.evaluate.generation import Completion, TextModel
 from trainer.model.architecture import read_positions
+from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
 

@@ -11,10 +11,10 @@ from trainer.checkpoint.trained_model import Trained
 from trainer.data.encoder import Encoder
 from trainer.data.shapes import Sample
 from trainer.data.text_stream import TextStream
-from trainer.evaluate.base import Compute
 from trainer.model.architecture import read_vocabulary
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_headers
+from trainer.replica.backend import Compute
 from trainer.replica.continuation import Until
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError

@@ -14,7 +14,8 @@ from typing import Any
 
 from trainer.checkpoint.trained_model import Trained
 from trainer.data.encoder import Encoder
-from trainer.evaluate.base import Compute, Outcome
+from trainer.evaluate.base import Outcome
+from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
 from trainer.system.process.imports import importing
 

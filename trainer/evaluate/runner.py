@@ -16,10 +16,11 @@ from typing import TypeVar
 
 from trainer.checkpoint.trained_model import Trained, load_trained
 from trainer.config.run import LostText
-from trainer.evaluate.base import Compute, Outcome, Task
+from trainer.evaluate.base import Outcome, Task
 from trainer.evaluate.claims import ChainEnd, Claim, Claims
 from trainer.evaluate.results import EVALUATIONS, SCHEMA, Record, Results
 from trainer.evaluate.watcher import Checkpoint, WatchedRun
+from trainer.replica.backend import Compute
 from trainer.replica.wgpu.gpu.errors import LostError
 from trainer.system.errors import StorageError, TrainerError
 from trainer.system.process.interruption import Interrupted, Interruption

@@ -14,7 +14,7 @@ from trainer.data.encoder import Encoder
 from trainer.data.holdout import hold_out
 from trainer.data.samples import SampleFile, columns_of_run, hash_files, read_file
 from trainer.data.tokens import make_dataset
-from trainer.evaluate.base import Compute
+from trainer.replica.backend import Compute
 from trainer.replica.base import EvalResult
 from trainer.system.errors import InputError
 

@@ -12,13 +12,14 @@ from trainer.data.encoder import Encoder
 from trainer.data.samples import read_prompts
 from trainer.data.shapes import Sample
 from trainer.data.sources import find_data
-from trainer.evaluate.base import Compute, Outcome, Task
+from trainer.evaluate.base import Outcome, Task
 from trainer.evaluate.code import Problem, figures, judge, read_problems
 from trainer.evaluate.generation import Completion, complete
 from trainer.evaluate.sandbox import Sandbox
 from trainer.evaluate.scoring import score
 from trainer.evaluate.summaries import compare, read_references, shortened
 from trainer.evaluate.summaries import figures as minutes_figures
+from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
 

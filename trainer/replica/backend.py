@@ -43,6 +43,16 @@ class UnusableError(Exception):
 
 
 @dataclass(frozen=True)
+class Compute:
+    """Where a model computes; it falls back as training does."""
+
+    backend: Backend = "auto"
+    gpu: str = ""
+    """An index, UUID, PCI address or name; empty for the first."""
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
 class ReplicaChoice:
     """A replica, its backend, and why no earlier one was taken."""
 

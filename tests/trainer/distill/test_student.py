@@ -24,13 +24,13 @@ from trainer.data.shapes import Sample
 from trainer.data.tokens import load_dataset
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.student.inputs import FreshStudent
-from trainer.evaluate.base import Compute
 from trainer.evaluate.generation import complete
 from trainer.evaluate.scoring import score
 from trainer.init_model import init_model
 from trainer.planning.budget import stopper
 from trainer.planning.budget.guard import Guard
 from trainer.planning.budget.ledger import SpendLedger
+from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import BudgetStopError, InputError, NonFiniteError, RefusedError
 from trainer.tracking.metrics import read_metrics

@@ -21,9 +21,9 @@ from trainer.commands.evaluate import evaluate
 from trainer.commands.generate import generate
 from trainer.data.shapes import Sample
 from trainer.data.turns import ChatMessage
-from trainer.evaluate.base import Compute
 from trainer.evaluate.conversation import Conversation
 from trainer.evaluate.generation import TextModel, complete
+from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
 

@@ -20,12 +20,12 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.generate import generate
 from trainer.data.shapes import Sample
 from trainer.data.tokenizer_folder import load_tokenizer
-from trainer.evaluate.base import Compute
 from trainer.evaluate.generation import complete
 from trainer.init_model import init_model
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
+from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
 

@@ -11,8 +11,8 @@ import pytest
 
 from tests.trainer import small_model as small
 from trainer.checkpoint.trained_model import load_trained
-from trainer.evaluate.base import Compute
 from trainer.evaluate.tasks import Material, make_tasks
+from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import pytest
 from tests.trainer.saved_run import CPU, Probe, Run, runner
 from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
 from trainer.checkpoint.trained_model import load_trained
-from trainer.evaluate.base import Compute
 from trainer.evaluate.results import read_evaluations
 from trainer.evaluate.runner import Manner, Runner
 from trainer.evaluate.scoring import score
 from trainer.evaluate.tasks import Material, make_tasks
+from trainer.replica.backend import Compute
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig

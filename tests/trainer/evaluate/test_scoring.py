@@ -17,11 +17,11 @@ from trainer.checkpoint.merge_lora import merge
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
-from trainer.evaluate.base import Compute
 from trainer.evaluate.scoring import EvaluationScores, score
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
+from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:

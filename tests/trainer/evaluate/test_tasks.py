@@ -14,9 +14,9 @@ import pytest
 from tests.trainer.saved_run import Probe, Run, runner
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
-from trainer.evaluate.base import Compute
 from trainer.evaluate.generation import Completion, complete
 from trainer.evaluate.tasks import Material, make_tasks
+from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from trainer.commands.place import place_options
-from trainer.config.run import Backend
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH
 from trainer.system.errors import RefusedError
+
+if TYPE_CHECKING:
+    from trainer.replica.backend import Compute
 
 
 @click.command("audit")
@@ -37,9 +40,7 @@ def audit(
     tokenizer: Path | None,
     fraction: float,
     seed: int,
-    gpu: str,
-    backend: Backend,
-    threads: int | None,
+    compute: Compute,
     as_json: bool,
 ) -> None:
     """Score a part of DIR again and compare; fails if another teacher wrote it.
@@ -55,14 +56,7 @@ def audit(
     logits = LogitsFolder(folder)
     model_dir = resolve_model(model or logits.description.teacher.name)
     vocabulary = check_teacher(logits, model_dir, tokenizer or model_dir)
-    teacher = open_teacher(
-        model_dir,
-        vocabulary.teacher_ids,
-        logits.description,
-        backend=backend,
-        gpu=gpu,
-        threads=threads,
-    )
+    teacher = open_teacher(model_dir, vocabulary.teacher_ids, logits.description, compute)
     found = compare(logits, teacher, fraction=fraction, seed=seed)
     if as_json:
         click.echo(json.dumps(found.as_json()))

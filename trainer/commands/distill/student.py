@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from trainer.config import run as run_config
 from trainer.config.budget import with_environment
 from trainer.system.commandline.number import Number
 from trainer.system.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.replica.backend import Compute
 
 _PRESET = "student"
 _SETTINGS = {
@@ -66,17 +69,16 @@ def student(
     tokenizer: str | None,
     settings: tuple[str, ...],
     run_id: str | None,
-    gpu: str,
-    backend: run_config.Backend,
-    threads: int | None,
+    compute: Compute,
     compiled: bool,
     teacher_timeout: float,
     await_scores: bool,
     **flags: Any,
 ) -> None:
     """Train a student on a folder of teacher logits, even while it is being written."""
-    if "," in gpu:
-        raise InputError(f"--gpu {gpu}: a student trains on one device")
+    gpus = [compute.gpu] if compute.gpu else []
+    if "," in compute.gpu:
+        raise InputError(f"--gpu {compute.gpu}: a student trains on one device")
     if (shape is None) != (tokenizer is None) or (shape and flags["student"]):
         raise InputError("give --student MODEL, or --student-config and --tokenizer")
     if source == _PRESET and not (flags["logits"] and (flags["student"] or shape)):
@@ -102,7 +104,7 @@ def student(
     if shape and tokenizer:
         folder = local_model(Path(tokenizer)) or Path(tokenizer)
         fresh = FreshStudent(shape=shape, tokenizer_dir=folder)
-    place = Placement([gpu] if gpu else [], backend, threads, rank=None, tls_dir=None)
+    place = Placement(gpus, compute.backend, compute.threads, rank=None, tls_dir=None)
     code = run_student(
         config,
         run_id or config.name,

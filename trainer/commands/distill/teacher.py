@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer.commands.place import corpus_options, lost_text_option, place_options
-from trainer.config.run import Backend
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH
 from trainer.system.errors import InputError
@@ -18,6 +17,7 @@ from trainer.system.process.imports import importing
 if TYPE_CHECKING:
     from trainer.distill.logits.scores import Kind
     from trainer.distill.teacher.scoring import Teacher
+    from trainer.replica.backend import Compute
     from trainer.system.process.interruption import Interruption
 
 
@@ -140,7 +140,7 @@ def teacher(model: str, **options: Any) -> None:
         raise InputError(
             f"--name {options['name']}: a file is named after it, so it must not contain a slash"
         )
-    if "," in options["gpu"]:
+    if "," in options["compute"].gpu:
         raise InputError("--gpu: one teacher takes one GPU; start several with --workers I/N")
     until: Path | None = options["until"]
     with_student: bool = options.pop("with_student")
@@ -175,9 +175,7 @@ def _teach(
     name: str | None,
     stay: bool,
     until: Path | None,
-    gpu: str,
-    backend: Backend,
-    threads: int | None,
+    compute: Compute,
     batch_tokens: int | None,
     **request: Any,
 ) -> None:
@@ -204,9 +202,7 @@ def _teach(
             assignment.model_dir,
             assignment.vocabulary.teacher_ids,
             assignment.folder.description,
-            backend=backend,
-            gpu=gpu,
-            threads=threads,
+            compute,
             batch_tokens=batch_tokens,
         )
 

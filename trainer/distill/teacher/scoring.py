@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainer.config.run import Backend
 from trainer.distill.logits.description import Description
 from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.teacher.compress_logits import Scorer, uniforms
 from trainer.distill.teacher.model import TeacherModel
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.windows import UnscoredWindow
-from trainer.replica.backend import UnusableError, cuda_device, first_usable
+from trainer.replica.backend import Compute, UnusableError, cuda_device, first_usable
 from trainer.replica.microbatch import Limit, split
 from trainer.system.errors import InputError, NonFiniteError
 
@@ -129,10 +128,8 @@ def open_teacher(
     model_dir: Path,
     teacher_ids: NDArray[np.int32],
     description: Description,
+    compute: Compute,
     *,
-    backend: Backend = "auto",
-    gpu: str = "",
-    threads: int | None = None,
     batch_tokens: int | None = None,
 ) -> Teacher:
     """Load a folder's teacher on CUDA if that works, else on the CPU.
@@ -140,12 +137,12 @@ def open_teacher(
     Raises:
         InputError: the model cannot be loaded.
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
+    if compute.threads is not None:
+        torch.set_num_threads(compute.threads)
     device, _, reason = first_usable(
-        backend,
-        gpu,
-        {"cuda": lambda: cuda_device(gpu), "wgpu": _no_wgpu, "cpu": lambda: "cpu"},
+        compute.backend,
+        compute.gpu,
+        {"cuda": lambda: cuda_device(compute.gpu), "wgpu": _no_wgpu, "cpu": lambda: "cpu"},
     )
     log.info("the teacher is on %s%s", device, f" ({reason})" if reason else "")
     dtype = description.teacher.dtype

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Self
 
 from trainer.checkpoint.trained_model import Trained
 from trainer.config.parallel import ParallelConfig
-from trainer.config.run import Backend, RunConfig
+from trainer.config.run import RunConfig
 from trainer.config.section import build, parse_assignments
 from trainer.model.shards import check_shards
+from trainer.replica.backend import Compute
 from trainer.replica.base import EvalResult
 from trainer.run.distributed.environment import read_environment
 from trainer.system.errors import InputError, TrainerError
@@ -58,12 +59,7 @@ class Ranks:
     """
 
     def __init__(
-        self,
-        parallel: str,
-        backend: Backend,
-        gpu: str,
-        threads: int | None,
-        variables: Mapping[str, str] = os.environ,
+        self, parallel: str, compute: Compute, variables: Mapping[str, str] = os.environ
     ) -> None:
         self.parallel = read_parallel(parallel)
         if not {"RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"} & set(variables):
@@ -71,16 +67,15 @@ class Ranks:
                 f"--parallel {parallel}: only one process; start as many as the sizes multiply to,"
                 " such as `torchrun --nproc-per-node 2 -m trainer ... --parallel tensor=2`"
             )
-        if gpu or backend == "wgpu":
-            wrong = f"--gpu {gpu}" if gpu else "--gpu-backend wgpu"
+        if compute.gpu or compute.backend == "wgpu":
+            wrong = f"--gpu {compute.gpu}" if compute.gpu else "--gpu-backend wgpu"
             raise InputError(
                 f"{wrong}: with --parallel each process takes the CUDA device of its number on its"
                 " host, or the CPU; leave it out"
             )
         self._environment = read_environment(variables)
         self._copies = self.parallel.copies(self._environment.world_size)
-        self._backend: Backend = backend
-        self._threads = threads
+        self._compute = compute
         self._joined = ExitStack()
 
     @property
@@ -146,9 +141,9 @@ class Ranks:
             from trainer.replica.torch.parallel.mesh import make_mesh
             from trainer.run.distributed.process_group import meet, own_device, process_group
             from trainer.run.distributed.roll_call import RankReport, call_roll
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
-        device = own_device(environment, self._backend, "")
+        if self._compute.threads is not None:
+            torch.set_num_threads(self._compute.threads)
+        device = own_device(environment, self._compute.backend, "")
         facts = {
             "--parallel": self.parallel.model_dump_json(),
             "kind of device": device.type,
