@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config.run import Backend, RunConfig
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.targets import has_bare_rest
 from trainer.exchange.transport import tls
 from trainer.model.output_folder import check_output
 from trainer.model.shards import check_shards
@@ -274,10 +276,27 @@ def _opener(place: Placement) -> Callable[[RunInputs], ReplicaChoice]:
 def open_replica(
     inputs: RunInputs, place: Placement, *, moments: bool = False, coordinates: bool = False
 ) -> ReplicaChoice:
-    """Return a replica; log its device and why no earlier backend was taken."""
-    gpu = "".join(place.gpus)
-    choice = build.make_choice(
-        inputs, place.backend, gpu, place.threads, moments=moments, coordinates=coordinates
+    """Open a replica on the first backend that works; log which, and why no earlier one.
+
+    Args:
+        moments, coordinates: see `choose`.
+
+    Raises:
+        InputError: the model cannot be used, or does not fit.
+    """
+    from trainer.replica.backend import choose
+
+    train = inputs.train
+    choice = choose(
+        place.backend,
+        "".join(place.gpus),
+        inputs.model_dir,
+        inputs.config,
+        inputs.layout,
+        place.threads,
+        rest=isinstance(train, LogitsFolder) and has_bare_rest(train.description.scheme),
+        moments=moments,
+        coordinates=coordinates,
     )
     log.info(
         "replica on %s%s", choice.replica.device, f" ({choice.reason})" if choice.reason else ""

@@ -9,13 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainer.checkpoint.resume import continue_run
-from trainer.config.run import Backend
 from trainer.data.metrics import class_scores
 from trainer.data.order import epoch_order
 from trainer.data.soft_targets import alpha_at
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.stream import Position, ShardStream
-from trainer.distill.logits.targets import has_bare_rest
 from trainer.distill.student.distributed_dataset import TaughtDataset
 from trainer.distill.student.prefetch import Preparation
 from trainer.exchange.coordinator.membership import Coordinator
@@ -83,36 +81,6 @@ def make_coordinator(
         generation=generation,
     )
     return coordinator, recorder
-
-
-def make_choice(
-    inputs: RunInputs,
-    wanted: Backend,
-    gpu: str,
-    threads: int | None,
-    *,
-    moments: bool = False,
-    coordinates: bool = False,
-) -> ReplicaChoice:
-    """Open a replica on the first backend that works; `moments` and `coordinates` as for `choose`.
-
-    Raises:
-        InputError: the model cannot be used, or does not fit.
-    """
-    from trainer.replica.backend import choose
-
-    train = inputs.train
-    return choose(
-        wanted,
-        gpu,
-        inputs.model_dir,
-        inputs.config,
-        inputs.layout,
-        threads,
-        rest=isinstance(train, LogitsFolder) and has_bare_rest(train.description.scheme),
-        moments=moments,
-        coordinates=coordinates,
-    )
 
 
 def make_request(inputs: RunInputs, choice: ReplicaChoice, rank: int | None) -> JoinRequest:

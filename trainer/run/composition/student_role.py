@@ -61,7 +61,7 @@ def run_student(
         InUseError: another process writes the output folder or the checkpoints.
     """
     config.check_one_process()
-    output = Path(config.output)
+    output, folder = Path(config.output), LogitsFolder(Path(config.data.train))
     check_output(output)
     with ExitStack() as at_end:
         held = lease.take(output, run_id, beside=checkpoint_path(config))
@@ -71,18 +71,27 @@ def run_student(
             watch = at_end.enter_context(guarded(config, run_id, total_steps=steps))
         stopper = BudgetStopper(watch, stop)
         with stopper.at_work():
-            student = _begin(
-                config,
-                run_id,
-                place,
-                fresh,
-                stopper,
-                held,
-                teacher_timeout=teacher_timeout,
-                compiled=compiled,
-            )
-            if student is None:
-                return 0
+            with _failure_in_status(config, run_id) as on_wait:
+                validation = check_ahead(config, fresh)
+                described = await_description(folder, teacher_timeout, stop, on_wait)
+                if stopper.ending is not None:  # a large model would cost more than was kept back
+                    raise BudgetStopError(stopper.ending)
+                if not described:
+                    return 0
+                if fresh is not None:
+                    fresh.make(config, folder.description)
+                inputs = read_student_inputs(config, run_id, folder, validation, log.info)
+                if watch is not None:
+                    watch.planned(inputs.plan.total_steps)
+                student = build.make_student(
+                    inputs,
+                    partial(open_replica, inputs, place, moments=True),
+                    lease=held,
+                    stop=stop,
+                    teacher_timeout=teacher_timeout,
+                    compiled=compiled,
+                    budget=watch,
+                )
             with student.recorder.closed_on_failure():
                 reason = student.run()
                 done = student.is_done
@@ -90,42 +99,6 @@ def run_student(
                     done, reason = _await_scores(config, student, stopper)
         spent = stopper.ending is not None and not done
         return student.recorder.close(BudgetStopError.exit_code if spent else 0, reason)
-
-
-def _begin(
-    config: RunConfig,
-    run_id: str,
-    place: Placement,
-    fresh: FreshStudent | None,
-    stopper: BudgetStopper,
-    held: lease.Lease,
-    *,
-    teacher_timeout: float,
-    compiled: bool,
-) -> Student | None:
-    """Return a student once a teacher has begun; None if it was asked to stop before."""
-    folder = LogitsFolder(Path(config.data.train))
-    with _failure_in_status(config, run_id) as on_wait:
-        validation = check_ahead(config, fresh)
-        described = await_description(folder, teacher_timeout, stopper.stop, on_wait)
-        if stopper.ending is not None:  # reading a large model would cost more than was kept back
-            raise BudgetStopError(stopper.ending)
-        if not described:
-            return None
-        if fresh is not None:
-            fresh.make(config, folder.description)
-        inputs = read_student_inputs(config, run_id, folder, validation, log.info)
-        if stopper.watch is not None:
-            stopper.watch.planned(inputs.plan.total_steps)
-        return build.make_student(
-            inputs,
-            partial(open_replica, inputs, place, moments=True),
-            lease=held,
-            stop=stopper.stop,
-            teacher_timeout=teacher_timeout,
-            compiled=compiled,
-            budget=stopper.watch,
-        )
 
 
 def _await_scores(config: RunConfig, student: Student, stopper: BudgetStopper) -> tuple[bool, str]:
