@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -29,20 +29,11 @@ from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run
 from launcher.runs.status import RunView, find_run
 from launcher.runs.stopwatch import Stopwatch
-from launcher.runs.up import bring_up, look_around, make_plan, refuse_failures
+from launcher.runs.up import Launch, bring_up, look_around, make_plan, refuse_failures
 from launcher.terminal import note, working
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 from trainer.config.section import parse_assignments
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A planned start; nothing has been changed yet."""
-
-    plan: LaunchPlan
-    job: RunConfig | DistillJob
-    found: Survey
 
 
 class Cluster:
@@ -181,16 +172,7 @@ class Cluster:
         )
 
         authorise(launch.plan, launch.job, launch.found, self._report)
-        return bring_up(
-            launch.plan,
-            launch.job,
-            self.registry,
-            launch.found,
-            self._report,
-            timeout,
-            self.watch,
-            self.start,
-        )
+        return bring_up(launch, self.start, self.registry, self._report, timeout, self.watch)
 
     def idle(self, view: RunView | None) -> list[IdleHost]:
         """Return the priced hosts of the inventory that do nothing; none without an inventory."""

@@ -10,6 +10,7 @@ import json
 import signal
 import sys
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,15 @@ FETCH_MARGIN = 7200.0
 """Seconds on top of that when a model has to be downloaded; a process that fails ends the wait."""
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A planned start; nothing has been changed yet."""
+
+    plan: LaunchPlan
+    job: RunConfig | DistillJob
+    found: Survey
+
+
 def look_around(hosts: Sequence[Host], only_to_plan: bool = False) -> Survey:
     """Query the hosts for what the inventory does not set; a dry run queries only if necessary.
 
@@ -95,14 +105,12 @@ def make_plan(
 
 
 def bring_up(
-    plan: LaunchPlan,
-    job: RunConfig | DistillJob,
+    launch: Launch,
+    start: Start,
     registry: Registry,
-    found: Survey,
     report: Report,
-    timeout: float | None = None,
-    watch: Stopwatch | None = None,
-    start: Start | None = None,
+    timeout: float | None,
+    watch: Stopwatch,
 ) -> Run:
     """Start a run and return it once every process takes part and training has begun.
 
@@ -113,7 +121,7 @@ def bring_up(
         JobFailedError: the leader failed.
         InterruptedStartError: a signal came; whatever was started is stopped again.
     """
-    watch = watch or Stopwatch()
+    plan, job = launch.plan, launch.job
     patience = job.start_deadline if isinstance(job, DistillJob) else job.exchange.join_deadline
     run, record = registry.record(plan)
     begun = False
@@ -121,12 +129,12 @@ def bring_up(
         try:
             with registry.lock(f"run {plan.run_id}"):
                 _refuse_if_busy(registry, report)
-                checks = inspect(found, plan, job)
+                checks = inspect(launch.found, plan, job)
                 refuse_failures(checks, report)
                 watch.lap("preflight")
                 begun = True
                 config = job.to_yaml().encode()
-                keep_config(run.run_id, config, start or Start())
+                keep_config(run.run_id, config, start)
                 deliver(run, record, config)
                 watch.lap("certificates and files")
                 _start(run, patience)

@@ -32,7 +32,6 @@ def scoring_seconds(
     *,
     seen: float = 1.0,
     wide: bool = False,
-    efficiency: float = EFFICIENCY,
 ) -> float | None:
     """Return the seconds until the last teacher has scored its part; None: a speed is unknown.
 
@@ -56,7 +55,7 @@ def scoring_seconds(
             return None
         # Whole shards: with fewer than teachers, some have none.
         shards = max(0.0, -(-(left - place) // len(teachers)))
-        found = max(found, min(shards, left) * a_shard / (speed * efficiency))
+        found = max(found, min(shards, left) * a_shard / (speed * EFFICIENCY))
     return found
 
 

@@ -147,7 +147,7 @@ class ModelShape:
         }
 
 
-def gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51_200) -> ModelShape:
+def gpt(name: str, layers: int, hidden: int, heads: int) -> ModelShape:
     """Return a GPT of Megatron-LM: an MLP of `4 h` without a gate, biases, learned positions."""
     return ModelShape(
         name=name,
@@ -157,7 +157,7 @@ def gpt(name: str, layers: int, hidden: int, heads: int, vocab: int = 51_200) ->
         kv_heads=heads,
         head_dim=hidden // heads,
         inner=4 * hidden,
-        vocab=vocab,
+        vocab=51_200,
         gated=False,
         tied=True,
         positions=2048,

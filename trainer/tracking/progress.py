@@ -43,12 +43,9 @@ class ProgressView(Protocol):
         ...
 
 
-def open_view(stream: TextIO | None = None, *, interval: float = 5.0) -> ProgressView:
-    """Return the view for a stream (stderr): live on a terminal, else lines.
-
-    `interval` is the least time in seconds between plain lines of moving numbers.
-    """
-    return choose_view(LiveView, lambda stream: PlainView(stream, interval=interval), stream)
+def open_view(stream: TextIO | None = None) -> ProgressView:
+    """Return the view for a stream (stderr): live on a terminal, else lines."""
+    return choose_view(LiveView, PlainView, stream)
 
 
 def choose_view(
@@ -106,9 +103,9 @@ class GuardedView:
 class StepTimes:
     """Seconds a step over the last steps, for the remaining time."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, window: int = 50) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: deque[tuple[float, int]] = deque(maxlen=window)
+        self._seen: deque[tuple[float, int]] = deque(maxlen=50)
 
     def seen(self, step: int) -> None:
         """Note that `step` updates are applied."""
@@ -126,14 +123,10 @@ class StepTimes:
 
 
 class PlainView:
-    """One line for a step, or for an interval when steps are quicker; events at once."""
+    """One line for a step, or for `interval` seconds when steps are quicker; events at once."""
 
     def __init__(
-        self,
-        stream: TextIO,
-        *,
-        interval: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, stream: TextIO, *, interval: float = 5.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._stream = stream
         self._interval = interval

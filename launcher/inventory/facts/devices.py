@@ -204,9 +204,9 @@ def _memory(kind: str, meminfo: Path) -> int | None:
     return None
 
 
-def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def cpu_name() -> str:
     """Return the processor's model name, or `CPU`."""
-    for line in read(cpuinfo).splitlines():
+    for line in read(Path("/proc/cpuinfo")).splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return "CPU"

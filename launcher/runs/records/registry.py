@@ -209,12 +209,12 @@ def authority_folder() -> Path:
     return folder
 
 
-def new_run_id(name: str, now: datetime.datetime | None = None) -> str:
+def new_run_id(name: str) -> str:
     """Return an id that sorts by time and cannot meet another: `quickstart-20261120-110300-7f3a`.
 
     The time is UTC.
     """
-    moment = now or datetime.datetime.now(datetime.UTC)
+    moment = datetime.datetime.now(datetime.UTC)
     return f"{name}-{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 

@@ -86,8 +86,8 @@ def test_a_terminal_gets_a_bar(monkeypatch: Any) -> None:
 
 def test_a_stream_that_is_gone_ends_nothing() -> None:
     stream = io.StringIO()
-    view = open_teacher_view(stream, interval=0)
+    view = open_teacher_view(stream)
     view.update(status(1, 0))
     stream.close()
-    view.update(status(2, 0))
+    view.update(status(400, 4))  # the last line is always due
     view.close()

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from trainer.distill.logits.scores import Kind
     from trainer.distill.teacher.scoring import Teacher
     from trainer.replica.backend import Compute
-    from trainer.system.process.interruption import Interruption
 
 
 class Share(click.ParamType):
@@ -131,41 +130,8 @@ class Share(click.ParamType):
     default="bfloat16",
     help="Type of the weights and of the computation.",
 )
-def teacher(model: str, **options: Any) -> None:
-    """Score texts with MODEL, any causal language model: a folder, a GGUF file or a hub name.
-
-    Complete shards are skipped, so the same command resumes where the last one ended.
-    """
-    if "/" in (options["name"] or ""):
-        raise InputError(
-            f"--name {options['name']}: a file is named after it, so it must not contain a slash"
-        )
-    if "," in options["compute"].gpu:
-        raise InputError("--gpu: one teacher takes one GPU; start several with --workers I/N")
-    until: Path | None = options["until"]
-    with_student: bool = options.pop("with_student")
-    if with_student and until is None:
-        raise InputError("--with-student: give --until STATUS, which is in the student's folder")
-    from trainer.system.process.interruption import Interrupted, Interruption
-
-    interruption = Interruption()
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(interruption.installed())
-            if with_student and until is not None:
-                from trainer.tracking.student_watch import StudentWatch, ends_with_student
-
-                stack.enter_context(ends_with_student(StudentWatch(until.parent), interruption))
-            stack.enter_context(interruption.allowed())
-            _teach(model, interruption, **options)
-    except Interrupted as reason:
-        click.echo(f"{reason}; the same command resumes from here", err=True)
-
-
-def _teach(
+def teacher(
     model: str,
-    interruption: Interruption,
-    *,
     scheme: Kind,
     top_k: int,
     tail_samples: int,
@@ -175,48 +141,69 @@ def _teach(
     name: str | None,
     stay: bool,
     until: Path | None,
+    with_student: bool,
     compute: Compute,
     batch_tokens: int | None,
     **request: Any,
 ) -> None:
+    """Score texts with MODEL, any causal language model: a folder, a GGUF file or a hub name.
+
+    Complete shards are skipped, so the same command resumes where the last one ended.
+    """
+    if "/" in (name or ""):
+        raise InputError(f"--name {name}: a file is named after it, so it must not contain a slash")
+    if "," in compute.gpu:
+        raise InputError("--gpu: one teacher takes one GPU; start several with --workers I/N")
+    if with_student and until is None:
+        raise InputError("--with-student: give --until STATUS, which is in the student's folder")
     from trainer.distill.logits.scores import Scheme
     from trainer.distill.teacher.assignment import ScoringRequest, assign
     from trainer.distill.teacher.progress import open_teacher_view
     from trainer.distill.teacher.run import TeacherRun
+    from trainer.system.process.interruption import Interrupted, Interruption
     from trainer.tracking.status import says_over
+    from trainer.tracking.student_watch import StudentWatch, ends_with_student
 
-    kept = Scheme(
-        kind=scheme,
-        top_k=top_k,
-        tail_samples=tail_samples,
-        samples=samples,
-        temperature=temperature,
-    )
-    assignment = assign(ScoringRequest(model=model, scheme=kept, **request))
-    view = open_teacher_view()
-
-    def open_model() -> Teacher:
-        with importing("torch"):
-            from trainer.distill.teacher.scoring import open_teacher
-        return open_teacher(
-            assignment.model_dir,
-            assignment.vocabulary.teacher_ids,
-            assignment.folder.description,
-            compute,
-            batch_tokens=batch_tokens,
-        )
-
-    teacher_run = TeacherRun(
-        assignment,
-        open_model,
-        share=share,
-        name=name,
-        over=lambda: until is not None and says_over(until),
-        on_headway=view.update,
-        check=interruption.check,
-    )
+    interruption = Interruption()
     try:
-        headway = teacher_run.run(stay=stay)
-    finally:
-        view.close()
+        with ExitStack() as stack:
+            stack.enter_context(interruption.installed())
+            if with_student and until is not None:
+                stack.enter_context(ends_with_student(StudentWatch(until.parent), interruption))
+            stack.enter_context(interruption.allowed())
+            kept = Scheme(
+                kind=scheme,
+                top_k=top_k,
+                tail_samples=tail_samples,
+                samples=samples,
+                temperature=temperature,
+            )
+            assignment = assign(ScoringRequest(model=model, scheme=kept, **request))
+            view = open_teacher_view()
+            stack.callback(view.close)
+
+            def open_model() -> Teacher:
+                with importing("torch"):
+                    from trainer.distill.teacher.scoring import open_teacher
+                return open_teacher(
+                    assignment.model_dir,
+                    assignment.vocabulary.teacher_ids,
+                    assignment.folder.description,
+                    compute,
+                    batch_tokens=batch_tokens,
+                )
+
+            teacher_run = TeacherRun(
+                assignment,
+                open_model,
+                share=share,
+                name=name,
+                over=lambda: until is not None and says_over(until),
+                on_headway=view.update,
+                check=interruption.check,
+            )
+            headway = teacher_run.run(stay=stay)
+    except Interrupted as reason:
+        click.echo(f"{reason}; the same command resumes from here", err=True)
+        return
     click.echo(f"{assignment.folder.path}: {headway.shards} shards, {headway.tokens:,} tokens")

@@ -92,23 +92,16 @@ class Tally:
         )
 
 
-def open_teacher_view(stream: TextIO | None = None, *, interval: float = 5.0) -> ProgressView:
-    """Return the view that fits a stream (stderr); its `update` takes `Headway` as a mapping.
-
-    `interval` is the least time in seconds between plain lines.
-    """
-    return choose_view(LiveTeacher, lambda stream: PlainTeacher(stream, interval=interval), stream)
+def open_teacher_view(stream: TextIO | None = None) -> ProgressView:
+    """Return the view that fits a stream (stderr); its `update` takes `Headway` as a mapping."""
+    return choose_view(LiveTeacher, PlainTeacher, stream)
 
 
 class PlainTeacher:
-    """A ProgressView of lines."""
+    """A ProgressView of lines, at least `interval` seconds apart."""
 
     def __init__(
-        self,
-        stream: TextIO,
-        *,
-        interval: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, stream: TextIO, *, interval: float = 5.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._stream, self._interval, self._clock = stream, interval, clock
         self._shown_at = -float("inf")

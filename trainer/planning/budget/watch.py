@@ -12,7 +12,7 @@ from typing import Any
 from trainer.config.budget import BudgetConfig
 from trainer.planning.budget.accrual import Accrual
 from trainer.planning.budget.guard import STOPPING, Guard
-from trainer.planning.budget.ledger import SPEND_FILE, SpendLedger, SpendRecord, earlier_attempts
+from trainer.planning.budget.ledger import SpendLedger, SpendRecord, earlier_attempts
 from trainer.planning.budget.power import PowerMeter
 
 log = logging.getLogger(__name__)
@@ -198,17 +198,3 @@ class BudgetWatch:
             self._written = False
         else:
             self._written = True
-
-
-def open_watch(
-    budget: BudgetConfig | None, run_id: str, output: Path, *, every: int, total_steps: int = 0
-) -> BudgetWatch | None:
-    """Return the guard of a run; None without a budget.
-
-    Raises:
-        InputError: no host has a price, or the ledger cannot be used.
-    """
-    if budget is None:
-        return None
-    path = Path(budget.ledger) if budget.ledger else output / SPEND_FILE
-    return BudgetWatch(budget, run_id, path, every=every, total_steps=total_steps)

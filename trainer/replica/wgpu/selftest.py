@@ -274,12 +274,9 @@ def _off(
     """Return the error of a gradient's product with a direction against the derivative."""
     found = float((gradient * direction).sum())
     scale = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
-    return abs(found - _derivative(along)) / max(scale, 1e-30)
-
-
-def _derivative(function: Callable[[float], float], step: float = 1e-4) -> float:
-    """Return the derivative at 0, off by the order of step^2."""
-    return (function(step) - function(-step)) / (2 * step)
+    step = 1e-4  # the derivative at 0 is off by the order of its square
+    derivative = (along(step) - along(-step)) / (2 * step)
+    return abs(found - derivative) / max(scale, 1e-30)
 
 
 def _put(device: Device, pool: Pool, values: NDArray[np.float32], kind: Kind = "f32") -> Array:

@@ -20,7 +20,8 @@ from trainer.distill.logits.targets import has_bare_rest
 from trainer.exchange.transport import tls
 from trainer.model.output_folder import check_output
 from trainer.model.shards import check_shards
-from trainer.planning.budget.watch import BudgetWatch, open_watch
+from trainer.planning.budget.ledger import SPEND_FILE
+from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.composition import run as build
 from trainer.run.distributed.environment import quieten_torch
 from trainer.run.inputs import RunInputs, read_inputs
@@ -240,8 +241,10 @@ def guarded(
     config: RunConfig, run_id: str, *, total_steps: int = 0
 ) -> Iterator[BudgetWatch | None]:
     """Count the run's cost from here on; an attempt that is not recorded ends with the block."""
-    output, every = Path(config.output), config.checkpoint.every
-    watch = open_watch(config.budget, run_id, output, every=every, total_steps=total_steps)
+    watch, budget, every = None, config.budget, config.checkpoint.every
+    if budget is not None:
+        ledger = Path(budget.ledger or Path(config.output) / SPEND_FILE)
+        watch = BudgetWatch(budget, run_id, ledger, every=every, total_steps=total_steps)
     ended = False
     try:
         yield watch

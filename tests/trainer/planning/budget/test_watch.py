@@ -283,10 +283,7 @@ def config(model: Path, output: Path, ceiling: float) -> RunConfig:
 def test_a_run_stops_in_order_and_goes_on_with_a_higher_ceiling(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def open_stepping(budget: Any, run_id: str, output: Path, **steps: int) -> BudgetWatch:
-        return Stepping(budget, run_id, output / "spend.jsonl", **steps)
-
-    monkeypatch.setattr(roles, "open_watch", open_stepping)
+    monkeypatch.setattr(roles, "BudgetWatch", Stepping)
     alone = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
     whole = config(model, tmp_path, 1000.0)
     assert roles.run_local(config(model, tmp_path, 90.0), "run", alone) == 9
