@@ -15,8 +15,6 @@ import pytest
 
 from tests.trainer.saved_run import Probe, Run, claims, runner
 from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
-from trainer.evaluate.claims import Claims
-from trainer.evaluate.results import SCHEMA
 from trainer.evaluate.tasks import Material, make_tasks
 from trainer.system.errors import InputError, StorageError
 from trainer.system.process.interruption import Interruption
@@ -57,17 +55,6 @@ def test_a_damaged_checkpoint_is_named_once_and_left_out(
     assert claims(run).take(checkpoint_digest(flipped.parent)) is not None, "it was given back"
 
 
-def test_a_half_written_checkpoint_is_never_read(run: Run) -> None:
-    whole = run.save(1)
-    half = whole.with_name("step-000002")
-    shutil.copytree(whole, half)
-    (half / "manifest.json").unlink()
-    shutil.copytree(whole, whole.with_name(".tmp-step-000003-abcd"))
-    probe = Probe()
-    runner(run, probe).run()
-    assert probe.seen == ["step-000001"]
-
-
 def test_what_was_pruned_before_its_turn_is_recorded_as_skipped(run: Run) -> None:
     for step in (1, 2):
         run.save(step)
@@ -83,22 +70,6 @@ def test_what_was_pruned_before_its_turn_is_recorded_as_skipped(run: Run) -> Non
     states = {record["step"]: (record["state"], record["reason"]) for record in run.records}
     assert states.pop(1) == ("skipped", "removed before it was scored")
     assert set(states.values()) == {("scored", None)}
-
-
-def test_what_is_scored_is_pinned_until_the_link_may_show_it(run: Run) -> None:
-    held = run.save(9)
-
-    def train_on(path: Path) -> None:
-        if path == held:
-            for step in (12, 13, 14, 15):
-                run.save(step)
-            verify(held)
-
-    runner(run, Probe(train_on)).run()
-    assert {record["state"] for record in run.records} == {"scored"}
-    assert (held.parent / BEST_EVALUATED).readlink().name == "step-000009"
-    run.save(16)
-    assert held.is_dir(), "pruning keeps what the link shows"
 
 
 def test_where_locks_do_not_reach_a_checkpoint_may_vanish(run: Run, data: Path) -> None:
@@ -165,37 +136,6 @@ def test_a_result_that_cannot_be_written_yet_is_kept(run: Run) -> None:
     assert probe.seen == ["step-000001"]
     assert [record["state"] for record in run.records] == ["scored"]
     assert not aside.exists()
-
-
-def test_a_result_that_comes_after_a_takeover_is_void(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
-    digest = checkpoint_digest(run.save(1))
-    clock = [0.0]
-    record = {
-        "schema": SCHEMA,
-        "checkpoint": "step-000001",
-        "step": 1,
-        "digest": digest,
-        "runner": "other",
-        "time": 1.0,
-        "rated_by": None,
-        "tasks": {},
-    }
-
-    def taken_over(path: Path) -> None:
-        other = Claims(run.output / "evaluations" / "claims", "other", 0.1, lambda: clock[0])
-        for _ in range(6):
-            other.look()
-            clock[0] += 0.04
-        claim = other.take(digest)
-        assert claim is not None
-        assert claim.deliver(record)
-
-    runner(run, Probe(taken_over)).run()
-    assert "this result is discarded" in caplog.text
-    assert claims(run).look()[digest].record == record
-    assert run.records == [record]
 
 
 def test_what_a_dead_runner_did_not_list_is_listed(run: Run) -> None:
