@@ -104,24 +104,6 @@ def test_the_refusal_names_the_holder_and_what_to_do(tmp_path: Path, start: type
     assert refused.value.exit_code == 4
 
 
-def test_a_killed_one_is_followed_at_once_and_a_stopped_one_is_not(
-    tmp_path: Path, start: type[Holder]
-) -> None:
-    """By its lock: nothing here waits for silence."""
-    first = start(tmp_path)
-    assert first.says() == "held"
-    first.is_told(signal.SIGSTOP)
-    refused = start(tmp_path)
-    assert "in use by" in refused.says()
-    assert refused.ends() == 4
-    first.is_told(signal.SIGKILL)
-    first.process.wait()
-    second = start(tmp_path)
-    assert second.says() == "held"
-    assert second.ends() == 0, "given back at its end"
-    take(tmp_path, "third").release()
-
-
 def test_a_look_finds_the_holder_and_leaves_nothing(tmp_path: Path, start: type[Holder]) -> None:
     """Who lives on another host is found by listening alone, which is left to `take`."""
     for folder in (tmp_path / "none", tmp_path):
@@ -147,15 +129,6 @@ def test_one_that_was_given_back_is_free_for_any_host(tmp_path: Path, start: typ
     take(tmp_path, "mine", silence=AGES).release()
 
 
-def test_a_living_holder_on_another_host_is_heard(tmp_path: Path, start: type[Holder]) -> None:
-    """Its lock is not seen there, its signs of life are."""
-    elsewhere = start(tmp_path, silence=1.0, identity="another host")
-    assert elsewhere.says() == "held"
-    with pytest.raises(InUseError, match=f"pid {elsewhere.process.pid} on host"):
-        take(tmp_path, "mine", silence=AGES)
-    assert elsewhere.ends() == 0, "undisturbed"
-
-
 def test_without_locks_signs_of_life_decide_on_the_same_host_too(
     tmp_path: Path, start: type[Holder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,20 +140,6 @@ def test_without_locks_signs_of_life_decide_on_the_same_host_too(
     assert holder.says() == "held"
     with pytest.raises(InUseError):
         take(tmp_path, "mine", silence=AGES)
-
-
-def test_one_that_was_stopped_and_taken_over_ends(tmp_path: Path, start: type[Holder]) -> None:
-    elsewhere = start(tmp_path, silence=6.0, identity="another host")
-    assert elsewhere.says() == "held"
-    elsewhere.is_told(signal.SIGSTOP)
-    mine = take(tmp_path, "mine", silence=0.3)
-    elsewhere.is_told(signal.SIGCONT)
-    line = elsewhere.says()
-    assert f"taken over by run mine, pid {os.getpid()} on host" in line
-    assert elsewhere.ends() == 4
-    mine.check()
-    assert [path.name for path in tmp_path.iterdir()] == [".lease-000002"]
-    mine.release()
 
 
 def test_a_folder_that_is_away_ends_nothing(tmp_path: Path) -> None:
@@ -209,19 +168,6 @@ def test_only_listening_counts_as_silence(
     monkeypatch.setattr(lease, "_now", lambda: float(next(jumping)))
     with pytest.raises(InUseError):
         take(tmp_path, "mine", silence=60.0)
-
-
-def test_one_silence_counts_for_two_folders(tmp_path: Path, start: type[Holder]) -> None:
-    """Those of a run whose host crashed. Listening again would last for ages."""
-    output, checkpoints = tmp_path / "output", tmp_path / "checkpoints"
-    for folder in (output, checkpoints):
-        crashed = start(folder, identity="another host")
-        assert crashed.says() == "held"
-        crashed.is_told(signal.SIGKILL)
-        crashed.process.wait()
-    mine = take(output, "mine", silence=0.3, beside=checkpoints)
-    take(checkpoints, "mine", silence=AGES, after=mine).release()
-    mine.release()
 
 
 @pytest.mark.parametrize("what", ["beats meanwhile", "is away meanwhile", "beats afterwards"])
