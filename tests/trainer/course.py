@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import RunConfig, load
 from trainer.distill.student.inputs import FreshStudent
 from trainer.run.composition.roles import Placement
@@ -66,9 +63,6 @@ class Course:
     def events(self, kind: str) -> list[dict[str, Any]]:
         records = read_metrics(self.output / "metrics.jsonl")
         return [record for record in records if record.get("event") == kind]
-
-    def weights(self) -> np.ndarray:
-        return load_trained(self.output).weights
 
 
 class StopsAt(Stop):

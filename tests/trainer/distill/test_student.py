@@ -158,19 +158,6 @@ def test_nothing_keeps_the_restored_state(
     assert not kept
 
 
-def test_a_stopped_run_goes_on_to_the_bit(model: Path, logits: Path, tmp_path: Path) -> None:
-    straight = Course(tmp_path / "straight", model, logits)
-    assert straight.run() == 0
-    stopped = Course(tmp_path / "stopped", model, logits)
-    stopped.run_until(3)
-    stopped.run_until(11)  # in the second epoch
-    assert stopped.run() == 0
-    assert len(stopped.events("resumed")) == 2
-    for key in ("step", "epoch", "loss", "ce", "kl", "grad_norm", "learning_rate", "alpha"):
-        assert stopped.steps(key) == straight.steps(key)
-    np.testing.assert_array_equal(stopped.weights(), straight.weights())
-
-
 def test_a_finished_run_has_nothing_to_do(model: Path, logits: Path, tmp_path: Path) -> None:
     course = Course(tmp_path / "out", model, logits, training__max_steps=3)
     assert [course.run(), course.run()] == [0, 0]

@@ -118,19 +118,6 @@ def test_a_shard_that_is_deleted_cut_or_flipped_is_scored_again_to_the_same_byte
     assert again == {"shard-00000", "shard-00001", "shard-00002"}
 
 
-def test_a_shard_that_a_student_quarantined_is_scored_again(
-    files: tuple[Path, Path], folder: Path
-) -> None:
-    before, logits = contents(folder), LogitsFolder(folder)
-    file = folder / "shard-00002" / "logits.parquet"
-    file.write_bytes(b"nonsense")
-    assert logits.quarantine(2, "nonsense")
-    assert logits.requests() == [2]
-    teach(wish(*files, folder))
-    assert contents(folder) == before
-    assert not logits.requests()
-
-
 @pytest.mark.parametrize("kind", SCHEMES)
 def test_two_halves_make_the_same_folder_as_one_pass(
     files: tuple[Path, Path], tmp_path: Path, kind: str
@@ -220,32 +207,6 @@ def test_a_second_teacher_takes_the_plan_and_does_not_tokenise_the_corpus_again(
 ) -> None:
     monkeypatch.setattr(Windows, "plan", lambda *_: pytest.fail("tokenised again"))
     assign(wish(*files, folder))
-
-
-def test_a_pass_that_is_stopped_writes_what_it_has_and_another_goes_on(
-    files: tuple[Path, Path], complete: Path, tmp_path: Path
-) -> None:
-    assignment = assign(wish(*files, tmp_path / "logits"))
-    interruption = Interruption()
-
-    def stop_in_the_third_shard(headway: Any) -> None:
-        if headway["tokens_done"] > sum(s.tokens for s in assignment.folder.description.shards[:2]):
-            signal.raise_signal(signal.SIGTERM)
-
-    teacher_run = TeacherRun(
-        assignment,
-        lambda: load(assignment),
-        on_headway=stop_in_the_third_shard,
-        check=interruption.check,
-    )
-    with pytest.raises(Interrupted), interruption.installed(), interruption.allowed():
-        teacher_run.run()
-    written = shards(tmp_path / "logits")
-    assert sorted(written) == ["shard-00000", "shard-00001"]
-    assert state(tmp_path / "logits") == ("failed", "stopped by SIGTERM")
-    teach(wish(*files, tmp_path / "logits"))
-    assert contents(tmp_path / "logits") == contents(complete)
-    assert shards(tmp_path / "logits").items() >= written.items()
 
 
 # The signal may come in the middle of a listing, whose iterator is then closed by the collector.
