@@ -84,19 +84,6 @@ def test_a_stop_saves_the_last_commit_between_two_blocks(loop: Loop):
     assert [save.snapshot.step for save in loop.keeper.saved] == [3, 4]
 
 
-def test_a_budget_that_would_be_breached_stops_it_in_order(loop: Loop):
-    def between(step: int, block: int) -> None:
-        if step == 3:
-            loop.keeper.ending = "4.99 of 5.00 USD are spent"
-
-    end = loop.run(between)
-    assert end.exit_code == 0, "a worker did what it was asked to"
-    assert loop.exchange.finish is not None
-    assert (loop.exchange.finish.exit_code, loop.exchange.finish.reason) == (9, end.reason)
-    assert end.reason == "4.99 of 5.00 USD are spent"
-    assert [save.snapshot.step for save in loop.keeper.saved] == [3, 4]
-
-
 def test_a_disk_that_takes_no_checkpoint_halts_it(loop: Loop):
     def between(step: int, block: int) -> None:
         if step == 3:

@@ -77,15 +77,6 @@ def test_the_rank_that_holds_the_store_stays_until_the_others_know_why_it_fails(
         assert "rank 0 on host0 has failed: the disk is another's. Look" in line
 
 
-def test_out_of_memory_names_rank_host_and_remedy(found: dict[str, dict[str, Any]]) -> None:
-    assert found["out of memory"]["codes"] == [2, 2, 2], "another attempt cannot succeed"
-    line = found["out of memory"]["said"][1]
-    assert line.startswith("trainer: rank 1 on host1: cpu has not enough memory; lower training.")
-    for rank in (0, 2):
-        said = found["out of memory"]["said"][rank]
-        assert "rank 1 on host1 has failed: cpu has not enough memory" in said
-
-
 @pytest.mark.parametrize(
     ("case", "code", "others", "reason"),
     [("refused", 4, 4, "the disk is another's"), ("defect", 1, 3, "KeyError: 'nothing'")],
