@@ -1,7 +1,6 @@
 """The command line: light imports, one line for an error, exit codes, JSON and completion."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -259,29 +258,6 @@ def test_doctor_shows_every_check_with_its_remedy(
     assert checks["model"]["status"] == "fail"
     assert checks["model"]["remedy"]
     assert "checks failed" in captured.err
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts(capsys: pytest.CaptureFixture[str], shell: str) -> None:
-    assert run(["completion", shell]) == 0
-    assert "_LAUNCH_COMPLETE" in capsys.readouterr().out
-
-
-def test_completion_answers() -> None:
-    environment = os.environ | {
-        "_LAUNCH_COMPLETE": "bash_complete",
-        "COMP_WORDS": "launch cluster ",
-        "COMP_CWORD": "2",
-    }
-    done = subprocess.run(
-        [Path(sys.executable).with_name("launch")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "plain,up" in done.stdout.split()
-    assert "plain,down" in done.stdout.split()
 
 
 def test_output_to_a_closed_pipe_is_quiet() -> None:

@@ -168,13 +168,6 @@ def add_proxy(server: Server) -> None:
     )
 
 
-def test_a_proxy_command_carries_the_connection(server: Server) -> None:
-    add_proxy(server)
-    connection = connect(server.host())
-    assert connection.exists("/")
-    close_all()
-
-
 def test_an_alias_of_an_included_file_is_enough(server: Server) -> None:
     (server.folder / "included").write_text(
         f"Host far\n  HostName 127.0.0.1\n  Port {server.port}\n  User {getpass.getuser()}\n"
