@@ -11,6 +11,7 @@ import pytest
 
 from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_state
 from tests.waiting import wait_for
+from trainer.config.run import RunConfig
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import Snapshot
@@ -66,10 +67,10 @@ class BrokenStore(StuckStore):
         raise AssertionError("a defect")
 
 
-def journal_of(store: StuckStore, folder: Path) -> RunRecorder:
+def recorder_of(store: StuckStore, folder: Path, config: RunConfig | None = None) -> RunRecorder:
     job: Any = SimpleNamespace(run_id="run", data="d" * 64, model="m" * 64, base=None)
     stands: Any = store
-    return RunRecorder(folder, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
+    return RunRecorder(folder, stands, config or tiny_config(), job, StepPlan(100, 10, 1), 1)
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def store() -> StuckStore:
 
 @pytest.fixture
 def recorder(store: StuckStore, tmp_path: Path) -> RunRecorder:
-    return journal_of(store, tmp_path)
+    return recorder_of(store, tmp_path)
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_a_slow_disk_does_not_pile_up_snapshots(recorder: RunRecorder, store: St
 
 
 def test_a_defect_in_the_last_save_is_no_success(tmp_path: Path) -> None:
-    recorder = journal_of(BrokenStore(), tmp_path)
+    recorder = recorder_of(BrokenStore(), tmp_path)
     recorder.save(save_of(1))
     assert recorder.close(0, "done") == 6
 
@@ -134,7 +135,7 @@ def saved_in_turn(recorder: RunRecorder, mark: Path, *steps: int) -> None:
 
 
 def test_a_failed_save_is_an_alarm_and_a_second_one_in_a_row_halts(mark: Path) -> None:
-    recorder = journal_of(FullStore(2), mark.parent)
+    recorder = recorder_of(FullStore(2), mark.parent)
     saved_in_turn(recorder, mark, 1)
     assert recorder.failure is None
     saved_in_turn(recorder, mark, 2)
@@ -147,7 +148,7 @@ def test_a_failed_save_is_an_alarm_and_a_second_one_in_a_row_halts(mark: Path) -
 
 def test_a_save_that_succeeds_in_between_forgives_the_first(mark: Path) -> None:
     store = FullStore(1)
-    recorder = journal_of(store, mark.parent)
+    recorder = recorder_of(store, mark.parent)
     saved_in_turn(recorder, mark, 1, 2)
     store.failures = 1
     saved_in_turn(recorder, mark, 3)
@@ -158,21 +159,21 @@ def test_a_save_that_succeeds_in_between_forgives_the_first(mark: Path) -> None:
 
 
 def test_a_defect_counts_like_a_full_disk(mark: Path) -> None:
-    recorder = journal_of(BrokenStore(), mark.parent)
+    recorder = recorder_of(BrokenStore(), mark.parent)
     saved_in_turn(recorder, mark, 1, 2)
     assert isinstance(recorder.failure, StorageError)
     recorder.close(6, "")
 
 
 def test_an_unproved_end_whose_checkpoint_failed_is_the_disks_fault(mark: Path) -> None:
-    recorder = journal_of(FullStore(1), mark.parent)
+    recorder = recorder_of(FullStore(1), mark.parent)
     saved_in_turn(recorder, mark, 1)
     assert recorder.close(UnprovedError.exit_code, "not proved") == StorageError.exit_code
 
 
 def test_a_mark_says_while_something_is_being_saved(store: StuckStore, mark: Path) -> None:
     """A supervisor gives a process that saves more time to end."""
-    recorder = journal_of(store, mark.parent)
+    recorder = recorder_of(store, mark.parent)
     assert not mark.exists()
     recorder.save(save_of(1))
     assert mark.exists(), "from the moment that it is asked for"
@@ -193,9 +194,7 @@ def test_a_mark_that_cannot_be_made_is_no_reason_not_to_save(
     store: StuckStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SAVING_VARIABLE, str(tmp_path / "gone" / "saving"))
-    job: Any = SimpleNamespace(run_id="run", data="d" * 64, model="m" * 64, base=None)
-    stands: Any = store
-    recorder = RunRecorder(tmp_path, stands, tiny_config(), job, StepPlan(100, 10, 1), 1)
+    recorder = recorder_of(store, tmp_path)
     store.free.set()
     recorder.save(save_of(1))
     assert recorder.close(0, "done") == 0
@@ -249,8 +248,7 @@ def test_the_end_is_said_where_the_checkpoints_lie(store: StuckStore, tmp_path: 
     config = tiny_config()
     elsewhere = config.checkpoint.model_copy(update={"folder": str(share.folder)})
     config = config.model_copy(update={"checkpoint": elsewhere})
-    job: Any = SimpleNamespace(run_id="run", data="d" * 64, model="m" * 64, base=None)
-    recorder = RunRecorder(tmp_path / "output", share, config, job, StepPlan(100, 10, 1), 1)
+    recorder = recorder_of(share, tmp_path / "output", config)
     assert not (share.folder / "status.json").exists()
     assert recorder.close(5, "NaN in the loss") == 5
     said = read_status(share.folder / "status.json")
