@@ -25,8 +25,13 @@ LARGEST_FLOAT = 1e60
 """And any other number: the square is finite too, and a diverging run's figures are far below."""
 LONGEST = 64 << 10
 """Characters of a text."""
+DEEPEST = 64
+"""Containers inside one another. JSON allows any number, and since Python 3.12 its reader takes
+more than Python's own functions can follow."""
 REPORTED = 8
 """Places of invalid values that a report lists."""
+SHOWN = 200
+"""Characters of a place in a message."""
 
 
 def receive(
@@ -43,14 +48,12 @@ def receive(
     """
     try:
         for path, problem in _odd_values(tree, lines, least):
-            raise ValueError(f"{what}: {path and f'{path}: '}{problem}")
+            raise ValueError(f"{what}: {path and f'{path[:SHOWN]}: '}{problem}")
         return _adapter(kind).validate_python(tree)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{what}: {where and f'{where}: '}{first['msg']}") from None
-    except RecursionError:
-        raise ValueError(f"{what}: nested too deep") from None
 
 
 def receive_json(
@@ -70,7 +73,9 @@ def plain(tree: dict[str, Any]) -> dict[str, Any]:
     Their places are listed under the key `invalid`, so that the rest of it can be shown.
     """
     odd = [path for path, _ in _odd_values(tree, True, -LARGEST)]
-    return {**_without(tree, {*odd}, ""), "invalid": odd[:REPORTED]} if odd else tree
+    if not odd:
+        return tree
+    return {**_without(tree, {*odd}, ""), "invalid": [path[:SHOWN] for path in odd[:REPORTED]]}
 
 
 def _without(tree: dict[str, Any], odd: set[str], path: str) -> dict[str, Any]:
@@ -78,7 +83,7 @@ def _without(tree: dict[str, Any], odd: set[str], path: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in tree.items():
         here = _below(path, key)
-        if isinstance(value, dict):
+        if isinstance(value, dict) and here not in odd:
             found[key] = _without(cast("dict[str, Any]", value), odd, here)
         elif not any(f"{one}.".startswith(f"{here}.") for one in odd):
             found[key] = value
@@ -98,16 +103,18 @@ def parse(data: bytes | str, what: str) -> Any:
 
 
 def _odd_values(
-    tree: object, lines: bool, least: float, path: str = ""
+    tree: object, lines: bool, least: float, path: str = "", depth: int = 0
 ) -> Iterator[tuple[str, str]]:
     """Yield where a value is not plain, and why."""
-    if isinstance(tree, dict):
+    if depth > DEEPEST:
+        yield path, f"nested deeper than {DEEPEST} levels"
+    elif isinstance(tree, dict):
         for key, value in cast("dict[object, object]", tree).items():
-            yield from _odd_values(key, lines, least, _below(path, key))
-            yield from _odd_values(value, lines, least, _below(path, key))
+            yield from _odd_values(key, lines, least, _below(path, key), depth)
+            yield from _odd_values(value, lines, least, _below(path, key), depth + 1)
     elif isinstance(tree, list | tuple):
         for number, value in enumerate(cast("list[object]", tree)):
-            yield from _odd_values(value, lines, least, _below(path, number))
+            yield from _odd_values(value, lines, least, _below(path, number), depth + 1)
     elif isinstance(tree, str):
         if len(tree) > LONGEST:
             yield path, f"a text of {len(tree):,} characters; at most {LONGEST:,} are taken"

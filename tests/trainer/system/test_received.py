@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -98,3 +99,17 @@ def test_a_report_is_kept_without_what_is_odd(odd: float) -> None:
         "invalid": ["loss", "validation.accuracy", "pair.1"],
     }
     assert plain({"step": 3, "reason": "two\nlines"}) == {"step": 3, "reason": "two\nlines"}
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"x" * 60: inner}])
+def test_what_is_nested_too_deep_is_odd(wrap: Callable[[Any], Any]) -> None:
+    """As JSON text it may be: a reader of JSON goes deeper than Python's own functions."""
+    deep: Any = 1
+    for _ in range(5000):
+        deep = wrap(deep)
+    with pytest.raises(ValueError, match="nested deeper than") as caught:
+        receive(object, deep, "answer")
+    assert len(str(caught.value)) < 300
+    kept = plain({"step": 3, "loss": deep})
+    assert receive(dict[str, Any], kept, "report")["step"] == 3
+    assert len(kept["invalid"]) == 1
