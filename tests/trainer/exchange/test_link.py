@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -69,15 +70,74 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
         return near, listening.accept()[0]
 
 
-def test_the_last_bytes_of_a_large_payload_wake_the_loop(tmp_path: Path) -> None:
-    """A link asks to be woken for 64 KiB at once, and OpenSSL may hold 16 KiB of them already."""
+@pytest.fixture
+def contexts(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return what a coordinator and a worker of one run do TLS with."""
     authority = Authority.create()
-    for role in ("coordinator", "rank-0"):
-        (tmp_path / role).mkdir()
-        rank = None if role == "coordinator" else 0
+    made: list[ssl.SSLContext] = []
+    for role, rank in (("coordinator", None), ("rank-0", 0)):
+        folder = tmp_path / role
+        folder.mkdir()
         leaf = authority.issue(identity_of("run", rank), ["127.0.0.1"])
         for name, content in leaf.files().items():
-            (tmp_path / role / name).write_bytes(content)
+            (folder / name).write_bytes(content)
+        made.append(tls.context(folder, server=rank is None))
+    return made[0], made[1]
+
+
+async def tls_pair(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], near: socket.socket, far: socket.socket
+) -> tuple[socket.socket, socket.socket]:
+    """Return the coordinator's and the worker's end of a connection, with TLS complete."""
+    near.setblocking(False)
+    far.setblocking(False)
+    return await asyncio.gather(
+        shake_hands(near, contexts[0], server=True), shake_hands(far, contexts[1], server=False)
+    )
+
+
+def test_an_error_of_another_connection_ends_no_link(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    """OpenSSL keeps errors in a queue of the thread, and Python leaves some there."""
+    frames = [Frame(MessageType.BLOCK_GRADIENT, bytes(200_000), block=block) for block in range(9)]
+    received: list[Frame] = []
+    closed: list[str] = []
+
+    def leave_an_error() -> None:
+        with pytest.raises(ValueError, match="unknown object"):
+            ssl.Purpose.fromname("of no certificate")
+
+    def make() -> Link:
+        return make_link(
+            frame=lambda _, frame: received.append(frame),
+            closed=lambda _, reason: closed.append(reason),
+        )
+
+    async def run() -> None:
+        ends = await tls_pair(contexts, *tcp_pair())
+        sender, receiver = make(), make()
+        for link, connection in zip((sender, receiver), ends, strict=True):
+            link.begin(connection)
+        receiver.admit()
+        for link in (sender, receiver):
+            leave_an_error()
+            link.look()
+        leave_an_error()
+        sender.send(frames)  # more than the socket takes
+        await until(lambda: bool(closed) or len(received) == len(frames))
+        assert not closed
+        receiver.abort("over")
+        await until(lambda: len(closed) == 2)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert [frame.block for frame in received] == [*range(9)]
+
+
+def test_the_last_bytes_of_a_large_payload_wake_the_loop(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    """A link asks to be woken for 64 KiB at once, and OpenSSL may hold 16 KiB of them already."""
     frames = [Frame(MessageType.BLOCK_GRADIENT, bytes(147_000), block=block) for block in range(3)]
     received: list[Frame] = []
 
@@ -88,7 +148,7 @@ def test_the_last_bytes_of_a_large_payload_wake_the_loop(tmp_path: Path) -> None
         loop = asyncio.get_running_loop()
         ends: list[Link] = []
         (ours, relay_in), (near, far) = tcp_pair(), tcp_pair()
-        for end in (near, far, ours, relay_in):
+        for end in (near, relay_in):
             end.setblocking(False)
 
         async def trickle(source: socket.socket, target: socket.socket, size: int) -> None:
@@ -101,11 +161,7 @@ def test_the_last_bytes_of_a_large_payload_wake_the_loop(tmp_path: Path) -> None
             asyncio.create_task(trickle(relay_in, near, 5_003)),
             asyncio.create_task(trickle(near, relay_in, 65_536)),
         ]
-        context = tls.context(tmp_path / "coordinator", server=True)
-        client = tls.context(tmp_path / "rank-0", server=False)
-        sender, receiver = await asyncio.gather(
-            shake_hands(ours, client, server=False), shake_hands(far, context, server=True)
-        )
+        receiver, sender = await tls_pair(contexts, far, ours)
         make(lambda link: ends.append(link) or link.admit()).begin(receiver)
         make(lambda link: ends.append(link) or link.send(frames)).begin(sender)
         await until(lambda: len(received) == len(frames))

@@ -17,7 +17,7 @@ from trainer.exchange.protocol.wire import (
 from trainer.exchange.transport.send_queue import RECORD, SendQueue
 from trainer.exchange.transport.shared_memory import SharedBlocks
 from trainer.exchange.transport.sockets import peer_of
-from trainer.exchange.transport.tls import Chain
+from trainer.exchange.transport.tls import Chain, ask
 from trainer.system.errors import ProtocolError
 
 FLUSH = 5.0
@@ -176,9 +176,11 @@ class Link:
         taken = 0
         while taken < _TURN and self._socket is not None:
             try:
-                count = self._socket.recv_into(
-                    _SCRAP if self._closing else self._decoder.free_space()
-                )
+                space = _SCRAP if self._closing else self._decoder.free_space()
+                if self._encrypted:
+                    count = ask(self._socket.recv_into, space)
+                else:
+                    count = self._socket.recv_into(space)
             except _WAIT:
                 self._wake_for(len(self._decoder.free_space()))
                 return

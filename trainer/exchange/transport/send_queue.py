@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from trainer.exchange.protocol.wire import Frame, FrameEncoder
 from trainer.exchange.transport.shared_memory import SharedBlocks
+from trainer.exchange.transport.tls import ask
 
 RECORD = 16 * 1024
 """Bytes of the largest TLS record."""
@@ -72,7 +73,7 @@ class SendQueue:
             OSError: it takes none now, or is broken.
         """
         if isinstance(connection, ssl.SSLSocket):
-            count = connection.send(self._buffers[0])
+            count = ask(connection.send, self._buffers[0])
         else:
             count = connection.sendmsg(self._buffers)
         left = count

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,41 @@ def context(folder: Path, *, server: bool) -> ssl.SSLContext:
     except (ssl.SSLError, OSError) as error:
         raise InputError(f"{folder}: certificate or key cannot be used: {error}") from None
     return made
+
+
+def ask(operation: Callable[[memoryview], int], buffer: memoryview) -> int:
+    """Return what a read or a write of a TLS connection says, asked twice before it counts as lost.
+
+    OpenSSL looks into a queue of the thread to tell what went wrong, and Python leaves errors of
+    other connections there (python/cpython#148594; since 3.13.2 of every write to a peer that is
+    gone). A connection that had nothing to do would be lost with them.
+
+    Raises:
+        OSError: it must wait (`ssl.SSLWantReadError`, `ssl.SSLWantWriteError`), or is broken.
+    """
+    try:
+        return operation(buffer)
+    except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        raise
+    except OSError as error:
+        _empty_error_queue()
+        try:
+            if count := operation(buffer):
+                return count
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except OSError:
+            pass
+        raise error
+
+
+def _empty_error_queue() -> None:
+    """Make a handshake begin, which is where OpenSSL empties the thread's queue of errors."""
+    nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(
+        ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="nobody"
+    )
+    with suppress(ssl.SSLWantReadError):
+        nobody.do_handshake()
 
 
 def certified_rank(chain: Chain, run_id: str) -> int:
