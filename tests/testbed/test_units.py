@@ -114,7 +114,7 @@ class Station:
         """Wait until an attempt has said that it is up."""
 
         def said() -> bool:
-            return b"up" in self.supervisor.read_log(process, attempt)
+            return b"up\n" in self.supervisor.read_log(process, attempt)
 
         wait_until(said, 60, f"attempt {attempt} of {process.name} is not up")
 

@@ -50,7 +50,7 @@ def test_a_supervised_process_outlives_the_connection(server: Server, tmp_path: 
     process = python_process(tmp_path, "import time\nprint('up')\nwhile True: time.sleep(60)")
     supervisor = SessionSupervisor(connect(server.host()), run_id, RestartPolicy())
     supervisor.start(process)
-    wait_for(lambda: b"up" in supervisor.read_log(process, 1), "its first line")
+    wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "its first line")
     close_all()
     assert len(find_run(run_id)) == 2
     connection = connect(server.host())

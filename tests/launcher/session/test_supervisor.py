@@ -74,7 +74,7 @@ def test_it_runs_says_so_and_stops_when_asked(make: Make, home: Path) -> None:
     )
     process = python_process(home, code)
     supervisor.start(process)
-    wait_for(lambda: b"ready" in supervisor.read_log(process, 1), "the first line")
+    wait_for(lambda: b"ready\n" in supervisor.read_log(process, 1), "the first line")
     state = supervisor.state(process)
     assert state.state == "running"
     assert state.child is not None
@@ -175,11 +175,11 @@ def test_a_killed_process_comes_back_with_a_log_of_its_own(make: Make, home: Pat
     supervisor = make()
     process = python_process(home, f"print('up')\n{SLEEP}")
     supervisor.start(process)
-    wait_for(lambda: b"up" in supervisor.read_log(process, 1), "attempt 1")
+    wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "attempt 1")
     first = supervisor.state(process).child
     assert first is not None
     send_signal(first, signal.SIGKILL)
-    wait_for(lambda: b"up" in supervisor.read_log(process, 2), "attempt 2")
+    wait_for(lambda: b"up\n" in supervisor.read_log(process, 2), "attempt 2")
     state = supervisor.state(process)
     assert (state.state, state.attempt, state.signal) == ("running", 2, signal.SIGKILL)
     assert state.ending == "killed by SIGKILL"
@@ -193,7 +193,7 @@ def test_a_process_that_ignores_the_request_is_killed(make: Make, home: Path) ->
     code = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\n{SLEEP}"
     process = python_process(home, code)
     supervisor.start(process)
-    wait_for(lambda: b"deaf" in supervisor.read_log(process, 1), "the first line")
+    wait_for(lambda: b"deaf\n" in supervisor.read_log(process, 1), "the first line")
     supervisor.stop([process], 20.0)
     state = supervisor.state(process)
     assert (state.state, state.signal) == ("stopped", signal.SIGKILL)
@@ -203,7 +203,7 @@ def test_a_stopped_process_can_be_ended(make: Make, home: Path) -> None:
     supervisor = make()
     process = python_process(home, f"print('up')\n{SLEEP}")
     supervisor.start(process)
-    wait_for(lambda: b"up" in supervisor.read_log(process, 1), "the first line")
+    wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
     child = supervisor.state(process).child
     assert child is not None
     send_signal(child, signal.SIGSTOP)
@@ -294,7 +294,7 @@ def test_a_killed_keeper_takes_its_child_along_and_is_reported_lost(
     supervisor = SessionSupervisor(LocalConnection(), run_id)
     process = python_process(tmp_path, f"print('up')\n{SLEEP}")
     supervisor.start(process)
-    wait_for(lambda: b"up" in supervisor.read_log(process, 1), "the first line")
+    wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
     state = supervisor.state(process)
     assert state.keeper is not None
     send_signal(state.keeper, signal.SIGKILL)
@@ -316,7 +316,7 @@ def test_the_keeper_survives_the_process_that_started_it(run_id: str, tmp_path: 
     plan = json.dumps({**process.__dict__})
     subprocess.run([sys.executable, "-c", starter, plan], check=True, timeout=60)
     supervisor = SessionSupervisor(LocalConnection(), run_id)
-    wait_for(lambda: b"up" in supervisor.read_log(process, 1), "the first line")
+    wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
     keeper = supervisor.state(process).keeper
     assert keeper is not None
     assert os.getsid(keeper.pid) == keeper.pid

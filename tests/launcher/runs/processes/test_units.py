@@ -41,7 +41,7 @@ class Place:
         return python_process(self.home, code, name)
 
     def up(self, process: ProcessPlan, attempt: int = 1) -> None:
-        wait_for(lambda: b"up" in self.supervisor.read_log(process, attempt), f"{attempt}")
+        wait_for(lambda: b"up\n" in self.supervisor.read_log(process, attempt), f"{attempt}")
 
     def keeper(self, process: ProcessPlan) -> subprocess.CompletedProcess[str]:
         instance = f"{self.run_id}:{process.name}"
