@@ -24,7 +24,8 @@ from tests.testbed.plan import Plan
 from tests.testbed.plays import changed, changing_tasks
 from tests.testbed.state import differences, state
 
-pytestmark = [pytest.mark.testbed, pytest.mark.timeout(3600)]
+# Each of some fifty interruptions of the share is a play from its beginning, on two cores.
+pytestmark = [pytest.mark.testbed, pytest.mark.timeout(7200)]
 
 CALLBACKS = {
     "ANSIBLE_CALLBACK_PLUGINS": str(Path(__file__).with_name("callbacks")),
