@@ -212,6 +212,13 @@ def test_adapters_compute_what_peft_computes(
         assert relative(parameter.grad.numpy(), expected[name].grad.numpy()) < rounding, name
 
 
+def test_a_quantised_model_of_transformers_keeps_nothing_of_its_file_in_memory(tiny: Tiny) -> None:
+    folder = tiny.model(saved_as="bare")
+    model = load_published(folder, tiny.config(folder, model__quantization="nf4"), CPU)
+    assert model is not None
+    assert str(folder) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
 def with_peft(folder: Path, config: RunConfig, layout: GradientLayout, weights: np.ndarray) -> Any:
     """Return the published base with PEFT's own adapters, which hold the weights."""
     import peft

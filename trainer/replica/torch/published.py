@@ -75,6 +75,11 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
             use_safetensors=True,
             **settings,
         )
+    if settings and device.type == "cpu":
+        # One tensor that is still of the file, such as a norm, would keep in memory what was read
+        # of it for all others (`loader.py`).
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.padding_idx = None  # a padding token that texts contain is trained too
