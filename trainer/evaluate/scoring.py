@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -110,7 +110,9 @@ def score(
     Raises:
         InputError: the data, the tokenizer or the model cannot be used.
     """
-    config = trained.config
+    # Without gradients no activation is kept, which is what recomputation needs.
+    config = trained.config.with_settings({"training.gradient_checkpointing": "on"})
+    trained = replace(trained, config=config)
     if columns is None:
         columns = config.data.columns
         columns = columns if held_out else columns_of_run(data, columns)

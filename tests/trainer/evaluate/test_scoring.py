@@ -118,6 +118,19 @@ def test_figures_are_those_of_sklearn(
     assert scores.mcc == pytest.approx(sklearn.matthews_corrcoef(labels, predictions))
 
 
+def test_nothing_is_said_of_gradients(
+    model: Path,
+    data: Path,
+    tmp_path: Path,
+    make_config: MakeConfig,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    train(tmp_path / "output", model, make_config)
+    with caplog.at_level("INFO"):
+        score(load_trained(tmp_path / "output"), data, Compute("cpu", threads=1))
+    assert "gradient" not in caplog.text
+
+
 @pytest.mark.parametrize("method", ["lora", "full"])
 def test_language_models(
     model: Path, data: Path, tmp_path: Path, make_config: MakeConfig, method: str
