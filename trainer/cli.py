@@ -31,7 +31,7 @@ COMMANDS = {
     "distill": ("trainer.commands.distill:distill", "Train a small model on a big one's logits."),
     "evaluate": (
         "trainer.commands.evaluate:evaluate",
-        "Score a model, checkpoint or adapter on a JSON Lines file.",
+        "Score a model, checkpoint or adapter on data.",
     ),
     "finetune": (
         "trainer.commands.finetune:finetune",

@@ -59,7 +59,7 @@ def init_model(data: Path, output: Path, sizes: ModelSizes | None = None, seed: 
     """Write a new model folder and return its path; it appears whole or not at all.
 
     Args:
-        data: JSON Lines that the tokenizer is trained on.
+        data: that the tokenizer is trained on, of any format.
 
     Raises:
         InputError: the data is unusable, or `output` already holds something.

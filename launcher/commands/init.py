@@ -160,7 +160,7 @@ def _write(file: Path, text: str) -> None:
         with file.open("x", encoding="utf-8") as out:
             out.write(text)
     except FileExistsError:
-        raise ConfigError(f"{file}: exists already; name another file") from None
+        raise ConfigError(f"{file}: exists already; name another one: launch init FILE") from None
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
 

@@ -143,7 +143,7 @@ config_options = together(
         "--data",
         type=click.Path(),
         metavar="PATH",
-        help="Training data: JSON Lines, or a folder of logits.",
+        help="Training data of any format, or a folder of logits.",
     ),
     click.option("--output", "-o", type=click.Path(), metavar="DIR", help="The output folder."),
 )

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,12 +45,12 @@ def model_shape(model: str | None, shape: str | None) -> ModelShape:
         return named_shape(shape)
     assert model is not None
     if (folder := local_model(Path(model))) is not None:
-        return read_shape(folder)
+        return replace(read_shape(folder), name=Path(model).name or folder.name)
     if not is_hub_name(model, Path.cwd()):
         raise ConfigError(f"no model folder {model}, and it is no hub name such as Qwen/Qwen3-4B")
     snapshot = cached_snapshot(model)
     if snapshot is not None and (snapshot / "config.json").is_file():
-        return read_shape(snapshot)
+        return replace(read_shape(snapshot), name=model)
     return _from_hub(model)
 
 

@@ -111,3 +111,17 @@ def test_makefile_scripts_exist() -> None:
     scripts = re.findall(r"scripts/\w+\.sh", (ROOT / "Makefile").read_text())
     assert scripts
     assert [name for name in scripts if not (ROOT / name).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    "command", ["launch cluster up", "trainer finetune", "trainer init-model", "trainer evaluate"]
+)
+def test_options_of_data_name_no_single_format(command: str) -> None:
+    """Data may be of any format; the problems of code tasks are JSON Lines."""
+    from launcher.cli import cli
+    from trainer.cli import trainer
+
+    name, *arguments = command.split()
+    program = {"launch": cli, "trainer": trainer}[name]
+    shown = CliRunner().invoke(program, [*arguments, "--help"], prog_name=name).output
+    assert "JSON Lines" not in shown.replace("JSON Lines: prompt", "")

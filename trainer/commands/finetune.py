@@ -38,7 +38,7 @@ _SETTINGS = {
     "--data",
     type=click.Path(),
     metavar="FILE|DIR",
-    help="JSON Lines, or a folder of a teacher's logits.",
+    help="Data of any format, or a folder of a teacher's logits.",
 )
 @run_options("sample")
 @click.option("--role", type=click.Choice(["local", "coordinator", "worker"]), default="local")
@@ -89,7 +89,7 @@ _SETTINGS = {
 def finetune(
     source: str | None, settings: tuple[str, ...], run_id: str | None, role: str, **flags: Any
 ) -> None:
-    """Fine-tune MODEL_DIR on JSON Lines data, or on a teacher's logits.
+    """Fine-tune MODEL_DIR on data of any format, or on a teacher's logits.
 
     Without --role it runs in one process; `--role coordinator` starts the server, and a worker for
     each of --gpus; `--role worker` joins a coordinator; `--distributed` needs none. Without

@@ -10,7 +10,9 @@ from trainer.system.commandline.together import PATH
 
 
 @click.command("init-model")
-@click.option("--data", type=PATH, required=True, help="JSON Lines to train the tokenizer on.")
+@click.option(
+    "--data", type=PATH, required=True, help="Data of any format, to train the tokenizer on."
+)
 @click.option("-o", "--output", type=PATH, required=True, help="The new model folder.")
 @click.option("--seed", type=click.IntRange(min=0), default=0)
 @click.option("--hidden-size", type=int, default=None, help="Width of the residual stream.")

@@ -44,7 +44,7 @@ def run_options(unit: str, config: str | None = None) -> Callable[[Command], Com
         ),
         click.option("--method", type=click.Choice(["lora", "full"])),
         click.option(
-            "--validation", type=click.Path(), metavar="FILE", help="Held-out data, JSON Lines."
+            "--validation", type=click.Path(), metavar="PATH", help="Held-out data of any format."
         ),
         click.option("--max-seq-len", type=int, help=f"Tokens; longer {unit}s are cut."),
         click.option("--epochs", type=int),

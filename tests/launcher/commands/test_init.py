@@ -68,7 +68,9 @@ def test_text_is_a_language_model_and_nothing_is_overwritten(
     before = Path("mine.yaml").read_bytes()
     capsys.readouterr()
     assert run(["init", "mine.yaml"]) == 2
-    assert "mine.yaml: exists already; name another file" in capsys.readouterr().err
+    assert (
+        "mine.yaml: exists already; name another one: launch init FILE" in capsys.readouterr().err
+    )
     assert Path("mine.yaml").read_bytes() == before
     assert run(["init", "absent/run.yaml"]) == 2
     assert "absent/run.yaml: cannot be written: No such file" in capsys.readouterr().err

@@ -36,6 +36,10 @@ def test_a_model_folder_is_read_by_its_headers(
     for option in tree["options"]:
         assert option["total"] == pytest.approx(sum(option["bytes"].values()))
         assert option["fits"] == (option["total"] <= option["room"])
+    link = tmp_path / "mine"  # the folder of a GGUF file is elsewhere, too
+    link.symlink_to(folder)
+    assert run(["plan", "--model", str(link), *CARDS]) == 0
+    assert capsys.readouterr().out.startswith("mine: ")
     (tmp_path / "config.json").unlink()
     assert run(["plan", "--model", folder, *CARDS]) == 0
     assert "no config.json: sizes are read from the weights' headers" in capsys.readouterr().out

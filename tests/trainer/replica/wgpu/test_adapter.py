@@ -86,14 +86,14 @@ def test_what_is_meant(found: list[Adapter], wanted: str, index: int) -> None:
 def test_who_is_not_there(found: list[Adapter], wanted: str) -> None:
     with pytest.raises(DeviceError) as error:
         pick(found, wanted, allow_software=True)
-    assert f"no Vulkan device is '{wanted}' (there are 0: AMD" in str(error.value)
-    assert str(error.value).endswith("4: llvmpipe (LLVM 15) (software))")
+    assert f"no Vulkan device is '{wanted}'; found: 0: AMD" in str(error.value)
+    assert str(error.value).endswith("4: llvmpipe (LLVM 15) (software)")
 
 
 def test_software_is_taken_where_it_is_allowed_and_all_there_is() -> None:
     alone = ordered([shown("llvmpipe", "software")])
     assert pick(alone, "", allow_software=True).software
-    with pytest.raises(DeviceError, match=r"no Vulkan device is a GPU .*llvmpipe \(software\)"):
+    with pytest.raises(DeviceError, match=r"no Vulkan device is a GPU; found: .*llvmpipe \(software\)"):
         pick(alone, "", allow_software=False)
 
 

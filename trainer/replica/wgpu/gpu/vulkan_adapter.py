@@ -91,7 +91,7 @@ def pick(found: Sequence[Adapter], wanted: str, *, allow_software: bool) -> Adap
         matching = [adapter for adapter in matching if not adapter.software]
     if not matching:
         meant = f"is {wanted!r}" if wanted else "is a GPU"
-        raise DeviceError(f"no Vulkan device {meant} (there are {', '.join(map(str, found))})")
+        raise DeviceError(f"no Vulkan device {meant}; found: {', '.join(map(str, found))}")
     return matching[0]
 
 
