@@ -1,4 +1,4 @@
-"""A host and a setting that plans are made for."""
+"""A host and a setting that plans are made for, and what a plan's command says."""
 
 from __future__ import annotations
 
@@ -21,3 +21,8 @@ LOCAL = Host(
     fill_with_cpu=True,
     cores=8,
 )
+
+
+def flag(argv: tuple[str, ...], name: str) -> str:
+    """Return the word behind an option."""
+    return argv[argv.index(name) + 1]

@@ -14,7 +14,7 @@ from launcher.plan.budget import rates_of, refuse_unknown_rents, why_rented, wit
 from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import Setting
+from tests.launcher.plan.places import SETTING
 from trainer.config import distill_job
 from trainer.config.run import RunConfig, load
 
@@ -33,8 +33,7 @@ HOME = Host(
 
 
 def plan_of(*hosts: Host) -> LaunchPlan:
-    setting = Setting(run_id="r", trainer_command=("trainer",), state_folder="/state", routes={})
-    return place(hosts, load("quickstart"), None, setting)
+    return place(hosts, load("quickstart"), None, SETTING)
 
 
 def settled(config: RunConfig, *hosts: Host, **environment: str) -> tuple[RunConfig, list[str]]:
@@ -134,8 +133,7 @@ def test_a_distillation_gets_the_prices_of_all_its_hosts_the_students_first() ->
             "budget.currency": "USD",
         },
     )
-    setting = Setting(run_id="r", trainer_command=("trainer",), state_folder="/state", routes={})
-    plan = place_distillation([home, rack], job, setting)
+    plan = place_distillation([home, rack], job, SETTING)
     made, remarks = with_budget(job, plan, {}, {})
     assert made.budget is not None
     assert remarks == []

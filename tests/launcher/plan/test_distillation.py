@@ -49,14 +49,17 @@ HERE = Host(
 )
 
 
+LEAST: dict[str, Any] = {
+    "teacher.model": "inputs/teacher",
+    "teacher.data": ["inputs/corpus"],
+    "student.model": "inputs/student",
+    "evaluation.data": ["inputs/held-out.jsonl"],
+}
+"""What a job has to say."""
+
+
 def job(**settings: Any) -> DistillJob:
-    least = {
-        "teacher.model": "inputs/teacher",
-        "teacher.data": ["inputs/corpus"],
-        "student.model": "inputs/student",
-        "evaluation.data": ["inputs/held-out.jsonl"],
-    }
-    return distill_job.load(None, least | settings)
+    return distill_job.load(None, LEAST | settings)
 
 
 def flags(process: ProcessPlan, name: str) -> list[str]:
@@ -179,7 +182,7 @@ def test_teachers_split_the_corpus_over_their_hosts() -> None:
 
 
 def test_this_machine_shares_its_cores_out(tmp_path: Path) -> None:
-    wanted = resolve_job(None, _words(), [HERE], tmp_path)
+    wanted = resolve_job(None, LEAST, [HERE], tmp_path)
     plan = place_distillation([HERE], wanted, SETTING)
     assert [process.threads for process in plan.processes] == [3, 3, 2]
     assert all(process.env["OMP_NUM_THREADS"] for process in plan.processes)
@@ -244,14 +247,14 @@ def test_absolute_paths_need_no_share() -> None:
 
 
 def test_a_resumed_job_is_the_same_job(tmp_path: Path) -> None:
-    wanted = resolve_job(None, _words() | {"student.training.batch_size": 8}, [HERE], tmp_path)
+    wanted = resolve_job(None, LEAST | {"student.training.batch_size": 8}, [HERE], tmp_path)
     path = tmp_path / "run.yaml"
     path.write_text(wanted.to_yaml())
     assert resolve_job(str(path), {}, [HERE], tmp_path / "elsewhere") == wanted
 
 
 def test_nobody_evaluates_when_that_is_null(tmp_path: Path) -> None:
-    wanted = resolve_job(None, _words() | {"evaluation": None}, [INTEL, LAMBDA], tmp_path)
+    wanted = resolve_job(None, LEAST | {"evaluation": None}, [INTEL, LAMBDA], tmp_path)
     plan = place_distillation([INTEL, LAMBDA], wanted, SETTING)
     assert list(who_is_where(plan)) == ["student", "teacher-0"]
     with pytest.raises(ConfigError, match="student: give model, or config"):
@@ -271,15 +274,6 @@ def test_nobody_evaluates_when_that_is_null(tmp_path: Path) -> None:
 def test_a_wrong_job_is_one_line(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         job(**settings)
-
-
-def _words() -> dict[str, Any]:
-    return {
-        "teacher.model": "inputs/teacher",
-        "teacher.data": ["inputs/corpus"],
-        "student.model": "inputs/student",
-        "evaluation.data": ["inputs/held-out.jsonl"],
-    }
 
 
 def test_corpora_of_the_hub_and_names_of_keys_reach_every_process() -> None:
@@ -309,10 +303,11 @@ def test_corpora_of_the_hub_and_names_of_keys_reach_every_process() -> None:
 def test_a_job_on_this_machine_alone_keeps_what_is_on_the_hub(tmp_path: Path) -> None:
     hub = "hf://datasets/owner/name"
     settings = {
-        "teacher.model": "t", "teacher.data": [hub, "c"], "student.model": "s",
-        "student.validation": hub, "evaluation.data": [hub],
-    }  # fmt: skip
-    found = resolve_job(None, settings, [HERE], tmp_path)
+        "teacher.data": [hub, "c"],
+        "student.validation": hub,
+        "evaluation.data": [hub],
+    }
+    found = resolve_job(None, LEAST | settings, [HERE], tmp_path)
     assert found.teacher.data == (hub, f"{tmp_path}/c")
     assert found.student.validation == hub
     assert found.evaluation is not None

@@ -6,32 +6,18 @@ from dataclasses import replace
 import pytest
 
 from launcher.inventory.facts.devices import Device
-from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import Setting
+from tests.launcher.plan.places import LOCAL, SETTING, flag
 from trainer.config.run import RunConfig, load
 from trainer.system.received import receive
 
-SETTING = Setting(run_id="run", trainer_command=("trainer",), state_folder="/state", routes={})
-LOCAL = Host(
-    name="localhost",
-    connection="local",
-    coordinator=True,
-    bind_address="127.0.0.1",
-    fill_with_cpu=True,
-    cores=8,
-)
 RTX = Device("cuda", "GPU-4090", "RTX 4090", 24 << 30)
 
 
 @pytest.fixture
 def config() -> RunConfig:
     return load("quickstart", {"output": "/out"})
-
-
-def flag(argv: tuple[str, ...], name: str) -> str:
-    return argv[argv.index(name) + 1]
 
 
 def test_a_replica_group_is_one_worker_with_members(config: RunConfig) -> None:

@@ -10,7 +10,7 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
-from tests.launcher.plan.places import LOCAL, SETTING
+from tests.launcher.plan.places import LOCAL, SETTING, flag
 from trainer.config.run import RunConfig, load
 from trainer.system.process.child import FALLBACK_VARIABLE
 from trainer.system.received import receive
@@ -35,10 +35,6 @@ def config() -> RunConfig:
 
 def seats(plan: LaunchPlan) -> list[tuple[str, str, int | None]]:
     return [(worker.host, worker.device, worker.local_rank) for worker in plan.workers]
-
-
-def flag(argv: tuple[str, ...], name: str) -> str:
-    return argv[argv.index(name) + 1]
 
 
 def test_this_machine_is_filled_up_and_its_cores_divided(config: RunConfig) -> None:

@@ -14,7 +14,7 @@ from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
 from launcher.runs.records.plan_file import read_record
-from tests.launcher.plan.places import LOCAL, SETTING
+from tests.launcher.plan.places import LOCAL, SETTING, flag
 from trainer.config.run import RunConfig, load
 
 CARDS = tuple(Device("cuda", f"GPU-{number}", "RTX 4090", 24 << 30) for number in range(2))
@@ -27,10 +27,6 @@ HEAD = Host(
 @pytest.fixture
 def config() -> RunConfig:
     return load("quickstart", {"output": "/out", "exchange.topology": "ring"})
-
-
-def flag(argv: tuple[str, ...], name: str) -> str:
-    return argv[argv.index(name) + 1]
 
 
 def test_a_ring_has_ranks_alone_and_meets_at_rank_0(config: RunConfig) -> None:
