@@ -105,7 +105,7 @@ def check_count(data: Path, names: Sequence[str], count: int) -> None:
     if len(names) != count:
         raise InputError(
             f"{data}: its labels are {len(names)} words ({listed([*map(shown, names)])}), and"
-            f" num_classes is {count}; leave it out, or name all classes in class_names"
+            f" num_classes is {count}; set it to {len(names)}, or name all classes in class_names"
         )
 
 

@@ -253,7 +253,8 @@ def test_data_without_labels_names_the_settings_of_its_task(tmp_path: Path) -> N
 def test_as_many_words_as_classes(tmp_path: Path) -> None:
     path = labelled(tmp_path / "a.jsonl", ["a", "b"])
     settings = {"model.path": "m", "data.train": str(path), "num_classes": 3}
-    with pytest.raises(InputError, match=r"2 words \('a', 'b'\), and num_classes is 3; leave it"):
+    told = r"2 words \('a', 'b'\), and num_classes is 3; set it to 2"
+    with pytest.raises(InputError, match=told):
         with_names(load(None, settings), ())
 
 
