@@ -147,13 +147,16 @@ def measure(report: Report, cell: Cell, rounds: bool) -> None:
     seconds, exposed = median(of_rounds), 1e-3 * median(of_rounds, "exchange_exposed_ms")
     report.add(
         Ratio(
-            f"{cell.name}, computing in rounds of {inner}", 1 - exposed / seconds,
-            "a round's time", UTILISATION, "higher",
+            f"{cell.name}, computing in rounds of {inner}",
+            1 - exposed / seconds,
+            "a round's time",
+            UTILISATION,
+            "higher",
         ),
         settings=decision["settings"],
         sleeping_share=inner * cell.step / seconds,
         round_seconds=[event["seconds"] for event in of_rounds],
-    )  # fmt: skip
+    )
 
 
 def table(report: Report) -> None:

@@ -247,7 +247,9 @@ def report(runs: dict[Case, dict[str, Any]], name: str) -> int:
         judged = group.feedback and group.rate == 1 and not (group.one_way or group.nudged)
         written.add(
             Ratio(
-                f"{title}: percent above fp32", statistics.mean(gaps), "the validation loss",
+                f"{title}: percent above fp32",
+                statistics.mean(gaps),
+                "the validation loss",
                 GOALS.get(group.codec) if judged else None,
             ),
             gaps_percent=gaps,
@@ -260,7 +262,7 @@ def report(runs: dict[Case, dict[str, Any]], name: str) -> int:
                 round(statistics.mean(column), 4)
                 for column in zip(*(runs[case]["training_losses"] for case in members), strict=True)
             ],
-        )  # fmt: skip
+        )
     return written.write()
 
 
@@ -281,9 +283,13 @@ def draw(runs: dict[Case, dict[str, Any]], name: str) -> None:
             smooth = np.convolve(mean, np.ones(10) / 10, mode="valid")
             fed = codec == "fp32" or feedback
             axes.plot(
-                np.arange(10, len(mean) + 1), smooth, color=COLOURS[codec], lw=1.2,
-                ls="-" if fed else ":", label=codec if fed else f"{codec}, no feedback",
-            )  # fmt: skip
+                np.arange(10, len(mean) + 1),
+                smooth,
+                color=COLOURS[codec],
+                lw=1.2,
+                ls="-" if fed else ":",
+                label=codec if fed else f"{codec}, no feedback",
+            )
         axes.set_xlabel("step")
         axes.set_ylabel("training loss, mean of 10 steps")
         axes.legend(frameon=False, labelcolor="linecolor", fontsize=8, ncols=2)

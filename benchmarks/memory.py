@@ -119,9 +119,14 @@ def plan(model: Path, data: Path, method: str) -> int:
     if method == "fsdp":
         return shared_memory_needed(shape, headers, config, 2, accelerator=False, recompute=False)
     found = plan_memory(
-        shape, headers, build_layout(model, config), config,
-        accelerator=False, recompute=False, coordinates=True,
-    )  # fmt: skip
+        shape,
+        headers,
+        build_layout(model, config),
+        config,
+        accelerator=False,
+        recompute=False,
+        coordinates=True,
+    )
     return found.fixed + ROWS * LENGTH * found.per_token
 
 

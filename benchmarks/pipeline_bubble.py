@@ -269,9 +269,14 @@ def draw(shown: dict[str, Step]) -> None:
                     if width > WIDE and action.kind != "weights":
                         at = left + width / 2, rank
                         axes.annotate(
-                            str(action.microbatch), at, ha="center", va="center",
-                            fontsize=7, color=GROUND, clip_on=True,
-                        )  # fmt: skip
+                            str(action.microbatch),
+                            at,
+                            ha="center",
+                            va="center",
+                            fontsize=7,
+                            color=GROUND,
+                            clip_on=True,
+                        )
             axes.set_yticks(range(len(step)), [f"rank {rank}" for rank in range(len(step))])
             axes.set_ylim(len(step) - 0.5, -0.5)
             axes.spines[["top", "right"]].set_visible(False)
@@ -280,8 +285,11 @@ def draw(shown: dict[str, Step]) -> None:
         names = {"inputs": "backward to activations", "weights": "backward to weights"}
         figure.legend(
             handles=[Patch(color=c, label=names.get(kind, kind)) for kind, c in COLOURS.items()],
-            loc="outside upper right", ncols=4, frameon=False, fontsize=8,
-        )  # fmt: skip
+            loc="outside upper right",
+            ncols=4,
+            frameon=False,
+            fontsize=8,
+        )
         figure.savefig(
             PICTURE, format="svg", metadata={"Date": None, "Title": "Pipeline schedules"}
         )

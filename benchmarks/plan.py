@@ -108,8 +108,11 @@ def weigh(engine: str, shape: str, method: str) -> Iterator[tuple[str, dict[str,
     case = {"engine": engine, "shape": shape, "method": method}
     done = subprocess.run(
         [sys.executable, __file__, "--case", json.dumps(case)],
-        stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **EXACT},
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, **EXACT},
+    )
     yield engine, json.loads(done.stdout.splitlines()[-1])
 
 

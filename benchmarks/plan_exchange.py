@@ -72,9 +72,12 @@ def compare(report: Report, bench: Bench, rate: int) -> None:
         elements, cost = elements_of(megabytes), share * wire
         alone = empty + cost
         asked = ExchangeLoad(
-            link=LinkRates(up=goodput, down=goodput), elements=elements, blocks=BLOCKS,
-            step_seconds=alone, total_steps=10**6,
-        )  # fmt: skip
+            link=LinkRates(up=goodput, down=goodput),
+            elements=elements,
+            blocks=BLOCKS,
+            step_seconds=alone,
+            total_steps=10**6,
+        )
         planned = alone + exposed(asked, codec).value
         measured = bench.step_seconds(elements, codec, cost)
         name = f"{rate} Mbit/s, {megabytes:g} MB as {codec}, computing {cost:.2f} s"

@@ -126,9 +126,16 @@ def motley(rank: int, demo: Path, steps: int, case: Case) -> dict[str, Any]:
     layout = inputs.layout
     own, server = (Sender(case.codec, layout, feedback=case.codec != "fp32") for _ in range(2))
     found = train(
-        inputs, replica, inputs.config, [own], server, AdamW(inputs.config.optimizer, layout),
-        exact_steps=case.exact, shares=EQUAL, rank=rank,
-    )  # fmt: skip
+        inputs,
+        replica,
+        inputs.config,
+        [own],
+        server,
+        AdamW(inputs.config.optimizer, layout),
+        exact_steps=case.exact,
+        shares=EQUAL,
+        rank=rank,
+    )
     return {
         "loss": found["loss"],
         "accuracy": found["accuracy"],

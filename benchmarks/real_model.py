@@ -170,10 +170,20 @@ def trl(options: argparse.Namespace) -> dict[str, float]:
         trainer = SFTTrainer(
             model=str(options.model),
             args=SFTConfig(
-                output_dir=output, max_steps=options.steps, per_device_train_batch_size=ROWS,
-                learning_rate=RATE, lr_scheduler_type="constant", weight_decay=0.01,
-                train_sampling_strategy="sequential", logging_steps=1, report_to=[], use_cpu=True,
-                bf16=False, gradient_checkpointing=False, save_strategy="no", disable_tqdm=True,
+                output_dir=output,
+                max_steps=options.steps,
+                per_device_train_batch_size=ROWS,
+                learning_rate=RATE,
+                lr_scheduler_type="constant",
+                weight_decay=0.01,
+                train_sampling_strategy="sequential",
+                logging_steps=1,
+                report_to=[],
+                use_cpu=True,
+                bf16=False,
+                gradient_checkpointing=False,
+                save_strategy="no",
+                disable_tqdm=True,
                 model_init_kwargs={"dtype": "float32"},
             ),
             train_dataset=Dataset.from_list(
@@ -181,7 +191,7 @@ def trl(options: argparse.Namespace) -> dict[str, float]:
             ),
             peft_config=LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=LINEARS),
             callbacks=[Clock()],
-        )  # fmt: skip
+        )
         trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     tokens = sum(len(ids) for ids, _ in rows[ROWS:])

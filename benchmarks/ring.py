@@ -58,9 +58,14 @@ def main() -> int:
 
 
 def measure(
-    report: Report, network: ShapedNetwork, ranks: int, rate: int, megabytes: float, kind: str,
+    report: Report,
+    network: ShapedNetwork,
+    ranks: int,
+    rate: int,
+    megabytes: float,
+    kind: str,
     steps: int,
-) -> None:  # fmt: skip
+) -> None:
     """Sum so many times and report the median's ratio."""
     elements = round(megabytes * 1e6 / 4) // 72 * 72  # whole layers of `synthetic.layout`
     with LocalCluster(patience=300.0) as cluster, tempfile.TemporaryDirectory() as results:

@@ -272,7 +272,7 @@ def report(runs: dict[Case, dict[str, Any]]) -> int:
             accuracies=[runs[case]["accuracy"] for case in members],
             seeds=[case.seed for case in members],
             fp32_bytes_an_inner_step=every,
-        )  # fmt: skip
+        )
     return written.write()
 
 
@@ -294,9 +294,13 @@ def draw(runs: dict[Case, dict[str, Any]], steps: int) -> None:
             label = "every step" if case.inner_steps == 1 else f"H = {case.inner_steps}"
             label += f" after {case.after}" if case.after else ""
             axes.plot(
-                samples, losses, color=AFTER if case.after else COLOURS[case.inner_steps], lw=1.2,
-                ls=":" if averaged else "-", label=label + (", mean of weights" * averaged),
-            )  # fmt: skip
+                samples,
+                losses,
+                color=AFTER if case.after else COLOURS[case.inner_steps],
+                lw=1.2,
+                ls=":" if averaged else "-",
+                label=label + (", mean of weights" * averaged),
+            )
         axes.set_xlabel("samples")
         axes.set_ylabel("training loss")
         axes.legend(frameon=False, labelcolor="linecolor", fontsize=8, ncols=2)

@@ -185,9 +185,16 @@ def train_rank(rank: int, run: Run, case: Case) -> dict[str, Any]:
         FrozenAdamW(settings, layout, first) if case.idea == "frozen" else AdamW(settings, layout)
     )
     found = train(
-        inputs, replica, inputs.config, [end()], end(), optimizer,
-        exact_steps=first if case.idea in ("frozen", "exact") else 0, rank=rank, weights=weights,
-    )  # fmt: skip
+        inputs,
+        replica,
+        inputs.config,
+        [end()],
+        end(),
+        optimizer,
+        exact_steps=first if case.idea in ("frozen", "exact") else 0,
+        rank=rank,
+        weights=weights,
+    )
     return {
         "loss": found["loss"],
         "accuracy": found["accuracy"],

@@ -65,8 +65,11 @@ def measure(device: Device, length: int, repeats: int) -> dict[str, float]:
         for clock, found in (("wall", wall), ("CPU", work))
     }
     figures = ", ".join(f"{n} {1e3 * wall[n]:.0f} / {1e3 * work[n]:.0f}" for n in graphs)
-    print(f"T={length}: {figures}; one kernel and backward take {shares['wall']:.2f} /"
-          f" {shares['CPU']:.2f} of windows and backward", flush=True)  # fmt: skip
+    print(
+        f"T={length}: {figures}; one kernel and backward take {shares['wall']:.2f} /"
+        f" {shares['CPU']:.2f} of windows and backward",
+        flush=True,
+    )
     return {
         "length": length,
         **{f"{name}, wall": seconds for name, seconds in wall.items()},
@@ -79,9 +82,8 @@ def record(device: Device, length: int) -> dict[str, Graph]:
     shape, pool = Attention(1, 16, 8, length, 128), Pool(device)
     queries, keys = (1, 16, length, 128), (1, 8, length, 128)
     q, k, v, dout, out, dq, dk, dv = (
-        pool.take(size)
-        for size in (queries, keys, keys, queries, queries, queries, keys, keys)
-    )  # fmt: skip
+        pool.take(size) for size in (queries, keys, keys, queries, queries, queries, keys, keys)
+    )
     graphs = {name: Graph(device) for name in ("one kernel", "windows", "backward")}
     shape.forward(graphs["one kernel"], pool, q, k, v, out)
     with patch.object(attention, "serves", lambda *_: False):

@@ -118,9 +118,17 @@ def our_product(device: Device, product: Product, variant: Variant) -> Callable[
     c = device.array((m, n))
     graph = Graph(device)
     gemm(
-        graph, a, b, c, m=m, n=n, k=k,
-        trans_a=product.trans_a, trans_b=product.trans_b, variant=variant,
-    )  # fmt: skip
+        graph,
+        a,
+        b,
+        c,
+        m=m,
+        n=n,
+        k=k,
+        trans_a=product.trans_a,
+        trans_b=product.trans_b,
+        variant=variant,
+    )
     word = replace(c, shape=(1,))
 
     def once() -> object:

@@ -25,9 +25,12 @@ def in_slurm(state: Path, folder: Path) -> None:
     command = ["unshare", *NAMESPACES, "sh", str(ROOT / "tests/cluster/slurm.sh")]
     path = f"{Path(sys.executable).parent}:/usr/sbin:{os.environ['PATH']}"
     done = subprocess.run(
-        [*command, str(state), str(folder)], capture_output=True, text=True, timeout=240,
+        [*command, str(state), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=240,
         env={**os.environ, "PATH": path},
-    )  # fmt: skip
+    )
     said = "".join(log.read_text() for log in [*folder.glob("slurm-*.log"), *state.glob("*.log")])
     assert done.returncode == 0, done.stdout + done.stderr + said
 

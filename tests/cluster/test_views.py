@@ -69,9 +69,12 @@ def test_the_picture_of_the_documentation_is_drawn_from_a_run(
     drawn = tmp_path / "drawn.svg"
     done = subprocess.run(
         [sys.executable, "scripts/status_picture.py", "--step", "1", "-o", str(drawn)],
-        cwd=ROOT, env=cluster.environment, capture_output=True,
-        text=True, timeout=PATIENCE,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stderr
     for picture in (drawn, ROOT / "docs" / "status-watch.svg"):
         text = text_of(picture)

@@ -186,9 +186,7 @@ def test_connections_that_break_at_a_byte(cluster: Cluster) -> None:
 
 def test_a_half_open_and_a_slow_line(cluster: Cluster) -> None:
     """Silence is noticed on both sides; a slow line is no reason to be thrown out."""
-    cluster.configure(
-        training__epochs=6, exchange__heartbeat=0.2, exchange__lost_after=3.0,
-    )  # fmt: skip
+    cluster.configure(training__epochs=6, exchange__heartbeat=0.2, exchange__lost_after=3.0)
     coordinator = cluster.coordinator(2)
     with FaultProxy(cluster.port) as proxy:
         proxy.delay, proxy.rate = 0.002, 20e6

@@ -293,11 +293,24 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reader]:
 
 
 NAMES = (
-    "status.json", "status.json, by the launcher", "metrics.jsonl", "spend.jsonl", RUN_FILE,
-    "manifest.json", "manifest.json, by the launcher", "dataset.json", "a teacher's heartbeat",
-    "a lease's holder", "a claim", "evaluations.jsonl", "a rank's report", "rank 0's note",
-    "a rank's end", "a note on the board", "an agent's error",
-)  # fmt: skip
+    "status.json",
+    "status.json, by the launcher",
+    "metrics.jsonl",
+    "spend.jsonl",
+    RUN_FILE,
+    "manifest.json",
+    "manifest.json, by the launcher",
+    "dataset.json",
+    "a teacher's heartbeat",
+    "a lease's holder",
+    "a claim",
+    "evaluations.jsonl",
+    "a rank's report",
+    "rank 0's note",
+    "a rank's end",
+    "a note on the board",
+    "an agent's error",
+)
 
 
 NEVER_NEGATIVE = ("spend.jsonl", "manifest.json", "dataset.json", "a teacher's heartbeat")

@@ -106,15 +106,19 @@ def test_every_answer_of_an_agent_is_received() -> None:
             id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)
         }  # statements
         calls = [
-            node for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "call" and id(node) not in unused
-        ]  # fmt: skip
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "call"
+            and id(node) not in unused
+        ]
         receives = sum(
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
             and node.func.id in ("receive", "routes_of", "machine_of", "detection_of", "read")
             for node in ast.walk(tree)
-        )  # fmt: skip
+        )
         if len(calls) > receives:
             lax.add(name)
     assert lax == set(UNCHECKED_CALLS)

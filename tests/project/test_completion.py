@@ -71,8 +71,12 @@ def offered_by_bash(line: str, folder: Path, programs: Path) -> list[str]:
     done = subprocess.run(
         ["bash", "-c", script, "bash", *words],
         env=os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"},
-        cwd=folder, capture_output=True, text=True, timeout=100, check=True,
-    )  # fmt: skip
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
     assert done.stderr == ""
     return [word for word in done.stdout.splitlines() if word]
 
@@ -126,7 +130,7 @@ def asked_here(line: str, folder: Path) -> list[str]:
         ("launch status -i local.yml --run fir", [RUNS[0]]),
         ("launch status -i absent.yml --run ", []),
     ],
-)  # fmt: skip
+)
 def test_bash_is_offered(line: str, offered: list[str], folder: Path) -> None:
     assert asked_here(line, folder) == offered
 

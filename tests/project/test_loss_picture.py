@@ -50,17 +50,27 @@ def picture(run: Path) -> Path:
 def record_step(log: MetricsLog, step: int, loss: float) -> None:
     log.step(
         Step(
-            step=step, epoch=0, generation=1, loss=loss, learning_rate=1e-3, grad_norm=1.0,
-            seconds=0.1, tokens_per_second=100.0, samples=[],
+            step=step,
+            epoch=0,
+            generation=1,
+            loss=loss,
+            learning_rate=1e-3,
+            grad_norm=1.0,
+            seconds=0.1,
+            tokens_per_second=100.0,
+            samples=[],
         )
-    )  # fmt: skip
+    )
 
 
 def draw(run: Path, picture: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "scripts/loss_picture.py", str(run), "-o", str(picture)],
-        cwd=ROOT, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
 
 
 def points(picture: Path, name: str) -> np.ndarray:

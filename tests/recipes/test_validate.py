@@ -58,8 +58,12 @@ def validate(tmp_path: Path, hosts: dict[str, Any], **extra: Any) -> tuple[dict[
     argv = [Path(sys.executable).parent / "ansible-playbook", "-i", "inventory.yml", "play.yml"]
     done = subprocess.run(
         [*map(str, argv), "-e", json.dumps(extra)],
-        cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
     pattern = r"^(?:fatal|failed): \[(\w+)\](?:: FAILED!| \(item=.*\)) => (\{.*\})$"
     failures = re.findall(pattern, done.stdout, re.MULTILINE)
     refused = {host: str(json.loads(result)["msg"]) for host, result in failures}

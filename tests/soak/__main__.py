@@ -23,9 +23,8 @@ FAULTS_A_MINUTE = 12
 @click.option("--minutes", type=click.FloatRange(min=0.5), default=10.0, show_default=True)
 @click.option("--seed", type=int, default=0, show_default=True, help="Which faults come when.")
 @click.option(
-    "--faults", type=click.IntRange(min=1),
-    help=f"How many; {FAULTS_A_MINUTE} a minute by default.",
-)  # fmt: skip
+    "--faults", type=click.IntRange(min=1), help=f"How many; {FAULTS_A_MINUTE} a minute by default."
+)
 @click.option(
     "--exchange",
     type=click.Choice(list(EXCHANGES)),
@@ -34,9 +33,12 @@ FAULTS_A_MINUTE = 12
     help="Gradients as they are or in int8, or rounds in int8.",
 )
 @click.option(
-    "--folder", type=click.Path(path_type=Path, file_okay=False), default=Path("soak"),
-    show_default=True, help="What it writes; what an earlier soak left there is removed.",
-)  # fmt: skip
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("soak"),
+    show_default=True,
+    help="What it writes; what an earlier soak left there is removed.",
+)
 def soak(minutes: float, seed: int, faults: int | None, exchange: str, folder: Path) -> None:
     """Disturb one run of real processes, then check that nothing was lost, doubled or left over.
 

@@ -121,16 +121,19 @@ class SoakCluster:
             "model": {"path": model},
             "data": {"train": data, "max_seq_len": 32},
             "optimizer": {"learning_rate": 3e-4, "warmup_ratio": 0.0, "final_ratio": 1.0},
-            "training": {
-                "batch_size": BATCH, "epochs": 1_000_000, "seed": self._seed,
-            },
+            "training": {"batch_size": BATCH, "epochs": 1_000_000, "seed": self._seed},
             "exchange": {
-                "shares": "equal", "hash_every": 1, "heartbeat": 0.3, "lost_after": 2.0,
-                "step_deadline": 3.0, "join_deadline": JOIN_DEADLINE,
-                "shared_memory": False, **self._exchange,
+                "shares": "equal",
+                "hash_every": 1,
+                "heartbeat": 0.3,
+                "lost_after": 2.0,
+                "step_deadline": 3.0,
+                "join_deadline": JOIN_DEADLINE,
+                "shared_memory": False,
+                **self._exchange,
             },
             "checkpoint": {"every": 20, "keep_last": KEEP_LAST},
-        }  # fmt: skip
+        }
 
     # Up and down
 
@@ -210,8 +213,12 @@ class SoakCluster:
             keeper = subprocess.Popen(
                 [sys.executable, "-P", "-m", "launcher.session", str(folder / "spec.json")],
                 env=self.environment | {RUN_VARIABLE: self.run_id},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+            )
         self._keepers.append(keeper)
 
     def given_up(self) -> list[str]:

@@ -30,9 +30,12 @@ def test_a_clock_that_jumps_and_comes_right(tmp_path: Path) -> None:
     clocks = Clocks(tmp_path / "clocks")
     clocks.set("worker-1", 0)
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], env=os.environ | clocks.environment("worker-1"),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | clocks.environment("worker-1"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -119,10 +119,17 @@ def test_figures_by_kind_in_report_and_json() -> None:
     assert row["step"] == {"p50": 0.2, "p95": 0.5, "max": 0.5}
     assert row["full"] == {"p50": 2.0, "p95": 2.0, "max": 2.0}
     report = Report(
-        seed=7, seconds=60.0, steps=40, taken_back=5, injections=faults, recoveries=found,
-        checks=[], usage={("worker-0", 7): [Usage(5.0, 9, 8, 7)]},
-        left_out={"full disk": "no small disk"}, folder="/somewhere",
-    )  # fmt: skip
+        seed=7,
+        seconds=60.0,
+        steps=40,
+        taken_back=5,
+        injections=faults,
+        recoveries=found,
+        checks=[],
+        usage={("worker-0", 7): [Usage(5.0, 9, 8, 7)]},
+        left_out={"full disk": "no small disk"},
+        folder="/somewhere",
+    )
     assert "cut                    2     1      0.2     0.5     0.5" in report.text()
     assert "full disk           left out: no small disk" in report.text()
     tree = json.loads(json.dumps(report.tree()))

@@ -42,9 +42,16 @@ def test_a_failed_check_is_the_exit_code_and_keeps_the_folder(
     ) -> Report:
         (folder / "output").mkdir()
         return Report(
-            seed=seed, seconds=60 * minutes, steps=10, taken_back=0, injections=[], recoveries=[],
-            usage={}, checks=[Check("ledger", passed, "step 3 is missing")], folder=str(folder),
-        )  # fmt: skip
+            seed=seed,
+            seconds=60 * minutes,
+            steps=10,
+            taken_back=0,
+            injections=[],
+            recoveries=[],
+            usage={},
+            checks=[Check("ledger", passed, "step 3 is missing")],
+            folder=str(folder),
+        )
 
     monkeypatch.setattr(run, "soak", fake)
     folder = tmp_path / "soak"

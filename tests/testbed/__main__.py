@@ -20,9 +20,12 @@ AS_IS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--lab", "folder", type=click.Path(path_type=Path), envvar="MOTLEY_TESTBED",
+    "--lab",
+    "folder",
+    type=click.Path(path_type=Path),
+    envvar="MOTLEY_TESTBED",
     help="The lab's folder ($MOTLEY_TESTBED); by default one in the user's cache.",
-)  # fmt: skip
+)
 @click.pass_context
 def testbed(context: click.Context, folder: Path | None) -> None:
     """Booted Debian hosts on this machine, in namespaces of their own (needs root)."""
@@ -33,9 +36,12 @@ def testbed(context: click.Context, folder: Path | None) -> None:
 @click.argument("names", nargs=-1, metavar="[NAME[=SUITE]]...")
 @click.option("--disk", metavar="SIZE", help="Limit each new host's disk, such as 600M.")
 @click.option(
-    "--volume", "volumes", multiple=True, metavar="PATH=SIZE",
+    "--volume",
+    "volumes",
+    multiple=True,
+    metavar="PATH=SIZE",
     help="A small file system of its own, such as /var/lib/motley=20M.",
-)  # fmt: skip
+)
 @click.pass_obj
 def up(lab: Lab, names: Sequence[str], disk: str | None, volumes: Sequence[str]) -> None:
     """Make the lab if there is none, then add and boot hosts (bookworm or trixie)."""

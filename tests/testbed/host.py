@@ -117,8 +117,18 @@ class Host:
         mounts += ["disk"] if self.plan.disk else []
         for mount in mounts:
             self.lab.inside("umount", "--lazy", self.folder / mount, check=False)
-        self.lab.inside("find", f"/sys/fs/cgroup/{self.name}", "-depth", "-type", "d", "-exec",
-                        "rmdir", "{}", "+", check=False)  # fmt: skip
+        self.lab.inside(
+            "find",
+            f"/sys/fs/cgroup/{self.name}",
+            "-depth",
+            "-type",
+            "d",
+            "-exec",
+            "rmdir",
+            "{}",
+            "+",
+            check=False,
+        )
         shutil.rmtree(self.folder, ignore_errors=True)
         self.lab.write_ssh()
 
@@ -136,14 +146,25 @@ class Host:
             binds.append("--bind=/dev/fuse")
         with log:
             self.lab.inside(
-                "setsid", "--fork", KEEPER, self.name,
-                "--quiet", "--boot", "--register=no", "--keep-unit", "--console=pipe",
-                f"--machine={self.name}", f"--directory={self.folder}/root",
-                f"--network-namespace-path=/run/netns/{self.name}", "--resolv-conf=replace-host",
+                "setsid",
+                "--fork",
+                KEEPER,
+                self.name,
+                "--quiet",
+                "--boot",
+                "--register=no",
+                "--keep-unit",
+                "--console=pipe",
+                f"--machine={self.name}",
+                f"--directory={self.folder}/root",
+                f"--network-namespace-path=/run/netns/{self.name}",
+                "--resolv-conf=replace-host",
                 "--capability=CAP_NET_ADMIN",
                 "--system-call-filter=open_by_handle_at name_to_handle_at",
-                *binds, *self.plan.nspawn, log=log,
-            )  # fmt: skip
+                *binds,
+                *self.plan.nspawn,
+                log=log,
+            )
 
     def wait_booted(self, timeout: float = 60) -> None:
         """Wait until its systemd has nothing more to start; a failed unit is a LabError."""

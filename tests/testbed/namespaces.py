@@ -81,8 +81,15 @@ class Namespaces:
                 # In the lab's pid namespace, so that it dies with it, but in the machine's network.
                 command = ["nsenter", f"--target={first.pid}", "--pid", "--", "setsid", "--fork"]
                 command += ["slirp4netns", f"--ready-fd={ready_write}", *options, *network]
-                subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=log,
-                               stderr=log, pass_fds=[ready_write], cwd="/")  # fmt: skip
+                subprocess.run(
+                    command,
+                    check=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[ready_write],
+                    cwd="/",
+                )
         finally:
             os.close(ready_write)
         with os.fdopen(ready_read) as ready:

@@ -141,8 +141,15 @@ def test_a_changed_host_key(cluster: Cluster, run: Running) -> None:
             assert "w1" in refused.stdout + refused.stderr
             assert "ITS HOST KEY HAS CHANGED" in refused.stdout + refused.stderr
     finally:
-        host.exec(["cp", "-a", "/root/ssh_host_ed25519_key", "/root/ssh_host_ed25519_key.pub",
-                   "/etc/ssh/"])  # fmt: skip
+        host.exec(
+            [
+                "cp",
+                "-a",
+                "/root/ssh_host_ed25519_key",
+                "/root/ssh_host_ed25519_key.pub",
+                "/etc/ssh/",
+            ]
+        )
         host.exec(["systemctl", "restart", "ssh.service"])
     run.wait_status()
 

@@ -87,9 +87,12 @@ def newcomer(
     git = ["git", "-c", "safe.directory=*", "-C", str(ROOT)]
     subprocess.run([*git, "bundle", "create", "--quiet", str(bundle), "HEAD"], check=True)
     plan = Plan(
-        name="newcomer", ip=lab.free_addresses(1)[0], suite=request.param, bare=True,
+        name="newcomer",
+        ip=lab.free_addresses(1)[0],
+        suite=request.param,
+        bare=True,
         nspawn=[f"--bind-ro={bundle}:{BUNDLE}"],
-    )  # fmt: skip
+    )
     (host,) = lab.add_hosts([plan])
     yield host
     host.remove()

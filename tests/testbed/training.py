@@ -61,9 +61,12 @@ class Operator:
         program = [str(PROGRAMS / "launch"), *arguments]
         command = self.lab.command(program, cwd=self.checkout, env=self.environment)
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
 
     def json(self, *arguments: str) -> dict[str, Any]:
         """Return what `launch ... --json` prints."""

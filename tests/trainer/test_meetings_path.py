@@ -13,11 +13,13 @@ from trainer.cli import trainer
 from trainer.evaluate.results import read_evaluations
 
 SIZES = "--hidden-size 64 --layers 2 --heads 4 --kv-heads 2 --head-dim 16 --intermediate-size 128"
+# fmt: off
 SETTINGS = {
     "model.path": "model", "model.dtype": "float32", "model.quantization": "none", "method": "full",
     "data.max_seq_len": 1024, "optimizer.learning_rate": 5e-3, "training.max_steps": 80,
     "training.batch_size": 2, "training.evaluate_every": 0, "checkpoint.every": 1000,
-}  # fmt: skip
+}
+# fmt: on
 ON_CPU = "--gpu-backend cpu --threads 1"
 ADDED = {
     "generate-data": "--count 2 --validation-count 2",

@@ -104,9 +104,14 @@ class Machine:
         log = (self.folder / f"{name}.log").open("ab")
         with log:
             self._processes[name] = subprocess.Popen(
-                [*self._inside, *command], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=log, text=True, start_new_session=True,
-            )  # fmt: skip
+                [*self._inside, *command],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
         return self._processes[name]
 
 
@@ -182,8 +187,10 @@ class Lan:
         )
         assert "Traceback" not in done.stderr
         assert done.returncode == code, done.stderr + done.stdout
-        assert all(line.startswith(("launch: ", "host", "no link", "the link", "mDNS"))
-                   for line in done.stderr.splitlines()), done.stderr  # fmt: skip
+        assert all(
+            line.startswith(("launch: ", "host", "no link", "the link", "mDNS"))
+            for line in done.stderr.splitlines()
+        ), done.stderr
         tree, _ = json.JSONDecoder().raw_decode(done.stdout)
         return tree, done.stderr
 

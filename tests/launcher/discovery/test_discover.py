@@ -52,8 +52,11 @@ def test_from_an_empty_file_to_a_cluster_that_grows(lan: Lan, tmp_path: Path) ->
     come = [line for line in tree["difference"][2:] if line.startswith("+")]
     assert gone == []
     assert [line.split(":")[0].strip("+ ") for line in come] == [
-        "m3", "ansible_host", "ansible_user", "ansible_ssh_common_args"
-    ]  # fmt: skip
+        "m3",
+        "ansible_host",
+        "ansible_user",
+        "ansible_ssh_common_args",
+    ]
     assert file.read_text().startswith(edited.rstrip("\n"))
     assert [host.name for host in load_inventory(file)] == ["m1", "m2", "m3"]
 

@@ -56,14 +56,21 @@ def test_the_reference_cluster() -> None:
 
 def test_the_coordinator_reaches_most_then_fastest_then_has_most_memory() -> None:
     hosts = [LAMBDA, INTEL, LAPTOP]
-    cut = [link("lambda", "intel", 900), link("lambda", "laptop", 90),
-           link("intel", "laptop", None, "no route")]  # fmt: skip
+    cut = [
+        link("lambda", "intel", 900),
+        link("lambda", "laptop", 90),
+        link("intel", "laptop", None, "no route"),
+    ]
     found = propose(hosts, {}, cut).coordinator
     assert (found.host, found.reason) == (
-        "lambda", "reaches every other host; its slowest link is 90 Mbit/s"
-    )  # fmt: skip
-    slow = [link("lambda", "intel", 900), link("lambda", "laptop", 900),
-            link("intel", "laptop", 100)]  # fmt: skip
+        "lambda",
+        "reaches every other host; its slowest link is 90 Mbit/s",
+    )
+    slow = [
+        link("lambda", "intel", 900),
+        link("lambda", "laptop", 900),
+        link("intel", "laptop", 100),
+    ]
     assert propose(hosts, {}, slow).coordinator.host == "lambda"
     assert propose(hosts, {}, []).coordinator.host == "intel"
 
@@ -88,5 +95,7 @@ def test_every_pair_is_measured_once_and_no_machine_twice_at_once(count: int) ->
 
 def test_sizes() -> None:
     assert [size_text(size) for size in (3 << 20, 24 * GIB, int(1.5 * 2**40))] == [
-        "3 MiB", "24 GiB", "1.5 TiB"
-    ]  # fmt: skip
+        "3 MiB",
+        "24 GiB",
+        "1.5 TiB",
+    ]

@@ -155,9 +155,11 @@ class OfTheRecipe(LocalConnection):
 def test_a_host_of_the_recipe_has_its_default_share() -> None:
     """Not if the inventory names another, if there is none, or if it is no host of the recipe."""
     ways: dict[str, LocalConnection] = {
-        "a": OfTheRecipe("motley"), "b": OfTheRecipe("motley"), "c": OfTheRecipe("www"),
+        "a": OfTheRecipe("motley"),
+        "b": OfTheRecipe("motley"),
+        "c": OfTheRecipe("www"),
         "d": LocalConnection(),
-    }  # fmt: skip
+    }
     hosts = [Host(name=name, devices=()) for name in ways]
     hosts[1] = Host(name="b", devices=(), share_folder="/mnt/share")
     found = survey(hosts, ways)

@@ -35,24 +35,37 @@ def lines_of(before: str, after: str) -> tuple[list[str], list[str]]:
 @pytest.mark.parametrize(
     ("path", "value", "gone", "come"),
     [
-        ("all.hosts.a.ansible_host", "10.0.0.9",
-         "            ansible_host: 10.0.0.1     # static",
-         "            ansible_host: 10.0.0.9     # static"),
+        (
+            "all.hosts.a.ansible_host",
+            "10.0.0.9",
+            "            ansible_host: 10.0.0.1     # static",
+            "            ansible_host: 10.0.0.9     # static",
+        ),
         ("all.hosts.a.ansible_port", 2222, None, "            ansible_port: 2222  # why"),
-        ("all.hosts.b.ansible_host", "10.0.0.3",
-         "        b: {ansible_host: '10.0.0.2'}", "        b: {ansible_host: 10.0.0.3}"),
-        ("all.hosts.b.motley_link_rates", {"a": 941},
-         "        b: {ansible_host: '10.0.0.2'}",
-         "        b: {ansible_host: '10.0.0.2', motley_link_rates: {a: 941}}"),
+        (
+            "all.hosts.b.ansible_host",
+            "10.0.0.3",
+            "        b: {ansible_host: '10.0.0.2'}",
+            "        b: {ansible_host: 10.0.0.3}",
+        ),
+        (
+            "all.hosts.b.motley_link_rates",
+            {"a": 941},
+            "        b: {ansible_host: '10.0.0.2'}",
+            "        b: {ansible_host: '10.0.0.2', motley_link_rates: {a: 941}}",
+        ),
         ("all.hosts.c.ansible_host", "fe00::1", None, '          ansible_host: "fe00::1"  # why'),
         ("all.hosts.d", {}, None, "        d: {}  # why"),
         ("all.vars.share_server", "b", None, None),
-        ("all.vars.other", True,
-         '    vars: {share_server:   "b"}   # by hand',
-         '    vars: {share_server:   "b", other: true}   # by hand'),
+        (
+            "all.vars.other",
+            True,
+            '    vars: {share_server:   "b"}   # by hand',
+            '    vars: {share_server:   "b", other: true}   # by hand',
+        ),
         ("all.hosts.e.motley_teacher", True, None, "          motley_teacher: true  # why"),
     ],
-)  # fmt: skip
+)
 def test_only_one_line_changes(
     path: str, value: object, gone: str | None, come: str | None
 ) -> None:

@@ -156,8 +156,9 @@ def test_a_run_comes_home_is_listed_and_goes_out_again(
         f"resume it here with: launch cluster up --resume {run_id}",
     ]
     assert sorted(path.name for path in (home / "checkpoints").glob("[a-z]*")) == [
-        "latest", "step-000004",
-    ]  # fmt: skip
+        "latest",
+        "step-000004",
+    ]
     assert (home / "checkpoints/latest").readlink() == Path("step-000004")
     (one,) = listed(capsys)
     assert (one["run_id"], one["state"], one["output"]) == (run_id, "stopped", str(home))
@@ -195,8 +196,8 @@ def test_what_a_run_has_cost_goes_along_and_comes_home(
     away = export("it's away", "--config", str(own))
     run_id = run_id_of(away)
     train(away, 4)
-    line = {"run": run_id, "host": "rack", "until": 1000.0, "seconds": 360.0, "kwh": 0.0,
-            "measured": 0.0, "money": 0.3, "currency": "EUR", "end": True}  # fmt: skip
+    spent = {"seconds": 360.0, "kwh": 0.0, "measured": 0.0, "money": 0.3, "currency": "EUR"}
+    line = {"run": run_id, "host": "rack", "until": 1000.0, **spent, "end": True}
     foreign = {**line, "run": "another", "money": 9.0}
     ledger = away / "output/spend.jsonl"
     ledger.write_text("".join(json.dumps(one) + "\n" for one in (line, foreign)))
@@ -297,9 +298,11 @@ def test_what_is_no_checkpoint_is_refused_before_it_is_read(
 
 
 def test_a_foreign_record_names_no_folder_to_write_to(
-    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    export: Export,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     away = export()
     train(away, 4)
     record = json.loads((away / "export.json").read_text())
@@ -313,9 +316,11 @@ def test_a_foreign_record_names_no_folder_to_write_to(
 
 
 def test_another_machine_has_to_be_told_where_the_result_goes(
-    export: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    export: Export,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     away = export()
     train(away, 4)
     monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "other-laptop"))
@@ -415,9 +420,13 @@ def test_a_gguf_file_goes_as_the_folder_that_it_stands_for(
     ],
 )
 def test_bad_input_is_one_line_and_no_folder(
-    flags: tuple[str, ...], says: str, inputs: tuple[str, ...], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    flags: tuple[str, ...],
+    says: str,
+    inputs: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     folder = tmp_path / "current"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -61,9 +61,13 @@ def test_a_python_that_is_too_old_is_one_line(folder: Path, tmp_path: Path) -> N
     old.write_text("#!/bin/sh\nexit 1\n")
     old.chmod(0o755)
     done = subprocess.run(
-        ["sh", "setup.sh"], cwd=folder, env={**os.environ, "PYTHON": str(old)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        ["sh", "setup.sh"],
+        cwd=folder,
+        env={**os.environ, "PYTHON": str(old)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 2
     assert done.stderr == (
         f"{old} is no Python 3.11 or later; give one: PYTHON=python3.12 sh setup.sh\n"
@@ -74,9 +78,13 @@ def test_a_python_that_is_too_old_is_one_line(folder: Path, tmp_path: Path) -> N
 def set_up(folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the script as the printed steps do, from another folder."""
     return subprocess.run(
-        ["sh", str(folder / "setup.sh")], cwd=folder.parent, capture_output=True, text=True,
-        timeout=240, check=False,
-    )  # fmt: skip
+        ["sh", str(folder / "setup.sh")],
+        cwd=folder.parent,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 def test_it_installs_what_is_locked_and_motley_and_a_second_call_nothing(folder: Path) -> None:

@@ -31,13 +31,19 @@ RENDERERS = (render_torchrun, render_slurm, render_skypilot, render_kubernetes)
 
 
 def job(target: str = "2 nodes x 8 H100", settings: dict[str, Any] | None = None) -> ExportedJob:
-    tree = {"task": "causal-lm", "model": {"path": "inputs/model"},
-            "data": {"train": "inputs/train.jsonl"}}  # fmt: skip
+    tree = {
+        "task": "causal-lm",
+        "model": {"path": "inputs/model"},
+        "data": {"train": "inputs/train.jsonl"},
+    }
     config = RunConfig.model_validate(tree).with_settings(settings or {})
     return ExportedJob(
-        run_id="run-20261123-011508-707a", config=config, target=parse_target(target),
-        version="0.1.0", wheel="motley-0.1.0-py3-none-any.whl",
-    )  # fmt: skip
+        run_id="run-20261123-011508-707a",
+        config=config,
+        target=parse_target(target),
+        version="0.1.0",
+        wheel="motley-0.1.0-py3-none-any.whl",
+    )
 
 
 def closed(schema: Any) -> Any:
@@ -96,8 +102,11 @@ def test_slurm_gets_a_task_for_each_device_and_a_signal_before_the_end() -> None
     words = shlex.split(text.replace("\\\n", "").splitlines()[-1])
     # srun takes the script's option for the whole job's, and gives a task one core without its own.
     assert words[:4] == [
-        "exec", "srun", "--kill-on-bad-exit=1", "--cpus-per-task=$SLURM_CPUS_PER_TASK"
-    ]  # fmt: skip
+        "exec",
+        "srun",
+        "--kill-on-bad-exit=1",
+        "--cpus-per-task=$SLURM_CPUS_PER_TASK",
+    ]
     assert words[4:8] == ["$python", "-P", "-m", "trainer"]
     assert words[words.index("--gpu-backend") + 1] == "cuda"
     assert "gpus" not in render_slurm(job("2 nodes x 2 CPU")).files["job.sbatch"]
@@ -236,9 +245,7 @@ def test_skypilots_parser_and_optimizer_take_the_task(
     for name, text in render_skypilot(job(target)).files.items():
         (folder / name).write_text(text)
     python = Path(str(shutil.which("sky"))).resolve().with_name("python")
-    environment = {
-        **os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
-    }  # fmt: skip
+    environment = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
     environment.pop("PYTHONPATH")
     program = str(Path(__file__).with_name("optimize_task.py"))
     done = subprocess.run(

@@ -206,16 +206,26 @@ def test_ansible_s_own_arguments_count_before_the_host_s(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "name", "where"),
     [
-        ('Host "gpu*" !gpu-old\n HostName %h.lan\n User "ops"\n Port 2200\n', "gpu-1",
-         ("gpu-1.lan", 2200, "ops")),
-        ('Match originalhost box exec "test -d /tmp"\n HostName 10.1.2.3\n User m\n'
-         "Match final host 10.1.2.3\n Port 2022\n", "box", ("10.1.2.3", 2022, "m")),
+        (
+            'Host "gpu*" !gpu-old\n HostName %h.lan\n User "ops"\n Port 2200\n',
+            "gpu-1",
+            ("gpu-1.lan", 2200, "ops"),
+        ),
+        (
+            'Match originalhost box exec "test -d /tmp"\n HostName 10.1.2.3\n User m\n'
+            "Match final host 10.1.2.3\n Port 2022\n",
+            "box",
+            ("10.1.2.3", 2022, "m"),
+        ),
         ("Host=eq\n\tHostName=10.7.7.7\n\tUser = eq", "eq", ("10.7.7.7", 22, "eq")),
         ("Host dos\r\n HostName 10.6.6.6\r\n User dos\r\n", "dos", ("10.6.6.6", 22, "dos")),
-        ("# Gr\udcfc\udcdfe\nHost old\n HostName 10.5.5.5\n User l1\n", "old",
-         ("10.5.5.5", 22, "l1")),
+        (
+            "# Gr\udcfc\udcdfe\nHost old\n HostName 10.5.5.5\n User l1\n",
+            "old",
+            ("10.5.5.5", 22, "l1"),
+        ),
     ],
-)  # fmt: skip
+)
 def test_configurations_of_many_styles(
     tmp_path: Path, text: str, name: str, where: tuple[str, int, str]
 ) -> None:

@@ -114,9 +114,8 @@ def test_owned_hosts_that_add_nothing_are_named() -> None:
 
 def test_two_names_of_one_machine_are_billed_once() -> None:
     twin = replace(RACK, name="rack-again")
-    (rate,) = rates_of([RACK, twin], {"rack": [0], "rack-again": [1]}, dict.fromkeys(
-        ("rack", "rack-again"), "same"
-    ))  # fmt: skip
+    ranks, machines = {"rack": [0], "rack-again": [1]}, {"rack": "same", "rack-again": "same"}
+    (rate,) = rates_of([RACK, twin], ranks, machines)
     assert (rate.name, rate.price_hour, rate.ranks) == ("rack", 2.4, (0, 1))
 
 

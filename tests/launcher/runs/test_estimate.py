@@ -58,9 +58,16 @@ class Start:
     ) -> None:
         self.folder = folder
         base = Host(
-            name="near", connection="local", devices=CORES, cores=2, memory=1 << 34,
-            price_hour=price, currency="EUR", state_folder=str(folder), share_folder=str(folder),
-        )  # fmt: skip
+            name="near",
+            connection="local",
+            devices=CORES,
+            cores=2,
+            memory=1 << 34,
+            price_hour=price,
+            currency="EUR",
+            state_folder=str(folder),
+            share_folder=str(folder),
+        )
         self.hosts = [replace(base, student=True), replace(base, name="far", teacher=True)]
         given = {
             "teacher.model": str(inputs / "teacher"),

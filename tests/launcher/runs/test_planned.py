@@ -17,8 +17,10 @@ def test_equal_hosts_are_one_group_and_others_are_not() -> None:
     hosts = [Host(name=name, devices=(CARD, CARD)) for name in ("a", "b")]
     cluster = cluster_of(hosts, GIGABIT)
     assert (cluster.world, cluster.is_equal, cluster.text) == (
-        4, True, "2 x 2 RTX4090, 1 Gbit/s between hosts",
-    )  # fmt: skip
+        4,
+        True,
+        "2 x 2 RTX4090, 1 Gbit/s between hosts",
+    )
     mixed = cluster_of([*hosts, Host(name="c", devices=(CPU,), memory=8 << 30)], GIGABIT)
     assert (mixed.world, mixed.is_equal) == (5, False)
     assert mixed.smallest.device.memory == 6 << 30

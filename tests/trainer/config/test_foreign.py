@@ -80,8 +80,10 @@ def test_axolotl() -> None:
     config = load(None, settings)
     assert (config.task, config.method, config.model.quantization) == ("causal-lm", "lora", "nf4")
     assert (config.model.path, config.data.train, config.output) == (
-        "models/llama", "train.jsonl", "./out",
-    )  # fmt: skip
+        "models/llama",
+        "train.jsonl",
+        "./out",
+    )
     assert (config.lora.lora_rank, config.lora.lora_alpha) == (8, 16)
     assert config.lora.target_modules == ("q_proj", "v_proj")
     assert (config.data.max_seq_len, config.data.validation_fraction) == (1024, 0.05)
@@ -113,13 +115,27 @@ MAPPED = {"instruction": "q", "output": "a"}
         ({"columns": {"prompt": "q", "response": "a"}}, MAPPED),
         ({"columns": {"prompt": "instruction", "response": "output"}}, {}),
         ({"formatting": "sharegpt"}, {}),
-        ({"formatting": "sharegpt", "columns": {"messages": "chat", "system": "rules"}},
-         {"conversations": "chat", "system": "rules"}),
-        ({"formatting": "sharegpt", "columns": {"messages": "messages"}, "tags": {
-            "role_tag": "role", "content_tag": "content", "user_tag": "user",
-            "assistant_tag": "assistant"}}, {}),
-        ({"formatting": "sharegpt", "tags": {"role_tag": "who"}},
-         "turns tagged who, value, human, gpt are not read"),
+        (
+            {"formatting": "sharegpt", "columns": {"messages": "chat", "system": "rules"}},
+            {"conversations": "chat", "system": "rules"},
+        ),
+        (
+            {
+                "formatting": "sharegpt",
+                "columns": {"messages": "messages"},
+                "tags": {
+                    "role_tag": "role",
+                    "content_tag": "content",
+                    "user_tag": "user",
+                    "assistant_tag": "assistant",
+                },
+            },
+            {},
+        ),
+        (
+            {"formatting": "sharegpt", "tags": {"role_tag": "who"}},
+            "turns tagged who, value, human, gpt are not read",
+        ),
         ({"columns": {"prompt": "q", "images": "i"}}, "has a column of images, which is not read"),
         ({"ranking": True}, "'ranking' is of preference training"),
         ({"ranking": False}, {}),
@@ -130,7 +146,7 @@ MAPPED = {"instruction": "q", "output": "a"}
         ({"formatting": "sharegpt", "tags": "openai"}, "dataset_info.json: is not described there"),
         ({"file_name": "gone.json"}, "there is no"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("home", ["data", "."])
 def test_a_data_set_that_dataset_info_describes(
     tmp_path: Path, entry: dict[str, Any], columns: dict[str, str] | str, home: str

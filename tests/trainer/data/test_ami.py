@@ -67,8 +67,10 @@ def test_the_command(tmp_path):
     assert [message.role for message in sample.messages] == ["user", "assistant"]
     line = json.loads((tmp_path / "data" / "train.jsonl").read_text())
     assert line["action_items"][0] == {
-        "owner": "Industrial Designer", "task": "look for rubber buttons", "due": None,
-    }  # fmt: skip
+        "owner": "Industrial Designer",
+        "task": "look for rubber buttons",
+        "due": None,
+    }
 
 
 @pytest.mark.parametrize(

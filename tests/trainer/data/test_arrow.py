@@ -214,10 +214,12 @@ def test_null_is_an_absent_key_and_bad_rows_are_named(tmp_path: Path) -> None:
 
 
 def test_categories_and_large_texts_are_text(tmp_path: Path) -> None:
-    table = pa.table({
-        "input": pa.array(["a", "b", "a"], pa.large_string()).dictionary_encode(),
-        "label": pa.array([0, 1, 0], pa.int8()),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "input": pa.array(["a", "b", "a"], pa.large_string()).dictionary_encode(),
+            "label": pa.array([0, 1, 0], pa.int8()),
+        }
+    )
     (tmp_path / "a.parquet").write_bytes(as_parquet(table))
     found = read_samples(tmp_path / "a.parquet", "classify", 2)
     assert [(sample.text, sample.label) for sample in found] == [("a", 0), ("b", 1), ("a", 0)]

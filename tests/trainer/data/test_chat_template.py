@@ -74,9 +74,13 @@ def test_a_prompt_is_what_transformers_asks_with(tmp_path: Path, name: str) -> N
     (sample,) = read_samples(write_data(tmp_path / "a.jsonl", (SEVERAL, None)), "causal-lm")
     judge = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     expected = judge.apply_chat_template(
-        SEVERAL[:-1], add_generation_prompt=True, date_string="26 Jul 2024", return_dict=False,
-        truncation=False, padding=False,
-    )  # fmt: skip
+        SEVERAL[:-1],
+        add_generation_prompt=True,
+        date_string="26 Jul 2024",
+        return_dict=False,
+        truncation=False,
+        padding=False,
+    )
     assert encoder.prompt(sample) == expected
     whole, labels = encoder.conversation(sample)
     assert whole[: len(expected)] == expected

@@ -270,9 +270,15 @@ def test_conversations_of_all_kinds_are_laid_out_as_by_transformers(
         except ConversationError:
             continue  # what a template refuses is the matter of other tests
         expected = judge.apply_chat_template(
-            turns, tools=line.get("tools"), tokenize=True, return_dict=True, truncation=False,
-            return_assistant_tokens_mask=True, date_string="26 Jul 2024", padding=False,
-        )  # fmt: skip
+            turns,
+            tools=line.get("tools"),
+            tokenize=True,
+            return_dict=True,
+            truncation=False,
+            return_assistant_tokens_mask=True,
+            date_string="26 Jul 2024",
+            padding=False,
+        )
         assert ids == expected["input_ids"]
         learned = [place for place, label in enumerate(labels) if label != IGNORED]
         answers = [each for each in line["messages"] if each["role"] == "assistant"]

@@ -64,8 +64,10 @@ def test_everything_in_the_minutes_was_said(train, validation):
 
 
 def test_what_was_dropped_is_no_action_item(train):
-    dropped = [re.compile(re.escape(text.split("{task}")[0].split("{name}")[-1].strip()))
-               for text in part(PHRASES["drop"], validation=False)]  # fmt: skip
+    dropped = [
+        re.compile(re.escape(text.split("{task}")[0].split("{name}")[-1].strip()))
+        for text in part(PHRASES["drop"], validation=False)
+    ]
     count = 0
     for meeting in train:
         for _, text in turns(meeting):
@@ -105,9 +107,26 @@ def test_no_text_of_validation_occurs_in_training(train, validation):
 def test_every_phrase_can_be_said():
     """Each phrase is complete once its braces are filled, whatever is filled in."""
     values = dict.fromkeys(
-        ("topics", "topic", "name", "other", "do", "pro", "con", "task", "due", "later", "yes",
-         "no", "items", "background", "old", "oldcon"), "x",
-    )  # fmt: skip
+        (
+            "topics",
+            "topic",
+            "name",
+            "other",
+            "do",
+            "pro",
+            "con",
+            "task",
+            "due",
+            "later",
+            "yes",
+            "no",
+            "items",
+            "background",
+            "old",
+            "oldcon",
+        ),
+        "x",
+    )
     known = {**values, **{name.capitalize(): "X" for name in values}}
     for texts in PHRASES.values():
         for text in texts:
@@ -139,11 +158,18 @@ def test_minutes_are_read_back(train):
 def test_action_items_as_models_write_them():
     text = "\n".join(
         (
-            "- Tom: not below the heading", "**Action Items**", "", "1. Tom: book it (by Friday)",
-            "* Ann: call: twice (no date)", "nonsense", "- no colon", "• Eve: wait",
-            "Decisions:", "- Bob: no longer",
+            "- Tom: not below the heading",
+            "**Action Items**",
+            "",
+            "1. Tom: book it (by Friday)",
+            "* Ann: call: twice (no date)",
+            "nonsense",
+            "- no colon",
+            "• Eve: wait",
+            "Decisions:",
+            "- Bob: no longer",
         )
-    )  # fmt: skip
+    )
     assert find_action_items(text) == [
         ActionItem("Tom", "book it", "Friday"),
         ActionItem("Ann", "call: twice"),

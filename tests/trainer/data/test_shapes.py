@@ -76,10 +76,12 @@ SEED = {"id": "s", "name": "n", "instruction": "q", "is_classification": False}
             {"messages": [turn("user", [{"type": "text", "text": "q"}]), turn("assistant", ["a"])]},
             QUESTION,
         ),
-        ({"messages": [turn("user", [{"type": "text", "text": t} for t in "ab"]), ANSWER]},
-         [("user", "ab"), ("assistant", "a")]),
+        (
+            {"messages": [turn("user", [{"type": "text", "text": t} for t in "ab"]), ANSWER]},
+            [("user", "ab"), ("assistant", "a")],
+        ),
     ],
-)  # fmt: skip
+)
 def test_published_lines_become_conversations(tree: dict[str, Any], turns: list[Any]) -> None:
     assert said(parse(**tree)) == turns
 
@@ -92,12 +94,15 @@ def test_published_lines_become_conversations(tree: dict[str, Any], turns: list[
         ("messages", {"functions": [function()]}, ({"type": "function", "function": function()},)),
         ("messages", {"tools": None, "functions": []}, ()),
         ("messages", {"tools": ""}, ()),
-        ("conversations", {"tools": json.dumps([function()])},
-         ({"type": "function", "function": function()},)),
+        (
+            "conversations",
+            {"tools": json.dumps([function()])},
+            ({"type": "function", "function": function()},),
+        ),
         ("conversations", {"tools": [called({})]}, (called({}),)),
         ("instruction", {"tools": [function()]}, ({"type": "function", "function": function()},)),
     ],
-)  # fmt: skip
+)
 def test_tools_beside_turns_reach_the_template(
     key: str, given: dict[str, Any], tools: tuple[Any, ...]
 ) -> None:

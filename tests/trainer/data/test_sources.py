@@ -120,9 +120,12 @@ def test_the_copy_of_a_pipe_goes_with_the_process(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
-        input=lines("x"), stdout=subprocess.PIPE, check=True, timeout=120,
+        input=lines("x"),
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=120,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert done.stdout.startswith(str(tmp_path).encode())
     assert not list(tmp_path.iterdir())
 
@@ -188,9 +191,12 @@ def test_a_data_set_of_the_hub_is_taken_from_its_cache(
         },
     )
     done = subprocess.run(
-        [sys.executable, "-c", HUB, path], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", HUB, path],
+        capture_output=True,
+        text=True,
+        timeout=120,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert says in done.stdout, done.stderr
     if path == "hf://datasets/owner/name":
         assert (
@@ -225,8 +231,11 @@ def test_a_data_set_of_the_hub_is_downloaded_without_what_is_left_out(tmp_path: 
         for name in ("owner/name", "owner/none"):
             done = subprocess.run(
                 [sys.executable, "-c", HUB, f"hf://datasets/{name}"],
-                capture_output=True, text=True, timeout=300, env=env,
-            )  # fmt: skip
+                capture_output=True,
+                text=True,
+                timeout=300,
+                env=env,
+            )
             said.append(done.stdout)
         commit = hub.revision("owner/name")
         assert hub.asked == ["data/train-0.jsonl"]

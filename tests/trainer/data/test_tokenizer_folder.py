@@ -84,10 +84,13 @@ FOLDERS: dict[str, dict[str, Any]] = {
     },
     "flags that a tokenizer.json overrides": {
         "tokenizer_config": {
-            "eos_token": END, "add_bos_token": True, "add_eos_token": True, "bos_token": "<pad>",
+            "eos_token": END,
+            "add_bos_token": True,
+            "add_eos_token": True,
+            "bos_token": "<pad>",
         }
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -118,7 +121,7 @@ def test_ids_and_names_are_those_of_transformers(tmp_path: Path, name: str) -> N
         ),
         ({"special_tokens_map": ["x"]}, "special_tokens_map.json: not a JSON object"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_used_is_refused(
     tmp_path: Path, files: dict[str, Any], problem: str
 ) -> None:
@@ -183,7 +186,7 @@ ENDS = ["<|im_start|>", "<|im_end|>", END, "<|return|>", "<think>", "</think>", 
         (CHATML, {"tokenizer_config": {"eos_token": END}}, ["<|im_end|>", END]),
         (None, {}, ["<|im_end|>"]),
     ],
-)  # fmt: skip
+)
 def test_a_text_ends_at_end_tokens_alone(
     tmp_path: Path, template: str | None, files: dict[str, Any], stops: list[str]
 ) -> None:
@@ -202,9 +205,13 @@ def test_a_text_ends_at_end_tokens_alone(
 
 @pytest.mark.parametrize(
     ("files", "end"),
-    [({"config": {"eos_token_id": 257}}, 257), ({"config": {"eos_token_id": [256, 257]}}, 256),
-     ({"generation_config": {"eos_token_id": 257}}, 257), ({}, None)],
-)  # fmt: skip
+    [
+        ({"config": {"eos_token_id": 257}}, 257),
+        ({"config": {"eos_token_id": [256, 257]}}, 256),
+        ({"generation_config": {"eos_token_id": 257}}, 257),
+        ({}, None),
+    ],
+)
 def test_a_tokenizer_that_names_no_end_has_the_models(
     tmp_path: Path, files: dict[str, Any], end: int | None
 ) -> None:

@@ -225,9 +225,13 @@ def test_a_new_model_is_made_once(model: Path, logits: Path, data: Path, tmp_pat
 
 def test_alpha_moves_in_a_straight_line(model: Path, logits: Path, tmp_path: Path) -> None:
     course = Course(
-        tmp_path / "out", model, logits, training__max_steps=5, distillation__alpha=0.8,
+        tmp_path / "out",
+        model,
+        logits,
+        training__max_steps=5,
+        distillation__alpha=0.8,
         distillation__alpha_final=0.0,
-    )  # fmt: skip
+    )
     assert course.run() == 0
     np.testing.assert_allclose(course.steps("alpha"), [0.8, 0.6, 0.4, 0.2, 0.0], atol=1e-12)
 
@@ -236,9 +240,13 @@ def test_validation_decides_about_the_best(
     model: Path, logits: Path, data: Path, tmp_path: Path
 ) -> None:
     course = Course(
-        tmp_path / "out", model, logits, data__validation=str(data), training__max_steps=6,
+        tmp_path / "out",
+        model,
+        logits,
+        data__validation=str(data),
+        training__max_steps=6,
         training__evaluate_every=2,
-    )  # fmt: skip
+    )
     assert course.run() == 0
     records = read_metrics(course.output / "metrics.jsonl")
     losses = {r["step"]: r["loss"] for r in records if r["kind"] == "validation"}

@@ -84,9 +84,14 @@ def test_a_share_that_answers_with_errors_is_waited_for(
         share.away = False
 
     stream = ShardStream(
-        teacher.folder(logits), seed=3, order=epoch_order, group=2, on_wait=on_wait,
-        on_damage=pytest.fail, poll=0.01,
-    )  # fmt: skip
+        teacher.folder(logits),
+        seed=3,
+        order=epoch_order,
+        group=2,
+        on_wait=on_wait,
+        on_damage=pytest.fail,
+        poll=0.01,
+    )
     prepare = Preparation(teacher.scheme, DistillationConfig(), 512)
     steps = batches(stream, PLAN, 0, Position(), prepare)
     taken = [next(steps).documents]
@@ -153,9 +158,7 @@ def test_a_wait_is_told_once_and_ends_when_asked() -> None:
     feed = Feed(never, stop)
     threading.Timer(1.0, stop.ask, ["SIGTERM"]).start()
     assert feed.take(lambda *what: told.append(what)) is None
-    assert told == [
-        ("quarantined", "shard-00007 is damaged"), ("waiting", "waits for shard-00000"),
-    ]  # fmt: skip
+    assert told == [("quarantined", "shard-00007 is damaged"), ("waiting", "waits for shard-00000")]
     feed.close()
     assert not feed.running
 

@@ -72,24 +72,28 @@ LEAVE = "import os, sys\ndef leave(token):\n    sys.stderr.write(token); sys.std
 LEAVE += "    os._exit(0)\n"
 TOKEN_ATTACKS = {
     "main": LEAVE + "import __main__\nleave(__main__.token)\n",
-    "frames": LEAVE + """
+    "frames": LEAVE
+    + """
 frame = sys._getframe()
 while frame is not None:
     if "token" in frame.f_globals:
         leave(frame.f_globals["token"])
     frame = frame.f_back
 """,
-    "garbage collector": LEAVE + """
+    "garbage collector": LEAVE
+    + """
 import gc
 for thing in gc.get_objects():
     if type(thing) is dict and "token" in thing and "program" in thing:
         leave(thing["token"])
 """,
-    "excepthook": LEAVE + """
+    "excepthook": LEAVE
+    + """
 import __main__
 sys.excepthook = lambda *_: leave(__main__.token)
 """,
-    "own memory": LEAVE + """
+    "own memory": LEAVE
+    + """
 import re
 with open("/proc/self/maps") as maps:
     for line in maps:
@@ -102,7 +106,7 @@ with open("/proc/self/maps") as maps:
             if found:
                 leave(found[1].decode())
 """,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("attack", TOKEN_ATTACKS.values(), ids=TOKEN_ATTACKS)
@@ -255,11 +259,25 @@ assert raised("lost")[0] == "TypeError" and "object is not data" in raised("lost
 @pytest.mark.parametrize(
     "value",
     [
-        None, True, 0, -1, 2**200, 1.5, float("inf"), "text\ud800\n", b"\x00\xff", bytearray(b"x"),
-        [1, [2, (3,)]], (), {1: "a", (1, 2): {"b": {3}}}, frozenset({1}), 1 + 2j, range(1, 9, 2),
+        None,
+        True,
+        0,
+        -1,
+        2**200,
+        1.5,
+        float("inf"),
+        "text\ud800\n",
+        b"\x00\xff",
+        bytearray(b"x"),
+        [1, [2, (3,)]],
+        (),
+        {1: "a", (1, 2): {"b": {3}}},
+        frozenset({1}),
+        1 + 2j,
+        range(1, 9, 2),
     ],
     ids=repr,
-)  # fmt: skip
+)
 def test_data_comes_across_as_it_is(value: object) -> None:
     import json
 

@@ -71,8 +71,10 @@ def test_figures_have_intervals() -> None:
 
 def test_figures_about_nothing_are_left_out() -> None:
     assert figures([Score(0.5, 0, 0, 0)]) == {
-        "rouge_l": 0.5, "rouge_l_low": 0.5, "rouge_l_high": 0.5,
-    }  # fmt: skip
+        "rouge_l": 0.5,
+        "rouge_l_low": 0.5,
+        "rouge_l_high": 0.5,
+    }
     assert "action_items_right" not in figures([Score(0.5, 0, 2, 0)])
 
 
@@ -116,8 +118,10 @@ def test_what_does_not_fit_is_said_and_costs_no_other_figure(
     tmp_path: Path, model: Path, make_config: MakeConfig
 ) -> None:
     path = write(tmp_path / "a.jsonl", line())
-    for tokens, said in ((24, "leaves no room for a prompt in max_seq_len 24"),
-                         (20, f"{path}:1: cannot be cut to a prompt of 4 tokens")):  # fmt: skip
+    for tokens, said in (
+        (24, "leaves no room for a prompt in max_seq_len 24"),
+        (20, f"{path}:1: cannot be cut to a prompt of 4 tokens"),
+    ):
         (task,) = make_tasks("summaries", Material(data=[path], max_new_tokens=tokens))
         run = Run(tmp_path / f"run{tokens}", model, make_config)  # max_seq_len 24
         run.save(1)

@@ -63,11 +63,18 @@ class Run:
             exposed = max(wire - BACKWARD, 0.01 * wire) + (10 if step < stalls else 0)
             self.done += 1
             event = Step(
-                step=self.done, epoch=0, generation=0, loss=1.0, learning_rate=1e-3, grad_norm=1.0,
-                seconds=COMPUTE + exposed, tokens_per_second=1.0, samples=[],
+                step=self.done,
+                epoch=0,
+                generation=0,
+                loss=1.0,
+                learning_rate=1e-3,
+                grad_norm=1.0,
+                seconds=COMPUTE + exposed,
+                tokens_per_second=1.0,
+                samples=[],
                 exchange_ms=1e3 * (exposed + min(wire, BACKWARD)),
                 exchange_exposed_ms=1e3 * exposed,
-            )  # fmt: skip
+            )
             self.choice.measured(event, self.members)
             self.events += [each.event for each in self.outbox.take() if isinstance(each, Emit)]
         return taken
@@ -88,11 +95,11 @@ def test_a_slow_link_takes_int8_once_it_is_measured():
             "event": "codec",
             "codec": "int8",
             "step_ms": 1000.0,
-            "exposed_ms": pytest.approx({
-                "bf16": 1500.0, "int8": 515.6, "topk:0.1": 16.2, "topk:0.01": 2.0,
-            }, abs=0.1),
+            "exposed_ms": pytest.approx(
+                {"bf16": 1500.0, "int8": 515.6, "topk:0.1": 16.2, "topk:0.01": 2.0}, abs=0.1
+            ),
         }
-    ]  # fmt: skip
+    ]
 
 
 def test_a_link_that_is_fast_again_goes_back_after_two_windows():

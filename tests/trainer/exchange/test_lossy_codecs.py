@@ -105,8 +105,10 @@ def test_what_a_codec_drops_is_sent_by_the_bytes_that_were_agreed() -> None:
     """A step's bytes are the codec's, and a settled one's are bf16's."""
     cluster = LossyCluster(problem("topk:0.1"), 3)
     cluster.run_to_end()
-    agreed = sum(cluster.debtors[0].session._codecs.codecs[b.index].nbytes(b.size) for b in
-                 cluster.problem.layout.blocks)  # fmt: skip
+    agreed = sum(
+        cluster.debtors[0].session._codecs.codecs[b.index].nbytes(b.size)
+        for b in cluster.problem.layout.blocks
+    )
     for event in cluster.named("step"):
         one_way = 2 * cluster.problem.layout.size if event["step"] in SETTLED else agreed
         assert event["exchange_bytes"] == (3 + 3) * one_way
@@ -115,8 +117,11 @@ def test_what_a_codec_drops_is_sent_by_the_bytes_that_were_agreed() -> None:
 def test_a_stop_between_settled_commits_saves_and_says_what_is_lost() -> None:
     cluster = LossyCluster(problem("topk:0.1"), 3)
     until_step(cluster, 1)
-    owed = {worker.request.rank: worker.session.feedback.norm for worker in cluster.workers
-            if worker.session and worker.session.feedback}  # fmt: skip
+    owed = {
+        worker.request.rank: worker.session.feedback.norm
+        for worker in cluster.workers
+        if worker.session and worker.session.feedback
+    }
     cluster.stop()
     assert [step for step, _ in saved(cluster)] == [1]
     said = {event["rank"]: event["norm"] for event in cluster.named("residual_lost")}
@@ -182,8 +187,11 @@ def test_a_carrier_encodes_the_sum_with_its_own_residual() -> None:
     until_step(cluster, 1)
     carried = {event["rank"]: event["by"] for event in cluster.named("carried")}
     (rank, carrier), *_ = carried.items()
-    norms = [worker.session.feedback.norm for worker in cluster.workers
-             if worker.session and worker.session.feedback]  # fmt: skip
+    norms = [
+        worker.session.feedback.norm
+        for worker in cluster.workers
+        if worker.session and worker.session.feedback
+    ]
     assert norms[rank] == 0, "it hands over all that it has, in fp32"
     assert norms[carrier] > 0
     event = cluster.named("step")[0]
@@ -211,6 +219,7 @@ def scale(value: float) -> bytes:
 
 
 ONE, NAN = b"\x80\x3f", b"\xc0\x7f"  # bf16
+# fmt: off
 LIES = {
     "another codec": ("int8", 4, bytes(14), "codec 4 came, int8 was agreed"),
     "fp32": ("int8", 0, bytes(40), "codec 0 came, int8 was agreed"),
@@ -230,7 +239,8 @@ LIES = {
         "topk:0.4", 4, b"\x03" + ONE + NAN + b"\x03" + 2 * ONE, "topk:0.4: a number is not finite"
     ),
     "a large factor": ("powersgd:1", 5, 9 * b"\x00\x41", "powersgd:1: a factor is too large"),
-}  # fmt: skip
+}
+# fmt: on
 INDICES = {
     "an index twice": (b"\x02\0\0\0" + b"\x05\0" + b"\x05\0", "an index is not above the one"),
     "an index beyond": (b"\x02\0\0\0" + b"\x05\0" + b"\xc8\0", "index 200 of a tensor of 200"),

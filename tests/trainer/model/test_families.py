@@ -72,9 +72,14 @@ def test_a_key_that_only_some_families_have_is_refused_for_the_others(
 
 def test_values_that_change_nothing_are_accepted(edited: Edited, make_config: MakeConfig) -> None:
     neutral = {
-        "logits_scaling": 1.0, "embedding_multiplier": 1, "rope_interleaved": False,
-        "num_experts": 0, "attention_bias": False, "sliding_window": None, "pretraining_tp": 2,
-    }  # fmt: skip
+        "logits_scaling": 1.0,
+        "embedding_multiplier": 1,
+        "rope_interleaved": False,
+        "num_experts": 0,
+        "attention_bias": False,
+        "sliding_window": None,
+        "pretraining_tp": 2,
+    }
     folder = edited(**neutral)
     build_layout(folder, make_config(folder))
     assert list(notices(folder)) == []

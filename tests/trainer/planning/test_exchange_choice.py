@@ -71,12 +71,19 @@ def test_exposed_milliseconds_of_rounds(every: int, milliseconds: list[float]) -
 @pytest.mark.parametrize(
     ("rate", "step", "codec"),
     [
-        (118, 0.2, "bf16"), (118, 5, "bf16"),
-        (23.6, 0.2, "topk:0.1"), (23.6, 1, "bf16"), (23.6, 5, "bf16"),
-        (6.25, 0.2, ROUNDS_CODEC), (6.25, 1, ROUNDS_CODEC), (6.25, 5, "int8"),
-        (1.25, 0.2, ROUNDS_CODEC), (1.25, 1, ROUNDS_CODEC), (1.25, 5, "topk:0.1"),
+        (118, 0.2, "bf16"),
+        (118, 5, "bf16"),
+        (23.6, 0.2, "topk:0.1"),
+        (23.6, 1, "bf16"),
+        (23.6, 5, "bf16"),
+        (6.25, 0.2, ROUNDS_CODEC),
+        (6.25, 1, ROUNDS_CODEC),
+        (6.25, 5, "int8"),
+        (1.25, 0.2, ROUNDS_CODEC),
+        (1.25, 1, ROUNDS_CODEC),
+        (1.25, 5, "topk:0.1"),
     ],
-)  # fmt: skip
+)
 def test_the_first_that_a_step_hides_is_taken(rate: float, step: float, codec: str) -> None:
     choice = choose(exchange_of(rate, step))
     assert choice.codec == codec
@@ -167,8 +174,11 @@ def test_impossible_figures_are_refused() -> None:
         with pytest.raises(InputError, match="a link needs positive rates"):
             LinkRates(**figures)
     sizes: list[dict[str, Any]] = [
-        {"elements": 0}, {"step_seconds": 0.0}, {"total_steps": 0}, {"remotes": -1},
-    ]  # fmt: skip
+        {"elements": 0},
+        {"step_seconds": 0.0},
+        {"total_steps": 0},
+        {"remotes": -1},
+    ]
     for wrong in sizes:
         with pytest.raises(InputError, match="must be positive"):
             exchange_of(118, 1.0, **wrong)

@@ -113,9 +113,12 @@ def test_gpt_parameters_follow_the_formula_of_narayanan() -> None:
     for name in ("gpt-22b", "gpt3-175b", "gpt-530b", "gpt-1t"):
         shape = NAMED[name]
         layers, hidden = shape.layers, shape.hidden
-        published = 12 * layers * hidden**2 * (
-            1 + 13 / (12 * hidden) + (shape.vocab + 2048) / (12 * layers * hidden)
-        )  # fmt: skip
+        published = (
+            12
+            * layers
+            * hidden**2
+            * (1 + 13 / (12 * hidden) + (shape.vocab + 2048) / (12 * layers * hidden))
+        )
         assert shape.parameters == pytest.approx(published, rel=1e-5)
 
 
@@ -135,8 +138,12 @@ def test_micro_batches_in_flight() -> None:
         for schedule in SCHEDULES
     }
     assert found == {
-        "gpipe": 64, "1f1b": 8, "interleaved": 8 * (1 + 7 / 16), "zbv": 8, "dualpipev": 8.5,
-    }  # fmt: skip
+        "gpipe": 64,
+        "1f1b": 8,
+        "interleaved": 8 * (1 + 7 / 16),
+        "zbv": 8,
+        "dualpipev": 8.5,
+    }
 
 
 def test_every_printed_formula_gives_its_value() -> None:
@@ -151,9 +158,13 @@ def test_every_printed_formula_gives_its_value() -> None:
         ("none", "full"),
     ):
         strategy = Strategy(
-            world=16, data=data, tensor=tensor, stages=stages, microbatches=8,
+            world=16,
+            data=data,
+            tensor=tensor,
+            stages=stages,
+            microbatches=8,
             schedule=SCHEDULES[checked % 5],
-        )  # fmt: skip
+        )
         training = TrainingSetup(method=method, recompute=recompute)
         for _, term in plan_memory_by_part(NAMED[name], training, strategy).terms():
             assert math.isfinite(term.value)

@@ -36,9 +36,12 @@ def test_tables_are_those_of_transformers(settings: dict[str, Any], head_dim: in
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     config = transformers.LlamaConfig(
-        hidden_size=2 * head_dim, num_attention_heads=2, head_dim=head_dim,
-        max_position_embeddings=512, rope_parameters=settings,
-    )  # fmt: skip
+        hidden_size=2 * head_dim,
+        num_attention_heads=2,
+        head_dim=head_dim,
+        max_position_embeddings=512,
+        rope_parameters=settings,
+    )
     theirs = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(512)[None])
     mine = rope_tables({"rope_parameters": settings}, head_dim, 512, "config.json")
     # Powers differ in their last bit between libraries; a position multiplies that.

@@ -121,10 +121,12 @@ def torch_diloco(rounds: int, shares: tuple[int, int], inner_batch: int) -> np.n
     inner = [
         torch.optim.AdamW(
             [{"params": [a], "weight_decay": 0.1}, {"params": [b], "weight_decay": 0.0}],
-            lr=1.0, betas=(0.9, 0.95), eps=1e-8,
+            lr=1.0,
+            betas=(0.9, 0.95),
+            eps=1e-8,
         )
         for a, b in own
-    ]  # fmt: skip
+    ]
     planned = per_round // inner_batch // len(shares)
     for round_ in range(rounds):
         start, mean = round_ * per_round, torch.zeros(LAYOUT.size)

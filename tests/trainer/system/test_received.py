@@ -34,12 +34,17 @@ def nested(leaf: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Return trees with a leaf somewhere among plain values."""
     return st.recursive(
         leaf,
-        lambda inner: st.builds(lambda key, value, beside: {**beside, key: value},
-                                st.text("abc", max_size=3), inner,
-                                st.dictionaries(st.text("def", max_size=3), PLAIN, max_size=2))
-        | st.builds(lambda before, value: [*before, value], st.lists(PLAIN, max_size=2), inner),
+        lambda inner: (
+            st.builds(
+                lambda key, value, beside: {**beside, key: value},
+                st.text("abc", max_size=3),
+                inner,
+                st.dictionaries(st.text("def", max_size=3), PLAIN, max_size=2),
+            )
+            | st.builds(lambda before, value: [*before, value], st.lists(PLAIN, max_size=2), inner)
+        ),
         max_leaves=1,
-    )  # fmt: skip
+    )
 
 
 @given(nested(st.sampled_from(ODD)))

@@ -18,8 +18,12 @@ def test_a_full_disk_is_one_line(program: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", module, "--help"],
-            stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE, check=False,
-        )  # fmt: skip
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
     said = f"{program}: the output cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (2, said)
 
@@ -36,6 +40,8 @@ def test_text_beyond_ascii_is_escaped(locale: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **locale},
-        capture_output=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, rb"Gr\xf6\xdfe \u2013 5" + b"\n"), done.stderr

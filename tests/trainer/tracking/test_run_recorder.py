@@ -213,11 +213,23 @@ def test_a_run_that_waits_says_so_until_it_goes_on(recorder: RunRecorder, tmp_pa
     assert state() == ("waiting", "for shard 3")
     recorder.step(
         Step(
-            step=1, epoch=0, generation=0, loss=2.0, ce=3.0, kl=1.0, alpha=0.5, learning_rate=1e-3,
-            grad_norm=1.0, seconds=0.1, tokens_per_second=10.0, exchange_ms=40.0,
-            exchange_exposed_ms=8.0, worker_tokens_per_second={0: 10.0}, samples=[[0, 0, 10]],
+            step=1,
+            epoch=0,
+            generation=0,
+            loss=2.0,
+            ce=3.0,
+            kl=1.0,
+            alpha=0.5,
+            learning_rate=1e-3,
+            grad_norm=1.0,
+            seconds=0.1,
+            tokens_per_second=10.0,
+            exchange_ms=40.0,
+            exchange_exposed_ms=8.0,
+            worker_tokens_per_second={0: 10.0},
+            samples=[[0, 0, 10]],
         )
-    )  # fmt: skip
+    )
     assert state() == ("running", None)
     (record,) = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "step"]
     assert (record["ce"], record["kl"], record["alpha"]) == (3.0, 1.0, 0.5)

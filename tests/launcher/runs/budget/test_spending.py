@@ -76,8 +76,9 @@ def test_launch_spend(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "5.00 EUR" in shown
     assert "8.00 USD" in shown
     assert [row.split()[-2] for row in shown.splitlines() if row.startswith("all")] == [
-        "7.00", "8.00",
-    ]  # fmt: skip
+        "7.00",
+        "8.00",
+    ]
     assert run(["spend", "--run", "first", "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert (tree["schema"], tree["by"]) == ("motley.spend/1", "run")

@@ -51,8 +51,14 @@ def test_measured_power_takes_the_place_of_the_planned() -> None:
 
 @pytest.mark.parametrize(
     ("amount", "text"),
-    [(0.0, "0.00"), (0.004, "0.0040"), (0.05, "0.050"), (0.43, "0.43"), (1234.5, "1234.50"),
-     (1e-30, "0.000000000")],
-)  # fmt: skip
+    [
+        (0.0, "0.00"),
+        (0.004, "0.0040"),
+        (0.05, "0.050"),
+        (0.43, "0.43"),
+        (1234.5, "1234.50"),
+        (1e-30, "0.000000000"),
+    ],
+)
 def test_a_small_amount_is_not_nothing(amount: float, text: str) -> None:
     assert money_text(amount) == text

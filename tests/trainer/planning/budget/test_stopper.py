@@ -26,8 +26,11 @@ def test_it_asks_to_stop_while_the_process_waits(tmp_path: Path) -> None:
     watch.close()
     records = SpendLedger(tmp_path / "spend.jsonl").read()
     assert [(record.host, record.end) for record in records] == [
-        ("rack", False), ("old", False), ("rack", True), ("old", True)
-    ]  # fmt: skip
+        ("rack", False),
+        ("old", False),
+        ("rack", True),
+        ("old", True),
+    ]
 
 
 def test_without_a_budget_nothing_is_asked() -> None:

@@ -19,8 +19,11 @@ def test_it_is_torchs_bit_for_bit() -> None:
     optimizer.resume(5)
     reference = torch.optim.AdamW(
         [{"params": theirs[:2]}, {"params": theirs[2:], "weight_decay": 0.0}],
-        betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1, fused=True,
-    )  # fmt: skip
+        betas=(0.8, 0.95),
+        eps=1e-6,
+        weight_decay=0.1,
+        fused=True,
+    )
     for each in theirs:
         reference.state[each] = {
             "step": torch.tensor(5.0),

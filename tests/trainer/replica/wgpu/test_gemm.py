@@ -49,9 +49,17 @@ def test_every_way_and_layout(device: Device, variant: Variant, form: str) -> No
         a, b = draw(m, k), draw(k, n, number=1)
         c = device.array((m, n))
         gemm(
-            graph, put(device, stored(a, trans_a)), put(device, stored(b, trans_b)), c,
-            m=m, n=n, k=k, trans_a=trans_a, trans_b=trans_b, variant=variant,
-        )  # fmt: skip
+            graph,
+            put(device, stored(a, trans_a)),
+            put(device, stored(b, trans_b)),
+            c,
+            m=m,
+            n=n,
+            k=k,
+            trans_a=trans_a,
+            trans_b=trans_b,
+            variant=variant,
+        )
         expected.append((c, a.astype(np.float64) @ b.astype(np.float64)))
     graph.run()
     for c, product in expected:
@@ -124,9 +132,13 @@ def test_weights_are_decoded_exactly(device: Device, variant: Variant, kind: Kin
         identity = np.eye(16, dtype=np.float32)
         sizes = {"m": 16, "n": width, "k": 16}
         (copy,) = run(
-            device, gemm, [identity, weight], [np.zeros((16, width), np.float32)],
-            variant=variant, **sizes,
-        )  # fmt: skip
+            device,
+            gemm,
+            [identity, weight],
+            [np.zeros((16, width), np.float32)],
+            variant=variant,
+            **sizes,
+        )
         assert np.array_equal(copy, rounded)
 
 
@@ -141,19 +153,34 @@ def test_batches_with_gaps_offsets_and_pitches(device: Device, variant: Variant,
 
     def items(flat: np.ndarray, which: int) -> np.ndarray:
         (rows, columns), pitch = extents[which], pitches[which]
-        return np.stack([
-            np.lib.stride_tricks.as_strided(
-                flat[offsets[which] + z * strides[which] :], (rows, columns), (4 * pitch, 4)
-            )
-            for z in range(batch)
-        ]).astype(np.float64)  # fmt: skip
+        return np.stack(
+            [
+                np.lib.stride_tricks.as_strided(
+                    flat[offsets[which] + z * strides[which] :], (rows, columns), (4 * pitch, 4)
+                )
+                for z in range(batch)
+            ]
+        ).astype(np.float64)
 
     flats = [draw(offsets[i] + batch * strides[i], number=i) for i in range(3)]
     (got,) = run(
-        device, gemm, flats[:2], flats[2:], m=m, n=n, k=k, batch=batch, strides=strides,
-        lda=pitches[0], ldb=pitches[1], ldc=pitches[2], offsets=offsets, alpha=-0.5,
-        accumulate=True, variant=usable(device, variant),
-    )  # fmt: skip
+        device,
+        gemm,
+        flats[:2],
+        flats[2:],
+        m=m,
+        n=n,
+        k=k,
+        batch=batch,
+        strides=strides,
+        lda=pitches[0],
+        ldb=pitches[1],
+        ldc=pitches[2],
+        offsets=offsets,
+        alpha=-0.5,
+        accumulate=True,
+        variant=usable(device, variant),
+    )
     a, b, c = (items(flat, which) for which, flat in enumerate(flats))
     agree(items(got, 2).astype(np.float32), c - 0.5 * (a @ b), TOLERANCE)
     changed = got != flats[2]

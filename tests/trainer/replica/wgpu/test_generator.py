@@ -63,9 +63,13 @@ class Both:
         """Return what transformers generates."""
         ids = torch.tensor([prompt])
         made = self.torch.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count,
-            eos_token_id=None, pad_token_id=0,
-        )  # fmt: skip
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=count,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
         return made[0, len(prompt) :].tolist()
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:

@@ -116,9 +116,22 @@ def test_a_product_declares_what_it_reads(variant: Variant) -> None:
 
 def test_a_product() -> None:
     dispatch = recorded(
-        gemm, (99,), (99,), (99,), m=2, n=3, k=5, batch=2, alpha=0.5, accumulate=True,
-        lda=6, ldb=7, ldc=8, strides=(21, 36, 17), offsets=(1, 4, 9),
-    )  # fmt: skip
+        gemm,
+        (99,),
+        (99,),
+        (99,),
+        m=2,
+        n=3,
+        k=5,
+        batch=2,
+        alpha=0.5,
+        accumulate=True,
+        lda=6,
+        ldb=7,
+        ldc=8,
+        strides=(21, 36, 17),
+        offsets=(1, 4, 9),
+    )
     expected = (2, 3, 5, 2, 6, 7, 8, 1, 21, 36, 17, 0.5, 1, 4, 9)
     assert dispatch.params == struct.pack("<11If3I", *expected)
 

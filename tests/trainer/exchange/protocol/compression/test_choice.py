@@ -56,9 +56,23 @@ def test_the_pages_list_every_codec_with_its_bytes_and_its_number_on_the_wire() 
 
 
 @pytest.mark.parametrize(
-    "name", ["", "int16", "topk", "topk:0", "topk:0.0", "topk:0.6", "topk:-0.1", "topk:nan",
-             "topk:1e-2", "powersgd:0", "powersgd", "powersgd:-1", "INT8"],
-)  # fmt: skip
+    "name",
+    [
+        "",
+        "int16",
+        "topk",
+        "topk:0",
+        "topk:0.0",
+        "topk:0.6",
+        "topk:-0.1",
+        "topk:nan",
+        "topk:1e-2",
+        "powersgd:0",
+        "powersgd",
+        "powersgd:-1",
+        "INT8",
+    ],
+)
 def test_another_name_is_an_error_that_lists_them(name: str) -> None:
     with pytest.raises(InputError, match=r"topk:0\.1"):
         codecs_for(name, LAYOUT)
