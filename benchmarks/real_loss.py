@@ -33,6 +33,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from rig.factors import Folding, Rotated
 from rig.one_process import OneProcess
 from rig.picture import picture
 from rig.real_data import DATA, cut
@@ -51,6 +52,8 @@ from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.model.files import resolve_model
 from trainer.replica.torch import objective
 from trainer.replica.torch.replica import TorchReplica
+from trainer.run import inner_steps
+from trainer.run.inner_steps import InnerSteps
 from trainer.run.inputs import RunInputs, read_inputs
 
 WORKERS, STEPS, ROWS = 3, 200, 12
@@ -74,16 +77,30 @@ class Arm:
     """Whether it may want another learning rate."""
     goal: float | None = None
     """Percent of the loss that it may cost at most."""
+    inner: type[InnerSteps] = InnerSteps
+    """What a worker of rounds does."""
+
+
+EXACT = "fp32"
+MEAN, NESTEROV = (1.0, 0.0), (0.7, 0.9)
+"""Of weights; and as published, arXiv:2311.08105."""
+FROZEN = {"lora.freeze_a": True}
 
 
 def _codec(name: str, **about: Any) -> Arm:
     return Arm({"exchange.codec": name}, swept=name.startswith("topk"), **about)
 
 
-def _rounds(inner_steps: int, outer: tuple[float, float] = (1.0, 0.0), **about: Any) -> Arm:
+def _rounds(
+    inner_steps: int,
+    outer: tuple[float, float] = MEAN,
+    settings: dict[str, Any] | None = None,
+    **about: Any,
+) -> Arm:
     rate, momentum = outer
     return Arm(
-        rounds={
+        settings or {},
+        {
             "exchange.schedule": "rounds",
             "exchange.inner_steps": inner_steps,
             "exchange.outer_learning_rate": rate,
@@ -94,9 +111,6 @@ def _rounds(inner_steps: int, outer: tuple[float, float] = (1.0, 0.0), **about: 
     )
 
 
-EXACT = "fp32"
-NESTEROV = (0.7, 0.9)
-"""As published, arXiv:2311.08105."""
 LORA = {
     EXACT: Arm(),
     "bf16": _codec("bf16", goal=0.5),
@@ -105,7 +119,13 @@ LORA = {
     "topk:0.1": _codec("topk:0.1", goal=0.5),
     "topk:0.01": _codec("topk:0.01"),
     "rounds 20": _rounds(20, goal=2.0),
+    "A frozen": Arm(FROZEN, swept=True),
+    "A frozen, rounds 20": _rounds(20, MEAN, FROZEN, goal=2.0),
     "rounds 50": _rounds(50),
+    "A frozen, rounds 50": _rounds(50, MEAN, FROZEN),
+    "A frozen, int8": Arm({**FROZEN, "exchange.codec": "int8"}),
+    "rounds 20, rotated": _rounds(20, inner=Rotated),
+    "rounds 20, folded": _rounds(20, inner=Folding),
     "rounds 10": _rounds(10),
     "rounds 20, Nesterov": _rounds(20, NESTEROV),
     "topk:0.1, none owed": _codec("topk:0.1", forgets=True),
@@ -234,14 +254,20 @@ class Judge(TorchReplica):
         answers = tokens = hits = 0
         with torch.no_grad():
             for micro, _ in self._micro_batches(batch, None):
-                found, count = objective.language(
+                chosen, count = objective.language(
                     self._model, micro, self._autocast, losses=_first_choices
                 )
                 assert micro.targets is not None
+                found: Any = chosen  # no sums: which first choices are right
                 wrong = set(micro.targets.rows[~found].tolist())
                 answers += len(set(micro.targets.rows.tolist()) - wrong)
                 tokens, hits = tokens + count, hits + int(found.sum())
         return {"answers": answers / len(batch), "tokens": hits / tokens}
+
+    def fold(self, weights: Float32) -> None:
+        """Take a round of `Folding` into the base."""
+        lora = self._config.lora
+        Folding.fold(self, self._model, weights, lora.lora_alpha / lora.lora_rank)
 
 
 def _first_choices(hidden: Tensor, head: Tensor, wanted: Tensor, *_: Any) -> Any:
@@ -269,11 +295,18 @@ def train(case: Case, model: Path, work: Path) -> dict[str, Any]:
     def look(step: Step) -> None:
         inner = inputs.plan.inner(step.step - 1).stop
         losses.append((inner, step.loss))
+        if arm.inner is Folding:
+            replica.fold(run.state.weights)
         if inner * POINTS // case.steps > len(curve) and inner < case.steps:
             found = replica.evaluate([held_out[index] for index in range(CURVE)])
             curve.append((inner, found.loss_sum / found.weight))
 
-    with patch.object(choice, "ErrorFeedback", Forgetful if arm.forgets else ErrorFeedback):
+    Folding.made = []
+    feedback = Forgetful if arm.forgets else ErrorFeedback
+    with (
+        patch.object(choice, "ErrorFeedback", feedback),
+        patch.object(inner_steps, "InnerSteps", arm.inner),
+    ):
         run = OneProcess(inputs, replica, WORKERS, look)
         digest = run.run()
     return {

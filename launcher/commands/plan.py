@@ -56,6 +56,7 @@ class _Count(click.ParamType[float]):
 @click.option("--method", type=click.Choice(["lora", "qlora", "full"]), default="lora")
 @click.option("--length", type=click.IntRange(min=1), default=2048, help="Tokens per row.")
 @click.option("--rank", type=click.IntRange(min=1), default=16, help="LoRA's rank.")
+@click.option("--freeze-a", is_flag=True, help="LoRA trains B alone: lora.freeze_a.")
 @click.option(
     "--precision",
     type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
@@ -102,6 +103,7 @@ def plan(
     method: Any,
     length: int,
     rank: int,
+    freeze_a: bool,
     precision: Any,
     gradient_checkpointing: str,
     price_kwh: float | None,
@@ -142,6 +144,7 @@ def plan(
         cluster=cluster,
         method=method,
         rank=rank,
+        frozen_a=freeze_a,
         length=length,
         tokens=tokens,
         precision=precision,

@@ -119,6 +119,7 @@ def _cost(
         cluster=cluster,
         method=method,
         rank=config.lora.lora_rank,
+        frozen_a=config.lora.freeze_a,
         length=config.data.max_seq_len,
         tokens=tokens,
         prices=_prices(budget),

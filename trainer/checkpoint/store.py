@@ -46,12 +46,18 @@ from trainer.model.hf_export import (
     safetensors_header,
     weights_file,
 )
+from trainer.model.initialization import initial_tensor
+from trainer.model.layout import frozen_adapters
+from trainer.model.safetensors_headers import read_headers
 from trainer.optimizer.adamw import SavedState, TrainState, Vector
 from trainer.system.errors import StorageError
 from trainer.system.storage import atomic_folder, removal
 from trainer.system.storage.atomic_folder import Disk, FolderWriter, verify
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from trainer.config.run import RunConfig
     from trainer.model.layout import GradientLayout
     from trainer.system.storage.lease import Lease
@@ -105,6 +111,7 @@ class CheckpointStore:
         self._disk = disk or Disk()
         self._model_dir = model_dir
         self._companions = companions(config, model_dir)
+        self._frozen = frozen_adapters(model_dir, config)
         atomic_folder.prepare_folder(folder)
         try:
             removal.sweep(self._disk, folder)
@@ -235,13 +242,15 @@ class CheckpointStore:
             return self.folder / name
         writer = FolderWriter(self._disk, self.folder, name, self._workspace)
         try:
-            shapes = {slot.name: slot.shape for slot in self._layout.tensors()}
+            slots = (*self._layout.tensors(), *self._frozen)
+            shapes = {slot.name: slot.shape for slot in slots}
             hashing = blake3()
             writer.add(
                 weights_file(self._config),
                 chain(
                     [safetensors_header(shapes, self._about(progress))],
                     _hashed(map(raw_bytes, snapshot.pieces("weights")), hashing),
+                    map(raw_bytes, self._frozen_pieces()),
                 ),
             )
             run["weights"] = hashing.hexdigest()
@@ -260,6 +269,13 @@ class CheckpointStore:
         except BaseException:
             writer.abandon()
             raise
+
+    def _frozen_pieces(self) -> Iterator[NDArray[np.float32]]:
+        """Yield what an adapter has besides what trains, so that PEFT loads it."""
+        if self._frozen:
+            headers, seed = read_headers(self._model_dir), self._config.training.seed
+            for slot in self._frozen:
+                yield initial_tensor(headers, seed, slot)
 
     def _about(self, progress: RunProgress) -> dict[str, str]:
         """Return the metadata of the weights: of an adapter also which base it belongs to."""

@@ -97,6 +97,10 @@ class LoraSettings(Section):
     """The linears that get an adapter, such as `q_proj`, or `attn.c_proj` if several end so; null:
     all linears of the layers."""
 
+    freeze_a: bool = False
+    """Keep A at its seeded start, so that B alone trains and is exchanged, about half of the bytes
+    (FFA-LoRA, arXiv:2403.12313); the mean of several workers' B A then is that of their B."""
+
     @property
     def linears(self) -> tuple[str, ...]:
         """Those of a layer that Motley's own decoder computes."""
@@ -225,6 +229,11 @@ class RunConfig(Section):
         read_codec(self.exchange.codec, self.lora.lora_rank if self.method == "lora" else None)
         distilled = self.distillation is not None
         self.exchange.check_whole_models(plain=self.parallel.is_plain, distilled=distilled)
+        if self.freezes_a and (self.exchange.in_ring or not self.parallel.is_plain):
+            raise ValueError(
+                "lora.freeze_a needs a whole model in each worker and a coordinator: leave parallel"
+                " out and exchange.topology at star"
+            )
         if self.task == "classify" and self.num_classes is None:
             raise ValueError("num_classes is required when task is classify")
         if self.task == "causal-lm" and self.num_classes is not None:
@@ -249,6 +258,11 @@ class RunConfig(Section):
                 "training.precision fp32 needs model.dtype float32: products take the stored format"
             )
         return self
+
+    @property
+    def freezes_a(self) -> bool:
+        """Whether adapters train, and only their B."""
+        return self.method == "lora" and self.lora.freeze_a
 
     @property
     def classes(self) -> Classes | None:

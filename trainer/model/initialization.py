@@ -18,7 +18,7 @@ import numpy as np
 
 from trainer.config.run import RunConfig
 from trainer.model.architecture import parse_architecture
-from trainer.model.layout import GradientLayout, TensorSlot, stored_name
+from trainer.model.layout import SIDE_A, GradientLayout, TensorSlot, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_headers
 
 WEIGHT_STD = 0.02
@@ -49,7 +49,7 @@ def initial_tensor(headers: Mapping[str, TensorHeader], seed: int, slot: TensorS
     if slot.name.endswith(".lora_B.weight"):
         return np.zeros(slot.size, np.float32)
     bound = WEIGHT_STD * math.sqrt(3.0)
-    if slot.name.endswith(".lora_A.weight"):
+    if slot.name.endswith(SIDE_A):
         bound = 1.0 / math.sqrt(slot.shape[1])
     return uniform(seed, slot.name, slot.size, bound)
 

@@ -31,15 +31,21 @@ from trainer.model.safetensors_headers import TensorHeader, read_config, read_he
 from trainer.system.errors import InputError
 
 __all__ = [
+    "SIDE_A",
     "Block",
     "GradientLayout",
     "TensorHeader",
     "TensorSlot",
     "build_layout",
     "check_stored",
+    "frozen_adapters",
     "read_headers",
     "stored_name",
 ]
+
+
+SIDE_A = ".lora_A.weight"
+"""Ends the name of an adapter's A."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +191,19 @@ def build_layout(model_dir: Path, config: RunConfig) -> GradientLayout:
         layout = _lay_out(tensors or _lora_tensors(model_dir, model, config))
     if config.method == "lora":
         _check_rank(layout, config)
-    return layout
+    return _without_a(layout) if config.freezes_a else layout
+
+
+def frozen_adapters(model_dir: Path, config: RunConfig) -> tuple[TensorSlot, ...]:
+    """Return the A of each adapter if it does not train: `initial_tensor` has its values.
+
+    Raises:
+        InputError: see `build_layout`.
+    """
+    if not config.freezes_a:
+        return ()
+    whole = build_layout(model_dir, config.with_settings({"lora.freeze_a": False}))
+    return tuple(slot for slot in whole.tensors() if slot.name.endswith(SIDE_A))
 
 
 def adapted_modules(model_dir: Path, config: RunConfig) -> tuple[str, ...]:
@@ -261,6 +279,14 @@ def check_stored(
             )
 
 
+def _without_a(layout: GradientLayout) -> GradientLayout:
+    def kept(block: Block) -> list[Named]:
+        slots = (slot for slot in block.tensors if not slot.name.endswith(SIDE_A))
+        return [Named(slot.name, slot.shape, slot.parameter) for slot in slots]
+
+    return _lay_out((block.name, kept(block)) for block in layout.blocks)
+
+
 def _check_rank(layout: GradientLayout, config: RunConfig) -> None:
     sides = [slot.shape for slot in layout.tensors() if ".lora_" in slot.name]
     full = max(min(a[1], b[0]) for a, b in zip(sides[::2], sides[1::2], strict=True))
@@ -285,7 +311,7 @@ def _lora_tensors(model_dir: Path, model: Architecture, config: RunConfig) -> Te
         for linear in targets:
             rows, columns = model.linear_shape(linear)
             stem = f"{PEFT_PREFIX}model.layers.{layer}.{module_of(linear)}"
-            slots.append(Named(f"{stem}.lora_A.weight", (lora_rank, columns)))
+            slots.append(Named(f"{stem}{SIDE_A}", (lora_rank, columns)))
             slots.append(Named(f"{stem}.lora_B.weight", (rows, lora_rank)))
         yield f"layers.{layer}", slots
     if config.num_classes is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from trainer.planning import activations
 from trainer.planning.shapes import ModelShape
@@ -21,6 +21,7 @@ ZERO = "Rajbhandari et al., arXiv 1910.02054, section 3.1 and figure 1"
 FSDP = "Zhao et al., arXiv 2304.11277: gathered units, one ahead"
 QLORA = "Dettmers et al., arXiv 2305.14314"
 LORA = "Hu et al., arXiv 2106.09685"
+FFA_LORA = "Sun et al., arXiv 2403.12313"
 OWN = "Motley: trainer/planning/memory.py"
 
 
@@ -70,7 +71,9 @@ class Held:
     rest: float
     """Tables, norms, biases, experts."""
     new: float
-    """Adapters, and the head of a classifier."""
+    """Of adapters what trains, and the head of a classifier."""
+    still: float
+    """Of adapters what does not train."""
 
     @property
     def base(self) -> float:
@@ -97,11 +100,15 @@ def held(shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: 
         new = training.adapters
     elif training.method != "full":
         new += adapter_parameters(shape, training, tensor) * share
-    return Held(linears * share / tensor, rest, new)
+    still = 0.0
+    if training.frozen_a and training.method != "full":
+        both = adapter_parameters(shape, replace(training, frozen_a=False), tensor)
+        still = (both - adapter_parameters(shape, training, tensor)) * share
+    return Held(linears * share / tensor, rest, new, still)
 
 
 def adapter_parameters(shape: ModelShape, training: TrainingSetup, tensor: int = 1) -> float:
-    """Return the elements of all adapters: `r (in + out)` for each linear.
+    """Return the elements of all adapters that train: `r (in + out)` for each linear, or `r out`.
 
     Under tensor parallelism the side of the sharded axis is divided: B of a column-parallel
     linear, A of a row-parallel one.
@@ -110,8 +117,8 @@ def adapter_parameters(shape: ModelShape, training: TrainingSetup, tensor: int =
     for name, (rows, columns) in shape.linears().items():
         if name in training.targets:
             row_parallel = name in ("o_proj", "down_proj")
-            sides = (rows, columns / tensor) if row_parallel else (rows / tensor, columns)
-            total += training.rank * sum(sides)
+            b, a = (rows, columns / tensor) if row_parallel else (rows / tensor, columns)
+            total += training.rank * (b if training.frozen_a else a + b)
     return shape.layers * total
 
 
@@ -192,6 +199,7 @@ def frozen(kept: Held, training: TrainingSetup, shards: int) -> tuple[Term, ...]
     """
     size = training.precision.frozen
     codes, scales = (0.5, NF4_SCALES) if training.method == "qlora" else (size, 0)
+    still = term("A of adapters", "4 * elements", FFA_LORA, elements=kept.still)
     return (
         term(
             "frozen linears",
@@ -210,6 +218,7 @@ def frozen(kept: Held, training: TrainingSetup, shards: int) -> tuple[Term, ...]
             size=size,
             shards=shards,
         ),
+        *((still,) if training.frozen_a else ()),
     )
 
 

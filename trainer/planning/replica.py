@@ -73,6 +73,7 @@ def training_of(
         method="qlora" if config.model.quantization == "nf4" else config.method,
         rank=config.lora.lora_rank,
         targets=config.lora.linears,
+        frozen_a=config.freezes_a,
         length=config.data.max_seq_len,
         recompute="full" if recompute else "none",
         precision=replace(AUTOCAST if narrow else FP32, frozen=frozen),

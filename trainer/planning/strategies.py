@@ -38,6 +38,7 @@ class Request:
     cluster: ClusterShape
     method: Method = "lora"
     rank: int = 16
+    frozen_a: bool = False
     length: int = 2048
     precision: Literal["auto"] | Precision = "auto"
     """Of products; `auto`: 16 bits on accelerators, fp32 on processors."""
@@ -135,6 +136,7 @@ def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[
                 training = TrainingSetup(
                     method=method,
                     rank=request.rank,
+                    frozen_a=request.frozen_a,
                     length=request.length,
                     rows=rows,
                     recompute=recompute,

@@ -116,6 +116,8 @@ class TrainingSetup:
     method: Method = "full"
     rank: int = 16
     targets: Collection[str] = LINEARS
+    frozen_a: bool = False
+    """Of adapters B alone trains."""
     adapters: int | None = None
     """Elements of adapters and a classifier's head by the layout; None: by the targets."""
     length: int = 2048

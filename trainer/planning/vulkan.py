@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trainer.config.run import LINEARS, RunConfig
-from trainer.model.architecture import Architecture
-from trainer.model.layout import GradientLayout
+from trainer.model.architecture import Architecture, module_of
+from trainer.model.header_layout import PEFT_PREFIX
+from trainer.model.layout import SIDE_A, GradientLayout
 from trainer.planning.vulkan_buffers import (
     BINDING_BYTES,
     CHUNK_ROWS,
@@ -74,7 +75,7 @@ def frozen_tensors(
 ) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
     """Yield name, shape and kind of everything that does not train.
 
-    Linears are NF4 if the config says so; matrices have its dtype; vectors are fp32.
+    Linears are NF4 if the config says so; matrices have its dtype; vectors and adapters are fp32.
     """
     if config.method == "full":
         return
@@ -92,6 +93,12 @@ def frozen_tensors(
     for name, shape in tensors:
         quantised = config.model.quantization == "nf4" and name.endswith(linears)
         yield name, shape, "nf4" if quantised else matrix if len(shape) == 2 else "f32"
+    if config.freezes_a:
+        for layer in range(model.num_layers):
+            for linear in config.lora.linears:
+                stem = f"{PEFT_PREFIX}model.layers.{layer}.{module_of(linear)}"
+                shape = config.lora.lora_rank, model.linear_shape(linear)[1]
+                yield f"{stem}{SIDE_A}", shape, "f32"
 
 
 def _frozen(model: Architecture, config: RunConfig, length: int) -> int:

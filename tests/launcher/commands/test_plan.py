@@ -55,6 +55,18 @@ def test_an_unknown_architecture_is_planned_and_said_so(
     assert "architecture mamba9 is not known here" in capsys.readouterr().out
 
 
+def test_of_an_adapter_b_may_train_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes: list[dict[str, float]] = []
+    for flags in ((), ("--freeze-a",)):
+        assert run(["plan", "--shape", "7b", *CARDS, *flags, "--json"]) == 0
+        options = json.loads(capsys.readouterr().out)["options"]
+        sizes += [option["bytes"] for option in options if option["strategy"] == "ddp"][:1]
+    both, b = (each["gradients"] for each in sizes)
+    rows, columns = 4 * 4096 + 2 * 11008 + 4096, 6 * 4096 + 11008
+    assert b / both == pytest.approx(rows / (rows + columns))
+    assert sizes[1]["weights"] == sizes[0]["weights"], "A is there as before"
+
+
 def test_formulas_with_their_numbers_and_sources(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--shape", "7b", *CARDS, "--explain", "fsdp"]) == 0
     shown = capsys.readouterr().out

@@ -176,6 +176,10 @@ def test_parts(tiny: Tiny) -> None:
     stored = sum(header.end - header.begin for header in read_headers(folder).values())
     assert plain.frozen == stored
     assert plain.trainable == plain.gradients == 4 * layout.size
+    config = tiny.config(folder, lora__freeze_a=True)
+    half, b = plan_of(folder, config), build_layout(folder, config).size
+    assert half.trainable == half.gradients == 4 * b
+    assert half.frozen == stored + 4 * (layout.size - b)
     quantised = plan_of(folder, tiny.config(folder, model__quantization="nf4"))
     assert quantised.frozen < plain.frozen / 2
     full = plan_of(folder, tiny.config(folder, method="full"))

@@ -12,7 +12,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from trainer.config.run import RunConfig
-from trainer.model.layout import GradientLayout
+from trainer.model.header_layout import PEFT_PREFIX
+from trainer.model.initialization import initial_tensor
+from trainer.model.layout import GradientLayout, frozen_adapters
+from trainer.model.safetensors_headers import read_headers
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.linear import add_adapters
 from trainer.system.errors import DoesNotFitError, InputError, first_line, is_out_of_memory
@@ -67,6 +70,15 @@ def prepare(
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # a plain flag
     model.train()
+
+
+def freeze_a(model: nn.Module, model_dir: Path, config: RunConfig) -> None:
+    """Give every A of `lora.freeze_a` its seeded start, and keep it there."""
+    headers = read_headers(model_dir)
+    for slot in frozen_adapters(model_dir, config):
+        parameter = model.get_parameter(slot.name.removeprefix(PEFT_PREFIX))
+        values = torch.from_numpy(initial_tensor(headers, config.training.seed, slot))
+        parameter.requires_grad_(False).copy_(values.view(slot.shape))
 
 
 def recompute_activations(model: Any) -> None:

@@ -37,6 +37,7 @@ from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import (
     compile_layers,
     flatten,
+    freeze_a,
     recompute_activations,
     trainable_parameters,
 )
@@ -115,6 +116,7 @@ class TorchReplica:
         most = self._plan.fixed + most_tokens(config) * self._plan.per_token
         spare_memory(self._device, most, free)
         model = load_model(model_dir, config, self._device)
+        freeze_a(model, model_dir, config)
         if recompute:
             recompute_activations(model)
         self._model: Any = model

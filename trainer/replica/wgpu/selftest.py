@@ -235,8 +235,10 @@ def _run(
     }
     gradients["x"] = _put(device, pool, dy)
 
-    def trainable(name: str) -> Trainable:
-        return Trainable(weights[name], gradients[name])
+    def adapter(name: str) -> Lora:
+        a, b = f"{name}.a", f"{name}.b"
+        trained = Trainable(weights[b], gradients[b])
+        return Lora(weights[a], gradients[a], trained, sizes.lora_scale)
 
     linears = {
         name: Linear(
@@ -244,7 +246,7 @@ def _run(
             gradients.get(name),
             weights.get(f"{name}.bias"),
             gradients.get(f"{name}.bias"),
-            Lora(trainable(f"{name}.a"), trainable(f"{name}.b"), sizes.lora_scale),
+            adapter(name),
         )
         for name in sizes.linears
     }

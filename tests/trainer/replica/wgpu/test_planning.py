@@ -105,6 +105,7 @@ def recorded(
         {"method": "full", "task": "causal-lm"},
         {"method": "lora", "task": "causal-lm", "lora__target_modules": ["q_proj", "down_proj"]},
         {"method": "lora", "model__quantization": "nf4", "model__dtype": "bfloat16"},
+        {"method": "lora", "lora__freeze_a": True},
         {"task": "causal-lm", "distillation__alpha": 0.5, "data__max_seq_len": 1000},
     ],
 )

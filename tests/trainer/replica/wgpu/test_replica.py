@@ -53,6 +53,15 @@ def test_loss_and_gradients_are_those_of_torch(
     assert np.array_equal(gradient(replica, batch)[0], mine)  # bit for bit, evaluation between
 
 
+def test_gradients_beside_an_a_that_stays_are_those_of_torch(device: Device, tiny: Tiny) -> None:
+    folder, settings = tiny.model(), {"task": "causal-lm", "lora__freeze_a": True}
+    batch = tiny.batch(7, "causal-lm")
+    theirs, expected, _ = gradient(tiny.start(folder, **settings)[0], batch)
+    mine, result, _ = gradient(tiny.wgpu(device, folder, **settings)[0], batch)
+    assert result.loss_sum == pytest.approx(expected.loss_sum, rel=1e-5)
+    assert relative(mine, theirs) < 1e-5
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_the_split_into_micro_batches_does_not_matter(
     device: Device, tiny: Tiny, task: str

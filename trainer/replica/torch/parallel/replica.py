@@ -32,6 +32,7 @@ from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.parallelize import parallelize
 from trainer.replica.torch.parallel.tensor import sum_gradients
 from trainer.replica.torch.precision import SCALE_OF_MEAN, LossScale
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
@@ -63,6 +64,11 @@ class ParallelReplica:
         *,
         recompute: bool = False,
     ) -> None:
+        if config.freezes_a:
+            raise InputError(
+                "lora.freeze_a: processes that share a model, or are ranks of --distributed, train"
+                " both sides of an adapter; leave it out"
+            )
         self.layout = layout
         self._config, self._device, self._mesh = config, device, mesh
         self.copies = mesh["data"].size()

@@ -57,13 +57,9 @@ class Tensors:
 
     def _lora(self, stem: str, scale: float) -> Lora | None:
         a, b = (f"{_PEFT}{stem}.lora_{side}.weight" for side in "AB")
-        if a not in self.weights:
+        if b not in self.weights:
             return None
-        return Lora(
-            Trainable(self.weights[a], self.gradients[a]),
-            Trainable(self.weights[b], self.gradients[b]),
-            scale,
-        )
+        return Lora(*self.matrix(a), Trainable(self.weights[b], self.gradients[b]), scale)
 
 
 class Decoder:

@@ -23,8 +23,10 @@ class Trainable:
 class Lora:
     """y += scale * (x A^T) B^T."""
 
-    a: Trainable
+    a: Array
     """`[r, in]`"""
+    a_gradient: Array | None
+    """None: A does not train."""
     b: Trainable
     """`[out, r]`"""
     scale: float
@@ -33,7 +35,7 @@ class Lora:
     @property
     def rank(self) -> int:
         """Columns of B."""
-        return self.a.weight.shape[0]
+        return self.a.shape[0]
 
 
 @dataclass(frozen=True)
@@ -149,16 +151,25 @@ class Linear:
             alpha=scale,
             accumulate=True,
         )
-        gemm(
-            graph, dlow, x, lora.a.gradient, trans_a=True, m=rank, n=inner, k=rows, accumulate=True
-        )
+        if lora.a_gradient is not None:
+            gemm(
+                graph,
+                dlow,
+                x,
+                lora.a_gradient,
+                trans_a=True,
+                m=rank,
+                n=inner,
+                k=rows,
+                accumulate=True,
+            )
         if dx is not None:
-            gemm(graph, dlow, lora.a.weight, dx, m=rows, n=inner, k=rank, accumulate=True)
+            gemm(graph, dlow, lora.a, dx, m=rows, n=inner, k=rank, accumulate=True)
         pool.give(low)
         pool.give(dlow)
 
     def _project(self, graph: Graph, pool: Pool, lora: Lora, x: Array) -> Array:
         """Record x A^T `[M, r]`; it is cheaper to compute twice than to keep."""
         low = pool.take((x.shape[0], lora.rank))
-        gemm(graph, x, lora.a.weight, low, trans_b=True, m=x.shape[0], n=lora.rank, k=x.shape[1])
+        gemm(graph, x, lora.a, low, trans_b=True, m=x.shape[0], n=lora.rank, k=x.shape[1])
         return low

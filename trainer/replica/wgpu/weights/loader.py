@@ -11,7 +11,8 @@ import numpy as np
 
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, read_architecture
-from trainer.model.layout import stored_name
+from trainer.model.initialization import initial_tensor
+from trainer.model.layout import SIDE_A, TensorSlot, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_headers
 from trainer.planning.vulkan import frozen_tensors
 from trainer.planning.vulkan_buffers import Kind
@@ -26,7 +27,7 @@ _STEP = 1 << 22  # elements of a piece
 
 
 def take_frozen(model: Architecture, config: RunConfig, pool: Pool) -> dict[str, Array]:
-    """Take memory for everything that does not train, by the names of transformers; not filled.
+    """Take memory for everything that does not train, by the layout's names; not filled.
 
     Vectors are fp32, rounded to the config's dtype.
 
@@ -49,10 +50,14 @@ def load_frozen(model_dir: Path, config: RunConfig, pool: Pool) -> dict[str, Arr
     device = pool.device
     assert device is not None, "a plan cannot be loaded"
     arrays = take_frozen(read_architecture(model_dir), config, pool)
-    headers = _stored(model_dir, arrays)
+    drawn = {name for name in arrays if name.endswith(SIDE_A)}
+    headers = _stored(model_dir, {name: arrays[name] for name in arrays.keys() - drawn})
+    for name in drawn:
+        slot = TensorSlot(name, arrays[name].shape, 0)
+        _upload(device, arrays[name], [initial_tensor(headers, config.training.seed, slot)])
     rounded = config.model.dtype == "bfloat16"
     packed = {name: header for name, header in headers.items() if arrays[name].kind == "nf4"}
-    for name in arrays.keys() - packed.keys():
+    for name in headers.keys() - packed.keys():
         array = arrays[name]
         _upload(device, array, _converted(headers[name], array.kind, rounded))
     if packed:
