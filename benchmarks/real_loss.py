@@ -15,7 +15,8 @@ also half and twice of it. Rounds of 50 are more than a run of this length is al
 `topk:0.1, none owed` drops what the codec drops.
 
 A finished run is a line of RESULTS and is not repeated, so the sweep can be stopped at any time.
---report writes benchmarks/results/real_loss.json, and --picture docs/real-loss.svg.
+--report prints each arm beside fp32 and writes the result `real_loss`; with --picture it also draws
+the picture `real-loss` of the docs.
 """
 
 from __future__ import annotations
