@@ -374,7 +374,9 @@ def report(done: Results, *, draws: bool) -> int:
         sent = done[members[0]]["bytes_up"]
         written.add(
             Ratio(
-                f"{title}: percent above", statistics.mean(gaps), "fp32's loss",
+                f"{title}: percent above",
+                statistics.mean(gaps),
+                "fp32's loss",
                 arm.goal if same else None,
             ),
             gaps_percent=gaps,
@@ -384,7 +386,7 @@ def report(done: Results, *, draws: bool) -> int:
             bytes_up_a_step=sent,
             of_fp32s_bytes=sent / done[base]["bytes_up"],
             curve=done[members[0]]["curve"],
-        )  # fmt: skip
+        )
     if draws:
         draw(done)
     return written.write()
@@ -402,10 +404,15 @@ def draw(done: Results) -> None:
     bases = [Case(data, layers, "lora", EXACT, rate, 0) for rate in RATES["lora"]]
     base = best(bases, done)
     shown = {
-        EXACT: (TEXT, "-"), "int8": ("#68a0b3", "-"), "int4": ("#b294bb", "-"),
-        "topk:0.1": ("#b5bd68", "-"), "topk:0.01": ("#f0c674", "-"), "rounds 20": ("#68a0b3", ":"),
-        "rounds 50": ("#f0c674", ":"), "rounds 20, Nesterov": ("#cc6666", ":"),
-    }  # fmt: skip
+        EXACT: (TEXT, "-"),
+        "int8": ("#68a0b3", "-"),
+        "int4": ("#b294bb", "-"),
+        "topk:0.1": ("#b5bd68", "-"),
+        "topk:0.01": ("#f0c674", "-"),
+        "rounds 20": ("#68a0b3", ":"),
+        "rounds 50": ("#f0c674", ":"),
+        "rounds 20, Nesterov": ("#cc6666", ":"),
+    }
     with picture("real-loss", "Held-out loss over steps") as axes:
         for name, (colour, style) in shown.items():
             if run := done.get(replace(base, arm=name)):
