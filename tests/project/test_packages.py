@@ -7,8 +7,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests import ROOT
+from tests.trainer.small_model import write_data
+
+if TYPE_CHECKING:
+    from tests.conftest import TinyModel
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -47,7 +52,9 @@ def test_a_plain_launcher_install_pulls_no_torch() -> None:
     assert not [item for item in light if item.startswith(heavy)]
 
 
-def test_the_launcher_runs_without_the_extras_that_train(tmp_path: Path) -> None:
+def test_the_launcher_runs_without_the_extras_that_train(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
     extras = {"blake3", "jinja2", "psutil", "safetensors", "tensorboard", "tokenizers"}
     wanted = PROJECT["project"]["optional-dependencies"]["launcher"]
     assert not [item for item in wanted if re.split("[<>=]", item)[0] in extras]
@@ -57,7 +64,8 @@ def test_the_launcher_runs_without_the_extras_that_train(tmp_path: Path) -> None
         "from launcher.cli import run; sys.exit(run(sys.argv[1:]))"
     )
     command = [sys.executable, "-P", "-c", code]
-    subprocess.run([*command, "init", tmp_path / "run.yaml"], check=True)
+    given = ["--model", tiny_model(), "--data", write_data(tmp_path / "train.jsonl")]
+    subprocess.run([*command, "init", tmp_path / "run.yaml", *given], check=True)
     done = subprocess.run(
         [*command, "cluster", "up", "--dry-run", "--config", tmp_path / "run.yaml"],
         check=True,
