@@ -156,6 +156,12 @@ def test_no_link_between_two_machines(lan: Lan, tmp_path: Path) -> None:
     assert {name for name, _ in head.link_rates} == {"m1", "m2"}
 
 
+def test_three_machines_do_not_collide_with_themselves(lan: Lan) -> None:
+    """Each listens at the same port in the round after it listened for another one."""
+    tree, _ = lan.discover(*(machine.address for machine in lan.machines), "--no-mdns")
+    assert [link["problem"] for link in tree["links"]] == ["", "", ""]
+
+
 def test_a_port_in_use_is_no_missing_link(lan: Lan) -> None:
     """The host whose port another program has is not ruled out by links that were not tried."""
     first, *_ = lan.machines
