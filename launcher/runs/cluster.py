@@ -5,22 +5,22 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from launcher.agent.checks.finding import Result
-from launcher.discovery.survey import Survey, survey
-from launcher.errors import ConfigError, LauncherError, UnreachableError
+from launcher.errors import ConfigError
 from launcher.hosts import ssh
-from launcher.hosts.fleet import LOOK, REACH, ask_hosts, line_of
+from launcher.hosts.fleet import LOOK, REACH
 from launcher.inventory.hosts import Host, head_of, load_inventory
 from launcher.plan.budget import with_budget
 from launcher.plan.configuration import Order, with_free_output, with_shared_checkpoints
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
 from launcher.runs.budget.spending import IdleHost, idle_hosts
+from launcher.runs.doctor import diagnose
 from launcher.runs.down import TeardownResult, tear_down
 from launcher.runs.preflight.inspection import INPUT_CHECKS, inspect
 from launcher.runs.preflight.own_settings import follow_data
@@ -212,44 +212,3 @@ class Cluster:
                         f"{', '.join(changes)}; leave them out, or start a new run"
                     )
         return job
-
-
-def diagnose(
-    hosts: Sequence[Host],
-    job: RunConfig | DistillJob,
-    expect_workers: int | None,
-    whole: bool,
-    given: Collection[str] | None = None,
-) -> list[Result]:
-    """Check every host that answers; the others, and an impossible plan, are findings.
-
-    Args:
-        whole: check the job as well: model, data, output and memory.
-        given: settings of a fine-tune that derives the others from its data; None: it has all.
-    """
-    answers = ask_hosts(hosts, lambda _, connection: connection, REACH)
-    unreachable = {
-        name: error if isinstance(error, LauncherError) else UnreachableError(line_of(name, error))
-        for name, error in answers.errors.items()
-    }
-    found = survey(hosts, answers.found, unreachable)
-    try:
-        plan = _plan_with(found, job, expect_workers)
-        if given is not None and plan is not None and isinstance(job, RunConfig):
-            job, _ = follow_data(job, given, plan, found)
-    except LauncherError as error:
-        unplanned = Result("plan", "cluster", "fail", str(error))
-        return [*inspect(found, None, None), unplanned]
-    return inspect(found, plan, job if whole and plan is not None else None)
-
-
-def _plan_with(
-    found: Survey, job: RunConfig | DistillJob, expect_workers: int | None
-) -> LaunchPlan | None:
-    """Plan with the hosts that answer; None when the coordinator's is not among them."""
-    if not found.failures:
-        return make_plan(found, job, expect_workers)
-    left = tuple(host for host in found.hosts if host.name not in found.failures)
-    if not any(host.coordinator for host in left):
-        return None
-    return make_plan(replace(found, hosts=left), job, None)

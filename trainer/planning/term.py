@@ -33,8 +33,8 @@ class Term:
 
 def term(name: str, formula: str, source: str, **numbers: float) -> Term:
     """Return a term with the value of its formula; `numbers` are those of the names in it."""
-    # Formulas are literals of this package: no text of a user or of a host is evaluated.
-    value = eval(_compiled(formula), {}, numbers)  # noqa: S307 - see above
+    # No text of a user or of a host is evaluated.
+    value = eval(_compiled(formula), {}, numbers)  # noqa: S307 - formulas are our own literals
     return Term(name, float(value), formula, numbers, source)
 
 

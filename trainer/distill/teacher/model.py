@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
+from trainer.distill.teacher.parts import ModelParts
 from trainer.model.architecture import parse_architecture
 from trainer.model.families import left_to_transformers
 from trainer.model.safetensors_headers import read_config
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.replica.torch.loader import load_frozen
 from trainer.system.errors import InputError
-
-
-class ModelParts(NamedTuple):
-    """A model in two parts, so that the logits of all positions never exist at once."""
-
-    model: nn.Module
-    backbone: Callable[[Tensor], Tensor]
-    """Hidden states `[B, T, D]` of token ids `[B, T]`."""
-    head: Callable[[Tensor], Tensor]
-    """Logits `[n, vocab_size]` of some of the hidden states, `[n, D]`."""
-    vocab_size: int
 
 
 class TeacherModel:

@@ -88,11 +88,11 @@ def ask(operation: Callable[[memoryview], int], buffer: memoryview) -> int:
 
 def _empty_error_queue() -> None:
     """Make a handshake begin, which is where OpenSSL empties the thread's queue of errors."""
-    nobody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(
-        ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="nobody"
+    handshake = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(
+        ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname="localhost"
     )
     with suppress(ssl.SSLWantReadError):
-        nobody.do_handshake()
+        handshake.do_handshake()
 
 
 def certified_rank(chain: Chain, run_id: str) -> int:

@@ -17,7 +17,7 @@ from launcher.hosts.local import LocalConnection
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
-from launcher.runs.cluster import diagnose
+from launcher.runs.doctor import diagnose
 from launcher.runs.preflight.inspection import CHECKS, check_clock, inspect
 from launcher.runs.up import make_plan
 from tests import ROOT
