@@ -23,6 +23,8 @@ FLEETING = re.compile(
 """Units that come and go by themselves."""
 BACKUP = re.compile(r"\.\d+\.\d{4}-\d\d-\d\d@\d\d:\d\d:\d\d~")
 """What Ansible appends to the name of a file that it keeps: a process and a time."""
+TRIGGERED = re.compile(r"^(unit \S+\.timer active) running$")
+"""A timer whose service runs at this moment; it waits at others."""
 SCRIPT = Path(__file__).with_name("state_of_host.sh")
 
 
@@ -30,7 +32,8 @@ def state(lab: Lab, host: Host) -> list[str]:
     """Return the lines that describe a host, sorted within each part."""
     script = SCRIPT.read_text(encoding="utf-8")
     shown = host.exec(["sh", "-s", *FOLDERS], input=script, timeout=300).stdout
-    lines = [BACKUP.sub("~", line) for line in shown.splitlines() if not _fleeting(line)]
+    lasting = (line for line in shown.splitlines() if not _fleeting(line))
+    lines = [TRIGGERED.sub(r"\1 waiting", BACKUP.sub("~", line)) for line in lasting]
     # The daemon itself, not its files: what it offers to a login that has nothing.
     asked = ["ssh", "-o", "PreferredAuthentications=none", "-o", "ControlPath=none", host.ip]
     return [*lines, f"logins {lab.run(asked, check=False).stderr.splitlines()[-1]}"]

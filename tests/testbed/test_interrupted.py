@@ -158,10 +158,12 @@ def test_a_role_that_is_interrupted_after_every_task(
 
     expected, found = walk(killed=False), walk(killed=True)
 
-    for step, undisturbed, interrupted in zip(case.steps, expected, found, strict=True):
+    differ: dict[str, list[str]] = {}
+    for (words, _), undisturbed, interrupted in zip(case.steps, expected, found, strict=True):
         for name, lines in undisturbed.items():
-            print(f"{role}: {step[0]}: {name}: {len(lines)} lines compared")
-            assert differences(lines, interrupted[name]) == [], (name, step)
+            print(f"{role}: {words}: {name}: {len(lines)} lines compared")
+            differ[f"{len(differ)} {words}: {name}"] = differences(lines, interrupted[name])
+    assert not any(differ.values()), differ
 
 
 def play(at: Place, hosts: list[Host], step: Step, killed: bool = False) -> None:
