@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import signal
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -92,47 +91,36 @@ def test_where_locks_do_not_reach_a_checkpoint_may_vanish(run: Run, data: Path) 
     assert (run.output / "checkpoints" / BEST_EVALUATED).readlink().name == "step-000001"
 
 
-def test_a_folder_that_is_away_is_waited_for(run: Run) -> None:
+@pytest.fixture
+def aside(run: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return where the output folder goes to; it is back as soon as the runner waits for it."""
+    folder = run.output.with_name("aside")
+
+    def come_back(_: Interruption, seconds: float) -> None:
+        folder.rename(run.output)
+
+    monkeypatch.setattr(Interruption, "wait", come_back)
+    return folder
+
+
+def test_a_folder_that_is_away_is_waited_for(run: Run, aside: Path) -> None:
     run.save(1)
-    aside = run.output.with_name("aside")
-    times: list[float] = []
-
-    def come_back() -> None:
-        time.sleep(0.5)
-        aside.rename(run.output)
-
-    back = threading.Thread(target=come_back)
 
     def go_away(path: Path) -> None:
-        times.append(time.monotonic())
-        if len(times) == 1:
+        if len(probe.seen) == 1:
             run.output.rename(aside)
-            back.start()
             verify(path)
-
-    runner(run, Probe(go_away)).run()
-    back.join()
-    assert len(times) == 2
-    assert [record["state"] for record in run.records] == ["scored"]
-
-
-def test_a_result_that_cannot_be_written_yet_is_kept(run: Run) -> None:
-    run.save(1)
-    aside = run.output.with_name("aside")
-
-    def come_back() -> None:
-        time.sleep(0.5)
-        aside.rename(run.output)
-
-    back = threading.Thread(target=come_back)
-
-    def go_away(_: Path) -> None:
-        run.output.rename(aside)
-        back.start()
 
     probe = Probe(go_away)
     runner(run, probe).run()
-    back.join()
+    assert probe.seen == ["step-000001"] * 2
+    assert [record["state"] for record in run.records] == ["scored"]
+
+
+def test_a_result_that_cannot_be_written_yet_is_kept(run: Run, aside: Path) -> None:
+    run.save(1)
+    probe = Probe(lambda _: run.output.rename(aside))
+    runner(run, probe).run()
     assert probe.seen == ["step-000001"]
     assert [record["state"] for record in run.records] == ["scored"]
     assert not aside.exists()
