@@ -232,9 +232,7 @@ def _compile_passes(folder: Path) -> str:
 
 def _check_import(folder: Path) -> None:
     """Check that a version starts, before `current` is switched to it."""
-    # Both exist in every version; the new `current` may be an older one, with a module session.py.
-    trial = "runpy.run_module('launcher.session', run_name='trial')"
-    code = f"import runpy, trainer.commands.finetune; {trial}"
+    code = "import launcher.session.__main__, trainer.commands.finetune"
     command = [str(folder / "bin/python"), "-P", "-c", code]
     result = venvs.call(command, 120.0)
     if result.returncode != 0:

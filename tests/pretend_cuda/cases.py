@@ -110,7 +110,7 @@ def rank(folder: Path, settings: Settings, device: str) -> Steps:
         batch = samples(config, 2 * SAMPLES, VOCABULARY, step)
         result = made.accumulate([batch[index] for index in made.share(len(batch))])
         figures = result.loss_sum, optimizer.apply(step, 1e-3)
-        yield lambda figures=figures: [*figures, *_on_first(made.gather_weights())]
+        yield lambda figures=figures: [*figures, *_on_first(made.gather(made.parameters))]
 
 
 def _on_first(whole: np.ndarray | None) -> list[np.ndarray]:

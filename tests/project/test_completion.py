@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         plan = place([host], load("quickstart", {"output": str(tmp_path)}), 1, setting)
         kept = tmp_path / "state" / "runs" / run_id
         kept.mkdir(parents=True)
-        (kept / "plan.json").write_bytes(plan.to_json())
+        (kept / "plan.json").write_text(json.dumps({**json.loads(plan.to_json()), "started": 1.0}))
     hosts = {"intel": {"ansible_host": "10.0.0.1"}, "lambda": {"ansible_host": "10.0.0.2"}}
     (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts}}))
     (tmp_path / "local.yml").write_text("all: {hosts: {here: {ansible_connection: local}}}")

@@ -55,7 +55,7 @@ class RunProgress:
     data_digest: str | None = None
     """BLAKE3 of the training file: another file changes the order of all samples."""
     model: str | None = None
-    """`model_digest` of the model that the run began from; None in older checkpoints."""
+    """`model_digest` of the model that the run began from."""
     base: str | None = None
     """`weights_digest` of it."""
     stream: dict[str, Any] | None = None

@@ -31,7 +31,7 @@ class Identity(Protocol):
 
     @property
     def base(self) -> str | None:
-        """Of the weights alone; None in older checkpoints."""
+        """Of the weights alone."""
         ...
 
 
@@ -145,9 +145,9 @@ def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, job: Id
     """
     if progress.data_digest != job.data:
         what = "its data has changed"
-    elif progress.base not in (None, job.base):
+    elif progress.base != job.base:
         what = f"its model has changed (other weights in {config.model.path})"
-    elif progress.model not in (None, job.model):
+    elif progress.model != job.model:
         what = f"its model has changed (other config or tokenizer in {config.model.path})"
     elif changes := RunConfig.model_validate(progress.config).changes(config):
         what = f"its settings have changed ({', '.join(changes)})"

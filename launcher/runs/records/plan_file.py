@@ -38,7 +38,7 @@ class Record:
     plan: LaunchPlan
     """Without commands, environments, folders and certificates' names. Its hosts are names: local
     ones that the plan calls so, and others that cannot be reached."""
-    started: float | None
+    started: float
 
 
 class _Process(BaseModel):
@@ -100,7 +100,7 @@ class _Plan(BaseModel):
     output: _Text
     hosts: Annotated[tuple[_Host, ...], Field(min_length=1, max_length=4096)]
     processes: Annotated[tuple[_Process, ...], Field(min_length=1, max_length=65536)]
-    started: Annotated[float, Field(ge=0, le=1e11)] | None = None
+    started: Annotated[float, Field(ge=0, le=1e11)]
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -177,8 +177,7 @@ class Registry:
             record = read_record(place.connection.read(path, limit=MOST), run_id)
         except ValueError as error:
             raise ConfigError(f"{path}: damaged: {error}") from None
-        started = time_of(run_id) if record.started is None else record.started
-        return Run(record.plan, started, self._known(record.plan), place.host)
+        return Run(record.plan, record.started, self._known(record.plan), place.host)
 
     def _known(self, plan: LaunchPlan) -> tuple[Host, ...]:
         """Return the hosts of a plan as the inventory has them; others cannot be reached.

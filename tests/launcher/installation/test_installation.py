@@ -35,15 +35,12 @@ def motley(folder: Path, version: str, *needs: str, broken: bool = False) -> Pat
     wheels = [leaf_or_twig(folder / "copies", name) for name in ("leaf", *needs)]
     files = {
         "launcher/__init__.py": f"version = '{version}'",
-        "launcher/session.py": "import leaf",
+        "launcher/session/__init__.py": "",
+        "launcher/session/__main__.py": "import nothing_like_it" if broken else "import leaf",
         "launcher/locks/coordinator.txt": lock_of(*wheels),
         "trainer/__init__.py": "",
         "trainer/commands/finetune.py": "",
     }
-    if broken:  # a package, as it is now; the others have a module, as versions before
-        del files["launcher/session.py"]
-        files["launcher/session/__init__.py"] = ""
-        files["launcher/session/__main__.py"] = "import nothing_like_it"
     return make_wheel(folder, "motley", version, files, "Requires-Python: >=3.11")
 
 

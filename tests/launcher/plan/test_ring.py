@@ -52,7 +52,8 @@ def test_a_ring_on_this_machine(config: RunConfig) -> None:
 
 def test_a_plan_of_a_ring_is_read_back(config: RunConfig) -> None:
     plan = place([LOCAL], config, 4, SETTING)
-    found = read_record(plan.to_json(), SETTING.run_id).plan
+    tree = {**json.loads(plan.to_json()), "started": 1.0}
+    found = read_record(json.dumps(tree).encode(), SETTING.run_id).plan
     assert [process.name for process in found.processes] == [p.name for p in plan.processes]
     assert found.leader.rank == 0
 
@@ -61,6 +62,7 @@ def test_a_plan_without_a_leader_is_none(config: RunConfig) -> None:
     tree = json.loads(place([LOCAL], config, 4, SETTING).to_json())
     coordinator = {**tree["processes"][0], "name": "coordinator", "role": "coordinator"}
     tree["processes"].append({**coordinator, "rank": None})
+    tree["started"] = 1.0
     with pytest.raises(ValueError, match="worker-0 cannot lead a run"):
         read_record(json.dumps(tree).encode(), SETTING.run_id)
 

@@ -155,16 +155,8 @@ def test_damaged_runs_are_left_out_and_named_when_asked_for(tmp_path: Path) -> N
             registry.get(run_id)
 
 
-def test_a_run_without_a_time_began_when_its_id_says(
-    tmp_path: Path, down: set[str], hosts: tuple[Host, ...]
-) -> None:
-    """As written by releases that kept runs on one machine."""
-    plan = make_plan(tmp_path, hosts, "demo-20261120-110300-7f3a")
-    folder = tmp_path / "runs" / plan.run_id
-    folder.mkdir(parents=True)
-    (folder / "plan.json").write_bytes(plan.to_json())
-    run = Registry(StateFolder(LocalConnection(), tmp_path)).get(plan.run_id)
-    assert run.started == 1795172580.0 == time_of(plan.run_id)
+def test_an_id_says_when_it_was_made() -> None:
+    assert time_of("demo-20261120-110300-7f3a") == 1795172580.0
     assert time_of("demo-1") == 0.0
     assert abs(time_of(new_run_id("x")) - LocalConnection().call("clock")) < 5
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def registry(
     plan = place(listed, load("quickstart", {"output": "/o"}), 1, setting)
     folder = tmp_path / "intel" / "runs" / RUN_ID
     folder.mkdir(parents=True)
-    (folder / "plan.json").write_bytes(plan.to_json())
+    (folder / "plan.json").write_text(json.dumps({**json.loads(plan.to_json()), "started": 1.0}))
     return Registry.of(HOSTS)
 
 

@@ -43,7 +43,7 @@ def norms(folder: str, settings: dict[str, Any], spoiled: int | None) -> list[An
     )
     batch = samples(config, 6, 300)
     replica.accumulate([batch[index] for index in replica.share(len(batch))])
-    before = replica.gather_weights()
+    before = replica.gather(replica.parameters)
     if spoiled == dist.get_rank():
         gradient = next(iter(replica.parameters.values())).grad
         assert gradient is not None
@@ -52,7 +52,7 @@ def norms(folder: str, settings: dict[str, Any], spoiled: int | None) -> list[An
     try:
         found = optimizer.apply(3, 1e-3)
     except NonFiniteError as error:
-        after = replica.gather_weights()
+        after = replica.gather(replica.parameters)
         return [str(error), before is None or np.array_equal(before, after)]  # type: ignore[arg-type]  # both are None or neither
     return [found, None if whole is None else float(np.linalg.norm(whole.astype(np.float64)))]
 

@@ -165,16 +165,12 @@ class ParallelReplica:
         confusion = None if classes is None else cells.view(classes, classes).tolist()
         return EvalResult(float(loss_sum), weight, confusion)
 
-    def gather_weights(self) -> np.ndarray | None:
-        """Return the trainable weights `[layout.size]` on rank 0, None on the others."""
-        return self.gather(self.parameters)
-
     def gather_gradient(self) -> np.ndarray | None:
         """Return the mean gradient `[layout.size]` on rank 0, None on the others."""
         return self.gather({name: part.grad for name, part in self.parameters.items()})
 
     def gather(self, parts: Mapping[str, Tensor | None]) -> np.ndarray | None:
-        """Return other tensors with the parameters' names and shapes in the same way."""
+        """Return the parameters, or tensors with their names and shapes, in the same way."""
         return flat.gather(self.layout, parts, self._owners)
 
     def gathered(self, parts: Mapping[str, Tensor | None]) -> Iterator[np.ndarray | None]:

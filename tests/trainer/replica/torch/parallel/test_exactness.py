@@ -161,7 +161,7 @@ def written_weights(folder: str, settings: dict[str, Any]) -> bool | None:
     replica, _ = parallel_replica(folder, settings)
     weights = np.random.default_rng(2).random(replica.layout.size, np.float32)
     replica.write_trainable(weights)
-    back = replica.gather_weights()
+    back = replica.gather(replica.parameters)
     return None if back is None else bool(np.array_equal(back, weights))
 
 

@@ -246,7 +246,7 @@ def test_weights_written_are_those_gathered(ranks: Ranks, drawn_model: DrawnMode
 
 def weights_return(folder: str, settings: dict[str, Any]) -> bool:
     replica, config = parallel_replica(folder, settings)
-    gathered = replica.gather_weights()
+    gathered = replica.gather(replica.parameters)
     return gathered is not None and np.array_equal(gathered, drawn_weights(Path(folder), config))
 
 

@@ -54,7 +54,7 @@ def trained(folder: str, settings: dict[str, Any], output: str) -> dict[str, Any
                 assert parameter.grad is not None
                 flat.local(parameter).sub_(0.05 * flat.local(parameter.grad))
     result = replica.evaluate(mine)
-    weights = replica.gather_weights()
+    weights = replica.gather(replica.parameters)
     if weights is not None:
         layout = build_layout(Path(folder), config)
         zeros = np.zeros_like(weights)
