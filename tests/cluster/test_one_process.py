@@ -8,25 +8,20 @@ import pytest
 
 from benchmarks.rig.one_process import OneProcess
 from tests.cluster.real_cluster import BATCH, Cluster
+from tests.covering import covering
 from trainer.config.run import load
 from trainer.replica.torch.replica import TorchReplica
 from trainer.run.inputs import read_inputs
 
 pytestmark = pytest.mark.cluster
 
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "int8": {"exchange__codec": "int8"},
-    "topk, adapters": {"exchange__codec": "topk:0.1", "method": "lora"},
+TRAINED: dict[str, dict[str, Any]] = {
+    "full": {"method": "full"},
+    "adapters": {"method": "lora"},
     "A frozen": {"method": "lora", "lora__freeze_a": True},
-    "A frozen, rounds": {
-        "method": "lora",
-        "lora__freeze_a": True,
-        "exchange__schedule": "rounds",
-        "exchange__inner_steps": 4,
-        "training__batch_size": BATCH // 4,
-        "training__epochs": 2,
-    },
+}
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "steps": {},
     "rounds": {
         "exchange__schedule": "rounds",
         "exchange__inner_steps": 4,
@@ -34,11 +29,21 @@ CASES: dict[str, dict[str, Any]] = {
         "training__epochs": 2,
     },
 }
+CASES = [
+    ("full", "fp32", "steps"),
+    ("full", "int8", "steps"),
+    ("adapters", "topk:0.1", "steps"),
+    ("A frozen", "fp32", "steps"),
+    ("A frozen", "fp32", "rounds"),
+    ("full", "fp32", "rounds"),
+]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_one_process_computes_the_bits_of_three(cluster: Cluster, case: str) -> None:
-    cluster.configure(**CASES[case])
+@pytest.mark.parametrize(("trained", "codec", "schedule"), covering(CASES))
+def test_one_process_computes_the_bits_of_three(
+    cluster: Cluster, trained: str, codec: str, schedule: str
+) -> None:
+    cluster.configure(exchange__codec=codec, **TRAINED[trained], **SCHEDULES[schedule])
     processes = [cluster.coordinator(2), *(cluster.torch_worker(rank) for rank in range(2))]
     inputs = read_inputs(load(cluster.run_file, {}), "run")
     replica = TorchReplica(inputs.model_dir, inputs.config, inputs.layout, threads=1)

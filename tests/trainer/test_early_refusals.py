@@ -7,10 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from tests.covering import covering
 from tests.trainer.small_model import write_data, write_model
 
 
@@ -36,16 +38,18 @@ def refused(home: Path, *words: object, role: str = "local") -> str:
     return line.removeprefix("trainer: ")
 
 
-@pytest.mark.parametrize("role", ["local", "coordinator"])
+PROBLEMS = [
+    (None, "data: holds no data files, whose names end in one of"),
+    ("input,label\nls,3\n", "data:2: 'label' must be from 0 to 2, got 3"),
+    ('{"input": "ls", "label": 3}\n', "data:1: 'label' must be from 0 to 2, got 3"),
+]
+
+
 @pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (None, "data: holds no data files, whose names end in one of"),
-        ("input,label\nls,3\n", "data:2: 'label' must be from 0 to 2, got 3"),
-        ('{"input": "ls", "label": 3}\n', "data:1: 'label' must be from 0 to 2, got 3"),
-    ],
+    ("content", "problem", "role"),
+    covering((*problem, role) for problem in PROBLEMS for role in ("local", "coordinator")),
 )
-def test_data(home: Path, tmp_path: Path, role: str, content: str | None, problem: str) -> None:
+def test_data(home: Path, tmp_path: Path, content: str | None, problem: str, role: str) -> None:
     data = tmp_path / "data"
     if content is None:
         data.mkdir()
@@ -57,8 +61,10 @@ def test_data(home: Path, tmp_path: Path, role: str, content: str | None, proble
     assert problem in refused(home, *words, role=role)
 
 
-@pytest.mark.parametrize("flag", ["--data", "--validation"])
-@pytest.mark.parametrize("role", ["coordinator", "worker", "distributed"])
+@pytest.mark.parametrize(
+    ("role", "flag"),
+    covering(product(["coordinator", "worker", "distributed"], ["--data", "--validation"])),
+)
 def test_a_pipe_that_several_processes_would_read(
     home: Path, tmp_path: Path, role: str, flag: str
 ) -> None:

@@ -105,7 +105,7 @@ PRECISIONS = {
 
 @pytest.mark.parametrize(
     ("model_type", "method", "precision", "recompute"),
-    covering(product(["qwen3", "qwen2", "llama"], ["lora", "full"], PRECISIONS, [False, True]), 2),
+    covering(product(["qwen3", "qwen2", "llama"], ["lora", "full"], PRECISIONS, [False, True])),
 )
 def test_activations_are_counted(
     tiny: Tiny, model_type: str, method: str, precision: str, recompute: bool

@@ -59,9 +59,10 @@ def check(found: list[dict[str, Any]], within: float = 1e-5) -> None:
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3": {},
-    "qwen2": {"tie_word_embeddings": False, "vocab_size": 301},
+    # First, as the part that `make test` runs has it fully trained and divided.
     "llama": {"vocab_size": 301},
+    "qwen2": {"tie_word_embeddings": False, "vocab_size": 301},
+    "qwen3": {},
 }
 """Tied and not, and with a vocabulary that two ranks cannot share equally."""
 
@@ -70,7 +71,7 @@ STRATEGIES = {"ddp": DDP, "fsdp": FSDP, "tp": TP, "tp-sp": SP}
 
 
 @pytest.mark.parametrize(
-    ("model_type", "method", "strategy"), covering(product(FAMILIES, METHODS, STRATEGIES), 2)
+    ("model_type", "method", "strategy"), covering(product(FAMILIES, METHODS, STRATEGIES))
 )
 def test_first_step(
     ranks: Ranks, drawn_model: DrawnModel, model_type: str, method: str, strategy: str
