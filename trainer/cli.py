@@ -11,6 +11,7 @@ import click
 from trainer.system.commandline.lazy_group import LazyGroup
 from trainer.system.commandline.streams import end_output, print_any_text
 from trainer.system.commandline.visible import visible
+from trainer.system.commandline.wrapping import LogFormatter
 from trainer.system.errors import (
     DoesNotFitError,
     InputError,
@@ -67,9 +68,9 @@ COMMANDS = {
 @click.version_option(package_name="motley", message="%(version)s")
 def trainer() -> None:
     """Fine-tune language models on whatever computers you have."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter(sys.stderr))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     for client in ("httpx", "httpx2"):  # the hub's, which tell every request
         logging.getLogger(client).setLevel(logging.WARNING)
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from launcher.views.tables import Column, table
 from trainer.config.exchange import FEWEST
 from trainer.planning.decision import Pick
-from trainer.planning.devices import GIB, gib
+from trainer.planning.devices import GIB, count_text, gib
 from trainer.planning.exchange_choice import ChosenExchange
 from trainer.planning.strategies import ROWS_EACH, Request, StrategyOption
 
@@ -39,9 +39,9 @@ _COLUMNS = (
 def heading(request: Request) -> list[str]:
     """Return what is planned, and what was guessed."""
     shape = request.shape
-    size = f"{shape.parameters / 1e9:.2f}B parameters"
+    size = f"{count_text(shape.parameters)} parameters"
     if shape.active_parameters != shape.parameters:
-        size += f", {shape.active_parameters / 1e9:.2f}B active"
+        size += f", {count_text(shape.active_parameters)} active"
     lines = [
         f"{shape.name}: {size}; {request.method}; {request.cluster.text}",
         f"a step: {ROWS_EACH} rows of {request.length} tokens for each device;"

@@ -40,15 +40,15 @@ def chat(
     """
     from trainer.checkpoint.trained_model import load_trained
     from trainer.evaluate.conversation import Conversation
+    from trainer.replica.backend import in_brackets
     from trainer.system.errors import InputError
 
     trained = load_trained(model, base)
     conversation = Conversation(trained, max_new_tokens, sampling, system)
     device, reason = conversation.open(compute)
-    why = f" ({reason})" if reason else ""
     talks = sys.stdin.isatty()
     keys = f"; Ctrl-C ends an answer, {_RESET} the conversation, Ctrl-D all" if talks else ""
-    click.echo(f"chatting with {trained.path} on {device}{why}{keys}", err=True)
+    click.echo(f"chatting with {trained.path} on {device}{in_brackets(reason)}{keys}", err=True)
     for text in _typed() if talks else _piped():
         if text.strip() == _RESET:
             conversation.reset()

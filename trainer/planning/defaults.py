@@ -23,6 +23,7 @@ from trainer.data.values import BadLineError
 from trainer.model.architecture import read_positions
 from trainer.model.class_names import read_class_names
 from trainer.model.safetensors_headers import read_config, read_headers
+from trainer.planning.devices import count_text
 from trainer.planning.workers import Room, RunMemory
 from trainer.system import pci
 from trainer.system.cgroups import free_memory
@@ -242,7 +243,7 @@ def _of_model(
     """Return the settings that follow from the model, the data in tokens, and the memory."""
     weights = sum(math.prod(header.shape) for header in read_headers(model_dir).values())
     rank, rate, full_rate = _by_size(_SIZES, weights)
-    why = f"{weights / 1e6:,.1f} million weights"
+    why = f"{count_text(weights)} weights"
     found: list[Derived] = []
     if config.method == "lora":
         found.append(Derived("lora.lora_rank", rank, why))

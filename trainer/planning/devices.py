@@ -14,8 +14,22 @@ GIB = 2**30
 
 
 def gib(size: float) -> str:
-    """Return bytes in GiB, for people."""
-    return f"{size / GIB:.1f}"
+    """Return bytes in GiB, for people: with one decimal, or two digits if that would be 0.0."""
+    amount = size / GIB
+    return f"{amount:.1f}" if amount >= 0.05 or not size else f"{amount:.2g}"
+
+
+def size_text(size: float) -> str:
+    """Return bytes in the unit in which people read them: `18.6 GiB`, `12 MiB`."""
+    return f"{gib(size)} GiB" if size >= GIB / 10 else f"{size / 2**20:.2g} MiB"
+
+
+def count_text(count: float) -> str:
+    """Return a number of weights in the unit in which people read it: `4.02 billion`."""
+    for unit, name in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}"
+    return f"{count:.0f}"
 
 
 @dataclass(frozen=True, kw_only=True)

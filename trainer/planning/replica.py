@@ -14,7 +14,7 @@ from trainer.config.parallel import ParallelConfig
 from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import TensorHeader
-from trainer.planning.devices import gib
+from trainer.planning.devices import gib, size_text
 from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, Strategy, TrainingSetup
@@ -177,7 +177,7 @@ def choose_recomputation(
     return Recomputation(
         on,
         f"gradient checkpointing {'on' if on else 'off'}: with all activations of {tokens:,} tokens"
-        f" the run needs {gib(size)} GiB, {gib(available)} are free",
+        f" the run needs {size_text(size)}, {size_text(available)} are free",
     )
 
 

@@ -25,7 +25,7 @@ from trainer.model.safetensors_headers import read_config
 from trainer.replica.base import Replica
 from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
-from trainer.system.process.child import FALLBACK_VARIABLE
+from trainer.system.process.child import FALLBACK_VARIABLE, NO_GPU
 from trainer.system.process.imports import importing
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ CHAIN: tuple[Backend, ...] = ("cuda", "wgpu", "cpu")
 
 class UnusableError(Exception):
     """A backend cannot be used here; the message says why."""
+
+
+class AbsentError(UnusableError):
+    """This machine has no device for a backend; the message says what is missing."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class ReplicaChoice:
     replica: Replica
     backend: Backend
     reason: str
+    """It begins with `NO_GPU` if that is all."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +139,17 @@ def first_usable(
         InputError: the requested backend or device is not available.
     """
     reasons: list[str] = []
+    absent = wanted == "auto" and not os.environ.get(FALLBACK_VARIABLE)
     for backend in _allowed(wanted, gpu):
         try:
             opened = openers[backend]()
         except UnusableError as error:
             reasons.append(f"{backend}: {error}")
+            absent = absent and isinstance(error, AbsentError)
             continue
         reason = "; ".join(reasons)
+        if reasons and absent:
+            reason = f"{NO_GPU} ({reason})"
         if reasons and wanted != "auto":
             log.warning("falling back to %s (%s)", backend, reason)
         return opened, backend, reason
@@ -149,6 +158,12 @@ def first_usable(
         f"{asked} is not available: {'; '.join(reasons)}; --gpu-backend auto without a device "
         "takes what works"
     )
+
+
+def in_brackets(reason: str) -> str:
+    """Return why a backend was taken as the end of a line: in short on a machine without a GPU."""
+    short = NO_GPU if reason.startswith(NO_GPU) else reason
+    return f" ({short})" if short else ""
 
 
 def _allowed(wanted: Backend, gpu: str) -> tuple[Backend, ...]:
@@ -169,7 +184,7 @@ def cuda_device(gpu: str) -> str:
     try:  # what torch opens, without its import of seconds
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        raise UnusableError("there is no NVIDIA driver (libcuda.so.1)") from None
+        raise AbsentError("there is no NVIDIA driver (libcuda.so.1)") from None
     if gpu and not gpu.isdecimal():
         # Before torch lists the devices: it then sees this one alone, as number 0.
         os.environ["CUDA_VISIBLE_DEVICES"], gpu = gpu, "0"
@@ -212,11 +227,11 @@ def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
     try:  # what wgpu opens, without its import of a second
         ctypes.CDLL("libvulkan.so.1")
     except OSError:
-        raise UnusableError("there is no Vulkan loader (libvulkan.so.1)") from None
+        raise AbsentError("there is no Vulkan loader (libvulkan.so.1)") from None
     try:
         from trainer.replica.wgpu import autotune
         from trainer.replica.wgpu.gpu.device import Device
-        from trainer.replica.wgpu.gpu.errors import DeviceError
+        from trainer.replica.wgpu.gpu.errors import DeviceError, NoGpuError
         from trainer.replica.wgpu.gpu.vulkan_adapter import select
         from trainer.replica.wgpu.selftest import check
     except (ImportError, OSError) as error:
@@ -226,6 +241,8 @@ def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
         with announced(f"compiling kernels for {device.adapter.name} and testing them"):
             autotune.load(device)
             check(device)
+    except NoGpuError as error:
+        raise AbsentError(str(error)) from None
     except DeviceError as error:
         raise UnusableError(str(error)) from None
     return device

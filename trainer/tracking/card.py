@@ -23,7 +23,8 @@ from trainer.data.shapes import UnusedKeys
 from trainer.system.errors import StorageError, TrainerError
 from trainer.system.process.child import SAVING_VARIABLE
 from trainer.tracking.metrics import METRICS_FILE, read_metrics
-from trainer.tracking.progress import duration, figures, loss_text
+from trainer.tracking.picture import duration, loss_text
+from trainer.tracking.progress import figures
 
 Record = Mapping[str, Any]
 _ENDS = ("finished", "stopped")
@@ -43,9 +44,11 @@ def make_card(config: RunConfig, run_id: str = "", *, stopped: bool = False) -> 
         records = read_metrics(output / METRICS_FILE, abandoned=True)
     except OSError:
         records = []
-    lines = [*_took(records), f"lost and recovered: {', '.join(losses(records)) or 'nothing'}"]
+    lines = _took(records)
+    if lost := losses(records):
+        lines.append(f"lost and recovered: {', '.join(lost)}")
     if stopped:
-        lines.append(f"stopped early; to continue: {_again(run_id)}")
+        lines += ["stopped early; to continue:", f"  {_again(run_id)}"]
     store = output / FOLDER
     for pointer in ("best", "latest"):
         found = linked_checkpoint(store, pointer)
@@ -134,10 +137,9 @@ def _took(records: Sequence[Record]) -> list[str]:
     if all(step.get("loss") is None for step in steps):
         return []
     last = steps[-1]
-    loss = loss_text(last.get("loss"))
     speed = mean_speed(records)
     rate = f", {speed:,.0f} tokens/s" if speed else ""
-    return [f"step {last['step']}, loss {loss}, in {duration(seconds_of(records))}{rate}"]
+    return [f"step {last['step']}, {loss_text(last)}, in {duration(seconds_of(records))}{rate}"]
 
 
 def _scores(records: Sequence[Record], checkpoint: Path) -> str:

@@ -12,14 +12,16 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from trainer.system.commandline.wrapping import TIME, columns, wrapped_card
+from trainer.tracking.picture import duration, loss_text, progress_picture, share_text
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +64,18 @@ def choose_view(
 
 
 def show_lines(lines: Iterable[str]) -> None:
-    """Print lines below a closed view, unwrapped: their commands are to be copied."""
+    """Print a card below a closed view; in a log its lines have their time, as all do."""
     if sys.stderr is not None:  # a detached process may have none
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write("".join(f"{line}\n" for line in lines))
+            width = columns(sys.stderr)
+            shown = wrapped_card(lines, width) if width else map(stamped, lines)
+            sys.stderr.write("".join(f"{line}\n" for line in shown))
             sys.stderr.flush()
+
+
+def stamped(line: str) -> str:
+    """Return a line as a log has it, with the time."""
+    return f"{time.strftime(TIME)} {line}"
 
 
 class GuardedView:
@@ -162,7 +171,7 @@ class PlainView:
         """See ProgressView."""
 
     def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        print(stamped(line), file=self._stream, flush=True)
 
 
 class ViewConsole(Console):
@@ -175,13 +184,15 @@ class ViewConsole(Console):
 
 
 class LiveView:
-    """A redrawn panel: progress, figures, a row for each worker, the last events."""
+    """A redrawn panel as `launch status --watch` has it, with the last events."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = ViewConsole(file=stream)  # honours NO_COLOR by itself
         self._pace = StepTimes(clock)
         self._status: Status | None = None
         self._events: deque[str] = deque(maxlen=5)
+        self._losses: deque[float] = deque(maxlen=600)
+        self._began = clock()
         # Drawn on update only: a thread could fail unnoticed.
         # Log lines on stderr are drawn above it; stdout is data.
         self._live = Live(
@@ -193,8 +204,11 @@ class LiveView:
 
     def update(self, status: Status) -> None:
         """See ProgressView."""
-        changed = self._status is None or status["state"] != self._status["state"]
-        self._status = status
+        last = self._status
+        changed = last is None or status["state"] != last["state"]
+        if status["loss"] is not None and (last is None or status["step"] != last["step"]):
+            self._losses.append(status["loss"])
+        self._status = dict(status)
         if status["state"] == "running":
             self._pace.seen(status["step"])
         if changed or self._clock() - self._drawn_at >= 0.2:
@@ -202,7 +216,7 @@ class LiveView:
 
     def event(self, event: str, step: int, **details: Any) -> None:
         """See ProgressView."""
-        self._events.append(_event(event, step, details))
+        self._events.append(stamped(_event(event, step, details)))
         self._draw()
 
     def close(self) -> None:
@@ -219,29 +233,54 @@ class LiveView:
         status = self._status
         if status is None:
             return events
-        total = status["total_steps"]
-        # In a grid, because a bare bar ends without a line break.
-        bar = Table.grid()
-        bar.add_row(ProgressBar(total=max(total, 1), completed=status["step"], width=60))
+        width = self.console.width
+        left = self._pace.left(status["total_steps"]) if status["state"] == "running" else None
         parts: list[Any] = [
-            Text(_summary(status, self._pace.left(total)), style="bold"),
-            bar,
+            self._title(status),
+            *progress_picture(status, tuple(self._losses), left, width),
+            Text(""),
+            _workers(status["workers"]),
         ]
-        if status.get("validation"):
-            parts.append(Text(_validation(status["validation"])))
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in ("rank", "device", "backend", "share", "tok/s", "state"):
-            table.add_column(name, justify="right" if name in ("share", "tok/s") else "left")
-        for worker in status["workers"]:
-            table.add_row(
-                str(worker["rank"]),
-                Text(f"{worker['host']} {worker['device']}"),
-                str(worker["backend"]),
-                str(worker["samples"]),
-                _number(worker["tokens_per_second"]),
-                Text(worker["state"], style=_STATE_STYLE.get(worker["state"], "")),
-            )
-        return [*parts, table, *events]
+        return [*parts, *([Text("")] if events else []), *events]
+
+    def _title(self, status: Status) -> Text:
+        title = Text.assemble(
+            (status["run_id"], "bold"),
+            "  ",
+            (_outcome(status), _STATE_STYLE.get(status["state"], "")),
+        )
+        present = sum(worker["state"] != "lost" for worker in status["workers"])
+        if present < status["expect_workers"]:
+            title.append(f"  {present} of {status['expect_workers']} workers", "yellow")
+        title.append(f"  {duration(self._clock() - self._began)}", "dim")
+        return title
+
+
+def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a row for each worker, in the columns and units of `launch status`."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("RANK", "HOST", "DEVICE", "STATE", "SHARE", "TOKENS/S"):
+        right = name in ("RANK", "SHARE", "TOKENS/S")
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    samples = sum(worker["samples"] for worker in workers)
+    for worker in workers:
+        table.add_row(
+            str(worker["rank"]),
+            Text(worker["host"]),
+            Text(worker["device"]),
+            Text(worker["state"], style=_STATE_STYLE.get(worker["state"], "")),
+            share_text(worker["samples"], samples),
+            _number(worker["tokens_per_second"]),
+        )
+    return table
+
+
+def _outcome(status: Status) -> str:
+    """Return a run's state, with the reason unless that only repeats it."""
+    state, reason = status["state"], status.get("reason") or ""
+    if state == "completed" or not reason:
+        return str(state)
+    return reason if reason.startswith(state) else f"{state}: {reason}"
 
 
 def _summary(status: Status, left: float | None) -> str:
@@ -250,23 +289,17 @@ def _summary(status: Status, left: float | None) -> str:
     active = sum(worker["state"] == "active" for worker in status["workers"])
     parts = [f"step {status['step']}/{status['total_steps']}"]
     if status["step"]:
-        parts.append(f"loss {loss_text(status['loss'])}")
+        parts.append(loss_text(status))
     if status["learning_rate"] is not None:
         parts.append(f"lr {status['learning_rate']:.2e}")
     if status["tokens_per_second"] is not None:
-        parts.append(f"{_number(status['tokens_per_second'])} tok/s")
+        parts.append(f"{_number(status['tokens_per_second'])} tokens/s")
     parts.append(f"{active}/{status['expect_workers']} workers")
     if left is not None and state == "running":
         parts.append(f"{duration(left)} left")
     if state != "running":
-        reason = status.get("reason") or ""
-        parts.append(reason if reason.startswith(state) else f"{state}: {reason}".rstrip(": "))
+        parts.append(_outcome(status))
     return "  ".join(parts)
-
-
-def loss_text(loss: float | None) -> str:
-    """Return a loss to read; `-` of a step in which no token was learned."""
-    return "-" if loss is None else f"{loss:.4f}"
 
 
 def figures(validation: Mapping[str, Any]) -> list[str]:
@@ -284,20 +317,15 @@ def _validation(validation: Mapping[str, Any]) -> str:
 
 
 def _event(event: str, step: int, details: Mapping[str, Any]) -> str:
-    rest = dict(details)
+    rest = {key: value for key, value in details.items() if value not in (None, "")}
     rank = rest.pop("rank", None)
     reason = rest.pop("reason", None)
     who = f" rank {rank}" if rank is not None else ""
+    if event in ("joined", "rejoined"):
+        return f"step {step}:{who} {event}: {rest.get('device')} on {rest.get('host')}"
     more = "".join(f" {key}={value}" for key, value in rest.items())
     return f"step {step}:{who} {event}{more}" + (f": {reason}" if reason else "")
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Return 95 seconds as `1:35`, 3700 as `1:01:40`."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"

@@ -30,7 +30,7 @@ from trainer.system.errors import (
     TrainerError,
     UnprovedError,
 )
-from trainer.system.process.child import SAVING_VARIABLE
+from trainer.system.process.child import NO_GPU, SAVING_VARIABLE
 from trainer.system.process.priority import reset_thread_priority
 from trainer.system.storage.lease import Lease
 from trainer.tracking.card import make_card
@@ -250,7 +250,7 @@ class RunRecorder:
             StatusFile(self._store.folder).update(self._status)
         self._view.close()
         for worker in self._workers.values():
-            if worker["backend_reason"]:
+            if worker["backend_reason"] and not worker["backend_reason"].startswith(NO_GPU):
                 found = worker["rank"], worker["device"], worker["backend_reason"]
                 log.warning("worker %d computed on %s: %s", *found)
         show_lines(self._status["card"])

@@ -17,7 +17,7 @@ def test_a_table_and_a_pick(capsys: pytest.CaptureFixture[str]) -> None:
     prices = ("--price-kwh", "0.3", "--currency", "EUR")
     assert run(["plan", "--shape", "7b", *CARDS, *prices]) == 0
     shown = capsys.readouterr().out
-    assert "7b: 6.74B parameters; lora; 2 RTX4090" in shown
+    assert "7b: 6.74 billion parameters; lora; 2 RTX4090" in shown
     for title in ("DDP", "ZeRO-2", "FSDP2", "TP2+SP", "PP2 zbv", "DiLoCo", "Motley", "DDP QLoRA"):
         assert title in shown
     assert "EUR" in shown

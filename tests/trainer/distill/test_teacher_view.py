@@ -30,7 +30,7 @@ def test_what_was_there_counts_as_done_and_not_as_fast() -> None:
     assert (headway.tokens_done, headway.tokens) == (150, 400)
     assert headway.tokens_per_second == 10
     assert headway.seconds_left == 25
-    assert str(headway) == "shard 1/4  150/400 tokens  10 tok/s  0:25 left"
+    assert str(headway) == "shard 1/4  150/400 tokens  10 tokens/s  0:25 left"
 
 
 def test_tokens_are_counted_once_before_and_after_their_shard_is_written() -> None:
@@ -62,7 +62,7 @@ def test_lines_come_at_their_interval_and_at_the_end() -> None:
         clock.now = now
         view.update(status(now, 0))
     view.update(status(0, 4))
-    assert stream.getvalue().splitlines() == [
+    assert [line.partition(" ")[2] for line in stream.getvalue().splitlines()] == [
         "shard 0/4  0/400 tokens",
         "shard 0/4  6/400 tokens",
         "shard 4/4  400/400 tokens",

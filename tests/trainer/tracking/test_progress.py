@@ -1,4 +1,5 @@
 import io
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -6,13 +7,14 @@ from typing import Any
 import pytest
 
 from tests.trainer.clock import Clock
+from trainer.tracking.picture import duration
 from trainer.tracking.progress import (
     GuardedView,
     LiveView,
     PlainView,
     StepTimes,
-    duration,
     open_view,
+    show_lines,
 )
 
 
@@ -49,6 +51,13 @@ def worker(rank: int, state: str) -> dict[str, Any]:
     }
 
 
+def logged(stream: io.StringIO) -> list[str]:
+    """Return a log's lines without their times, which all of them have."""
+    lines = stream.getvalue().splitlines()
+    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines), lines
+    return [line.partition(" ")[2] for line in lines]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -60,8 +69,8 @@ def test_a_plain_line_for_each_interval_and_for_the_last_step():
     for step in range(1, 101):
         clock.now = 0.25 * step
         view.update(status(step, loss=None if step == 5 else 1.25))
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "step 1/100  loss 1.2500  lr 5.00e-05  12,346 tok/s  1/2 workers"
+    lines = logged(stream)
+    assert lines[0] == "step 1/100  loss 1.2500  lr 5.00e-05  12,346 tokens/s  1/2 workers"
     assert lines[1].startswith("step 5/100  loss -  lr 5.00e-05")
     assert lines[1].endswith("0:24 left")
     assert lines[-1].startswith("step 100/100")
@@ -78,16 +87,21 @@ def test_changes_of_state_validation_and_events_are_told_at_once():
     view.update(status(1))
     view.event("lost", 1, rank=1, reason="no heartbeat for 3.0 s")
     view.event("checkpoint", 1, path="step-000001")
+    reason = "cuda: there is no NVIDIA driver"
+    who = {"rank": 1, "host": "lambda", "device": "cpu", "backend": "cpu", "transport": ""}
+    view.event("rejoined", 1, **who, backend_reason=reason, generation=3)
     scored = {"step": 2, "loss": 0.5, "accuracy": 0.875, "mcc": 0.75}
     view.update(status(2, validation=scored))
     view.update(status(2, state="failed", reason="NaN in block 3", validation=scored))
-    assert stream.getvalue().splitlines() == [
+    assert logged(stream) == [
         "step 0/100  1/2 workers  waiting",
-        "step 1/100  loss 1.2500  lr 5.00e-05  12,346 tok/s  1/2 workers",
+        "step 1/100  loss 1.2500  lr 5.00e-05  12,346 tokens/s  1/2 workers",
         "step 1: rank 1 lost: no heartbeat for 3.0 s",
         "step 1: checkpoint path=step-000001",
+        "step 1: rank 1 rejoined: cpu on lambda",
         "step 2: validation loss 0.5000  accuracy 0.875  MCC 0.750",
-        "step 2/100  loss 1.2500  lr 5.00e-05  12,346 tok/s  1/2 workers  failed: NaN in block 3",
+        "step 2/100  loss 1.2500  lr 5.00e-05  12,346 tokens/s  1/2 workers"
+        "  failed: NaN in block 3",
     ]
 
 
@@ -107,9 +121,52 @@ def live(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
 
 def test_the_live_view_has_a_row_for_each_worker(monkeypatch: pytest.MonkeyPatch):
     shown = live(monkeypatch)
-    for text in ("step 50/100", "lambda [gpu:0000:01:00.0]", "lost", "rank 0 joined", "MCC 0.800"):
+    for text in ("step 50/100", "[gpu:0000:01:00.0]", "lost", "rank 0 joined", "MCC 0.800"):
         assert text in shown
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert re.search(r"RANK +HOST +DEVICE +STATE +SHARE +TOKENS/S", plain), "as launch status"
+    assert re.search(r"0 +lambda +\[gpu:0000:01:00.0\] +active +50 % +-", plain)
+    assert "1 of 2 workers" in plain
     assert "\x1b[32m" in shown, "active is green"
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_the_live_view_breaks_no_word_and_fits(monkeypatch: pytest.MonkeyPatch, columns: int):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    scores = {"step": 40, "loss": 0.5, "accuracy": 0.9, "mcc": 0.8}
+    stream = Terminal()
+    view = LiveView(stream)
+    for step in range(1, 60):
+        view.update(status(step, loss=3.0 / step, validation=scores, exchange_ms=40.0))
+    view.update(status(60, state="completed", reason="done", validation=scores))
+    view.close()
+    last = stream.getvalue().rpartition("demo-1")[2]
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", last).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert lines[0].split()[0] == "completed", "not `completed: done`"
+    words = {word for line in lines for word in line.split()}
+    assert {"1.2500", "5.00e-05", "12,346", "tokens/s", "validation", "accuracy"} <= words
+    assert any(line.startswith("loss █") for line in lines), "a curve with its scale"
+
+
+def test_a_card_is_wrapped_between_words_and_its_commands_stay_commands(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    command = "  trainer evaluate 'my output' --data data/train.jsonl --held-out"
+    show_lines(["to publish: out/adapter (with tokenizer and model card)", "next:", command])
+    assert terminal.getvalue().splitlines() == [
+        "to publish: out/adapter (with tokenizer",
+        "  and model card)",
+        "next:",
+        "  trainer evaluate 'my output' --data \\",
+        "      data/train.jsonl --held-out",
+    ]
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    show_lines(["next:", command])
+    assert logged(log) == ["next:", command], "whole in a log, with the time that all lines have"
 
 
 def test_the_live_view_leaves_stdout_alone(
@@ -174,7 +231,7 @@ def test_a_view_that_fails_is_dropped(
 @pytest.mark.parametrize(
     ("state", "reason", "said"),
     [
-        ("completed", "done", "completed: done"),
+        ("completed", "done", "workers  completed"),
         ("stopped", "stopped by SIGTERM", "workers  stopped by SIGTERM"),
         ("failed", "NaN in the loss", "failed: NaN in the loss"),
         ("waiting", None, "workers  waiting"),

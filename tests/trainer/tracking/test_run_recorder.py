@@ -240,6 +240,27 @@ def test_a_run_that_waits_says_so_until_it_goes_on(recorder: RunRecorder, tmp_pa
     recorder.close(0, "done")
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("no GPU was found (cuda: there is no NVIDIA driver (libcuda.so.1))", False),
+        ("cuda: cuda:0 computes a wrong product", True),
+    ],
+)
+def test_a_device_that_failed_is_told_at_the_end_and_no_other(
+    recorder: RunRecorder,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    reason: str,
+    told: bool,
+) -> None:
+    who = {"host": "a", "device": "cpu", "backend": "cpu", "backend_reason": reason}
+    recorder.emit({"event": "joined", "rank": 0, **who})
+    recorder.close(0, "done")
+    assert (f"worker 0 computed on cpu: {reason}" in caplog.text) == told
+    assert read_status(tmp_path / "status.json")["workers"][0]["backend_reason"] == reason
+
+
 def test_an_idle_worker_is_active_again_when_it_has_a_share(
     recorder: RunRecorder, tmp_path: Path
 ) -> None:

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.distill.logits.description import ShardPlan
-from trainer.tracking.progress import ProgressView, StepTimes, ViewConsole, choose_view, duration
+from trainer.tracking.picture import duration
+from trainer.tracking.progress import ProgressView, StepTimes, ViewConsole, choose_view, stamped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Headway:
             f"{self.tokens_done:,}/{self.tokens:,} tokens",
         ]
         if self.tokens_per_second is not None:
-            parts.append(f"{self.tokens_per_second:,.0f} tok/s")
+            parts.append(f"{self.tokens_per_second:,.0f} tokens/s")
         if self.seconds_left is not None:
             parts.append(f"{duration(self.seconds_left)} left")
         return "  ".join(parts)
@@ -112,7 +113,7 @@ class PlainTeacher:
         is_last = headway.shards_done == headway.shards
         if is_last or self._clock() - self._shown_at >= self._interval:
             self._shown_at = self._clock()
-            print(headway, file=self._stream, flush=True)
+            print(stamped(str(headway)), file=self._stream, flush=True)
 
     def event(self, event: str, step: int, **details: Any) -> None:
         """See ProgressView; a teacher logs what happens."""

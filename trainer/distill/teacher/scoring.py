@@ -18,7 +18,13 @@ from trainer.distill.teacher.compress_logits import Scorer, uniforms
 from trainer.distill.teacher.model import TeacherModel
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.windows import UnscoredWindow
-from trainer.replica.backend import Compute, UnusableError, cuda_device, first_usable
+from trainer.replica.backend import (
+    Compute,
+    UnusableError,
+    cuda_device,
+    first_usable,
+    in_brackets,
+)
 from trainer.replica.microbatch import Limit, split
 from trainer.system.errors import InputError, NonFiniteError
 
@@ -144,7 +150,7 @@ def open_teacher(
         compute.gpu,
         {"cuda": lambda: cuda_device(compute.gpu), "wgpu": _no_wgpu, "cpu": lambda: "cpu"},
     )
-    log.info("the teacher is on %s%s", device, f" ({reason})" if reason else "")
+    log.info("the teacher is on %s%s", device, in_brackets(reason))
     dtype = description.teacher.dtype
     if device == "cpu" and dtype == "bfloat16" and emulates_bf16(torch.cpu.get_capabilities()):
         log.warning(

@@ -287,7 +287,7 @@ def open_replica(
     Raises:
         InputError: the model cannot be used, or does not fit.
     """
-    from trainer.replica.backend import choose
+    from trainer.replica.backend import choose, in_brackets
 
     train = inputs.train
     choice = choose(
@@ -301,9 +301,7 @@ def open_replica(
         moments=moments,
         coordinates=coordinates,
     )
-    log.info(
-        "replica on %s%s", choice.replica.device, f" ({choice.reason})" if choice.reason else ""
-    )
+    log.info("replica on %s%s", choice.replica.device, in_brackets(choice.reason))
     return choice
 
 

@@ -21,6 +21,8 @@ SAVING_VARIABLE = "MOTLEY_SAVING"
 FALLBACK_VARIABLE = "MOTLEY_GPU_FALLBACK"
 """Lets a process use another device than requested: set for a restarted one, whose device may have
 been lost, and by the launcher for a device that it chose itself."""
+NO_GPU = "no GPU was found"
+"""Begins the reason for the CPU on a machine without a GPU: no device was lost or passed over."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # Loaded here: not between fork and exec. Only Linux has it.

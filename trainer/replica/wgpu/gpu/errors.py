@@ -15,6 +15,10 @@ class DeviceError(TrainerError):
     exit_code = 7
 
 
+class NoGpuError(DeviceError):
+    """This machine has no Vulkan device that is a GPU."""
+
+
 class OutOfMemoryError(DeviceError):
     """The device has no memory for a buffer; existing ones stay usable."""
 

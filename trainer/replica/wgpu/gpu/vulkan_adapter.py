@@ -11,7 +11,7 @@ import wgpu
 from wgpu.backends import wgpu_native
 
 from trainer.replica.wgpu.gpu.c_types import parse_together
-from trainer.replica.wgpu.gpu.errors import DeviceError
+from trainer.replica.wgpu.gpu.errors import DeviceError, NoGpuError
 from trainer.system import pci
 
 parse_together(wgpu_native.ffi)  # at import: a parent of workers parses for all that it forks
@@ -85,13 +85,16 @@ def select(wanted: str = "", *, allow_software: bool = False) -> Adapter:
 def pick(found: Sequence[Adapter], wanted: str, *, allow_software: bool) -> Adapter:
     """Return the selected adapter of `found`; see `select`."""
     if not found:
-        raise DeviceError("no Vulkan device answers")
+        raise NoGpuError("no Vulkan device answers")
     matching = [adapter for adapter in found if _matches(adapter, wanted)]
     if not wanted and not allow_software:
         matching = [adapter for adapter in matching if not adapter.software]
     if not matching:
-        meant = f"is {wanted!r}" if wanted else "is a GPU"
-        raise DeviceError(f"no Vulkan device {meant}; found: {', '.join(map(str, found))}")
+        if not wanted:
+            names = ", ".join(adapter.name for adapter in found)
+            raise NoGpuError(f"no Vulkan device but software ({names})")
+        listed = ", ".join(map(str, found))
+        raise DeviceError(f"no Vulkan device is {wanted!r}; found: {listed}")
     return matching[0]
 
 
