@@ -12,11 +12,13 @@ import sys
 from contextlib import AbstractContextManager
 
 from trainer.system.commandline.visible import visible
+from trainer.system.commandline.wrapping import columns, wrapped
 
 
 def note(line: str) -> None:
-    """Print one line on stderr."""
-    sys.stderr.write(f"{visible(line)}\n")
+    """Print one line on stderr; on a terminal it is broken between words."""
+    for part in wrapped(visible(line), columns(sys.stderr), "  "):
+        sys.stderr.write(f"{part}\n")
     sys.stderr.flush()
 
 

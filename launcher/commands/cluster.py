@@ -45,6 +45,7 @@ def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> 
     from launcher.runs.status import RunMonitor
     from launcher.views import render
     from launcher.views.follow import watch_run
+    from launcher.views.processes import processes_table
 
     run = cluster.find(run_id)
     if run is None:
@@ -55,7 +56,7 @@ def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> 
         else:
             render.say("no run has been started here; start one with: launch cluster up")
             for line in render.idle_lines(idle):
-                render.tell(line)
+                render.say(line)
         return
     if watch:
         watch_run(run, as_json)
@@ -66,10 +67,10 @@ def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> 
         tree = {**render.status_tree(view), "idle": [asdict(host) for host in idle]}
         render.print_json(tree)
         return
-    render.tell(render.headline(view))
-    render.console().print(render.status_table(view, render.width()))
+    render.say(render.headline(view))
+    render.console().print(processes_table(view, render.width()))
     for remark in (*view.remarks, *view.unreachable.values(), *render.idle_lines(idle)):
-        render.tell(remark)
+        render.say(remark)
     render.say(f"output: {run.plan.output}")
     render.say_card(view)
 

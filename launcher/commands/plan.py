@@ -181,7 +181,7 @@ def _draw(diagram: Any, request: Request) -> None:
     else:
         text = step_diagram(diagram, request)
     for line in text.splitlines():
-        render.say(line)
+        render.say_whole(line)
 
 
 def _show(request: Request, explain: str | None, picture: Path | None, as_json: bool) -> None:

@@ -32,6 +32,7 @@ def start_job(
     from launcher.terminal import note
     from launcher.views import render
     from launcher.views.follow import WATCH, follow_run
+    from launcher.views.processes import processes_table
 
     launch = cluster.prepare(order_of(**described), resume, only_to_plan=dry_run)
     if dry_run:
@@ -39,7 +40,7 @@ def start_job(
             render.print_json(json.loads(launch.plan.to_json()))
         else:
             for line in render.command_lines(launch.plan):
-                render.say(line)
+                render.say_whole(line)
         return
     run = cluster.up(launch, timeout)
     with render.detaching(WATCH, run.run_id):
@@ -50,8 +51,8 @@ def start_job(
     if as_json:
         render.print_json({**render.status_tree(view), "timings": cluster.watch.tree()})
         return
-    render.tell(render.headline(view))
+    render.say(render.headline(view))
     render.say_card(view)
     if not wait:
-        render.console().print(render.status_table(view, render.width()))
+        render.console().print(processes_table(view, render.width()))
         note("the run continues without this terminal: launch cluster status | logs | down")

@@ -16,11 +16,16 @@ from launcher.runs.processes.session import POLL
 from launcher.runs.records.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
 from launcher.views import render
-from launcher.views.live import live_view
+from launcher.views.events import EventFeed
+from launcher.views.live import Look, live_view
+from launcher.views.live_log import LiveLog
 from launcher.views.telemetry import LOOK_EVERY, Telemetry
 
 _PROGRESS_EVERY = 2.0
 _REDRAW = 0.5
+_OTHER_LINES = 24
+"""Of the live view, with its events and a log: what is left of a terminal's height is a curve."""
+_ARROWS = {b"\x1b[A": "up", b"\x1bOA": "up", b"\x1b[B": "down", b"\x1bOB": "down"}
 WATCH = "launch cluster status --watch"
 """What shows a run again."""
 
@@ -67,7 +72,7 @@ def watch_run(run: Run, as_json: bool) -> None:
                 time.sleep(LOOK_EVERY)
             render.print_json(render.status_tree(view))
         elif draws_pictures():
-            _draw(Telemetry(RunMonitor(run)))
+            _draw(run)
         else:
             _print_changes(Telemetry(RunMonitor(run)))
 
@@ -82,10 +87,12 @@ def is_over(view: RunView) -> bool:
     return not view.is_live and view.state != "unknown"
 
 
-def _draw(telemetry: Telemetry) -> None:
+def _draw(run: Run) -> None:
     from rich.live import Live
 
-    console = render.console()
+    console, telemetry = render.console(), Telemetry(RunMonitor(run))
+    events, log, processes = EventFeed(), LiveLog(RunMonitor(run)), run.plan.processes
+    marked, shows_log, shows_help = -1, False, False
     telemetry.start()
     with (
         _read_keys() as key,
@@ -93,9 +100,31 @@ def _draw(telemetry: Telemetry) -> None:
     ):
         while True:
             snapshot = telemetry.latest()
-            live.update(live_view(snapshot, console.width), refresh=True)
-            if is_over(snapshot.view) or key(_REDRAW) == "q":
+            chosen = processes[max(0, marked)] if shows_log or marked >= 0 else None
+            look = Look(
+                events=events.seen(snapshot.view),
+                chosen=chosen.name if chosen else "",
+                log=log.show(chosen) if chosen and shows_log else None,
+                help=shows_help,
+                rows=min(6, max(1, console.height - len(processes) - _OTHER_LINES)),
+                footer=key is not _wait,
+            )
+            live.update(live_view(snapshot, console.width, look), refresh=True)
+            if is_over(snapshot.view):
                 break
+            match key(_REDRAW):
+                case "q":
+                    break
+                case "l":
+                    shows_log = not shows_log
+                case "?":
+                    shows_help = not shows_help
+                case "down":
+                    marked = (marked + 1) % len(processes)
+                case "up":
+                    marked = (max(0, marked) - 1) % len(processes)
+                case _:
+                    pass
     telemetry.close()
     if not is_over(snapshot.view):
         render.say_detached(WATCH, snapshot.view.run.run_id)
@@ -129,7 +158,7 @@ def _print_changes(telemetry: Telemetry) -> None:
 
 @contextlib.contextmanager
 def _read_keys() -> Generator[Callable[[float], str]]:
-    """Yield what waits so many seconds for a key, without Enter: `""` for none.
+    """Yield what waits so many seconds for a key, without Enter: `""` for none, `up`, `down`.
 
     Ctrl-C keeps its meaning. Without a terminal on stdin, or in the background, it only waits.
     """
@@ -148,10 +177,10 @@ def _read_keys() -> Generator[Callable[[float], str]]:
 
     def key(seconds: float) -> str:
         ready, _, _ = select.select([descriptor], [], [], seconds)
-        pressed = os.read(descriptor, 1) if ready else b""
+        pressed = os.read(descriptor, 16) if ready else b""
         if ready and not pressed:  # end of file: the terminal was closed
             time.sleep(seconds)
-        return pressed.decode(errors="replace")
+        return _ARROWS.get(pressed[:3], pressed[:1].decode(errors="replace"))
 
     tty.setcbreak(descriptor, termios.TCSANOW)
     try:

@@ -12,9 +12,13 @@ from collections.abc import Callable, Sequence
 from launcher.errors import ConfigError
 from launcher.plan.plan import ProcessPlan
 from launcher.terminal import visible_lines
+from trainer.system.commandline.wrapping import columns, wrapped
 
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 """Of the prefixes, by rank; the coordinator's is bold."""
+_BAR = " | "
+_INDENT = " " * len("00:00:00 ")
+"""Of a line that was broken: below the text behind the time."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -24,8 +28,11 @@ class Printer:
     def __init__(self, as_json: bool, chosen: Sequence[ProcessPlan]) -> None:
         self._as_json = as_json
         self._prefixes: dict[str, str] = {}
+        self._width = columns(sys.stdout)
         if len(chosen) > 1:
             width = max(len(process.name) for process in chosen)
+            if self._width is not None:
+                self._width = max(20, self._width - width - len(_BAR))
             for process in chosen:
                 self._prefixes[process.name] = _prefix(process, width, wants_colour())
 
@@ -44,7 +51,8 @@ class Printer:
                 self._write(json.dumps(tree))
                 continue
             for shown in visible_lines(line):
-                self._write(self._prefixes.get(process.name, "") + shown)
+                for part in wrapped(shown, self._width, _INDENT):
+                    self._write(self._prefixes.get(process.name, "") + part)
         sys.stdout.buffer.flush()
 
     @staticmethod
@@ -95,7 +103,7 @@ def parse_pattern(text: str) -> re.Pattern[str]:
 
 
 def _prefix(process: ProcessPlan, width: int, coloured: bool) -> str:
-    padded = f"{process.name:<{width}} | "
+    padded = f"{process.name:<{width}}{_BAR}"
     if not coloured:
         return padded
     colour = 1 if process.rank is None else _COLOURS[process.rank % len(_COLOURS)]

@@ -6,12 +6,12 @@ import contextlib
 import json
 import shlex
 import sys
-import textwrap
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -20,10 +20,14 @@ from launcher.agent.checks.finding import Result
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.budget.spending import IdleHost, Total
 from launcher.runs.processes.session import ProcessState
-from launcher.runs.status import RunView, shards
+from launcher.runs.status import RunView
 from launcher.terminal import note, visible
 from launcher.views.tables import COLOURS, Column, table
+from trainer.system.commandline.wrapping import wrapped, wrapped_card
+from trainer.tracking.picture import exchanged, figure, loss_text
 
+_BESIDE_ID = 30
+"""Columns that the other columns of `launch runs` need at least."""
 _LEADS = ("coordinator", "student")
 _CHECKS = (
     Column(""),
@@ -39,18 +43,6 @@ _RUNS = (
     Column("WORKERS", spare=2),
     Column("PROGRESS", words=True, least=16),
     Column("OUTPUT", spare=3),
-)
-_STATUS = (
-    Column("NAME"),
-    Column("HOST", least=9),
-    Column("DEVICE", spare=2, least=9),
-    Column("PROCESS"),
-    Column("MEMBER"),
-    Column("ATTEMPT", spare=4),
-    Column("PID", spare=5),
-    Column("LAST EXIT", spare=1, words=True, least=11),
-    Column("SHARE"),
-    Column("TOKENS/S", spare=3),
 )
 
 
@@ -94,8 +86,17 @@ def print_json(tree: Mapping[str, Any]) -> None:
 
 
 def say(line: str) -> None:
-    """Print one line on stdout."""
-    sys.stdout.write(f"{visible(line)}\n")
+    """Print a line on stdout; on a terminal it is broken between words."""
+    _write(wrapped(visible(line), width(), "  "))
+
+
+def say_whole(line: str) -> None:
+    """Print a line of a program on stdout, which must not be broken."""
+    _write([visible(line)])
+
+
+def _write(lines: Iterable[str]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 
@@ -120,22 +121,12 @@ def width() -> int | None:
     return console().width if sys.stdout.isatty() else None
 
 
-def tell(line: str) -> None:
-    """Print a sentence on stdout; on a terminal it is broken between words."""
-    shown, columns = visible(line), width()
-    if columns is not None:
-        shown = textwrap.fill(shown, columns, break_long_words=False, break_on_hyphens=False)
-    sys.stdout.write(f"{shown}\n")
-    sys.stdout.flush()
-
-
 def say_card(view: RunView) -> None:
     """Print a run's summary card; its commands are for the host that has the output."""
     leader = view.run.plan.leader.host
     if view.card and not view.run.plan.host(leader).is_local:
         say(f"on {leader}:")
-    for line in view.card:
-        say(line)
+    _write(wrapped_card(view.card, width()))
 
 
 def checks_table(checks: Iterable[Result], width: int | None) -> Table:
@@ -144,9 +135,9 @@ def checks_table(checks: Iterable[Result], width: int | None) -> Table:
     return table(_CHECKS, rows, width)
 
 
-def runs_table(views: Iterable[RunView], width: int | None) -> Table:
-    """Return the table of `launch runs`."""
-    rows = [
+def runs_table(views: Iterable[RunView], width: int | None) -> RenderableType:
+    """Return the table of `launch runs`; where the ids leave no room, each has its own line."""
+    rows: list[tuple[str, Text, str, str, str, str]] = [
         (
             view.run.run_id,
             _styled(view.outcome),
@@ -157,7 +148,19 @@ def runs_table(views: Iterable[RunView], width: int | None) -> Table:
         )
         for view in views
     ]
-    return table(_RUNS, rows, width)
+    longest = max((len(row[0]) for row in rows), default=0)
+    if width is None or longest + _BESIDE_ID <= width:
+        return table(_RUNS, rows, width)
+    # `overflow="ignore"`: an id is never cut or broken, since `--resume` and `--run` take it.
+    lines: list[RenderableType] = []
+    for run_id, state, started, workers, steps, _ in rows:
+        facts = (state.plain, steps, f"{workers} workers, started {started}")
+        about = Text(", ".join(filter(None, facts)))
+        lines += [
+            Text(visible(run_id), no_wrap=True, overflow="ignore"),
+            Padding(about, (0, 0, 0, 2)),
+        ]
+    return Group(*lines)
 
 
 def spend_table(totals: Sequence[Total], by: str, width: int | None) -> Table:
@@ -252,35 +255,13 @@ def status_tree(view: RunView) -> dict[str, Any]:
     }
 
 
-def status_table(view: RunView, width: int | None) -> Table:
-    """Return the processes of a run as a table, with a note on each."""
-    rows: list[tuple[str | Text, ...]] = []
-    for process in view.run.plan.processes:
-        state: ProcessState = view.processes[process.name]
-        member = view.member(process)
-        rows.append(
-            (
-                process.name,
-                process.host,
-                process.device or "-",
-                _styled(state.state),
-                _styled(str(member.get("state", "-")) if not state.is_over else "-"),
-                str(state.attempt),
-                str(state.child.pid) if state.child and not state.is_over else "-",
-                state.ending or "-",
-                shards(member) or figure("", member.get("samples"), "d") or "-",
-                figure("", member.get("tokens_per_second"), ".0f") or "-",
-            )
-        )
-    return table(_STATUS, rows, width)
-
-
 def headline(view: RunView) -> str:
     """Return one line for a run: its state and how far training is."""
     parts = [f"{view.run.run_id}: {view.outcome}"]
     if view.training:
         parts.append(progress(view.training, steps=view.state != "stopped"))
-    if view.reason and view.state != "failed":
+    over = (view.training or {}).get("state") == "completed"  # whose reason is that it is done
+    if view.reason and view.state != "failed" and not over:
         parts.append(str(view.reason))
     return ", ".join(part for part in parts if part)
 
@@ -299,22 +280,6 @@ def progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
         f"invalid in its report: {invalid}" if invalid else "",
     )
     return ", ".join(filter(None, parts))
-
-
-def figure(name: str, value: float | None, style: str, unit: str = "") -> str:
-    """Return a figure of a report with its name; empty where there is none."""
-    return "" if value is None else f"{name} {value:{style}}{unit}".strip()
-
-
-def loss_text(training: Mapping[str, Any]) -> str:
-    """Return the loss of the last step; `-`: no token of it was learned."""
-    return figure("loss", training.get("loss"), ".4f") or ("loss -" if training.get("step") else "")
-
-
-def exchanged(training: Mapping[str, Any]) -> list[str]:
-    """Return the codec of the last step and, if it was a round, of how many steps that is."""
-    codec, steps = training.get("codec"), training.get("round_of")
-    return [*([str(codec)] if codec else []), *([f"rounds of {steps} steps"] if steps else [])]
 
 
 def moment(seconds: float) -> str:

@@ -54,7 +54,7 @@ def table(
 ) -> Table:
     """Return a plain table of at most `width` characters; None is as wide as its cells.
 
-    A spare column that is empty in every row is left out.
+    A column after the first that says nothing in any row, or a dash in all, is left out.
     """
     texts = [[_text(cell) for cell in row] for row in rows]
     full = [
@@ -64,8 +64,8 @@ def table(
     least = [_least(column, full[index], index, texts) for index, column in enumerate(columns)]
     chosen = [
         index
-        for index, column in enumerate(columns)
-        if not (column.spare and texts) or any(row[index].plain for row in texts)
+        for index in range(len(columns))
+        if not (index and texts) or any(row[index].plain not in ("", "-") for row in texts)
     ]
     if width is not None:
         while sum(least[i] + _GAP for i in chosen) - _GAP > width:

@@ -82,10 +82,10 @@ def test_the_picture_of_the_documentation_is_drawn_from_a_run(
             "https://www.textualize.io", ""
         )
         assert re.search(r"running +\d:\d\d:\d\d", text), text
-        assert re.search(r"RANK +HOST +DEVICE +STATE +SHARE +TOKENS/S +MEMORY", text), text
+        assert re.search(r"NAME +HOST +DEVICE +STATE +SHARE +TOKENS/S +MEMORY", text), text
         assert re.search(r"step \d+/\d+ .* \d+ % +epoch 1", text), text
-        assert re.search(r"^ +- +localhost +coordinator +running", text, re.M), text
-        assert re.search(r"^ +1 +localhost +cpu +active +\d+ % ", text, re.M), text
+        assert re.search(r"^coordinator +localhost +- +running", text, re.M), text
+        assert re.search(r"^worker-1 +localhost +cpu +active +\d+ % ", text, re.M), text
 
 
 def text_of(picture: Path) -> str:

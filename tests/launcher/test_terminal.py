@@ -28,6 +28,7 @@ from launcher.terminal import visible, visible_lines
 from launcher.views import render
 from launcher.views.live import live_view
 from launcher.views.log_printer import Printer
+from launcher.views.processes import processes_table
 from launcher.views.telemetry import TelemetrySnapshot
 from tests.launcher.keeping import python_process
 
@@ -158,11 +159,11 @@ def test_tables_and_pictures(
     monkeypatch.setattr("sys.stdout.isatty", lambda: tty)
     failure = Failure(f"worker-0 on {EVIL}", (EVIL,))
     console = render.console()
-    console.print(render.status_table(view, 150))
+    console.print(processes_table(view, 150))
     console.print(render.checks_table([Result(EVIL, EVIL, "fail", EVIL, EVIL)], 150))
     console.print(live_view(TelemetrySnapshot(view, 0.0, failures=(failure,)), 150))
     console.print(render.runs_table([view], 150))
-    render.tell(render.headline(view))
+    render.say(render.headline(view))
     render.note(f"{EVIL}: is away")
     for line in render.command_lines(view.run.plan):
         render.say(line)

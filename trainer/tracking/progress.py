@@ -259,17 +259,17 @@ class LiveView:
 def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
     """Return a row for each worker, in the columns and units of `launch status`."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("RANK", "HOST", "DEVICE", "STATE", "SHARE", "TOKENS/S"):
-        right = name in ("RANK", "SHARE", "TOKENS/S")
+    for name in ("NAME", "HOST", "DEVICE", "STATE", "SHARE", "TOKENS/S"):
+        right = name in ("SHARE", "TOKENS/S")
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
-    samples = sum(worker["samples"] for worker in workers)
-    for worker in workers:
+    shares = [0 if w["state"] in ("idle", "lost") else w["samples"] for w in workers]
+    for worker, share in zip(workers, shares, strict=True):
         table.add_row(
-            str(worker["rank"]),
+            f"worker-{worker['rank']}",
             Text(worker["host"]),
             Text(worker["device"]),
             Text(worker["state"], style=_STATE_STYLE.get(worker["state"], "")),
-            share_text(worker["samples"], samples),
+            share_text(share, sum(shares)),
             _number(worker["tokens_per_second"]),
         )
     return table

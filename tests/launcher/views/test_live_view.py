@@ -1,6 +1,7 @@
 """The picture of `status --watch` on narrow and wide terminals, and who feeds it."""
 
 import io
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +23,10 @@ from launcher.runs.processes.session import ProcessState, SessionSupervisor
 from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor, RunView
 from launcher.views import render, telemetry
+from launcher.views.events import EventFeed
 from launcher.views.follow import draws_pictures
-from launcher.views.live import curve, live_view
+from launcher.views.live import Look, live_view
+from launcher.views.processes import processes_table
 from launcher.views.render import progress
 from launcher.views.telemetry import StepRate, Telemetry, TelemetrySnapshot
 from tests.launcher.keeping import python_process
@@ -97,17 +100,92 @@ def test_eighty_columns_hold_it(run: Run) -> None:
     for words in ("step 120/480", "25 %", "loss 1.2346", "4,200 tokens/s"):
         assert words in text
     assert "exchange 35 ms (9 exposed)" in text
-    for words in ("epoch 2", "0:03:05 left", "lr 1.00e-04", "loss █▄▁  █ 3  ▁ 1.2"):
+    for words in ("epoch 2", "3:05 left", "lr 1.00e-04", "loss █▄▁  █ 3  ▁ 1.2"):
         assert words in text
-    assert any(line.split()[:3] == ["-", "intel", "coordinator"] for line in lines)
-    first, second = (next(line for line in lines if line.strip().startswith(r)) for r in "01")
-    coordinator = next(line for line in lines if line.strip().startswith("-"))
-    assert " ".join(coordinator.split()) == "- intel coordinator running - - 3.0/8 GiB 51 °C"
-    assert " ".join(first.split()) == "0 intel cpu active 25 % 1,000", "memory once a host"
-    words = "idle 75 % 3,200 24.0/24 GiB 91 °C 98 %"
-    assert second.split()[-len(words.split()) :] == words.split()
+    first, second = (next(ln for ln in lines if ln.startswith(f"worker-{r}")) for r in "01")
+    coordinator = next(line for line in lines if line.startswith("coordinator"))
+    assert " ".join(coordinator.split()) == "coordinator intel - running - - 3.0/8 GiB 51 °C"
+    shown = "worker-0 intel cpu active 100 % 1,000"
+    assert " ".join(first.split()) == shown, "memory once a host"
+    words = "idle - 3,200 24.0/24 GiB 91 °C"
+    assert second.split()[-len(words.split()) :] == words.split(), "who is idle has no share"
     assert "RTX 4090" in second
-    assert "lambda-w…" in second
+    assert "lambda-" in second
+    assert run.hosts[1].name not in second
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_status_has_the_columns_units_and_order_of_the_live_view(run: Run, width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
+    console.print(processes_table(snapshot(run).view, width))
+    assert isinstance(console.file, io.StringIO)
+    status = console.file.getvalue().splitlines()
+    live = drawn(snapshot(run, gauges={}), width)
+    (heading,) = [line for line in live if line.startswith("NAME")]
+    assert status[0].split() == heading.split()
+    plain = [line.replace("█", "") for line in live[live.index(heading) + 1 :]]
+    for row, drawn_row in zip(status[1:], plain, strict=False):
+        cells, others = row.split(), drawn_row.split()
+        assert [cells[0], *cells[2:]] == [others[0], *others[2:]], "hosts may be cut"
+
+
+def test_a_bar_for_each_share_and_temperatures_in_colour(run: Run) -> None:
+    whole = snapshot(run)
+    workers = [
+        {"rank": 0, "state": "active", "samples": 1, "tokens_per_second": 9.0},
+        {"rank": 1, "state": "active", "samples": 3, "tokens_per_second": 27.0},
+    ]
+    view = replace(whole.view, training={**TRAINING, "workers": workers})
+    lines = drawn(replace(whole, view=view), 120)
+    bars = [line.split("%")[1].split()[0] for line in lines if line.startswith("worker-")]
+    assert bars == ["██", "██████"]
+    colours: list[str] = []
+    for degrees in (40.0, 75.0, 90.0):
+        console = Console(
+            file=io.StringIO(), width=120, force_terminal=True, color_system="standard"
+        )
+        gauges = {"intel": {"cpu": Gauge(3 * GIB, 8 * GIB, degrees)}}
+        console.print(live_view(snapshot(run, gauges=gauges), 120))
+        assert isinstance(console.file, io.StringIO)
+        colours += re.findall(r"\x1b\[(\d+)m\d+ °C", console.file.getvalue())
+    assert colours == ["32", "33", "31"], "green, yellow, red"
+
+
+def test_what_happens_is_told_as_it_happens(run: Run) -> None:
+    feed, whole = EventFeed(lambda: "10:14:26"), snapshot(run)
+    assert feed.seen(whole.view) == (), "what was so before is no event"
+    workers = [TRAINING["workers"][0], {"rank": 1, "state": "lost", "samples": 0}]
+    scores = {"step": 100, "loss": 0.79981, "accuracy": 0.665}
+    training = {**TRAINING, "workers": workers, "validation": scores}
+    view = replace(whole.view, training=training)
+    events = feed.seen(view)
+    assert events == (
+        "10:14:26 worker-1: lost",
+        "10:14:26 validation at step 100: loss 0.7998, accuracy 0.665",
+    )
+    assert feed.seen(view) == events, "each once"
+    states = {**view.processes, "worker-1": ProcessState(state="running", attempt=2)}
+    assert feed.seen(replace(view, processes=states))[-1] == (
+        "10:14:26 worker-1: running, attempt 2"
+    )
+    lines = drawn(snapshot(run), 80)
+    look = Look(events=events)
+    console = Console(file=io.StringIO(), width=80, force_terminal=False, highlight=False)
+    console.print(live_view(snapshot(run), 80, look))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines()[len(lines) + 1 :] == list(events)
+
+
+def test_a_log_and_the_keys_are_shown_when_asked_for(run: Run) -> None:
+    look = Look(chosen="worker-1", log=("10:14:26 replica on cpu",), help=True, rows=4, footer=True)
+    console = Console(file=io.StringIO(), width=80, force_terminal=False, highlight=False)
+    console.print(live_view(snapshot(run), 80, look))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert lines[lines.index("log of worker-1:") + 1] == "10:14:26 replica on cpu"
+    assert [line.split()[0] for line in lines[-4:]] == ["q", "l", "up,", "?"]
+    curve = lines[next(i for i, line in enumerate(lines) if line.startswith("loss █")) :][:4]
+    assert [line.split()[-1] for line in curve] == ["3", "█", "█▇", "1.2"]
 
 
 def test_a_validation_has_a_line_of_its_own(run: Run) -> None:
@@ -116,7 +194,7 @@ def test_a_validation_has_a_line_of_its_own(run: Run) -> None:
     view = replace(whole.view, training={**TRAINING, "validation": validation})
     lines = [line.strip() for line in drawn(replace(whole, view=view), 80)]
     after = lines.index("loss 1.2346  lr 1.00e-04  4,200 tokens/s  exchange 35 ms (9 exposed)") + 1
-    assert lines[after] == "validation loss 0.7998  accuracy 0.665  at step 100"
+    assert lines[after] == "validation loss 0.7998  accuracy 0.665  MCC 0.600  at step 100"
     assert "validation" not in "\n".join(drawn(whole, 80))
 
 
@@ -156,14 +234,20 @@ def test_a_terminal_that_cannot_draw_gets_lines(
 def test_without_a_gpu_no_column_is_empty(run: Run) -> None:
     gauges = {"intel": {"cpu": Gauge(3 * GIB, 8 * GIB)}}
     lines = drawn(snapshot(run, gauges=gauges), 80)
-    heading = next(line for line in lines if line.startswith("RANK"))
-    assert heading.split()[-3:] == ["TOKENS/S", "MEMORY", "ATTEMPT"]
+    heading = next(line for line in lines if line.startswith("NAME"))
+    assert heading.split()[-2:] == ["TOKENS/S", "MEMORY"], "no column of dashes alone"
 
 
 def test_wider_terminals_show_more(run: Run) -> None:
     text = "\n".join(drawn(snapshot(run), 140))
     assert run.hosts[1].name in text
-    for words in ("LOAD", "98 %", "ATTEMPT", "LAST EXIT"):
+    for words in ("LOAD", "98 %"):
+        assert words in text
+    again = ProcessState(state="backoff", attempt=2, exit_code=3)
+    whole = snapshot(run)
+    view = replace(whole.view, processes={**whole.view.processes, "worker-1": again})
+    text = "\n".join(drawn(replace(whole, view=view), 140))
+    for words in ("ATTEMPT", "LAST EXIT", "exit code 3"):
         assert words in text
 
 
@@ -207,20 +291,6 @@ def test_the_last_log_lines_of_a_failed_worker_are_shown(run: Run) -> None:
     lines = drawn(snapshot(run, failures=(failure,)), 80)
     assert lines[-2].strip() == failure.heading
     assert lines[-1].strip() == "out"
-
-
-@pytest.mark.parametrize(
-    ("values", "bars"),
-    [
-        ((), ""),
-        ((1.0,), "▁  1"),
-        ((1.0, 1.0), "▁▁  1"),
-        ((8.0, 1.0), "█▁  █ 8  ▁ 1"),
-        (range(16), "▁▂▃▄▅▆▇█  █ 14.5  ▁ 0.5"),
-    ],
-)
-def test_a_curve_has_a_scale(values: Any, bars: str) -> None:
-    assert curve(list(values), 8) == bars
 
 
 def test_the_time_that_is_left_goes_by_the_pace_of_late(run: Run) -> None:
@@ -290,18 +360,18 @@ def test_status_and_runs_fit_the_terminal(run: Run, width: int) -> None:
     view = replace(view, processes={**view.processes, "worker-1": ended})
     long = replace(view, run=replace(run, plan=replace(run.plan, run_id=LONG, output="/" + LONG)))
     console = Console(file=io.StringIO(), width=width, force_terminal=False, highlight=False)
-    console.print(render.status_table(view, width))
+    console.print(processes_table(view, width))
     console.print(render.runs_table([view, view], width))
     console.print(render.runs_table([long], width))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
-    assert max(map(len, text.splitlines())) <= width
-    whole = {"coordinator", "worker-1", "idle", "backoff", "active", "demo-20261121-130000-7f3a"}
+    assert all(len(line) <= width or LONG in line for line in text.splitlines())
+    whole = {"coordinator", "worker-1", "backoff", "active", "demo-20261121-130000-7f3a"}
     assert whole <= set(text.split())
     assert "exit code 5" in text
     assert "step 120/480, loss" in text
-    assert ("PID" in text) == ("OUTPUT" in text) == (width == 200)
-    assert (LONG in text) == (width == 200)
+    assert ("OUTPUT" in text) == (width == 200)
+    assert LONG in text.split(), "what --resume takes is never cut"
 
 
 def test_who_has_no_share_is_said_with_the_reason(run: Run) -> None:

@@ -63,10 +63,12 @@ def test_it_fits_and_breaks_no_word(width: int) -> None:
         assert {word for word in words if not word.endswith("…")} <= known
 
 
-def test_a_spare_column_with_nothing_in_it_leaves_its_room_to_others() -> None:
+def test_a_column_that_says_nothing_leaves_its_room_to_others() -> None:
     rows = [(name, says, "", path) for name, says, _, path in ROWS]
     assert drawn(70, rows=rows)[0].split() == ["NAME", "SAYS", "PATH"]
-    assert drawn(None, rows=[("worker-0", "", "1", "")])[0].split() == ["NAME", "SAYS", "PID"]
+    dashes = [(name, says, "-", path) for name, says, _, path in ROWS]
+    assert drawn(70, rows=dashes)[0].split() == ["NAME", "SAYS", "PATH"]
+    assert drawn(None, rows=[("worker-0", "", "1", "")])[0].split() == ["NAME", "PID"]
 
 
 def test_a_table_without_rows() -> None:

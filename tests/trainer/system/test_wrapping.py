@@ -39,7 +39,7 @@ def test_columns_of_a_line_that_fits_stay() -> None:
     assert wrapped("", 60) == [""]
 
 
-@pytest.mark.parametrize("width", [30, 60, 80, 100])
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
 def test_a_command_can_be_pasted(width: int) -> None:
     lines = wrapped_command(COMMAND, width)
     assert max(map(len, lines)) <= width
@@ -48,8 +48,8 @@ def test_a_command_can_be_pasted(width: int) -> None:
 
 
 def test_a_card_from_a_host_does_no_harm() -> None:
-    assert wrapped_card(["  not a command's 'quote" + " x" * 30], 40) == [
-        "  not a command's 'quote" + " x" * 30
+    assert wrapped_card(["  not a command's quote" + " x" * 30], 40) == [
+        "  not a command's quote" + " x" * 30
     ]
     assert wrapped_card(["a\x1b[2Jb"], 40) == ["a\\x1b[2Jb"]
 
