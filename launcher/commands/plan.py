@@ -12,6 +12,8 @@ from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trainer.planning.strategies import Request
 
 
@@ -154,7 +156,9 @@ def plan(
     if diagram is not None:
         _draw(diagram, request)
         return
-    _show(request, explain, picture, as_json)
+    named = {"--inventory": inventory if text is None else None, "--model": model}
+    again = {option: str(value) for option, value in named.items() if value is not None}
+    _show(request, explain, picture, as_json, again)
 
 
 def _from_environment(name: str) -> bool:
@@ -184,8 +188,17 @@ def _draw(diagram: Any, request: Request) -> None:
         render.say_whole(line)
 
 
-def _show(request: Request, explain: str | None, picture: Path | None, as_json: bool) -> None:
+def _show(
+    request: Request,
+    explain: str | None,
+    picture: Path | None,
+    as_json: bool,
+    again: Mapping[str, str],
+) -> None:
     """Print the table and the pick, one strategy's formulas, or all as JSON; draw the picture.
+
+    Args:
+        again: options of this command that the next one takes too.
 
     Raises:
         ConfigError: the strategy to explain is not in the plan.
@@ -215,8 +228,8 @@ def _show(request: Request, explain: str | None, picture: Path | None, as_json: 
     else:
         for line in planning.heading(request):
             render.say(line)
-        render.console().print(planning.plan_table(request, found, render.width()))
-        for line in chosen.lines:
-            render.say(line)
+        table = planning.plan_table(request, found, chosen.option, render.width())
+        render.console().print(table)
+        render.say_result(planning.verdict(request, chosen, again))
     if chosen.option is None:
         raise PreflightError("no strategy fits these devices")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainer.planning.strategies import ROWS_EACH, Request, StrategyOption
 
 _COLUMNS = (
     Column("STRATEGY"),
+    Column("PICK"),
     Column("WEIGHTS", spare=4, right=True),
     Column("GRADS", spare=4, right=True),
     Column("OPTIM", spare=4, right=True),
@@ -50,12 +52,81 @@ def heading(request: Request) -> list[str]:
     return lines + [f"note: {text}" for text in (shape.remark, *request.cluster.remarks) if text]
 
 
-def plan_table(request: Request, options: Sequence[StrategyOption], width: int | None) -> Table:
-    """Return a line for each strategy."""
-    return table(_COLUMNS, [_row(request, option) for option in options], width)
+def plan_table(
+    request: Request,
+    options: Sequence[StrategyOption],
+    picked: StrategyOption | None,
+    width: int | None,
+) -> Table:
+    """Return a line for each strategy; the one that is picked is marked."""
+    rows = [_row(request, option, option is picked) for option in options]
+    return table(_COLUMNS, rows, width)
 
 
-def _row(request: Request, option: StrategyOption) -> list[str]:
+def verdict(request: Request, pick: Pick, again: Mapping[str, str]) -> list[str]:
+    """Return what is picked and why, in words, and the next command.
+
+    Args:
+        again: the options that name a run's inventory and model.
+    """
+    chosen, second = pick.option, pick.second
+    if chosen is None:
+        return [*pick.lines]
+    of = f"fits in {gib(chosen.memory.total)} of {gib(chosen.room)} GiB"
+    if second is None:
+        beside = "; nothing else fits"
+    else:
+        beside = f", {_pace(chosen, second)} {second.title}"
+        if second.training.recompute != "none" and chosen.training.recompute == "none":
+            beside += ", which must recompute"
+    command = _next(chosen, again, request.cluster.hosts)
+    return [f"{chosen.title} {of}{beside}.", f"Why: {pick.reason}.", "next:", f"  {command}"]
+
+
+def _pace(chosen: StrategyOption, second: StrategyOption) -> str:
+    if chosen.time is None or second.time is None:
+        return f"with {gib(second.memory.total)} GiB next is"
+    faster = second.seconds / chosen.seconds
+    if 0.97 < faster < 1.03:
+        return "as fast as"
+    if faster > 1:
+        return f"{faster:.2g} times as fast as"
+    return f"at {faster:.0%} of the speed of"
+
+
+def _next(chosen: StrategyOption, again: Mapping[str, str], hosts: int) -> str:
+    """Return the command that starts a strategy, with places for what a plan does not know."""
+    strategy, given = chosen.strategy, {"--model": "DIR", **again, "--data": "FILE"}
+    settings = {"qlora": ["model.quantization=nf4"], "full": ["method=full"], "lora": []}[
+        chosen.training.method
+    ]
+    own = strategy.data in ("motley", "diloco") or strategy.world == 1
+    if own:
+        if strategy.data == "diloco" and chosen.time is not None and chosen.time.choice is not None:
+            every = chosen.time.choice.every
+            settings += ["exchange.schedule=rounds", f"exchange.inner_steps={every}"]
+        start = ["launch", "cluster", "up", *(part for pair in given.items() for part in pair)]
+    else:
+        if strategy.data != "ddp" or strategy.tensor > 1 < strategy.replicas:
+            settings.append("parallel.data=fsdp")
+        if strategy.tensor > 1:
+            settings.append(f"parallel.tensor={strategy.tensor}")
+        if strategy.sequence:
+            settings.append("parallel.sequence=true")
+        if strategy.stages > 1:
+            settings += [
+                f"parallel.pipeline.stages={strategy.stages}",
+                f"parallel.pipeline.schedule={strategy.schedule}",
+            ]
+        start = ["torchrun", "--nproc-per-node", str(strategy.world // hosts)]
+        if hosts > 1:  # the same on each
+            start += ["--nnodes", str(hosts), "--rdzv-backend", "c10d"]
+            start += ["--rdzv-endpoint", "HOST:29500"]
+        start += ["-m", "trainer", "finetune", "--distributed", given["--model"], "--data", "FILE"]
+    return shlex.join([*start, *(part for one in settings for part in ("--set", one))])
+
+
+def _row(request: Request, option: StrategyOption, picked: bool) -> list[str]:
     parts = [gib(size) for size in option.memory.bytes().values()]
     time, cost = option.time, option.cost
     seconds = ["-"] * 4
@@ -70,6 +141,7 @@ def _row(request: Request, option: StrategyOption) -> list[str]:
             money = f"{cost.money:.2f} {request.prices.currency}"
     return [
         option.title,
+        "<-" if picked else "",
         *parts,
         gib(option.memory.total),
         "yes" if option.fits else "no",

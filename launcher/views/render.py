@@ -126,7 +126,12 @@ def say_card(view: RunView) -> None:
     leader = view.run.plan.leader.host
     if view.card and not view.run.plan.host(leader).is_local:
         say(f"on {leader}:")
-    _write(wrapped_card(view.card, width()))
+    say_result(view.card)
+
+
+def say_result(lines: Iterable[str]) -> None:
+    """Print sentences, and commands below `next:`, which are indented."""
+    _write(wrapped_card(lines, width()))
 
 
 def checks_table(checks: Iterable[Result], width: int | None) -> Table:

@@ -62,6 +62,10 @@ class Pick:
     """None: nothing fits."""
     sentence: str
     runner_up: str
+    reason: str = ""
+    """The number that decided."""
+    second: StrategyOption | None = None
+    """The fastest that fits of another kind, by the same method if there is one."""
 
     @property
     def lines(self) -> tuple[str, str]:
@@ -89,9 +93,11 @@ def pick(request: Request, options: Sequence[StrategyOption]) -> Pick:
     )
     sentence = f"{chosen.title}: {reason}."
     if not rest:
-        return Pick(chosen, sentence, "Nothing else fits.")
+        return Pick(chosen, sentence, "Nothing else fits.", reason)
     second = rest[0]
-    return Pick(chosen, sentence, f"The runner-up is {second.title}: {_against(second, chosen)}.")
+    told = f"The runner-up is {second.title}: {_against(second, chosen)}."
+    like = next((one for one in rest if one.alternative == chosen.alternative), second)
+    return Pick(chosen, sentence, told, reason, like)
 
 
 def _against(second: StrategyOption, chosen: StrategyOption) -> str:

@@ -21,7 +21,30 @@ def test_a_table_and_a_pick(capsys: pytest.CaptureFixture[str]) -> None:
     for title in ("DDP", "ZeRO-2", "FSDP2", "TP2+SP", "PP2 zbv", "DiLoCo", "Motley", "DDP QLoRA"):
         assert title in shown
     assert "EUR" in shown
-    assert shown.splitlines()[-1].startswith("The runner-up is ")
+    told = shown.splitlines()[-4:]
+    assert told[0].startswith("FSDP2 fits in 18.6 of ")
+    assert told[0].endswith(" GiB, 1.5 times as fast as DDP, which must recompute.")
+    assert told[1:] == [
+        "Why: a step of FSDP2 takes 7.41 s, one of DDP 10.9 s.",
+        "next:",
+        "  torchrun --nproc-per-node 2 -m trainer finetune --distributed DIR --data FILE"
+        " --set parallel.data=fsdp",
+    ]
+    (marked,) = [line for line in shown.splitlines() if "<-" in line]
+    assert marked.split()[:2] == ["FSDP2", "<-"]
+
+
+def test_unlike_devices_start_by_launch_with_the_same_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(make_model(tmp_path))
+    cards = ("--cluster", "1xRTX3090; 1xRTX4090, 10gbit")
+    assert run(["plan", "--model", folder, *cards]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-2:] == ["next:", f"  launch cluster up --model {folder} --data FILE"]
+    heading = next(line for line in shown if line.startswith("STRATEGY"))
+    assert "KWH" in heading
+    assert "COST" not in heading, "a column of dashes alone"
 
 
 def test_a_model_folder_is_read_by_its_headers(
