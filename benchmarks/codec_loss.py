@@ -40,7 +40,8 @@ from trainer.config.run import RunConfig
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
 from trainer.model.initialization import initial_weights
-from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at
+from trainer.optimizer.adamw import AdamW, TrainState
+from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.replica.base import Replica
 from trainer.replica.torch.replica import TorchReplica
 from trainer.run.inputs import RunInputs

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainer.config.run import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer.adamw import AdamW, TrainState
 from trainer.system.passes import compiled

@@ -37,7 +37,8 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
 from trainer.model.initialization import initial_weights
-from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at
+from trainer.optimizer.adamw import AdamW, TrainState
+from trainer.optimizer.learning_rate import learning_rate_at
 
 GOAL = 0.2
 """Percent of the loss by which Motley's may be worse at equal bytes."""

@@ -39,7 +39,8 @@ from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.initialization import initial_weights
-from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at
+from trainer.optimizer.adamw import AdamW, TrainState
+from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.optimizer.nesterov import Update
 from trainer.replica.torch.replica import TorchReplica
 from trainer.run.inner_steps import InnerSteps

@@ -26,7 +26,8 @@ from trainer.data.order import epoch_order
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
-from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at, weights_digest
+from trainer.optimizer.adamw import AdamW, TrainState, weights_digest
+from trainer.optimizer.learning_rate import learning_rate_at
 
 Kind = Literal["gloo", "nccl", "mpi"]
 Vector = NDArray[np.float32] | NDArray[np.int16]

@@ -19,12 +19,13 @@ from rig.ranks import RANKS, Ranks, Trained
 from rig.sender import Sender
 from rig.token_bag import TokenBag
 from trainer.config.codec import read_codec
-from trainer.config.run import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.initialization import initial_weights
-from trainer.optimizer.adamw import TrainState, learning_rate_at
+from trainer.optimizer.adamw import TrainState
+from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.optimizer.nesterov import OuterNesterov
 from trainer.replica.base import Replica
 from trainer.run.inner_steps import InnerSteps

@@ -32,6 +32,7 @@ lora:
   # target_modules: null        # the linears that get an adapter, such as [q_proj, v_proj]
 optimizer:
   learning_rate: {learning_rate:<15}# the peak, after warmup
+  # scheduler: cosine          # or constant, linear, wsd
   # warmup_ratio: 0.05
 training:
   epochs: {epochs}

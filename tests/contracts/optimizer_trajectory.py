@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 
-from trainer.config.run import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer.adamw import AdamW, TrainState, weights_digest
 

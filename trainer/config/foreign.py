@@ -164,6 +164,22 @@ def _warmup_steps(value: Any, tree: Tree) -> Settings:
     return {"optimizer.warmup_ratio": value if value < 1 else value / max(steps or 1, 1)}
 
 
+_SCHEDULERS = {
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "cosine": "cosine",
+    "linear": "linear",
+    "warmup_stable_decay": "wsd",
+}
+
+
+def _scheduler(value: Any, tree: Tree) -> Settings:
+    if value not in _SCHEDULERS:
+        raise NotTakenError(f"{value!r}: set optimizer.scheduler ({', '.join(_SCHEDULERS)})")
+    final = tree.get("cosine_min_lr_ratio") or 0  # of transformers' schedulers, if none is given
+    return {"optimizer.scheduler": _SCHEDULERS[value], "optimizer.final_ratio": final}
+
+
 def _fraction(value: Any, _: Tree) -> Settings:
     if not isinstance(value, int | float) or not 0 <= value < 1:
         raise NotTakenError("is a number of samples; set data.validation_fraction, a share of all")
@@ -220,7 +236,6 @@ _SHARED: dict[str, Rule] = {
     "gradient_accumulation_steps": _samples("micro_batch_size"),
     "train_on_inputs": _only(False, instead="only answers are learned"),
 }
-_COSINE = _only("cosine", instead="the learning rate follows a cosine; see optimizer.final_ratio")
 _ADAMW = _only(
     *("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_8bit", "adamw_bnb_8bit"),
     *("paged_adamw_8bit", "paged_adamw_32bit"),
@@ -261,7 +276,7 @@ _AXOLOTL: dict[str, Rule] = {
     "sample_packing": _is("training.pack"),
     "micro_batch_size": _samples("micro_batch_size"),
     "num_epochs": _is("training.epochs"),
-    "lr_scheduler": _COSINE,
+    "lr_scheduler": _scheduler,
     "optimizer": _ADAMW,
     "cosine_min_lr_ratio": _is("optimizer.final_ratio"),
 }
@@ -281,7 +296,7 @@ _FACTORY: dict[str, Rule] = {
     "num_train_epochs": lambda value, _: {
         "training.epochs": int(value) if value == int(value) else value
     },
-    "lr_scheduler_type": _COSINE,
+    "lr_scheduler_type": _scheduler,
     "optim": _ADAMW,
 }
 _NAMED = {"dataset": "data.train", "eval_dataset": "data.validation"}

@@ -20,6 +20,7 @@ from trainer.config import section as settings
 from trainer.config.budget import BudgetConfig
 from trainer.config.codec import read_codec
 from trainer.config.exchange import ExchangeConfig, RoundSettings
+from trainer.config.optimizer import OptimizerConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.section import Section, load_settings
 from trainer.config.training import Positive, Precision, TrainingConfig
@@ -158,22 +159,6 @@ class DistillationConfig(Section):
     temperature: float = Field(default=1.0, gt=0, le=1000)
     divergence: Divergence = "forward"
     """KL(teacher || student), KL(student || teacher), or their mean around the mixture."""
-
-
-class OptimizerConfig(Section):
-    """AdamW (arXiv:1711.05101) with linear warmup and cosine decay."""
-
-    learning_rate: float = Field(default=1e-4, gt=0, le=10)
-    warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
-    """Share of all steps with a rising learning rate."""
-    final_ratio: float = Field(default=0.1, ge=0, le=1)
-    """The learning rate at the last step, as a share of the peak."""
-    weight_decay: float = Field(default=0.01, ge=0, le=100)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.999, ge=0, lt=1)
-    epsilon: float = Field(default=1e-8, gt=0, le=1)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Global norm above which the gradient is scaled down."""
 
 
 class CheckpointConfig(Section):

@@ -24,6 +24,8 @@ FAMILIAR = {
     "lora_r": "lora_rank",
     "lora_target_modules": "target_modules",
     "lr": "learning_rate",
+    "lr_scheduler": "scheduler",
+    "lr_scheduler_type": "scheduler",
     "max_iters": "max_steps",
     "max_length": "max_seq_len",
     "max_seq_length": "max_seq_len",

@@ -25,7 +25,7 @@ from trainer.system.passes import compiled
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from trainer.config.run import OptimizerConfig
+    from trainer.config.optimizer import OptimizerConfig
     from trainer.model.layout import GradientLayout, TensorSlot
 
     Flat = NDArray[np.float32]
@@ -276,21 +276,6 @@ def square_sum(values: Flat) -> float:
     starts = range(0, values.size, _PIECE)
     pieces = (values[start : start + _PIECE].astype(np.float64) for start in starts)
     return math.fsum(float(np.dot(piece, piece)) for piece in pieces)
-
-
-def learning_rate_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
-    """Return the learning rate of update `step` of `total_steps`, counted from 0.
-
-    Linear warmup to the peak over `warmup_ratio` of all steps (the first step is never zero), then
-    a cosine (arXiv:1608.03983) down to `final_ratio` of the peak at the last step.
-    """
-    assert 0 <= step < total_steps, (step, total_steps)
-    warmup = max(1, round(config.warmup_ratio * total_steps))
-    if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
-    progress = (step + 1 - warmup) / (total_steps - warmup)
-    shape = (1 + math.cos(math.pi * progress)) / 2
-    return config.learning_rate * (config.final_ratio + (1 - config.final_ratio) * shape)
 
 
 def weights_digest(flat: Flat) -> str:

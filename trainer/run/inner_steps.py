@@ -16,10 +16,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.run import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at, power, square_sum
+from trainer.optimizer.adamw import AdamW, TrainState, power, square_sum
+from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.replica.base import Replica, StepResult
 
 Float32 = NDArray[np.float32]

@@ -20,7 +20,7 @@ from trainer.config.run import RunConfig
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.optimizer.adamw import learning_rate_at
+from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.errors import (
     RESTARTED,

@@ -102,7 +102,8 @@ def test_llama_factory() -> None:
     assert (config.method, config.lora.lora_rank, config.data.max_seq_len) == ("lora", 8, 2048)
     assert (config.training.batch_size, config.training.epochs) == (8, 3)
     assert (config.training.max_steps, config.training.precision) == (500, "bf16")
-    assert list(left) == ["dataset", "template", "max_samples", "lr_scheduler_type"]
+    assert (config.optimizer.scheduler, config.optimizer.final_ratio) == ("linear", 0)
+    assert list(left) == ["dataset", "template", "max_samples"]
 
 
 MAPPED = {"instruction": "q", "output": "a"}
@@ -196,7 +197,7 @@ def test_a_data_set_for_pretraining_is_text(tmp_path: Path) -> None:
         ("datasets: [{path: a}, {path: b}]", "datasets"),
         ("datasets: [{path: a, split: 'train[:10%]'}]", "datasets"),
         ("optimizer: lion_pytorch", "optimizer"),
-        ("lr_scheduler: constant", "lr_scheduler"),
+        ("lr_scheduler: rex", "lr_scheduler"),
         ("val_set_size: 200", "val_set_size"),
         ("train_on_inputs: true", "train_on_inputs"),
         ("bf16: full", "bf16"),

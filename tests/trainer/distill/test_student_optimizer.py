@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.config.run import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.distill.student.optimizer import StudentOptimizer
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer.adamw import AdamW, TrainState

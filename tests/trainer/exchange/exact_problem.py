@@ -22,7 +22,8 @@ from trainer.exchange.protocol.members import Job, Member
 from trainer.exchange.protocol.messages import JoinRequest
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.layout import Block, GradientLayout, TensorSlot
-from trainer.optimizer.adamw import Snapshot, TrainState, learning_rate_at
+from trainer.optimizer.adamw import Snapshot, TrainState
+from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.optimizer.nesterov import Update
 
 NUM_CLASSES = 5

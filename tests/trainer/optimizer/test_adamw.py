@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.config.run import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.model.layout import Block, GradientLayout, TensorSlot
-from trainer.optimizer.adamw import (
-    CHUNK,
-    AdamW,
-    TrainState,
-    learning_rate_at,
-    power,
-    weights_digest,
-)
+from trainer.optimizer.adamw import CHUNK, AdamW, TrainState, power, weights_digest
 
 
 def make_layout(*shapes: tuple[int, ...]) -> GradientLayout:
@@ -239,23 +232,3 @@ def test_digests():
 def test_power_agrees_with_libm(base: float):
     for exponent in (1, 2, 3, 100, 12_345):
         assert power(base, exponent) == pytest.approx(base**exponent, rel=1e-12)
-
-
-def test_schedule_warms_up_then_falls_to_the_final_ratio():
-    config = OptimizerConfig(learning_rate=2.0, warmup_ratio=0.1, final_ratio=0.25)
-    rates = [learning_rate_at(step, 100, config) for step in range(100)]
-    assert rates[0] == pytest.approx(0.2)
-    assert rates[9] == pytest.approx(2.0)
-    assert rates[-1] == pytest.approx(0.5)
-    assert rates[:10] == sorted(rates[:10])
-    assert rates[9:] == sorted(rates[9:], reverse=True)
-    assert rates[54] == pytest.approx((2.0 + 0.5) / 2, rel=1e-2), "half way down a cosine"
-
-
-@pytest.mark.parametrize("total", [1, 2, 3])
-@pytest.mark.parametrize("warmup", [0.0, 0.5, 0.99])
-def test_schedule_of_very_short_runs(total: int, warmup: float):
-    config = OptimizerConfig(learning_rate=1.0, warmup_ratio=warmup)
-    rates = [learning_rate_at(step, total, config) for step in range(total)]
-    assert all(0 < rate <= 1.0 for rate in rates)
-    assert max(rates) == 1.0

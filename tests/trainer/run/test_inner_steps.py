@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from tests.trainer.exchange.exact_problem import tiny_layout
-from trainer.config.run import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.optimizer.adamw import AdamW, TrainState, learning_rate_at
+from trainer.optimizer.adamw import AdamW, TrainState
+from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.optimizer.nesterov import OuterNesterov
 from trainer.replica.base import OnBlock, StepResult
 from trainer.run import inner_steps

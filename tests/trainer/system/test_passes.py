@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_dtypes import bfloat16
 
-from trainer.config.run import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.exchange.protocol.codecs import Bf16
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer.adamw import AdamW, TrainState, square_sum

@@ -16,7 +16,7 @@ from trainer.distill.student.optimizer import StudentOptimizer
 from trainer.distill.student.prefetch import Batch, Feed
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.optimizer.adamw import learning_rate_at
+from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.replica.base import EvalResult
 from trainer.replica.torch.replica import TorchReplica
 from trainer.system.errors import NonFiniteError, TrainerError

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainer.config.run import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import Snapshot, TrainState, decaying_spans
 from trainer.replica.torch.adamw import FusedAdamW

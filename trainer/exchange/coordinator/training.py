@@ -22,7 +22,8 @@ from trainer.exchange.protocol.messages import BlockParts, CarriedBy, ShardResul
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame
 from trainer.model.layout import GradientLayout
-from trainer.optimizer.adamw import TrainState, learning_rate_at, weights_digest
+from trainer.optimizer.adamw import TrainState, weights_digest
+from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.optimizer.nesterov import Update
 from trainer.system.errors import NonFiniteError, ProtocolError
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from trainer.config.run import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 
 
 class FusedAdamW:

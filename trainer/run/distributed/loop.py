@@ -17,7 +17,7 @@ from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset, Encoded
 from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.optimizer.adamw import learning_rate_at
+from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.replica.base import EvalResult
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.run.distributed.optimizer import ParallelAdamW

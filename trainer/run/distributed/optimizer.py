@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from trainer.checkpoint.stored_state import StoredState
-from trainer.config.run import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import Snapshot, Vector
 from trainer.replica.torch.adamw import FusedAdamW

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trainer.config.run import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.replica.torch.adamw import FusedAdamW
 
 RATES = (1e-2, 3e-3, 7e-3)

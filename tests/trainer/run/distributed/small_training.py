@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from tests.trainer.replica.torch.parallel.one_process import parallel_replica, samples
 from trainer.checkpoint.reader import RunProgress
-from trainer.config.run import OptimizerConfig
+from trainer.config.optimizer import OptimizerConfig
 from trainer.replica.torch.adamw import FusedAdamW
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.run.distributed.board import Board
