@@ -267,8 +267,7 @@ class Judge(TorchReplica):
 
     def fold(self, weights: Float32) -> None:
         """Take a round of `Folding` into the base."""
-        lora = self._config.lora
-        Folding.fold(self, self._model, weights, lora.lora_alpha / lora.lora_rank)
+        Folding.fold(self, self._model, weights, self._config.lora.scale)
 
 
 def _first_choices(hidden: Tensor, head: Tensor, wanted: Tensor, *_: Any) -> Any:

@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from benchmarks.compare.random_model import write_model
-from trainer.config.run import LINEARS, RunConfig, load
+from trainer.config.lora import LINEARS
+from trainer.config.run import RunConfig, load
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
 from trainer.model.initialization import initial_weights

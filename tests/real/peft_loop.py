@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from trainer.config.run import LINEARS, RunConfig
+from trainer.config.lora import LINEARS
+from trainer.config.run import RunConfig
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
 
@@ -78,6 +79,7 @@ class PeftLoop:
             settings = peft.LoraConfig(
                 r=config.lora.lora_rank,
                 lora_alpha=config.lora.lora_alpha,
+                use_rslora=config.lora.use_rslora,
                 target_modules=list(config.lora.target_modules or LINEARS),
                 task_type="CAUSAL_LM" if classes is None else "SEQ_CLS",
             )

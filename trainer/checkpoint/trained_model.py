@@ -106,6 +106,7 @@ def _adapter(adapter: Adapter, max_seq_len: int | None) -> Trained:
         "model.path": str(adapter.base_dir),
         "lora.lora_rank": rank,
         "lora.lora_alpha": alpha,
+        "lora.use_rslora": bool(adapter.tree.get("use_rslora")),
         "lora.target_modules": sorted(linears),
         **_of_data(run, max_seq_len),
     }
@@ -121,7 +122,7 @@ def _adapter(adapter: Adapter, max_seq_len: int | None) -> Trained:
         return replace(_merged(adapter, run, max_seq_len), progress=progress, path=path)
     weights = np.zeros(layout.size, dtype=np.float32)
     for slot in layout.tensors():
-        if (values := _slot_values(slot, adapter, alpha / rank)) is not None:
+        if (values := _slot_values(slot, adapter, config.lora.scale)) is not None:
             weights[slot.start : slot.stop].reshape(slot.shape)[tuple(map(slice, values.shape))] = (
                 values
             )

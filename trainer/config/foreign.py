@@ -260,7 +260,6 @@ _SHARED_REFUSED = {
     "fsdp_config": _PARALLEL,
     "neftune_noise_alpha": "adds noise to inputs, which Motley does not",
     "use_dora": "is another adapter than LoRA",
-    "use_rslora": "scales adapters in another way; set lora.lora_alpha to alpha * sqrt(rank)",
 }
 _AXOLOTL: dict[str, Rule] = {
     **_SHARED,
@@ -271,6 +270,7 @@ _AXOLOTL: dict[str, Rule] = {
     "adapter": _adapter,
     "load_in_4bit": _bits,
     "lora_r": _is("lora.lora_rank"),
+    "peft_use_rslora": _is("lora.use_rslora"),
     "lora_target_modules": _targets,
     "sequence_len": _is("data.max_seq_len"),
     "sample_packing": _is("training.pack"),
@@ -287,6 +287,7 @@ _FACTORY: dict[str, Rule] = {
     "finetuning_type": _adapter,
     "quantization_bit": _bits,
     "lora_rank": _is("lora.lora_rank"),
+    "use_rslora": _is("lora.use_rslora"),
     "lora_target": _targets,
     "val_size": _fraction,
     "cutoff_len": _is("data.max_seq_len"),
@@ -327,7 +328,6 @@ PROGRAMS = (
                 "lora_model_dir": "is an adapter to start from; merge it into the base first",
                 "lora_modules_to_save": "trains more than the adapters; take method full",
                 "peft_use_dora": _SHARED_REFUSED["use_dora"],
-                "peft_use_rslora": _SHARED_REFUSED["use_rslora"],
                 "plugins": "change the training; leave them out",
                 "reward_model": "trains a reward model, which Motley does not",
                 "rl": "is preference training, which Motley does not do",

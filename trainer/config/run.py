@@ -8,18 +8,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, cast
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from trainer.config import section as settings
 from trainer.config.budget import BudgetConfig
 from trainer.config.codec import read_codec
 from trainer.config.exchange import ExchangeConfig, RoundSettings
+from trainer.config.lora import LoraSettings
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.section import Section, load_settings
@@ -40,9 +40,6 @@ ClassName = Annotated[str, Field(min_length=1, pattern=r"\S")]
 
 DATA_ON_HUB = "hf://"
 """Begins the name of a data set of the Hugging Face hub, which is no path of a machine."""
-
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The linears of a layer that Motley's own decoder computes."""
 
 MEMBERS_MAY_DIFFER = (
     "name",
@@ -85,37 +82,6 @@ class ModelConfig(Section):
     """Storage of the frozen base weights; trainable weights are always fp32 masters."""
     quantization: Literal["none", "nf4"] = "none"
     """`nf4` quantises the frozen linears in blocks of 64 (QLoRA, arXiv:2305.14314)."""
-
-
-class LoraSettings(Section):
-    """Low-rank adapters (arXiv:2106.09685)."""
-
-    lora_rank: Positive = 16
-    lora_alpha: int = Field(default=32, gt=0, le=1_000_000)
-    target_modules: tuple[Annotated[str, Field(pattern=r"^[\w.]+$")], ...] | None = Field(
-        default=None, min_length=1
-    )
-    """The linears that get an adapter, such as `q_proj`, or `attn.c_proj` if several end so; null:
-    all linears of the layers."""
-
-    freeze_a: bool = False
-    """Keep A at its seeded start, so that B alone trains and is exchanged, about half of the bytes
-    (FFA-LoRA, arXiv:2403.12313); the mean of several workers' B A then is that of their B."""
-
-    @property
-    def linears(self) -> tuple[str, ...]:
-        """Those of a layer that Motley's own decoder computes."""
-        return self.target_modules or LINEARS
-
-    @field_validator("target_modules", mode="before")
-    @classmethod
-    def _is_list(cls, value: object) -> object:
-        if isinstance(value, str):
-            every = "all linears are the default: leave the setting out"
-            close = get_close_matches(value, LINEARS, n=1)
-            some = f"a list is needed, such as [{close[0] if close else 'q_proj, v_proj'}]"
-            raise ValueError(every if value.startswith("all") else some)
-        return value
 
 
 class DataConfig(Section):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.config.run import LINEARS, RunConfig
+from trainer.config.lora import LINEARS
+from trainer.config.run import RunConfig
 from trainer.model.config_keys import check_keys
 from trainer.model.families import Family, biased_linears, family_of, text_config, with_defaults
 from trainer.model.safetensors_headers import positions_of, read_config

@@ -98,7 +98,7 @@ def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
         "fan_in_fan_out": transposed,
         "init_lora_weights": True,
         "use_dora": False,
-        "use_rslora": False,
+        "use_rslora": config.lora.use_rslora,
         "inference_mode": True,
     }
 

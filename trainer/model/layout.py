@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from trainer.config.run import LINEARS, RunConfig
+from trainer.config.lora import LINEARS
+from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, module_of, read_architecture
 from trainer.model.families import family_of
 from trainer.model.header_layout import (

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from trainer.config.lora import LINEARS
 from trainer.config.parallel import Schedule
-from trainer.config.run import LINEARS
 from trainer.system.errors import InputError
 
 Data = Literal["ddp", "zero1", "zero2", "fsdp", "diloco", "motley"]

@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from trainer.config.run import LINEARS, RunConfig
+from trainer.config.lora import LINEARS
+from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, module_of
 from trainer.model.header_layout import PEFT_PREFIX
 from trainer.model.layout import SIDE_A, GradientLayout

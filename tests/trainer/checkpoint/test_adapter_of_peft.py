@@ -119,6 +119,7 @@ def logits_of(trained: Trained) -> torch.Tensor:
         settings = LoraConfig(
             r=lora.lora_rank,
             lora_alpha=lora.lora_alpha,
+            use_rslora=lora.use_rslora,
             target_modules=list(lora.target_modules or ()),
             task_type="CAUSAL_LM",
         )

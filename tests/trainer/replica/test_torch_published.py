@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,10 +172,12 @@ def test_what_the_decoder_does_not_compute_is_left_to_transformers(tiny: Tiny) -
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "targets", [None, ("q_proj", "v_proj")], ids=["all linears", "queries and values"]
+    "chosen",
+    [{}, {"lora__target_modules": ("q_proj", "v_proj")}, {"lora__use_rslora": True}],
+    ids=["all linears", "queries and values", "rsLoRA"],
 )
 def test_adapters_compute_what_peft_computes(
-    tiny: Tiny, quantization: str, dtype: str, targets: Sequence[str] | None
+    tiny: Tiny, quantization: str, dtype: str, chosen: dict[str, Any]
 ) -> None:
     """PEFT gets the very files of a checkpoint: adapter_config.json and tensors by their names.
 
@@ -185,7 +186,6 @@ def test_adapters_compute_what_peft_computes(
     """
     rounding = 5e-6 if dtype == "float32" else 1e-6
     folder = tiny.model()
-    chosen = {} if targets is None else {"lora__target_modules": targets}
     config = tiny.config(
         folder, model__dtype=dtype, model__quantization=quantization, lora__lora_alpha=24, **chosen
     )

@@ -60,8 +60,7 @@ def prepare(
     model.requires_grad_(full)
     if not full:
         lora = config.lora
-        scale = lora.lora_alpha / lora.lora_rank
-        add_adapters(model, modules or lora.linears, lora.lora_rank, scale, device)
+        add_adapters(model, modules or lora.linears, lora.lora_rank, lora.scale, device)
         if config.task == "classify" and hasattr(model, "score"):  # of a pipeline the last stage's
             model.get_submodule("score").requires_grad_(True)
     for module in model.modules():

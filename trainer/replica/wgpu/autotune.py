@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer.config.run import LINEARS
+from trainer.config.lora import LINEARS
 from trainer.model.architecture import Architecture
 from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.wgpu.gpu.device import Device

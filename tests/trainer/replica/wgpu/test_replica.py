@@ -53,8 +53,11 @@ def test_loss_and_gradients_are_those_of_torch(
     assert np.array_equal(gradient(replica, batch)[0], mine)  # bit for bit, evaluation between
 
 
-def test_gradients_beside_an_a_that_stays_are_those_of_torch(device: Device, tiny: Tiny) -> None:
-    folder, settings = tiny.model(), {"task": "causal-lm", "lora__freeze_a": True}
+@pytest.mark.parametrize("name", SETTINGS)
+def test_gradients_under_each_setting_are_those_of_torch(
+    device: Device, tiny: Tiny, name: str
+) -> None:
+    folder, settings = tiny.model(), {"task": "causal-lm", **SETTINGS[name]}
     batch = tiny.batch(7, "causal-lm")
     theirs, expected, _ = gradient(tiny.start(folder, **settings)[0], batch)
     mine, result, _ = gradient(tiny.wgpu(device, folder, **settings)[0], batch)

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.run import LINEARS, RunConfig
+from trainer.config.lora import LINEARS
+from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, module_of
 from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.gpu.array import Array
@@ -81,9 +82,8 @@ class Decoder:
         self._temperature = config.distillation.temperature if config.distillation else 1.0
         self.eps = float(tree.get("rms_norm_eps", 1e-6))
         self.rope = tensors.rope
-        scale = config.lora.lora_alpha / config.lora.lora_rank
         self.layers = [
-            _layer(tensors, number, scale, rotates=number not in architecture.unrotated)
+            _layer(tensors, number, config.lora.scale, rotates=number not in architecture.unrotated)
             for number in range(architecture.num_layers)
         ]
         self.embedding, self._embedding_gradient = tensors.matrix("model.embed_tokens.weight")

@@ -1,0 +1,55 @@
+"""The section `lora`: which linears get an adapter, and of which kind."""
+
+from __future__ import annotations
+
+import math
+from difflib import get_close_matches
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from trainer.config.section import Section
+from trainer.config.training import Positive
+
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linears of a layer that Motley's own decoder computes."""
+
+
+class LoraSettings(Section):
+    """Low-rank adapters (arXiv:2106.09685)."""
+
+    lora_rank: Positive = 16
+    lora_alpha: int = Field(default=32, gt=0, le=1_000_000)
+    target_modules: tuple[Annotated[str, Field(pattern=r"^[\w.]+$")], ...] | None = Field(
+        default=None, min_length=1
+    )
+    """The linears that get an adapter, such as `q_proj`, or `attn.c_proj` if several end so; null:
+    all linears of the layers."""
+
+    freeze_a: bool = False
+    """Keep A at its seeded start, so that B alone trains and is exchanged, about half of the bytes
+    (FFA-LoRA, arXiv:2403.12313); the mean of several workers' B A then is that of their B."""
+
+    use_rslora: bool = False
+    """Scale B A by alpha / sqrt(r), not by alpha / r (rsLoRA, arXiv:2312.03732)."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of B A."""
+        rank = self.lora_rank
+        return self.lora_alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """Those of a layer that Motley's own decoder computes."""
+        return self.target_modules or LINEARS
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _is_list(cls, value: object) -> object:
+        if isinstance(value, str):
+            every = "all linears are the default: leave the setting out"
+            close = get_close_matches(value, LINEARS, n=1)
+            some = f"a list is needed, such as [{close[0] if close else 'q_proj, v_proj'}]"
+            raise ValueError(every if value.startswith("all") else some)
+        return value
