@@ -58,6 +58,11 @@ class _Count(click.ParamType[float]):
 @click.option("--method", type=click.Choice(["lora", "qlora", "full"]), default="lora")
 @click.option("--length", type=click.IntRange(min=1), default=2048, help="Tokens per row.")
 @click.option("--rank", type=click.IntRange(min=1), default=16, help="LoRA's rank.")
+@click.option(
+    "--adapted-layers",
+    type=click.IntRange(min=1),
+    help="Layers with adapters: lora.layers_to_transform.  [default: all]",
+)
 @click.option("--freeze-a", is_flag=True, help="LoRA trains B alone: lora.freeze_a.")
 @click.option(
     "--precision",
@@ -105,6 +110,7 @@ def plan(
     method: Any,
     length: int,
     rank: int,
+    adapted_layers: int | None,
     freeze_a: bool,
     precision: Any,
     gradient_checkpointing: str,
@@ -147,6 +153,7 @@ def plan(
         method=method,
         rank=rank,
         frozen_a=freeze_a,
+        adapted_layers=adapted_layers,
         length=length,
         tokens=tokens,
         precision=precision,

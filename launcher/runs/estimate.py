@@ -120,6 +120,7 @@ def _cost(
         method=method,
         rank=config.lora.lora_rank,
         frozen_a=config.lora.freeze_a,
+        adapted_layers=config.lora.adapted_layers,
         length=config.data.max_seq_len,
         tokens=tokens,
         prices=_prices(budget),

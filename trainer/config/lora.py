@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from trainer.config.section import Section
 from trainer.config.training import Positive
+from trainer.system.errors import InputError
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linears of a layer that Motley's own decoder computes."""
@@ -26,6 +27,11 @@ class LoraSettings(Section):
     """The linears that get an adapter, such as `q_proj`, or `attn.c_proj` if several end so; null:
     all linears of the layers."""
 
+    layers_to_transform: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        default=None, min_length=1
+    )
+    """The layers that get adapters, counted from 0, as PEFT names it; null: all."""
+
     freeze_a: bool = False
     """Keep A at its seeded start, so that B alone trains and is exchanged, about half of the bytes
     (FFA-LoRA, arXiv:2403.12313); the mean of several workers' B A then is that of their B."""
@@ -38,6 +44,25 @@ class LoraSettings(Section):
         """The factor of B A."""
         rank = self.lora_rank
         return self.lora_alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def layers(self, count: int) -> tuple[int, ...]:
+        """Return the layers of `count` that get adapters, in order.
+
+        Raises:
+            InputError: the model has no such layer.
+        """
+        found = range(count) if self.layers_to_transform is None else self.layers_to_transform
+        if max(found) >= count:
+            raise InputError(
+                f"lora.layers_to_transform: the model has layers 0 to {count - 1}, no {max(found)}"
+            )
+        return tuple(sorted(set(found)))
+
+    @property
+    def adapted_layers(self) -> int | None:
+        """The number of layers that get adapters; None for all."""
+        chosen = self.layers_to_transform
+        return None if chosen is None else len(set(chosen))
 
     @property
     def linears(self) -> tuple[str, ...]:

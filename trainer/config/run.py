@@ -180,9 +180,10 @@ class RunConfig(Section):
         read_codec(self.exchange.codec, self.lora.lora_rank if self.method == "lora" else None)
         distilled = self.distillation is not None
         self.exchange.check_whole_models(plain=self.parallel.is_plain, distilled=distilled)
-        if self.freezes_a and (self.exchange.in_ring or not self.parallel.is_plain):
+        name = self.needs_whole_model
+        if name and (self.exchange.in_ring or not self.parallel.is_plain):
             raise ValueError(
-                "lora.freeze_a needs a whole model in each worker and a coordinator: leave parallel"
+                f"{name} needs a whole model in each worker and a coordinator: leave parallel"
                 " out and exchange.topology at star"
             )
         if self.task == "classify" and self.num_classes is None:
@@ -214,6 +215,17 @@ class RunConfig(Section):
     def freezes_a(self) -> bool:
         """Whether adapters train, and only their B."""
         return self.method == "lora" and self.lora.freeze_a
+
+    @property
+    def needs_whole_model(self) -> str | None:
+        """The setting of adapters, if any, that ranks and processes of one model do not know."""
+        lora = self.lora
+        chosen = {
+            "lora.freeze_a": lora.freeze_a,
+            "lora.layers_to_transform": lora.layers_to_transform is not None,
+        }
+        found = next((name for name, value in chosen.items() if value), None)
+        return found if self.method == "lora" else None
 
     @property
     def classes(self) -> Classes | None:

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainer.config.lora import LoraSettings
 from trainer.config.run import RunConfig
 from trainer.model.families import Family, family_of, text_config
 from trainer.model.safetensors_headers import TensorHeader, read_config
@@ -61,15 +62,13 @@ class StoredModel:
                 rows, columns = reversed(shape) if self.family.transposed else shape
                 yield ".".join(parts), columns, rows
 
-    def targets(self, wanted: Collection[str] | None) -> list[tuple[int, str, int, int]]:
+    def targets(self, lora: LoraSettings) -> list[tuple[int, str, int, int]]:
         """Return layer, path, columns and rows of the linears that get an adapter.
 
-        Args:
-            wanted: ends of their paths, as PEFT's `target_modules`; None for all.
-
         Raises:
-            InputError: a name is none of a linear.
+            InputError: a name is none of a linear, or a layer does not exist.
         """
+        wanted, layers = lora.target_modules, lora.layers(len(self.layers))
         every = [
             (layer, *found) for layer in range(len(self.layers)) for found in self.linears(layer)
         ]
@@ -78,7 +77,10 @@ class StoredModel:
             if not any(_ends(path, name) for _, path, _, _ in every):
                 raise InputError(unknown_linear(self.model_dir, name, known))
         return [
-            found for found in every if wanted is None or any(_ends(found[1], n) for n in wanted)
+            found
+            for found in every
+            if found[0] in layers
+            and (wanted is None or any(_ends(found[1], name) for name in wanted))
         ]
 
 
@@ -143,7 +145,7 @@ def header_tensors(stored: StoredModel, config: RunConfig) -> Tensors:
         return
     slots: dict[int, list[Named]] = {}
     rank = config.lora.lora_rank
-    for layer, path, columns, rows in stored.targets(config.lora.target_modules):
+    for layer, path, columns, rows in stored.targets(config.lora):
         stem = f"{PEFT_PREFIX}{stored.stem(layer)}.{path}"
         slots.setdefault(layer, []).append(Named(f"{stem}.lora_A.weight", (rank, columns)))
         slots[layer].append(Named(f"{stem}.lora_B.weight", (rows, rank)))

@@ -92,6 +92,7 @@ def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
         "lora_alpha": config.lora.lora_alpha,
         "lora_dropout": 0.0,
         "target_modules": sorted(modules),
+        "layers_to_transform": config.lora.layers_to_transform,
         # The head is trained fully; without this PEFT would keep the base's random one.
         "modules_to_save": ["score"] if classify else None,
         "bias": "none",

@@ -217,7 +217,7 @@ def adapted_modules(model_dir: Path, config: RunConfig) -> tuple[str, ...]:
     if family_of(tree, str(model_dir / "config.json")).code == "motley":
         return config.lora.linears
     stored = read_stored(model_dir, read_headers(model_dir))
-    found = stored.targets(config.lora.target_modules)
+    found = stored.targets(config.lora)
     return tuple(f"{stored.stem(layer)}.{path}" for layer, path, _, _ in found)
 
 
@@ -307,7 +307,7 @@ def _lora_tensors(model_dir: Path, model: Architecture, config: RunConfig) -> Te
         if name not in LINEARS:
             raise InputError(unknown_linear(model_dir, name, LINEARS))
     targets = [linear for linear in LINEARS if linear in wanted]
-    for layer in range(model.num_layers):
+    for layer in config.lora.layers(model.num_layers):
         slots: list[Named] = []
         for linear in targets:
             rows, columns = model.linear_shape(linear)

@@ -119,7 +119,7 @@ def adapter_parameters(shape: ModelShape, training: TrainingSetup, tensor: int =
             row_parallel = name in ("o_proj", "down_proj")
             b, a = (rows, columns / tensor) if row_parallel else (rows / tensor, columns)
             total += training.rank * (b if training.frozen_a else a + b)
-    return shape.layers * total
+    return (training.adapted_layers or shape.layers) * total
 
 
 def trained_parameters(shape: ModelShape, training: TrainingSetup) -> float:

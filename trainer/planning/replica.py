@@ -74,6 +74,7 @@ def training_of(
         rank=config.lora.lora_rank,
         targets=config.lora.linears,
         frozen_a=config.freezes_a,
+        adapted_layers=config.lora.adapted_layers,
         length=config.data.max_seq_len,
         recompute="full" if recompute else "none",
         precision=replace(AUTOCAST if narrow else FP32, frozen=frozen),

@@ -39,6 +39,8 @@ class Request:
     method: Method = "lora"
     rank: int = 16
     frozen_a: bool = False
+    adapted_layers: int | None = None
+    """None: all."""
     length: int = 2048
     precision: Literal["auto"] | Precision = "auto"
     """Of products; `auto`: 16 bits on accelerators, fp32 on processors."""
@@ -137,6 +139,7 @@ def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[
                     method=method,
                     rank=request.rank,
                     frozen_a=request.frozen_a,
+                    adapted_layers=request.adapted_layers,
                     length=request.length,
                     rows=rows,
                     recompute=recompute,

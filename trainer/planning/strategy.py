@@ -118,6 +118,8 @@ class TrainingSetup:
     targets: Collection[str] = LINEARS
     frozen_a: bool = False
     """Of adapters B alone trains."""
+    adapted_layers: int | None = None
+    """Layers that have adapters; None: all."""
     adapters: int | None = None
     """Elements of adapters and a classifier's head by the layout; None: by the targets."""
     length: int = 2048

@@ -95,7 +95,7 @@ def frozen_tensors(
         quantised = config.model.quantization == "nf4" and name.endswith(linears)
         yield name, shape, "nf4" if quantised else matrix if len(shape) == 2 else "f32"
     if config.freezes_a:
-        for layer in range(model.num_layers):
+        for layer in config.lora.layers(model.num_layers):
             for linear in config.lora.linears:
                 stem = f"{PEFT_PREFIX}model.layers.{layer}.{module_of(linear)}"
                 shape = config.lora.lora_rank, model.linear_shape(linear)[1]
@@ -181,13 +181,18 @@ class _Work:
         return sum(aligned(4 * size) for size in sizes)
 
     def total(self, chunks: int, taught: bool, recompute: bool) -> int:
-        """Return the bytes of all temporary buffers: after two layers no more are taken."""
-        for _ in range(2):
+        """Return the bytes of all temporary buffers: after two like layers no more are taken."""
+        linears, lora = self.adapted, self.config.lora
+        layers = [linears] * 2
+        if lora.layers_to_transform is not None and linears:
+            chosen = lora.layers(self.model.num_layers)
+            layers = [linears if n in chosen else () for n in range(self.model.num_layers)]
+        for self.adapted in layers:
             self._recompute()
             self._finish()
         for _ in range(min(chunks, 2)):
             self._head(taught)
-        for _ in range(2):
+        for self.adapted in reversed(layers):
             if recompute:
                 self._recompute()
             self._layer_backward()

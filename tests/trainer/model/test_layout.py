@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.families import COMPUTED_HERE
+from trainer.model.hf_export import adapter_config
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.system.errors import InputError
 
@@ -52,6 +53,29 @@ def test_lora_names_are_what_peft_saves(
     assert shapes(build_layout(folder, config)) == {
         name: tuple(tensor.shape) for name, tensor in saved.items()
     }
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("model_type", ["qwen3", "gpt2"])
+def test_some_layers_get_adapters_as_in_peft(
+    tiny_model: TinyModel, make_config: MakeConfig, model_type: str
+) -> None:
+    import peft
+    import transformers
+
+    folder = tiny_model(model_type)
+    config = make_config(folder, task="causal-lm", lora__layers_to_transform=[1])
+    tree = adapter_config(config, folder)
+    settings = peft.LoraConfig(**{key: tree[key] for key in tree if key != "peft_type"})
+    settings.inference_mode = False
+    base = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    saved = peft.get_peft_model_state_dict(peft.get_peft_model(base, settings))
+    layout = build_layout(folder, config)
+    assert shapes(layout) == {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    assert [block.name for block in layout.blocks] == ["layers.1"]
+    missing = make_config(folder, task="causal-lm", lora__layers_to_transform=[1, 2])
+    with pytest.raises(InputError, match="the model has layers 0 to 1, no 2"):
+        build_layout(folder, missing)
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)

@@ -180,6 +180,9 @@ def test_parts(tiny: Tiny) -> None:
     half, b = plan_of(folder, config), build_layout(folder, config).size
     assert half.trainable == half.gradients == 4 * b
     assert half.frozen == stored + 4 * (layout.size - b)
+    config = tiny.config(folder, lora__layers_to_transform=[1], lora__freeze_a=True)
+    assert plan_of(folder, config).trainable == 4 * build_layout(folder, config).size
+    assert plan_of(folder, config).frozen - stored == (half.frozen - stored) / 2
     quantised = plan_of(folder, tiny.config(folder, model__quantization="nf4"))
     assert quantised.frozen < plain.frozen / 2
     full = plan_of(folder, tiny.config(folder, method="full"))

@@ -133,21 +133,31 @@ def test_peft_opens_what_is_saved_and_it_merges(tiny: Tiny, tmp_path: Path) -> N
     assert loss_of(found) == pytest.approx(expected.loss_sum)
 
 
+OF_WHOLE_MODELS: list[dict[str, Any]] = [
+    {"lora__freeze_a": True},
+    {"lora__layers_to_transform": [1]},
+]
+
+
+@pytest.mark.parametrize("chosen", OF_WHOLE_MODELS)
 @pytest.mark.parametrize(
     "sharing", [{"parallel__tensor": 2}, {"parallel__data": "fsdp"}, {"exchange__topology": "ring"}]
 )
-def test_what_shares_a_model_refuses_it(tiny: Tiny, sharing: dict[str, Any]) -> None:
+def test_what_shares_a_model_refuses_it(
+    tiny: Tiny, chosen: dict[str, Any], sharing: dict[str, Any]
+) -> None:
     folder = tiny.model()
-    with pytest.raises(InputError, match="freeze_a needs a whole model in each worker"):
-        tiny.config(folder, **LORA, lora__freeze_a=True, **sharing)
+    with pytest.raises(InputError, match=r"lora\.\w+ needs a whole model in each worker"):
+        tiny.config(folder, **LORA, **chosen, **sharing)
 
 
-def test_ranks_refuse_it(tiny: Tiny) -> None:
+@pytest.mark.parametrize("chosen", OF_WHOLE_MODELS)
+def test_ranks_refuse_it(tiny: Tiny, chosen: dict[str, Any]) -> None:
     from trainer.replica.torch.parallel.replica import ParallelReplica
 
     folder = tiny.model()
-    config = tiny.config(folder, **LORA, lora__freeze_a=True)
+    config = tiny.config(folder, **LORA, **chosen)
     mesh: Any = None  # it is refused before a mesh is looked at
     layout = build_layout(folder, config)
-    with pytest.raises(InputError, match=r"lora.freeze_a: processes that share a model"):
+    with pytest.raises(InputError, match=r"lora\.\w+: processes that share a model"):
         ParallelReplica(folder, config, layout, mesh, torch.device("cpu"))

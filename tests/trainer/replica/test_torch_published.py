@@ -173,8 +173,13 @@ def test_what_the_decoder_does_not_compute_is_left_to_transformers(tiny: Tiny) -
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "chosen",
-    [{}, {"lora__target_modules": ("q_proj", "v_proj")}, {"lora__use_rslora": True}],
-    ids=["all linears", "queries and values", "rsLoRA"],
+    [
+        {},
+        {"lora__target_modules": ("q_proj", "v_proj")},
+        {"lora__use_rslora": True},
+        {"lora__layers_to_transform": [1]},
+    ],
+    ids=["all linears", "queries and values", "rsLoRA", "one layer"],
 )
 def test_adapters_compute_what_peft_computes(
     tiny: Tiny, quantization: str, dtype: str, chosen: dict[str, Any]

@@ -128,12 +128,13 @@ class WgpuReplica:
     def _copy_block(self, encoder: Any, segment: str) -> None:
         """Encode the copy of a layer's gradient after its backward, of the others at the end."""
         part, _, number = segment.partition(".")
-        if part == "backward":
-            self._readback.encode(encoder, int(number))
-        elif part == "embedding":
-            for block in self.layout.blocks:
-                if not block.is_layer:
-                    self._readback.encode(encoder, block.index)
+        for block in self.layout.blocks:
+            if part == "backward":
+                ready = block.name == f"layers.{number}"
+            else:
+                ready = part == "embedding" and not block.is_layer
+            if ready:
+                self._readback.encode(encoder, block.index)
 
     def _prepare(
         self, batch: Sequence[Encoded], shares: tuple[float, float] | None, *, training: bool

@@ -106,6 +106,7 @@ def recorded(
         {"method": "lora", "task": "causal-lm", "lora__target_modules": ["q_proj", "down_proj"]},
         {"method": "lora", "model__quantization": "nf4", "model__dtype": "bfloat16"},
         {"method": "lora", "lora__freeze_a": True},
+        {"method": "lora", "lora__freeze_a": True, "lora__layers_to_transform": [1]},
         {"task": "causal-lm", "distillation__alpha": 0.5, "data__max_seq_len": 1000},
     ],
 )

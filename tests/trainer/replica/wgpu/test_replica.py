@@ -9,6 +9,7 @@ import pytest
 
 from tests.families import COMPUTED_HERE
 from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative
+from tests.trainer.replica.test_shares import SETTINGS
 from trainer.replica.microbatch import Limit
 from trainer.replica.wgpu.gpu.device import Device
 

@@ -64,10 +64,10 @@ class ParallelReplica:
         *,
         recompute: bool = False,
     ) -> None:
-        if config.freezes_a:
+        if name := config.needs_whole_model:
             raise InputError(
-                "lora.freeze_a: processes that share a model, or are ranks of --distributed, train"
-                " both sides of an adapter; leave it out"
+                f"{name}: processes that share a model, or are ranks of --distributed, train both"
+                " sides of an adapter in every layer; leave it out"
             )
         self.layout = layout
         self._config, self._device, self._mesh = config, device, mesh
