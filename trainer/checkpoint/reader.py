@@ -62,6 +62,8 @@ class RunProgress:
     """A student's position in its folder of logits; None for a run on a file."""
     rounds: tuple[int, int] | None = None
     """`rounds_after` and `inner_steps` of the run's plan; None: no round was planned then."""
+    early: dict[str, Any] | None = None
+    """What early stopping had counted."""
 
 
 @dataclass(frozen=True)

@@ -272,6 +272,7 @@ _AXOLOTL: dict[str, Rule] = {
     "lora_r": _is("lora.lora_rank"),
     "peft_use_rslora": _is("lora.use_rslora"),
     "lora_target_modules": _targets,
+    "early_stopping_patience": _steps("training.early_stopping_patience"),
     "sequence_len": _is("data.max_seq_len"),
     "sample_packing": _is("training.pack"),
     "micro_batch_size": _samples("micro_batch_size"),
@@ -323,7 +324,6 @@ PROGRAMS = (
             refused=_SHARED_REFUSED
             | {
                 "chat_template": "is not taken: the model's own template is used",
-                "early_stopping_patience": "would end the run earlier; leave it out",
                 "load_in_8bit": "stores the base in 8 bits; set model.quantization to nf4 or none",
                 "lora_model_dir": "is an adapter to start from; merge it into the base first",
                 "lora_modules_to_save": "trains more than the adapters; take method full",

@@ -51,6 +51,7 @@ MEMBERS_MAY_DIFFER = (
     "training.pack",
     "training.gradient_checkpointing",
     "training.evaluate_every",
+    "training.early_stopping_patience",
     "exchange.shares",
     "exchange.hash_every",
     "exchange.heartbeat",
@@ -202,6 +203,14 @@ class RunConfig(Section):
             raise ValueError(
                 "data.validation_fraction must be 0 with distillation: a teacher's logits"
                 " cannot be held out; give data.validation"
+            )
+        validates = self.data.validation is not None or self.data.validation_fraction > 0
+        if self.training.early_stopping_patience and not (
+            validates and self.training.evaluate_every
+        ):
+            raise ValueError(
+                "training.early_stopping_patience counts validations: set training.evaluate_every,"
+                " and data.validation or data.validation_fraction"
             )
         if self.training.pack and self.task != "causal-lm":
             raise ValueError("training.pack needs task causal-lm: a row has one class")

@@ -34,6 +34,8 @@ class TrainingConfig(Section):
     seed: int = Field(default=0, ge=0)
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between validations; 0 validates once at the end."""
+    early_stopping_patience: Positive | None = None
+    """End after so many validations in a row without a lower loss; null: never."""
 
     @field_validator("gradient_checkpointing", mode="before")
     @classmethod

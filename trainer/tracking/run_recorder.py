@@ -20,6 +20,7 @@ from trainer.config.run import RunConfig
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan
+from trainer.optimizer.early_stopping import EarlyStopping
 from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.errors import (
@@ -99,6 +100,8 @@ class RunRecorder:
         self._failure: StorageError | None = None
         mark = os.environ.get(SAVING_VARIABLE)
         self._mark = Path(mark) if mark else None
+        self.early = EarlyStopping(config.training.early_stopping_patience)
+        """Decides on the validations that are logged here."""
         self._best: dict[str, Any] | None = None
         self._workers: dict[int, WorkerStatus] = {}
         self._status = first_status(job.run_id, plan.total_steps, expect_workers)
@@ -110,6 +113,7 @@ class RunRecorder:
         A run that ended before its first checkpoint restarts at step 0.
         """
         if resumed:
+            self.early.restore(resumed.progress.early)
             step, path = resumed.progress.step, str(resumed.path)
             self.emit({"event": "resumed", "step": step, "path": path})
             if line := self._new_schedule(resumed.progress):
@@ -179,7 +183,7 @@ class RunRecorder:
                     "the disk is slow: no checkpoint of step %d, a newer one is due",
                     older.snapshot.step,
                 )
-            self._waiting.append(save)
+            self._waiting.append(replace(save, early=self.early.state))
             self._say_saving(True)
         self._writer.submit(self._save_next)
 
@@ -227,7 +231,8 @@ class RunRecorder:
                 log.warning("%s", error)
         if self._budget:
             self._budget.close(ended=exit_code not in RESTARTED)
-        unfinished = exit_code == 0 and self._status["step"] < self._plan.total_steps
+        early = self.early.reason is not None and reason == self.early.reason
+        unfinished = exit_code == 0 and self._status["step"] < self._plan.total_steps and not early
         if unfinished or exit_code == BudgetStopError.exit_code:
             self._status["state"] = "stopped"
             self._metrics.event("stopped", self._status["step"], reason=reason)
@@ -276,6 +281,7 @@ class RunRecorder:
         if self._budget:
             self._budget.progressed()
         self._metrics.validation(step, **details)
+        self.early.validated(step, details["loss"])
         self._status["validation"] = {
             "step": step,
             "loss": details["loss"],
@@ -344,7 +350,9 @@ class RunRecorder:
             if self._best is None or metric > self._best["metric"]:
                 self._best = {"step": step, "metric": metric, **scores}
         progress = progress_at(step, save.generation, self._config, self._job, self._plan)
-        progress = replace(progress, best=self._best, stream=save.stream, rounds=save.rounds)
+        progress = replace(
+            progress, best=self._best, stream=save.stream, rounds=save.rounds, early=save.early
+        )
         began = time.monotonic()
         try:
             path = self._store.save(snapshot, progress, metric)

@@ -23,6 +23,7 @@ from trainer.exchange.protocol.messages import JoinRequest
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer.adamw import Snapshot, TrainState
+from trainer.optimizer.early_stopping import EarlyStopping
 from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.optimizer.nesterov import Update
 
@@ -146,6 +147,7 @@ class ExactProblem:
             score=lambda table: {"count": sum(map(sum, table))},
             now=now,
             generation=generation,
+            early=EarlyStopping(self.config.training.early_stopping_patience),
         )
         if self._decided:
             self._decide(coordinator.training.choice, *self._decided)

@@ -78,6 +78,25 @@ def test_any_number_of_workers_ends_with_the_same_weights(problem: ExactProblem,
 # The end
 
 
+def test_a_loss_that_no_longer_falls_ends_the_run():
+    """The validation loss of this problem is always the same; the last state is proved."""
+    problem = ExactProblem(
+        training__evaluate_every=1, training__early_stopping_patience=2, exchange__hash_every=100
+    )
+    cluster = SimulatedCluster(problem, workers=3)
+    cluster.start()
+    while cluster.finish is None:
+        cluster.pass_time(TICK)
+        cluster.settle_down()
+    assert cluster.finish.exit_code == 0
+    assert "of step 1, in 2 validations" in cluster.finish.reason
+    for kind, key in (("step", "step"), ("validation", "at"), ("verified", "at")):
+        assert [event[key] for event in cluster.named(kind)] == [1, 2, 3]
+    assert not cluster.named("unproved")
+    assert saved(cluster)[-1] == (3, True)
+    assert all(w.ended and w.ended.reason == cluster.finish.reason for w in cluster.workers)
+
+
 def test_nobody_joins_a_run_that_is_over(problem: ExactProblem):
     cluster = SimulatedCluster(problem, workers=2)
     cluster.workers[0].mute = True

@@ -78,12 +78,13 @@ class Student:
         finally:
             self.feed.close()
         self._save()
-        return "all steps are done" if self.is_done else self.stop.reason
+        done = self.recorder.early.reason or "all steps are done"
+        return done if self.is_done else self.stop.reason
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps are done."""
-        return self.step >= self.plan.total_steps
+        """Whether all steps are done, or no more are worth it."""
+        return self.step >= self.plan.total_steps or self.recorder.early.reason is not None
 
     def _train(self, batch: Batch, waited: float) -> None:
         """Forward, backward and update over one batch."""

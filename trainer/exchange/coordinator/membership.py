@@ -23,6 +23,7 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState
+from trainer.optimizer.early_stopping import EarlyStopping
 from trainer.system.errors import GradientError, ProtocolError, TrainerError, UnprovedError
 
 Phase = Literal["waiting", "running", "finishing", "over"]
@@ -53,6 +54,7 @@ class Coordinator:
         score: Score,
         now: float,
         generation: int = 0,
+        early: EarlyStopping | None = None,
     ) -> None:
         self.phase: Phase = "waiting"
         self.expect_workers = expect_workers
@@ -67,6 +69,7 @@ class Coordinator:
             membership=self.membership,
             outbox=self._outbox,
             score=score,
+            early=early or EarlyStopping(None),
         )
         self._settings = config.exchange
         layout, patience = self.training.residuals.wire_layout, config.exchange.join_deadline
@@ -337,7 +340,8 @@ class Coordinator:
             error = UnprovedError(gap)
             self._end(error.exit_code, str(error))
         else:
-            self._end(self._stop_code, self._stop_reason or "done", to_workers=0)
+            reason = self._stop_reason or self.training.early_end or "done"
+            self._end(self._stop_code, reason, to_workers=0)
 
     def _end(self, exit_code: int, reason: str, to_workers: int | None = None) -> None:
         self.phase = "over"

@@ -23,6 +23,7 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState, weights_digest
+from trainer.optimizer.early_stopping import EarlyStopping
 from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.optimizer.nesterov import Update
 from trainer.system.errors import NonFiniteError, ProtocolError
@@ -45,6 +46,7 @@ class Training:
         membership: Membership,
         outbox: Outbox,
         score: Score,
+        early: EarlyStopping,
     ) -> None:
         self.config = config
         self.layout = layout
@@ -62,6 +64,7 @@ class Training:
         self.residuals = Residuals(config.exchange, layout, self.choice, outbox)
         self._outliers = Outliers(layout, config.exchange, outbox, self.residuals.all_sent)
         self._validation = Validation(config, validation_samples, score)
+        self._early = early
         self._dealer = Dealer(membership, outbox, self.balancer, self.pace, self.residuals)
         self._unsettled: Callable[[], None] | None = None
         self._saved_step = state.step
@@ -272,7 +275,7 @@ class Training:
     def _open_next(self, step: int, now: float) -> None:
         """Open what follows after `step` updates: a validation, a step, or nothing."""
         self.round = None
-        if self.stopping:
+        if self.stopping or self.early_end:
             return
         if self._validation.due(step, self.plan.total_steps):
             samples = self._validation.samples
@@ -294,7 +297,8 @@ class Training:
         inner, total = self.plan.inner(round_.step)[-1], self.plan.total_inner
         rate = learning_rate_at(inner, total, self.config.optimizer)
         last = self.stopping or done == self.plan.total_steps
-        report = last or done % self.config.exchange.hash_every == 0
+        may_end = self._early.patience and self._validation.due(done, self.plan.total_steps)
+        report = last or may_end or done % self.config.exchange.hash_every == 0
         receivers = len(self._membership)
         self.residuals.committed(sums)
         self._open_next(done, now)
@@ -310,7 +314,7 @@ class Training:
                 grad_norm=norm,
                 clip_scale=scale,
                 learning_rate=rate,
-                report=report,
+                report=bool(report),
                 settled=sums.settled,
                 rounds=self.plan.rounds,
                 next=following,
@@ -343,8 +347,15 @@ class Training:
         self._unsettled = settle
 
     def _validated(self, round_: Round) -> None:
-        self._outbox.emit("validation", at=round_.step, **self._validation.done(round_))
+        scores = self._validation.done(round_)
+        self._early.validated(round_.step, scores["loss"])
+        self._outbox.emit("validation", at=round_.step, **scores)
         self.save()
+
+    @property
+    def early_end(self) -> str | None:
+        """Why the run ends before its last step."""
+        return self._early.reason if self.state.step < self.plan.total_steps else None
 
     @property
     def _proof_allowance(self) -> float:

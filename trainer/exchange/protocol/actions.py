@@ -50,6 +50,8 @@ class Save:
     """Where a student stands in its folder of logits."""
     rounds: tuple[int, int] | None = None
     """The plan's, as far as they are known."""
+    early: dict[str, Any] | None = None
+    """What early stopping has counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

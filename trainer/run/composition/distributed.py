@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -121,9 +121,11 @@ def make_distributed(
             )
     checkpoints: Checkpoints = GatheredCheckpoints(replica, optimizer, recorder, generation)
     if sharded is not None and config.checkpoint.sharded:
-        progress = partial(
-            progress_at, generation=generation, config=config, job=inputs.job, plan=plan
-        )
+
+        def progress(at: int) -> RunProgress:
+            found = progress_at(at, generation, config, inputs.job, plan)
+            return replace(found, early=recorder.early.state if recorder else None)
+
         checkpoints = ShardedSaves(sharded, checkpoints, whole, progress, recorder)
     elif sharded is not None:
         sharded.close()

@@ -79,6 +79,7 @@ def make_coordinator(
         score=class_scores,
         now=now,
         generation=generation,
+        early=recorder.early,
     )
     return coordinator, recorder
 

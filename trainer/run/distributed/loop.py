@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _PORTION = 64
 """Validation samples of a copy between two checks for a stop."""
-_GO_ON, _STOP, _SPENT, _FAILED = range(4)
+_GO_ON, _EARLY, _STOP, _SPENT, _FAILED = range(5)
 OF_ALL = (NonFiniteError, RefusedError, StorageError)
 """Errors that every rank of a run raises alike."""
 
@@ -116,7 +116,9 @@ class DistributedRun:
         """
         failure = self.recorder and self.recorder.failure
         ending = self.recorder and self.recorder.ending
+        early = self.recorder and self.recorder.early.reason
         mine = _FAILED if failure else _SPENT if ending else _STOP if self.stop else _GO_ON
+        mine = _EARLY if early and mine == _GO_ON else mine
         worst = torch.tensor(mine)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
         if int(worst) == _FAILED:
@@ -126,6 +128,8 @@ class DistributedRun:
             return reason, BudgetStopError.exit_code
         if int(worst) == _STOP:
             return self.stop.reason or "stopped by another rank", 0
+        if int(worst) == _EARLY:
+            return early or "early stopping by rank 0", 0
         return None
 
     def _train(self) -> None:

@@ -18,6 +18,7 @@ from tests.trainer.replica.torch.parallel.models import write_drawn_model
 from tests.trainer.run.distributed.training import losses
 from trainer.checkpoint.adapter import open_adapter
 from trainer.checkpoint.merge_lora import merge
+from trainer.tracking.status import read_status
 
 if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
@@ -111,6 +112,28 @@ def data_of(method: str, data: Path) -> str:
         )
     )
     return str(texts)
+
+
+@pytest.mark.parametrize(("entry", "world"), [("alone", 1), ("together", 2)])
+def test_early_stopping_counts_over_a_resume(
+    ranks: Ranks, spoken: Spoken, data: Path, tmp_path: Path, entry: str, world: int
+) -> None:
+    """Weights that do not move have the loss of the first validation, of step 1."""
+    settings = METHODS["lora"] | {
+        "optimizer.learning_rate": 1e-12,
+        "training.evaluate_every": 1,
+        "training.early_stopping_patience": 3,
+        "data.validation_fraction": 0.2,
+    }
+    output = tmp_path / "run"
+    for most, reached in ((2, 2), (9, 4), (9, 4)):
+        chosen = settings | {"training.max_steps": most}
+        arguments = spoken("qwen2"), data_of("lora", data), str(output), chosen
+        ranks.run(f"{HERE}:{entry}", *arguments, world=world)
+        assert len(losses(output)) == reached
+        status = read_status(output)
+        assert status is not None
+        assert (status["state"], status["exit_code"]) == ("completed", 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,39 @@
+"""Early stopping counts validations, also over a resume."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from trainer.optimizer.early_stopping import EarlyStopping
+
+
+def test_a_lower_loss_begins_the_count_again() -> None:
+    early = EarlyStopping(2)
+    for step, loss in enumerate([3.0, 2.0, 2.0, 1.5, None], start=1):
+        early.validated(step, loss)
+        assert early.reason is None
+    early.validated(6, 1.5)
+    assert (
+        early.reason
+        == "early stopping: no validation loss below 1.5000, of step 4, in 2 validations"
+    )
+
+
+def test_a_resumed_run_goes_on_counting() -> None:
+    before = EarlyStopping(3)
+    for step in (10, 20, 30):
+        before.validated(step, 1.0)
+    after = EarlyStopping(3)
+    after.restore(json.loads(json.dumps(before.state)))
+    after.validated(30, 1.0)  # the state of step 30 is judged again
+    assert after.reason is None
+    after.validated(40, math.nextafter(1.0, 2.0))
+    assert after.reason is not None
+
+
+def test_without_patience_nothing_ends() -> None:
+    early = EarlyStopping(None)
+    for step in range(100):
+        early.validated(step, None)
+    assert early.reason is None
