@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from pydantic_core import ErrorDetails
 
 from trainer.config.foreign import recognise
-from trainer.config.spelling import hint, nearest_key
+from trainer.config.spelling import explanation, hint, nearest_key
 from trainer.system.errors import InputError, plain_reason
 
 LARGEST = 2**53
@@ -213,6 +213,7 @@ def _explain(error: ValidationError, kind: type[Section]) -> str:
         nearest = nearest_key(path, [*keys, *sorted(sections)])
         allowed = ", ".join(_siblings(first["loc"], kind))
         message = f"unknown key (allowed: {allowed}){hint(nearest)}"
+        message += explanation(path, first["input"])
     else:
         # A value of several allowed kinds has one message for each of them.
         messages = dict.fromkeys(detail["msg"].removeprefix("Value error, ") for detail in details)

@@ -20,6 +20,8 @@ FAMILIAR = {
     "eval_steps": "evaluate_every",
     "follow": "watch",
     "grad_clip": "max_grad_norm",
+    "gradient_accumulation": "batch_size",
+    "gradient_accumulation_steps": "batch_size",
     "load_in_4bit": "quantization",
     "lora_r": "lora_rank",
     "lora_target_modules": "target_modules",
@@ -73,6 +75,17 @@ def nearest_option(name: str, options: Iterable[str], keys: Sequence[str]) -> st
             return by_name[known]
     key = _same_leaf(wanted, keys)
     return f"--set {key}=VALUE" if key else _close(wanted, by_name)
+
+
+def explanation(name: str, value: object) -> str:
+    """Return what another trainer's setting means here, as the end of a message; else nothing."""
+    if FAMILIAR.get(_plain(name.rpartition(".")[2])) != "batch_size" or "accum" not in name:
+        return ""
+    return (
+        ", which counts the samples of a whole step over all devices: per-device batch size x"
+        f" {value} x devices; a device takes its share in micro-batches of"
+        " training.micro_batch_size, as many as that needs"
+    )
 
 
 def hint(found: str | None) -> str:

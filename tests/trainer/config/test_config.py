@@ -68,6 +68,11 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
         ({"training.epochs": None}, "training.epochs: must not be null"),
         ({"budget.hosts": 3}, "budget.hosts: a list is needed; got 3"),
         ({"name": "no spaces"}, "name: "),
+        (
+            {"training.gradient_accumulation_steps": 8},
+            "did you mean: training.batch_size, which counts the samples of a whole step over all"
+            " devices: per-device batch size x 8 x devices",
+        ),
         ({"trainng.epochs": 8}, "trainng: unknown key (allowed: name, task, "),
         ({"lora.target_modules": "all-linear"}, "lora.target_modules: all linears are the default"),
         (

@@ -14,10 +14,8 @@ def test_a_lower_loss_begins_the_count_again() -> None:
         early.validated(step, loss)
         assert early.reason is None
     early.validated(6, 1.5)
-    assert (
-        early.reason
-        == "early stopping: no validation loss below 1.5000, of step 4, in 2 validations"
-    )
+    assert early.reason is not None
+    assert "no validation loss below 1.5000, of step 4, in 2 validations" in early.reason
 
 
 def test_a_resumed_run_goes_on_counting() -> None:
