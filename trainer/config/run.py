@@ -191,6 +191,14 @@ class RunConfig(Section):
             raise ValueError("num_classes is required when task is classify")
         if self.task == "causal-lm" and self.num_classes is not None:
             raise ValueError("num_classes and class_names are only allowed when task is classify")
+        loss = self.training
+        if self.task == "causal-lm" and (loss.label_smoothing or loss.class_weights):
+            raise ValueError(
+                "training.label_smoothing and training.class_weights are only allowed when task is"
+                " classify"
+            )
+        if loss.class_weights is not None and len(loss.class_weights) != self.num_classes:
+            raise ValueError(f"training.class_weights must be {self.num_classes} whole numbers")
         if self.class_names is not None and len(set(self.class_names)) != self.num_classes:
             raise ValueError(
                 f"class_names must be {self.num_classes} different names, as num_classes says"
@@ -227,14 +235,15 @@ class RunConfig(Section):
 
     @property
     def needs_whole_model(self) -> str | None:
-        """The setting of adapters, if any, that ranks and processes of one model do not know."""
-        lora = self.lora
+        """The setting, if any, that ranks and processes of one model do not know."""
+        adapts, lora, training = self.method == "lora", self.lora, self.training
         chosen = {
-            "lora.freeze_a": lora.freeze_a,
-            "lora.layers_to_transform": lora.layers_to_transform is not None,
+            "lora.freeze_a": adapts and lora.freeze_a,
+            "lora.layers_to_transform": adapts and lora.layers_to_transform is not None,
+            "training.label_smoothing": training.label_smoothing > 0,
+            "training.class_weights": training.class_weights is not None,
         }
-        found = next((name for name, value in chosen.items() if value), None)
-        return found if self.method == "lora" else None
+        return next((name for name, value in chosen.items() if value), None)
 
     @property
     def classes(self) -> Classes | None:

@@ -22,6 +22,7 @@ FAMILIAR = {
     "grad_clip": "max_grad_norm",
     "gradient_accumulation": "batch_size",
     "gradient_accumulation_steps": "batch_size",
+    "label_smoothing_factor": "label_smoothing",
     "load_in_4bit": "quantization",
     "lora_r": "lora_rank",
     "lora_target_modules": "target_modules",

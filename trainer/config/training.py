@@ -32,6 +32,11 @@ class TrainingConfig(Section):
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Keep only layer inputs and compute layers twice; `auto`: if memory is short."""
     seed: int = Field(default=0, ge=0)
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Share of each target that is spread over all classes (torch's cross_entropy)."""
+    class_weights: tuple[Annotated[int, Field(gt=0, le=1_000_000)], ...] | None = None
+    """How much a sample of each class counts; null: all the same. Only ratios matter, so whole
+    numbers are enough: weights add up exactly in any split into shares."""
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between validations; 0 validates once at the end."""
     early_stopping_patience: Positive | None = None

@@ -29,7 +29,8 @@ class StepResult:
     loss_sum: float
     """Sum of the loss over samples (classify) or valid target tokens (causal-lm)."""
     weight: int
-    """The number of samples or valid target tokens in that sum."""
+    """The number of samples or valid target tokens in that sum, or the sum of their
+    `training.class_weights`."""
     tokens: int
     """Input tokens without padding."""
     seconds: float

@@ -55,6 +55,8 @@ class Worker:
     """(seed, epoch, length) -> the permutation of `range(length)` that an epoch visits."""
     alpha: Callable[[int], float] | None = None
     """The divergence's share at an inner step, counted from 1, of a distillation."""
+    class_weights: Sequence[int] | None = None
+    """How much a sample of each class counts."""
     watts: Callable[[], float | None] = lambda: None
     """The host's power, if a budget needs it and something measures it."""
     rounds: Callable[[StepPlan, TrainState], InnerSteps] | None = None
@@ -105,7 +107,7 @@ class Worker:
     def _train(self, shard: ShardAssignment) -> None:
         """Forward and backward over a shard; blocks are sent while backward continues."""
         batch = self._samples(shard)
-        weight = weight_of(batch)
+        weight = weight_of(batch, self.class_weights)
         wanted = None if shard.blocks is None else set(shard.blocks)
         first: float | None = None
 
@@ -199,9 +201,11 @@ class Worker:
         return [self.train[int(index)] for index in order[shard.start : shard.stop]]
 
 
-def weight_of(batch: Sequence[Encoded]) -> int:
-    """Return what a mean over the batch divides by: samples, or valid target tokens."""
+def weight_of(batch: Sequence[Encoded], class_weights: Sequence[int] | None = None) -> int:
+    """Return what a mean over the batch divides by: samples by class, or valid target tokens."""
     return sum(
-        1 if isinstance(sample.labels, int) else int(np.count_nonzero(sample.labels != IGNORED))
+        (class_weights[sample.labels] if class_weights else 1)
+        if isinstance(sample.labels, int)
+        else int(np.count_nonzero(sample.labels != IGNORED))
         for sample in batch
     )

@@ -68,11 +68,6 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
         ({"training.epochs": None}, "training.epochs: must not be null"),
         ({"budget.hosts": 3}, "budget.hosts: a list is needed; got 3"),
         ({"name": "no spaces"}, "name: "),
-        (
-            {"training.gradient_accumulation_steps": 8},
-            "did you mean: training.batch_size, which counts the samples of a whole step over all"
-            " devices: per-device batch size x 8 x devices",
-        ),
         ({"trainng.epochs": 8}, "trainng: unknown key (allowed: name, task, "),
         ({"lora.target_modules": "all-linear"}, "lora.target_modules: all linears are the default"),
         (
@@ -86,6 +81,15 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
             {"task": "causal-lm"},
             "config: num_classes and class_names are only allowed when task is classify",
         ),
+        (
+            {"task": "causal-lm", "num_classes": None, "training.label_smoothing": 0.1},
+            "config: training.label_smoothing and training.class_weights are only allowed when",
+        ),
+        ({"training.class_weights": [1]}, "config: training.class_weights must be"),
+        (
+            {"training.early_stopping_patience": 2},
+            "config: training.early_stopping_patience counts",
+        ),
         ({"method": "full", "model.quantization": "nf4"}, "config: method full needs"),
         ({"training.pack": True}, "config: training.pack needs task causal-lm"),
     ],
@@ -96,6 +100,14 @@ def test_a_wrong_setting_is_one_line_with_its_path(overrides: dict, message: str
     text = str(caught.value)
     assert f"flags: {message}" in text
     assert "\n" not in text
+
+
+def test_accumulated_steps_are_explained():
+    with pytest.raises(InputError) as caught:
+        config(**{"training.gradient_accumulation_steps": 8})
+    counts = "counts the samples of a whole step over all devices: per-device batch size x 8 x"
+    assert f"did you mean: training.batch_size, which {counts} devices" in str(caught.value)
+    assert "micro-batches of training.micro_batch_size" in str(caught.value)
 
 
 def test_a_section_in_short(tmp_path: Path):

@@ -136,6 +136,8 @@ def test_peft_opens_what_is_saved_and_it_merges(tiny: Tiny, tmp_path: Path) -> N
 OF_WHOLE_MODELS: list[dict[str, Any]] = [
     {"lora__freeze_a": True},
     {"lora__layers_to_transform": [1]},
+    {"task": "classify", "training__class_weights": [1, 2, 3, 4, 5]},
+    {"task": "classify", "training__label_smoothing": 0.1},
 ]
 
 
@@ -147,8 +149,8 @@ def test_what_shares_a_model_refuses_it(
     tiny: Tiny, chosen: dict[str, Any], sharing: dict[str, Any]
 ) -> None:
     folder = tiny.model()
-    with pytest.raises(InputError, match=r"lora\.\w+ needs a whole model in each worker"):
-        tiny.config(folder, **LORA, **chosen, **sharing)
+    with pytest.raises(InputError, match=r"\w+\.\w+ needs a whole model in each worker"):
+        tiny.config(folder, **LORA | chosen, **sharing)
 
 
 @pytest.mark.parametrize("chosen", OF_WHOLE_MODELS)
@@ -156,8 +158,8 @@ def test_ranks_refuse_it(tiny: Tiny, chosen: dict[str, Any]) -> None:
     from trainer.replica.torch.parallel.replica import ParallelReplica
 
     folder = tiny.model()
-    config = tiny.config(folder, **LORA, **chosen)
+    config = tiny.config(folder, **LORA | chosen)
     mesh: Any = None  # it is refused before a mesh is looked at
     layout = build_layout(folder, config)
-    with pytest.raises(InputError, match=r"lora\.\w+: processes that share a model"):
+    with pytest.raises(InputError, match=r"\w+\.\w+: processes that share a model"):
         ParallelReplica(folder, config, layout, mesh, torch.device("cpu"))

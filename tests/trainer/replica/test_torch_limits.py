@@ -54,10 +54,10 @@ def test_running_out_of_memory_halves_and_remembers(
     whole = gradient(replica, batch)[0]
     real = objective.classify
 
-    def crowded(model: Any, micro: Any, autocast: Any) -> Any:
+    def crowded(model: Any, micro: Any, autocast: Any, *settings: Any) -> Any:
         if micro.input_ids.shape[0] > 3:
             raise error
-        return real(model, micro, autocast)
+        return real(model, micro, autocast, *settings)
 
     monkeypatch.setattr(objective, "classify", crowded)
     flat, _, order = gradient(replica, batch)

@@ -15,14 +15,31 @@ from trainer.replica.torch.kd_loss import KDWeights, Sums, token_losses
 from trainer.replica.torch.model import backbone
 
 
-def classify(model: Any, batch: MicroBatch, autocast: torch.autocast) -> tuple[Tensor, Tensor]:
-    """Return the summed loss `[]` and the logits `[B, C]` of a sequence classifier."""
+def classify(
+    model: Any,
+    batch: MicroBatch,
+    autocast: torch.autocast,
+    weights: Tensor | None = None,
+    smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Return the summed loss `[]` and the logits `[B, C]` of a sequence classifier.
+
+    Args:
+        weights: of the classes `[C]`; None: 1.
+        smoothing: share of each target that is spread over all classes.
+    """
     with autocast:
         hidden = _hidden(model, batch)
-    return class_loss(hidden, model.score, batch)
+    return class_loss(hidden, model.score, batch, weights, smoothing)
 
 
-def class_loss(hidden: Tensor, score: nn.Module, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+def class_loss(
+    hidden: Tensor,
+    score: nn.Module,
+    batch: MicroBatch,
+    weights: Tensor | None = None,
+    smoothing: float = 0.0,
+) -> tuple[Tensor, Tensor]:
     """Return the same from the final hidden states `[B, T, D]`.
 
     The last token is found by length, not by the pad token as in transformers: many tokenizers pad
@@ -31,7 +48,10 @@ def class_loss(hidden: Tensor, score: nn.Module, batch: MicroBatch) -> tuple[Ten
     last = (batch.lengths - 1).clamp(min=0)
     pooled = hidden[torch.arange(len(last), device=last.device), last]
     logits = score(pooled.float())  # the head is a trainable fp32 weight
-    return F.cross_entropy(logits, batch.labels, reduction="sum"), logits
+    loss = F.cross_entropy(
+        logits, batch.labels, weights, reduction="sum", label_smoothing=smoothing
+    )
+    return loss, logits
 
 
 def count_cells(cells: Tensor, labels: Tensor, logits: Tensor) -> None:

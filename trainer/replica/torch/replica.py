@@ -123,6 +123,9 @@ class TorchReplica:
         self._weights = flatten(model, layout, self._device)
         self._gradients: GradientStream | None = None
         self._autocast = autocast(config, self._device)
+        weights = config.training.class_weights
+        made = None if weights is None else torch.tensor(weights, device=self._device).float()
+        self._class_loss = made, config.training.label_smoothing
         self._logits = logits_of(read_config(model_dir))
         self._scale = LossScale(config, self._device, SCALE_OF_SUM)
         self.limit = self._first_limit()
@@ -232,11 +235,13 @@ class TorchReplica:
             for micro, is_last in self._micro_batches(batch, mix):
                 if is_last and not self._scale.on:
                     gradients.last()
-                found, count, _ = self._loss(micro, mix)
+                found, count, _ = self._loss(micro, mix, *self._class_loss)
                 (found.loss * scale if self._scale.on else found.loss).backward()
                 sums += torch.stack([part.detach() for part in found])
                 weight += count
             if self._scale.settle([gradients.flat], sums):
+                if weights := self._config.training.class_weights:
+                    weight = sum(weights[int(sample.labels)] for sample in batch)
                 return sums, weight
 
     def _score(self, batch: Sequence[Encoded]) -> EvalResult:
@@ -271,10 +276,18 @@ class TorchReplica:
             self.limit = smaller
             torch.cuda.empty_cache()
 
-    def _loss(self, micro: MicroBatch, mix: KDWeights | None) -> tuple[Sums, int, Tensor | None]:
-        """Return the summed losses, their weight, and the logits of a classifier."""
+    def _loss(
+        self,
+        micro: MicroBatch,
+        mix: KDWeights | None,
+        weights: Tensor | None = None,
+        smoothing: float = 0.0,
+    ) -> tuple[Sums, int, Tensor | None]:
+        """Return the summed losses, the number of targets, and the logits of a classifier."""
         if self._config.task == "classify":
-            loss, logits = objective.classify(self._model, micro, self._autocast)
+            loss, logits = objective.classify(
+                self._model, micro, self._autocast, weights, smoothing
+            )
             return Sums(loss, loss, torch.zeros_like(loss)), len(logits), logits
         found = objective.language(self._model, micro, self._autocast, mix, shape=self._logits)
         return *found, None

@@ -80,12 +80,16 @@ class Packed:
     chunks: int
     """Chunks that have targets."""
     weight: int
-    """Targets."""
+    """`weight_of` the samples."""
     entropy: float = 0.0
     """The teacher's, summed over targets, in nats."""
 
 
-def pack(samples: Sequence[Encoded], shares: tuple[float, float] | None = None) -> Packed:
+def pack(
+    samples: Sequence[Encoded],
+    shares: tuple[float, float] | None = None,
+    class_weights: Sequence[int] | None = None,
+) -> Packed:
     """Return samples as the vector of the smallest bucket, padded on the right with token 0.
 
     A target is predicted from the last token of a classified sample, else from the token before it.
@@ -93,6 +97,7 @@ def pack(samples: Sequence[Encoded], shares: tuple[float, float] | None = None) 
     Args:
         shares: weights of the cross-entropy and of the divergence from a teacher; None ignores
             teachers.
+        class_weights: how much a sample of each class counts; None: 1.
     """
     classify = isinstance(samples[0].labels, int)
     length = padded_length(max(len(sample.input_ids) for sample in samples))
@@ -112,12 +117,13 @@ def pack(samples: Sequence[Encoded], shares: tuple[float, float] | None = None) 
             classes.append(labels[places[-1]])
         rows.append(number * length + places[-1] - 1)
     picked, wanted = np.concatenate(rows), np.concatenate(classes)
+    counts = np.ones(len(picked)) if class_weights is None else np.array(class_weights)[wanted]
     unique, starts, order = sort_tokens(ids.reshape(-1))
     parts: dict[str, NDArray[np.generic]] = {
         "ids": ids.reshape(-1),
         "rows": picked.astype(np.uint32),
         "classes": wanted.astype(np.uint32),
-        "counts": np.ones(len(picked), np.float32),
+        "counts": counts.astype(np.float32),
         "unique": unique,
         "starts": starts,
         "order": order,
@@ -131,7 +137,7 @@ def pack(samples: Sequence[Encoded], shares: tuple[float, float] | None = None) 
         entropy = taught.entropy
     bucket = Bucket(len(samples), length, classify, entries)
     chunks = -(-len(picked) // bucket.chunk_rows)
-    return Packed(bucket, _vector(bucket, parts), chunks, len(picked), entropy)
+    return Packed(bucket, _vector(bucket, parts), chunks, int(counts.sum()), entropy)
 
 
 def _vector(bucket: Bucket, parts: Mapping[str, NDArray[np.generic]]) -> NDArray[np.uint32]:

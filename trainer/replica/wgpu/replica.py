@@ -59,6 +59,11 @@ class WgpuReplica:
         self._device = device
         if config.distillation:
             check_supported(config.distillation)
+        if config.training.label_smoothing:
+            raise InputError(
+                "training.label_smoothing: wgpu computes the loss of one class a sample; leave it"
+                " out, or take --gpu-backend cuda or cpu"
+            )
         if config.training.precision in ("bf16", "fp16"):
             log.info(
                 "%s computes in fp32: training.precision %s is for CUDA and CPUs",
@@ -147,7 +152,8 @@ class WgpuReplica:
         lengths = [padded_length(len(sample.input_ids)) for sample in batch]
         while True:
             groups = split(lengths, self.limit)
-            micros = [pack([batch[index] for index in group], shares) for group in groups]
+            weights = self._config.training.class_weights if training else None
+            micros = [pack([batch[index] for index in group], shares, weights) for group in groups]
             try:
                 recordings = self._engine.prepare(micros, training=training)
             except OutOfMemoryError as error:

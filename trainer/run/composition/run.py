@@ -128,6 +128,7 @@ def make_worker(
         plan=inputs.plan,
         rounds=partial(InnerSteps, choice.replica, config.optimizer),
         train=train,
+        class_weights=config.training.class_weights,
         validation=inputs.validation,
         seed=config.training.seed,
         order=order,

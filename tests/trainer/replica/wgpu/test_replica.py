@@ -9,9 +9,10 @@ import pytest
 
 from tests.families import COMPUTED_HERE
 from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative
-from tests.trainer.replica.test_shares import SETTINGS
+from tests.trainer.replica.test_shares import OF_CLASSES, SETTINGS
 from trainer.replica.microbatch import Limit
 from trainer.replica.wgpu.gpu.device import Device
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from tests.trainer.tiny import Tiny
@@ -54,16 +55,27 @@ def test_loss_and_gradients_are_those_of_torch(
     assert np.array_equal(gradient(replica, batch)[0], mine)  # bit for bit, evaluation between
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    ("task", "chosen"),
+    [
+        *(("causal-lm", chosen) for chosen in SETTINGS.values()),
+        ("classify", OF_CLASSES["weights"]),
+    ],
+)
 def test_gradients_under_each_setting_are_those_of_torch(
-    device: Device, tiny: Tiny, name: str
+    device: Device, tiny: Tiny, task: str, chosen: dict[str, Any]
 ) -> None:
-    folder, settings = tiny.model(), {"task": "causal-lm", **SETTINGS[name]}
-    batch = tiny.batch(7, "causal-lm")
+    folder, settings = tiny.model(), {"task": task, **chosen}
+    batch = tiny.batch(7, task)
     theirs, expected, _ = gradient(tiny.start(folder, **settings)[0], batch)
     mine, result, _ = gradient(tiny.wgpu(device, folder, **settings)[0], batch)
     assert result.loss_sum == pytest.approx(expected.loss_sum, rel=1e-5)
     assert relative(mine, theirs) < 1e-5
+
+
+def test_smoothed_labels_are_refused(device: Device, tiny: Tiny) -> None:
+    with pytest.raises(InputError, match=r"training\.label_smoothing: wgpu computes"):
+        tiny.wgpu(device, **OF_CLASSES["smoothing"])
 
 
 @pytest.mark.parametrize("task", TASKS)

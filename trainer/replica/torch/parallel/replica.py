@@ -66,8 +66,8 @@ class ParallelReplica:
     ) -> None:
         if name := config.needs_whole_model:
             raise InputError(
-                f"{name}: processes that share a model, or are ranks of --distributed, train both"
-                " sides of an adapter in every layer; leave it out"
+                f"{name}: processes that share a model, or are ranks of --distributed, do not know"
+                " it; leave it out, or train with a coordinator and whole models"
             )
         self.layout = layout
         self._config, self._device, self._mesh = config, device, mesh
