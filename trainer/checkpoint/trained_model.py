@@ -121,12 +121,45 @@ def _adapter(adapter: Adapter, max_seq_len: int | None) -> Trained:
     if layout is None or not _fits(layout, adapter):
         return replace(_merged(adapter, run, max_seq_len), progress=progress, path=path)
     weights = np.zeros(layout.size, dtype=np.float32)
+    _place(weights, layout, adapter, config.lora.scale)
+    return Trained(path, config, adapter.base_dir, layout, weights, progress)
+
+
+def starting_weights(layout: GradientLayout, model_dir: Path, config: RunConfig) -> np.ndarray:
+    """Return the weights before a run's first step, fp32 `[layout.size]`.
+
+    They are the factors of `model.adapter`, if it is given, and `initial_weights` besides.
+
+    Raises:
+        InputError: the adapter cannot be read, is another base's, or has what does not train here.
+    """
+    weights = initial_weights(layout, model_dir, config)
+    if config.model.adapter is None:
+        return weights
+    adapter, lines = open_adapter(Path(config.model.adapter), str(model_dir))
+    for line in lines:
+        log.warning("%s", line)
+    plain = all(pair.bias is None and pair.magnitude is None for pair in adapter.pairs.values())
+    if not plain or adapter.tokens or not _fits(layout, adapter):
+        ranks = sorted({pair.rank for pair in adapter.pairs.values()})
+        raise InputError(
+            f"model.adapter: {adapter.path} has tensors that this run does not train: it is for"
+            f" {adapter.task}, of rank {', '.join(map(str, ranks))}, on"
+            f" {', '.join(sorted({name.rpartition('.')[2] for name in adapter.pairs}))}; set task,"
+            " lora.lora_rank, lora.target_modules and lora.layers_to_transform so that all are"
+            " there, or merge it into the base"
+        )
+    _place(weights, layout, adapter, config.lora.scale)
+    return weights
+
+
+def _place(weights: np.ndarray, layout: GradientLayout, adapter: Adapter, scale: float) -> None:
+    """Set what an adapter has in flat weights; other elements stay."""
     for slot in layout.tensors():
-        if (values := _slot_values(slot, adapter, config.lora.scale)) is not None:
+        if (values := _slot_values(slot, adapter, scale)) is not None:
             weights[slot.start : slot.stop].reshape(slot.shape)[tuple(map(slice, values.shape))] = (
                 values
             )
-    return Trained(path, config, adapter.base_dir, layout, weights, progress)
 
 
 def _fits(layout: GradientLayout, adapter: Adapter) -> bool:
@@ -134,7 +167,7 @@ def _fits(layout: GradientLayout, adapter: Adapter) -> bool:
     slots = {slot.name.removeprefix(PREFIX): slot.shape for slot in layout.tensors()}
     for module, pair in adapter.pairs.items():
         down, up = (slots.get(f"{module}.lora_{part}.weight") for part in "AB")
-        if down is None or up is None:
+        if down is None or up is None or pair.rank > down[0]:
             return False
         if (pair.rank, down[1]) != pair.down.shape or (up[0], pair.rank) != pair.up.shape:
             return False

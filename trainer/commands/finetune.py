@@ -27,6 +27,7 @@ _SETTINGS = {
     "num_classes": "num_classes",
     "model_dir": "model.path",
     "data": "data.train",
+    "adapter": "model.adapter",
 }
 
 
@@ -39,6 +40,12 @@ _SETTINGS = {
     type=click.Path(),
     metavar="FILE|DIR",
     help="Data of any format, or a folder of a teacher's logits.",
+)
+@click.option(
+    "--adapter",
+    type=click.Path(),
+    metavar="DIR",
+    help="A LoRA adapter of the model, from which the run begins.",
 )
 @run_options("sample")
 @click.option("--role", type=click.Choice(["local", "coordinator", "worker"]), default="local")

@@ -264,6 +264,7 @@ _SHARED_REFUSED = {
 _AXOLOTL: dict[str, Rule] = {
     **_SHARED,
     "base_model": _is("model.path"),
+    "lora_model_dir": _is("model.adapter"),
     "datasets": _datasets("data.train"),
     "test_datasets": _datasets("data.validation"),
     "val_set_size": _fraction,
@@ -284,6 +285,7 @@ _AXOLOTL: dict[str, Rule] = {
 _FACTORY: dict[str, Rule] = {
     **_SHARED,
     "model_name_or_path": _is("model.path"),
+    "adapter_name_or_path": _is("model.adapter"),
     "stage": _only("sft", "pt", instead="Motley fine-tunes (sft) and pre-trains (pt)"),
     "finetuning_type": _adapter,
     "quantization_bit": _bits,
@@ -325,7 +327,6 @@ PROGRAMS = (
             | {
                 "chat_template": "is not taken: the model's own template is used",
                 "load_in_8bit": "stores the base in 8 bits; set model.quantization to nf4 or none",
-                "lora_model_dir": "is an adapter to start from; merge it into the base first",
                 "lora_modules_to_save": "trains more than the adapters; take method full",
                 "peft_use_dora": _SHARED_REFUSED["use_dora"],
                 "plugins": "change the training; leave them out",
@@ -360,7 +361,6 @@ PROGRAMS = (
             },
             refused=_SHARED_REFUSED
             | {
-                "adapter_name_or_path": "is an adapter to start from; merge it into the base first",
                 "additional_target": "trains more than the adapters; take method full",
                 "freeze_trainable_layers": "trains a part of the model; take method lora or full",
                 "mask_history": "learns the last answer alone; split the conversations",

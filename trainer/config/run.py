@@ -45,6 +45,7 @@ MEMBERS_MAY_DIFFER = (
     "name",
     "output",
     "model.path",
+    "model.adapter",
     "data.train",
     "data.validation",
     "training.micro_batch_size",
@@ -79,6 +80,9 @@ class ModelConfig(Section):
     SHORT = "path"
     path: str = Field(min_length=1)
     """A local Hugging Face directory, or a hub name when online."""
+    adapter: str | None = Field(default=None, min_length=1)
+    """A LoRA adapter of this model, from whose factors the run begins; null: from new ones. Only
+    the coordinator reads it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Storage of the frozen base weights; trainable weights are always fp32 masters."""
     quantization: Literal["none", "nf4"] = "none"
@@ -187,6 +191,8 @@ class RunConfig(Section):
                 f"{name} needs a whole model in each worker and a coordinator: leave parallel"
                 " out and exchange.topology at star"
             )
+        if self.model.adapter is not None and (self.method == "full" or self.lora.freeze_a):
+            raise ValueError("model.adapter needs method lora, without lora.freeze_a")
         if self.task == "classify" and self.num_classes is None:
             raise ValueError("num_classes is required when task is classify")
         if self.task == "causal-lm" and self.num_classes is not None:
@@ -240,6 +246,7 @@ class RunConfig(Section):
         chosen = {
             "lora.freeze_a": adapts and lora.freeze_a,
             "lora.layers_to_transform": adapts and lora.layers_to_transform is not None,
+            "model.adapter": adapts and self.model.adapter is not None,
             "training.label_smoothing": training.label_smoothing > 0,
             "training.class_weights": training.class_weights is not None,
         }
@@ -332,7 +339,7 @@ class RunConfig(Section):
 
         return section(self, "output").model_copy(
             update={
-                "model": self.model if model_on_hub else section(self.model, "path"),
+                "model": section(self.model, *(() if model_on_hub else ("path",)), "adapter"),
                 "data": section(self.data, "train", "validation"),
                 "checkpoint": section(self.checkpoint, "folder"),
             }

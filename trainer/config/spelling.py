@@ -20,7 +20,6 @@ FAMILIAR = {
     "eval_steps": "evaluate_every",
     "follow": "watch",
     "grad_clip": "max_grad_norm",
-    "gradient_accumulation": "batch_size",
     "gradient_accumulation_steps": "batch_size",
     "label_smoothing_factor": "label_smoothing",
     "load_in_4bit": "quantization",
@@ -52,6 +51,15 @@ FAMILIAR = {
     "workers": "expect_workers",
 }
 """Names in other trainers (PEFT, Transformers, axolotl) and short ones, with ours."""
+EXPLAINED = {
+    "gradient_accumulation_steps": "a batch is that of a whole step over all devices: per-device"
+    " batch size x {value} x devices; each takes its share in as many micro-batches of"
+    " training.micro_batch_size as it needs",
+    "lora_dropout": "adapters have no dropout: which numbers it drops would depend on the device"
+    " that computes a sample, and so on the shares",
+    "use_dora": "adapters with DoRA are read and merged, but not trained",
+}
+"""Settings of other trainers without a counterpart, and why."""
 _FLAGS = {"train": "data", "path": "model", "output": "out", "f": "watch", "watch": "wait"}
 """Names whose option has another name in some commands."""
 
@@ -79,14 +87,9 @@ def nearest_option(name: str, options: Iterable[str], keys: Sequence[str]) -> st
 
 
 def explanation(name: str, value: object) -> str:
-    """Return what another trainer's setting means here, as the end of a message; else nothing."""
-    if FAMILIAR.get(_plain(name.rpartition(".")[2])) != "batch_size" or "accum" not in name:
-        return ""
-    return (
-        ", which counts the samples of a whole step over all devices: per-device batch size x"
-        f" {value} x devices; a device takes its share in micro-batches of"
-        " training.micro_batch_size, as many as that needs"
-    )
+    """Return what a setting of other trainers means here, as the end of a message; else nothing."""
+    text = EXPLAINED.get(_plain(name.rpartition(".")[2]), "")
+    return f"; {text.format(value=value)}" if text else ""
 
 
 def hint(found: str | None) -> str:

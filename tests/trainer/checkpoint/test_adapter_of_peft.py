@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,8 +17,13 @@ from safetensors.numpy import load_file, save_file
 
 from trainer.checkpoint.adapter import open_adapter
 from trainer.checkpoint.merge_lora import merge
-from trainer.checkpoint.trained_model import Trained, load_trained
+from trainer.checkpoint.trained_model import Trained, load_trained, starting_weights
+from trainer.model.initialization import initial_weights
+from trainer.model.layout import build_layout
 from trainer.system.errors import InputError
+
+if TYPE_CHECKING:
+    from tests.conftest import MakeConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PEFT's advice on what these adapters train
 
@@ -120,7 +125,7 @@ def logits_of(trained: Trained) -> torch.Tensor:
             r=lora.lora_rank,
             lora_alpha=lora.lora_alpha,
             use_rslora=lora.use_rslora,
-            target_modules=list(lora.target_modules or ()),
+            target_modules=list(lora.linears),
             task_type="CAUSAL_LM",
         )
         model = get_peft_model(model, settings)
@@ -130,6 +135,33 @@ def logits_of(trained: Trained) -> torch.Tensor:
     assert not values
     with torch.no_grad():
         return model.eval()(input_ids=IDS).logits
+
+
+@pytest.mark.parametrize(
+    "theirs", [{}, {"use_rslora": True}, {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q": 9}}]
+)
+def test_a_run_begins_from_an_adapter(
+    theirs: dict[str, Any], tmp_path: Path, tiny_model: Any, make_config: MakeConfig
+) -> None:
+    """Also if it has a lower rank, other scales and fewer linears than the run."""
+    model_dir, folder = tiny_model("qwen3"), tmp_path / "adapter"
+    peft = adapter_of(folder, model_dir, **theirs)
+    settings = {"task": "causal-lm", "model__adapter": str(folder), "lora__lora_alpha": 20}
+    config = make_config(model_dir, **settings, lora__lora_rank=6, lora__target_modules=None)
+    layout = build_layout(model_dir, config)
+    weights = starting_weights(layout, model_dir, config)
+    with torch.no_grad():
+        expected = peft(input_ids=IDS).logits
+    actual = logits_of(Trained(folder, config, model_dir, layout, weights))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5)
+    fresh = initial_weights(layout, model_dir, config)
+    beside = [s for s in layout.tensors() if "o_proj.lora_A" in s.name or "gate_proj" in s.name]
+    assert all(np.array_equal(weights[s.start : s.stop], fresh[s.start : s.stop]) for s in beside)
+
+    for chosen in ({"lora__lora_rank": 3}, {"lora__target_modules": ["q_proj"]}):
+        small = make_config(model_dir, **settings, **chosen)
+        with pytest.raises(InputError, match="on down_proj, q_proj, v_proj; set task"):
+            starting_weights(build_layout(model_dir, small), model_dir, small)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

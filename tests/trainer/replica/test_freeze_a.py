@@ -136,6 +136,7 @@ def test_peft_opens_what_is_saved_and_it_merges(tiny: Tiny, tmp_path: Path) -> N
 OF_WHOLE_MODELS: list[dict[str, Any]] = [
     {"lora__freeze_a": True},
     {"lora__layers_to_transform": [1]},
+    {"model__adapter": "adapter"},
     {"task": "classify", "training__class_weights": [1, 2, 3, 4, 5]},
     {"task": "classify", "training__label_smoothing": 0.1},
 ]

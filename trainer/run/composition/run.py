@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainer.checkpoint.resume import continue_run
+from trainer.checkpoint.trained_model import starting_weights
 from trainer.data.metrics import class_scores
 from trainer.data.order import epoch_order
 from trainer.data.soft_targets import alpha_at
@@ -18,7 +19,6 @@ from trainer.distill.student.distributed_dataset import TaughtDataset
 from trainer.distill.student.prefetch import Preparation
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.messages import JoinRequest
-from trainer.model.initialization import initial_weights
 from trainer.optimizer.adamw import TrainState
 from trainer.optimizer.nesterov import Update
 from trainer.planning.budget.power import PowerMeter
@@ -63,7 +63,7 @@ def make_coordinator(
             state, generation = restored.state, restored.progress.generation + 1
             plan = plan.with_rounds(restored.progress.rounds)
         else:
-            state = TrainState.fresh(initial_weights(layout, inputs.model_dir, config))
+            state = TrainState.fresh(starting_weights(layout, inputs.model_dir, config))
             generation = 0
         write_run_file(config, job.run_id)
         recorder = make_recorder(plan)
@@ -186,7 +186,7 @@ def make_student(
             step, position = restored.progress.step, _position(restored)
             optimizer.restore(restored.state)
         else:
-            replica.write_trainable(initial_weights(layout, inputs.model_dir, config))
+            replica.write_trainable(starting_weights(layout, inputs.model_dir, config))
         recorder = make_recorder(plan)
     recorder.go_on(restored)
     recorder.emit(
