@@ -11,6 +11,7 @@ import pytest
 
 from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_state
 from tests.waiting import wait_for
+from trainer.checkpoint.reader import Resumed, RunProgress
 from trainer.config.run import RunConfig
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.schedule import StepPlan
@@ -57,6 +58,19 @@ class FullStore(StuckStore):
         if self.failures:
             self.failures -= 1
             raise StorageError(f"step-{snapshot.step:06d}: checkpoint not saved: disk full")
+        return super().save(snapshot, progress, metric)
+
+
+class KeepingStore(StuckStore):
+    """Keeps what is said of each checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[RunProgress] = []
+        self.free.set()
+
+    def save(self, snapshot: Any, progress: Any, metric: float | None) -> Path:
+        self.kept.append(progress)
         return super().save(snapshot, progress, metric)
 
 
@@ -163,6 +177,26 @@ def test_a_defect_counts_like_a_full_disk(mark: Path) -> None:
     saved_in_turn(recorder, mark, 1, 2)
     assert isinstance(recorder.failure, StorageError)
     recorder.close(6, "")
+
+
+def test_a_resumed_run_goes_on_counting_validations(tmp_path: Path) -> None:
+    """What ends early is completed, not stopped: there is nothing to resume."""
+    chosen = {"training.evaluate_every": 1, "training.early_stopping_patience": 2}
+    config = tiny_config().with_settings({"data.validation": "held-out.jsonl", **chosen})
+    store = KeepingStore()
+    before = recorder_of(store, tmp_path / "before", config)
+    for step in (1, 2):
+        before.emit({"event": "validation", "at": step, "loss": 1.0})
+    before.save(save_of(2, {"loss": 1.0}))
+    assert before.close(0, "stopped by SIGTERM") == 0
+    after = recorder_of(store, tmp_path / "after", config)
+    after.go_on(Resumed(Path("step-000002"), store.kept[0], ()))
+    for step in (2, 3):
+        assert after.early.reason is None
+        after.emit({"event": "validation", "at": step, "loss": 1.0})
+    assert after.early.reason is not None
+    assert after.close(0, after.early.reason) == 0
+    assert read_status(tmp_path / "after" / "status.json")["state"] == "completed"
 
 
 def test_an_unproved_end_whose_checkpoint_failed_is_the_disks_fault(mark: Path) -> None:

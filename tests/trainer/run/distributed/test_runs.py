@@ -131,8 +131,7 @@ def test_early_stopping_counts_over_a_resume(
         arguments = spoken("qwen2"), data_of("lora", data), str(output), chosen
         ranks.run(f"{HERE}:{entry}", *arguments, world=world)
         assert len(losses(output)) == reached
-        status = read_status(output)
-        assert status is not None
+        status = read_status(output / "status.json")
         assert (status["state"], status["exit_code"]) == ("completed", 0)
 
 
