@@ -46,9 +46,6 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or "TESTS_IGNORE_SIGHUP" in
 settings.register_profile("motley", settings.default, deadline=None)
 settings.load_profile("motley")
 
-# Each search for garbage goes through all that torch and transformers made.
-gc.set_threshold(50_000, 20, 20)
-
 TinyModel = Callable[..., Path]
 MakeConfig = Callable[..., "RunConfig"]
 
@@ -209,6 +206,18 @@ class WritesDurations:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-durations", action="store_true", help=f"write {_DURATIONS.name}")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Iterator[None]:
+    """Search what is imported for no garbage, now or later: each search goes through all of it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+        gc.set_threshold(50_000, 20, 20)  # tests import more
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,6 +23,8 @@ _IMPORTED_LATER = (
 )
 """What most import only when they need it, for half a second."""
 
+gc.disable()  # a search through all that imports make is a quarter of their time
+
 # Libraries start threads as they are imported, and a fork has but one.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
@@ -48,3 +50,4 @@ for _finalizer in weakref.finalize._registry:  # pyright: ignore
     _finalizer.atexit = False  # torch's, of each operator that it has defined: only memory
 gc.collect()
 gc.freeze()  # a collection in a child would write to, and so copy, every page
+gc.enable()
