@@ -259,7 +259,6 @@ _SHARED_REFUSED = {
     "fsdp": _PARALLEL,
     "fsdp_config": _PARALLEL,
     "neftune_noise_alpha": "adds noise to inputs, which Motley does not",
-    "use_dora": "is another adapter than LoRA",
 }
 _AXOLOTL: dict[str, Rule] = {
     **_SHARED,
@@ -271,6 +270,7 @@ _AXOLOTL: dict[str, Rule] = {
     "adapter": _adapter,
     "load_in_4bit": _bits,
     "lora_r": _is("lora.lora_rank"),
+    "peft_use_dora": _is("lora.use_dora"),
     "peft_use_rslora": _is("lora.use_rslora"),
     "lora_target_modules": _targets,
     "early_stopping_patience": _steps("training.early_stopping_patience"),
@@ -290,6 +290,7 @@ _FACTORY: dict[str, Rule] = {
     "finetuning_type": _adapter,
     "quantization_bit": _bits,
     "lora_rank": _is("lora.lora_rank"),
+    "use_dora": _is("lora.use_dora"),
     "use_rslora": _is("lora.use_rslora"),
     "lora_target": _targets,
     "val_size": _fraction,
@@ -328,7 +329,6 @@ PROGRAMS = (
                 "chat_template": "is not taken: the model's own template is used",
                 "load_in_8bit": "stores the base in 8 bits; set model.quantization to nf4 or none",
                 "lora_modules_to_save": "trains more than the adapters; take method full",
-                "peft_use_dora": _SHARED_REFUSED["use_dora"],
                 "plugins": "change the training; leave them out",
                 "reward_model": "trains a reward model, which Motley does not",
                 "rl": "is preference training, which Motley does not do",

@@ -39,6 +39,10 @@ class LoraSettings(Section):
     use_rslora: bool = False
     """Scale B A by alpha / sqrt(r), not by alpha / r (rsLoRA, arXiv:2312.03732)."""
 
+    use_dora: bool = False
+    """Train the norm of each row of W + B A too, apart from its direction (DoRA,
+    arXiv:2402.09353)."""
+
     @property
     def scale(self) -> float:
         """The factor of B A."""

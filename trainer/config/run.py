@@ -209,6 +209,8 @@ class RunConfig(Section):
             raise ValueError(
                 f"class_names must be {self.num_classes} different names, as num_classes says"
             )
+        if self.method == "lora" and self.lora.use_dora and self.model.quantization != "none":
+            raise ValueError("lora.use_dora needs model.quantization none: NF4 has no rows")
         if self.method == "full" and self.model.quantization != "none":
             raise ValueError("method full needs model.quantization none: NF4 weights are frozen")
         if self.distillation is not None and self.task != "causal-lm":
@@ -246,6 +248,7 @@ class RunConfig(Section):
         chosen = {
             "lora.freeze_a": adapts and lora.freeze_a,
             "lora.layers_to_transform": adapts and lora.layers_to_transform is not None,
+            "lora.use_dora": adapts and lora.use_dora,
             "model.adapter": adapts and self.model.adapter is not None,
             "training.label_smoothing": training.label_smoothing > 0,
             "training.class_weights": training.class_weights is not None,

@@ -57,7 +57,6 @@ EXPLAINED = {
     " training.micro_batch_size as it needs",
     "lora_dropout": "adapters have no dropout: which numbers it drops would depend on the device"
     " that computes a sample, and so on the shares",
-    "use_dora": "adapters with DoRA are read and merged, but not trained",
 }
 """Settings of other trainers without a counterpart, and why."""
 _FLAGS = {"train": "data", "path": "model", "output": "out", "f": "watch", "watch": "wait"}

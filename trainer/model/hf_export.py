@@ -98,7 +98,7 @@ def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
         "bias": "none",
         "fan_in_fan_out": transposed,
         "init_lora_weights": True,
-        "use_dora": False,
+        "use_dora": config.lora.use_dora,
         "use_rslora": config.lora.use_rslora,
         "inference_mode": True,
     }

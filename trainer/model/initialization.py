@@ -18,7 +18,7 @@ import numpy as np
 
 from trainer.config.run import RunConfig
 from trainer.model.architecture import parse_architecture
-from trainer.model.layout import SIDE_A, GradientLayout, TensorSlot, stored_name
+from trainer.model.layout import MAGNITUDE, SIDE_A, GradientLayout, TensorSlot, stored_name
 from trainer.model.safetensors_headers import TensorHeader, read_headers
 
 WEIGHT_STD = 0.02
@@ -37,8 +37,9 @@ def initial_weights(layout: GradientLayout, model_dir: Path, config: RunConfig) 
 def initial_tensor(headers: Mapping[str, TensorHeader], seed: int, slot: TensorSlot) -> np.ndarray:
     """Return one tensor of it, fp32 `[slot.size]`.
 
-    LoRA: A is U(-1/sqrt(in), 1/sqrt(in)) as in PEFT, B is zero. Everything that the model
-    directory stores is read from it; a missing head is uniform with `WEIGHT_STD`.
+    LoRA: A is U(-1/sqrt(in), 1/sqrt(in)) as in PEFT, B is zero, DoRA's magnitudes are the norms of
+    the base's rows. Everything that the model directory stores is read from it; a missing head is
+    uniform with `WEIGHT_STD`.
 
     Args:
         headers: of the model directory.
@@ -48,6 +49,10 @@ def initial_tensor(headers: Mapping[str, TensorHeader], seed: int, slot: TensorS
         return read_tensor(headers[stored]).reshape(-1)
     if slot.name.endswith(".lora_B.weight"):
         return np.zeros(slot.size, np.float32)
+    if slot.name.endswith(MAGNITUDE):
+        base = stored_name(headers, f"{slot.name.removesuffix(MAGNITUDE)}.weight")
+        assert base is not None, slot.name
+        return np.linalg.norm(read_tensor(headers[base]), axis=1)
     bound = WEIGHT_STD * math.sqrt(3.0)
     if slot.name.endswith(SIDE_A):
         bound = 1.0 / math.sqrt(slot.shape[1])

@@ -32,6 +32,7 @@ from trainer.model.safetensors_headers import TensorHeader, read_config, read_he
 from trainer.system.errors import InputError
 
 __all__ = [
+    "MAGNITUDE",
     "SIDE_A",
     "Block",
     "GradientLayout",
@@ -47,6 +48,8 @@ __all__ = [
 
 SIDE_A = ".lora_A.weight"
 """Ends the name of an adapter's A."""
+MAGNITUDE = ".lora_magnitude_vector"
+"""Ends the name of DoRA's norms of rows."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,11 @@ def build_layout(model_dir: Path, config: RunConfig) -> GradientLayout:
         )
     headers = read_headers(model_dir)
     if family.code != "motley":
+        if config.method == "lora" and config.lora.use_dora:
+            raise InputError(
+                f"{model_dir}: lora.use_dora: its layers are computed by transformers' code; leave"
+                " it out"
+            )
         layout = _lay_out(header_tensors(read_stored(model_dir, headers), config))
     else:
         model = read_architecture(model_dir)
@@ -289,7 +297,9 @@ def _without_a(layout: GradientLayout) -> GradientLayout:
 
 
 def _check_rank(layout: GradientLayout, config: RunConfig) -> None:
-    sides = [slot.shape for slot in layout.tensors() if ".lora_" in slot.name]
+    sides = [
+        slot.shape for slot in layout.tensors() if ".lora_" in slot.name and len(slot.shape) == 2
+    ]
     full = max(min(a[1], b[0]) for a, b in zip(sides[::2], sides[1::2], strict=True))
     if (rank := config.lora.lora_rank) > full:
         raise InputError(
@@ -314,6 +324,8 @@ def _lora_tensors(model_dir: Path, model: Architecture, config: RunConfig) -> Te
             stem = f"{PEFT_PREFIX}model.layers.{layer}.{module_of(linear)}"
             slots.append(Named(f"{stem}{SIDE_A}", (lora_rank, columns)))
             slots.append(Named(f"{stem}.lora_B.weight", (rows, lora_rank)))
+            if config.lora.use_dora:
+                slots.append(Named(f"{stem}{MAGNITUDE}", (rows,)))
         yield f"layers.{layer}", slots
     if config.num_classes is not None:
         yield "head", [Named(f"{PEFT_PREFIX}score.weight", (config.num_classes, model.hidden_size))]

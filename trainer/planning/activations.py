@@ -68,6 +68,9 @@ def _of_decoder_layer(shape: ModelShape, training: TrainingSetup, strategy: Stra
     adapters = 0
     if training.method != "full":
         adapters = element * training.rank * len(training.targets)
+    if training.dora:  # the products before their rows are scaled, in fp32
+        rows = {name: size[0] for name, size in shape.linears().items()}
+        adapters += 4 * sum(rows[name] for name in training.targets if name in rows)
     if shape.recurrent_layers:
         share = shape.recurrent_layers / shape.layers
         attention = element * (kept.queries * shape.queries + 2 * keys)

@@ -75,6 +75,7 @@ def training_of(
         targets=config.lora.linears,
         frozen_a=config.freezes_a,
         adapted_layers=config.lora.adapted_layers,
+        dora=config.method == "lora" and config.lora.use_dora,
         length=config.data.max_seq_len,
         recompute="full" if recompute else "none",
         precision=replace(AUTOCAST if narrow else FP32, frozen=frozen),
@@ -116,6 +117,7 @@ def plan_memory(
         replace(model, counted=_counted(headers, config)), training, Strategy(data="motley")
     )
     size = parts.bytes()
+    rows = 8 * max(math.prod(shape) for shape in model.linears().values()) if training.dora else 0
     trained = 4 * layout.size
     state = 2 * trained if moments else 0
     return MemoryPlan(
@@ -123,7 +125,7 @@ def plan_memory(
         trainable=trained,
         gradients=size["gradients"],
         state=state if accelerator else size["optimizer"],
-        workspace=size["logits"] + size["buffers"],
+        workspace=size["logits"] + size["buffers"] + rows,
         per_token=math.ceil(size["activations"] / training.tokens),
         sample_tokens=config.data.max_seq_len,
         recompute=recompute,

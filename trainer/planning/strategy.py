@@ -120,6 +120,8 @@ class TrainingSetup:
     """Of adapters B alone trains."""
     adapted_layers: int | None = None
     """Layers that have adapters; None: all."""
+    dora: bool = False
+    """Adapters scale the rows of their linears."""
     adapters: int | None = None
     """Elements of adapters and a classifier's head by the layout; None: by the targets."""
     length: int = 2048

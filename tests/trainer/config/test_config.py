@@ -111,7 +111,6 @@ def test_a_wrong_setting_is_one_line_with_its_path(overrides: dict, message: str
             " per-device batch size x 8 x devices",
         ),
         ("lora.lora_dropout", "; adapters have no dropout: which numbers it drops would depend"),
-        ("lora.use_dora", "; adapters with DoRA are read and merged, but not trained"),
     ],
 )
 def test_what_other_trainers_have_is_explained(key: str, message: str):

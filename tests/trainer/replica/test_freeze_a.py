@@ -137,6 +137,7 @@ OF_WHOLE_MODELS: list[dict[str, Any]] = [
     {"lora__freeze_a": True},
     {"lora__layers_to_transform": [1]},
     {"model__adapter": "adapter"},
+    {"lora__use_dora": True},
     {"task": "classify", "training__class_weights": [1, 2, 3, 4, 5]},
     {"task": "classify", "training__label_smoothing": 0.1},
 ]

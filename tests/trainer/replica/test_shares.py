@@ -24,6 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """What changes a gradient, and is the same on torch and wgpu."""
 
 
+DORA: dict[str, Any] = {"lora__use_dora": True}
 OF_CLASSES: dict[str, dict[str, Any]] = {
     "weights": {"training__class_weights": [1, 2, 3, 40, 5]},
     "smoothing": {"training__label_smoothing": 0.1},
@@ -36,6 +37,7 @@ OF_CLASSES: dict[str, dict[str, Any]] = {
     [
         *((task, chosen) for chosen in SETTINGS.values() for task in ("classify", "causal-lm")),
         *(("classify", chosen) for chosen in OF_CLASSES.values()),
+        ("causal-lm", DORA),
     ],
 )
 def test_shares_add_up_to_the_whole(tiny: Tiny, task: str, settings: dict[str, Any]) -> None:

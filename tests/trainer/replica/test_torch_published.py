@@ -189,11 +189,17 @@ def test_adapters_compute_what_peft_computes(
     In float32 the order of sums follows the processor's vectors: up to 1.4e-6 with AVX-512, 1.0e-6
     with AVX2. A factor that is wrong by 1e-4 would be 1e-4.
     """
+    compare_with_peft(tiny, dtype, model__quantization=quantization, **chosen)
+
+
+def test_dora_computes_what_peft_computes(tiny: Tiny) -> None:
+    compare_with_peft(tiny, "float32", lora__use_dora=True, lora__use_rslora=True)
+
+
+def compare_with_peft(tiny: Tiny, dtype: str, **chosen: Any) -> None:
     rounding = 5e-6 if dtype == "float32" else 1e-6
     folder = tiny.model()
-    config = tiny.config(
-        folder, model__dtype=dtype, model__quantization=quantization, lora__lora_alpha=24, **chosen
-    )
+    config = tiny.config(folder, model__dtype=dtype, lora__lora_alpha=24, **chosen)
     layout = build_layout(folder, config)
     weights = drawn_weights(folder, config)
     theirs = with_peft(folder, config, layout, weights)
@@ -213,6 +219,7 @@ def test_adapters_compute_what_peft_computes(
     }
     trained = [(name, part) for name, part in ours.named_parameters() if part.requires_grad]
     assert len(trained) == len(list(layout.tensors()))
+    expected |= {name.removesuffix(".weight"): part for name, part in expected.items()}  # DoRA's
     for name, parameter in trained:
         assert relative(parameter.grad.numpy(), expected[name].grad.numpy()) < rounding, name
 

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainer.config.lora import LoraSettings
+
 _NO_COMPILER = "TORCHDYNAMO_DISABLE"
 """torch's switch: with 1, `torch.compile` returns the function as it is."""
 
@@ -48,7 +50,9 @@ class LoraLinear(nn.Module):
         device: where A and B are made, both zero.
     """
 
-    def __init__(self, base: Any, rank: int, scale: float, device: torch.device) -> None:
+    def __init__(
+        self, base: Any, rank: int, scale: float, device: torch.device, *, dora: bool = False
+    ) -> None:
         super().__init__()
         self.base_layer: nn.Module = base
         columns = base.in_features if hasattr(base, "in_features") else base.nx
@@ -56,9 +60,14 @@ class LoraLinear(nn.Module):
         self.lora_A = Linear(torch.zeros(rank, columns, device=device))
         self.lora_B = Linear(torch.zeros(rows, rank, device=device))
         self._scale = scale
+        if dora:
+            self.lora_magnitude_vector = nn.Parameter(torch.zeros(rows, device=device))
+        self._dora = dora
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out]` in the dtype of the base's product."""
+        if self._dora:
+            return self._scaled_rows(x)
         frozen = self.base_layer(x)
         if not torch.is_autocast_enabled(x.device.type):
             x = x.to(self.lora_A.weight.dtype)
@@ -69,9 +78,25 @@ class LoraLinear(nn.Module):
                 return flat.addmm(low, b.t(), alpha=self._scale).view_as(frozen)
         return frozen + (self.lora_B(self.lora_A(x)) * self._scale).to(frozen.dtype)
 
+    def _scaled_rows(self, x: Tensor) -> Tensor:
+        """Return the product with W + scale B A, each of whose rows has its own norm (DoRA).
+
+        The norm that it is divided by counts as a constant, as in section 4.3 of arXiv:2402.09353.
+        """
+        base: Any = self.base_layer
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            sides = self.lora_B.weight, self.lora_A.weight
+            norms = torch.addmm(base.weight.float(), *sides, alpha=self._scale).norm(dim=1)
+        factor = self.lora_magnitude_vector / norms
+        frozen = F.linear(x, base.weight)
+        if not torch.is_autocast_enabled(x.device.type):
+            x = x.to(self.lora_A.weight.dtype)
+        product = factor * (frozen + self._scale * self.lora_B(self.lora_A(x)))
+        return (product if base.bias is None else product + base.bias).to(frozen.dtype)
+
 
 def add_adapters(
-    model: nn.Module, linears: Collection[str], rank: int, scale: float, device: torch.device
+    model: nn.Module, linears: Collection[str], lora: LoraSettings, device: torch.device
 ) -> None:
     """Put an adapter around every linear of these names: the last, such as `q_proj`, or all."""
     wanted = frozenset(linears)
@@ -82,7 +107,8 @@ def add_adapters(
         if name in wanted or f"{path}.{name}" in wanted
     ]
     for parent, name, child in found:
-        setattr(parent, name, LoraLinear(child, rank, scale, device))
+        made = LoraLinear(child, lora.lora_rank, lora.scale, device, dora=lora.use_dora)
+        setattr(parent, name, made)
 
 
 def nf4_linear(weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> nn.Module:

@@ -60,9 +60,7 @@ def prepare(
     model.requires_grad_(full)
     if not full:
         lora = config.lora
-        add_adapters(
-            model, lora.linears if modules is None else modules, lora.lora_rank, lora.scale, device
-        )
+        add_adapters(model, lora.linears if modules is None else modules, lora, device)
         if config.task == "classify" and hasattr(model, "score"):  # of a pipeline the last stage's
             model.get_submodule("score").requires_grad_(True)
     for module in model.modules():

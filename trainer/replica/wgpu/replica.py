@@ -59,6 +59,11 @@ class WgpuReplica:
         self._device = device
         if config.distillation:
             check_supported(config.distillation)
+        if config.method == "lora" and config.lora.use_dora:
+            raise InputError(
+                "lora.use_dora: wgpu does not scale the rows of a product; leave it out, or take"
+                " --gpu-backend cuda or cpu"
+            )
         if config.training.label_smoothing:
             raise InputError(
                 "training.label_smoothing: wgpu computes the loss of one class a sample; leave it"

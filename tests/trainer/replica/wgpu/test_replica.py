@@ -9,7 +9,7 @@ import pytest
 
 from tests.families import COMPUTED_HERE
 from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative
-from tests.trainer.replica.test_shares import OF_CLASSES, SETTINGS
+from tests.trainer.replica.test_shares import DORA, OF_CLASSES, SETTINGS
 from trainer.replica.microbatch import Limit
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.system.errors import InputError
@@ -73,9 +73,12 @@ def test_gradients_under_each_setting_are_those_of_torch(
     assert relative(mine, theirs) < 1e-5
 
 
-def test_smoothed_labels_are_refused(device: Device, tiny: Tiny) -> None:
-    with pytest.raises(InputError, match=r"training\.label_smoothing: wgpu computes"):
-        tiny.wgpu(device, **OF_CLASSES["smoothing"])
+@pytest.mark.parametrize("chosen", [OF_CLASSES["smoothing"], DORA])
+def test_what_wgpu_does_not_compute_is_refused(
+    device: Device, tiny: Tiny, chosen: dict[str, Any]
+) -> None:
+    with pytest.raises(InputError, match=r"(training\.label_smoothing|lora\.use_dora): wgpu"):
+        tiny.wgpu(device, **chosen)
 
 
 @pytest.mark.parametrize("task", TASKS)
