@@ -57,7 +57,7 @@ EventKind = Literal[
 logger = logging.getLogger(__name__)
 
 
-_UNRECORDED = ("seconds", "codec", "round_of", "watts")
+_UNRECORDED = ("codec", "round_of", "watts")
 """Fields of a step that its line does not have."""
 
 

@@ -19,6 +19,10 @@ def committed(cluster: SimulatedCluster, seconds: float) -> tuple[float, float]:
             cluster.deliver_up(worker)
     (step,) = cluster.named("step")
     assert step["seconds"] == seconds
+    slowest = max(step["worker_seconds"], key=step["worker_seconds"].get)
+    assert step["exchange_ms"] == pytest.approx(
+        1e3 * step["worker_overlap_seconds"][slowest] + step["exchange_exposed_ms"]
+    )
     return step["exchange_ms"], step["exchange_exposed_ms"]
 
 

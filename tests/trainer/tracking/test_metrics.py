@@ -24,6 +24,7 @@ def metrics(step: int, **changes) -> Step:
         "exchange_exposed_ms": 2.5,
         "exchange_bytes": 4096,
         "worker_tokens_per_second": {0: 100.0, 1: 200.0},
+        "worker_seconds": {0: 0.05, 1: 0.0975},
         "samples": [[0, 0, 5], [1, 5, 16]],
     }
     return Step(**{**values, **changes})
@@ -47,11 +48,13 @@ def test_a_step_is_one_line(tmp_path: Path):
         "loss": 1.5,
         "learning_rate": 1e-4,
         "grad_norm": 0.75,
+        "seconds": 0.1,
         "tokens_per_second": 300.0,
         "exchange_ms": 12.5,
         "exchange_bytes": 4096,
         "exchange_exposed_ms": 2.5,
         "worker_tokens_per_second": {"0": 100.0, "1": 200.0},
+        "worker_seconds": {"0": 0.05, "1": 0.0975},
         "shares": {"0": 5, "1": 11},
         "samples": [[0, 0, 5], [1, 5, 16]],
     }

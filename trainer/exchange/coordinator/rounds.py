@@ -252,6 +252,8 @@ def step_event(
         tokens_per_second=sum(result.tokens for result in results) / max(seconds, 1e-9),
         samples=[[shard.rank, shard.start, shard.stop] for shard in shards],
         worker_tokens_per_second=per_rank,
+        worker_seconds={rank: round(value, 6) for rank, value in computing.items()},
+        worker_overlap_seconds={rank: round(value, 6) for rank, value in hiding.items()},
         exchange_ms=1e3 * (hiding[slowest] + exposed),
         exchange_exposed_ms=1e3 * exposed,
         exchange_bytes=round_.sums.bytes_received + sent,

@@ -72,6 +72,10 @@ class Step:
     """From the slowest worker's first gradient to the commit."""
     exchange_bytes: int = 0
     worker_tokens_per_second: Mapping[int, float] = field(default_factory=dict[int, float])
+    worker_seconds: Mapping[int, float] | None = None
+    """By rank, what its forward and backward took."""
+    worker_overlap_seconds: Mapping[int, float] | None = None
+    """By rank, the end of `worker_seconds` from its first gradient on: exchange that is hidden."""
     shares: Mapping[int, int] = field(init=False)
     """Samples by rank."""
     exchange_exposed_ms: float = 0.0
