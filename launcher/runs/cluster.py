@@ -85,12 +85,14 @@ class Cluster:
             ConfigError: the inventory cannot be used.
             UnreachableError: none of its hosts answers.
         """
-        if self.inventory is None:
-            return Registry.default()
-        registry = Registry.of(self.hosts, deadline)
+        registry = self.look(deadline)
         if registry.absence is not None:
             self._report(f"{registry.absence}; from the other hosts:")
         return registry
+
+    def look(self, deadline: float = LOOK) -> Registry:
+        """Return the same without a report: `absence` tells why some lack."""
+        return Registry.default() if self.inventory is None else Registry.of(self.hosts, deadline)
 
     def runs(self) -> list[Run]:
         """Return every run, the oldest first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,16 +71,51 @@ class StepRate:
         return max(0.0, (total - last) * (end - begin) / (last - first))
 
 
+class HostGauges:
+    """The devices of hosts, read in the background, a thread for each host."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        self._hosts = hosts
+        self._read: dict[str, tuple[float, dict[str, Gauge]]] = {}
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Begin; `close` ends it."""
+        for host in self._hosts:
+            threading.Thread(target=self._ask, args=(host,), daemon=True).start()
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._closed.set()
+
+    def fresh(self) -> Gauges:
+        """Return the readings that are not stale, by host."""
+        now = time.monotonic()
+        return {host: gauges for host, (at, gauges) in dict(self._read).items() if now - at < STALE}
+
+    def _ask(self, host: Host) -> None:
+        """Query one host repeatedly; one that does not answer is skipped for a while."""
+        while not self._closed.is_set():
+            pause = GAUGES_EVERY
+            try:
+                answer = ssh.connect(host).call("gauges", {}, _GAUGES_DEADLINE)
+                gauges = receive(dict[str, Gauge], answer, "gauges")
+                self._read[host.name] = (time.monotonic(), gauges)
+            except (LauncherError, OSError, ValueError):  # `observe` lists unreachable hosts
+                pause = _SILENT_PAUSE
+            self._closed.wait(pause)
+
+
 class Telemetry:
     """Observes one run until it is closed."""
 
     def __init__(self, monitor: RunMonitor) -> None:
         self._monitor = monitor
+        self._gauges = HostGauges(monitor.run.hosts)
         self._watch = FailureWatch(monitor)
         self._view: RunView | None = None
         self._seen = 0.0
         self._error: BaseException | None = None
-        self._gauges: dict[str, tuple[float, dict[str, Gauge]]] = {}
         self._losses: deque[float] = deque(maxlen=_KEPT_LOSSES)
         self._step: object = None
         self._pace = StepRate()
@@ -95,14 +130,14 @@ class Telemetry:
             LauncherError: the first look failed.
         """
         threading.Thread(target=self._observe, daemon=True).start()
-        for host in self._monitor.run.hosts:
-            threading.Thread(target=self._ask, args=(host,), daemon=True).start()
+        self._gauges.start()
         self._first.wait()
         self.latest()
 
     def close(self) -> None:
         """Stop looking."""
         self._closed.set()
+        self._gauges.close()
 
     def latest(self) -> TelemetrySnapshot:
         """Return the latest known state, without waiting for a host.
@@ -113,14 +148,10 @@ class Telemetry:
         if self._error is not None:
             raise self._error
         assert self._view is not None
-        now = time.monotonic()
-        fresh = {
-            host: gauges for host, (at, gauges) in dict(self._gauges).items() if now - at < STALE
-        }
         return TelemetrySnapshot(
             self._view,
-            now - self._seen,
-            fresh,
+            time.monotonic() - self._seen,
+            self._gauges.fresh(),
             tuple(self._losses),
             self._pace.left(self._view),
             tuple(self._failures),
@@ -146,15 +177,3 @@ class Telemetry:
         if step != self._step and loss is not None:
             self._step = step
             self._losses.append(float(loss))
-
-    def _ask(self, host: Host) -> None:
-        """Query one host repeatedly; one that does not answer is skipped for a while."""
-        while not self._closed.is_set():
-            pause = GAUGES_EVERY
-            try:
-                answer = ssh.connect(host).call("gauges", {}, _GAUGES_DEADLINE)
-                gauges = receive(dict[str, Gauge], answer, "gauges")
-                self._gauges[host.name] = (time.monotonic(), gauges)
-            except (LauncherError, OSError, ValueError):  # `observe` lists unreachable hosts
-                pause = _SILENT_PAUSE
-            self._closed.wait(pause)

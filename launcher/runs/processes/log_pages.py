@@ -6,7 +6,7 @@ repeated line.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from launcher.plan.plan import ProcessPlan
@@ -38,22 +38,7 @@ class LogPages:
 
     def pages(self, offset: int, whole: bool) -> Generator[Page]:
         """Read from an offset to the end; without `whole` an unfinished line at the end waits."""
-        limit = PIECE
-        while True:
-            data = self._read(offset, limit)
-            at_end = len(data) < limit
-            cut = len(data) if whole and at_end else data.rfind(b"\n") + 1
-            if not cut and len(data) >= LONGEST:
-                cut = len(data)
-            if cut:
-                lines = data[:cut].split(b"\n")
-                if lines[-1] == b"":
-                    lines.pop()
-                offset += cut
-                yield Page(lines, offset)
-            if at_end:
-                return
-            limit = PIECE if cut else 2 * limit  # a line longer than a piece
+        return line_pages(self._read, offset, whole)
 
     def offset_of_tail(self, count: int) -> int:
         """Return where the last `count` lines begin."""
@@ -85,6 +70,26 @@ class LogPages:
 
     def _read(self, offset: int, limit: int) -> bytes:
         return self._supervisor.read_log(self._process, self._attempt, offset, limit)
+
+
+def line_pages(read: Callable[[int, int], bytes], offset: int, whole: bool) -> Generator[Page]:
+    """Read the lines of a file, by `read(offset, limit)`, as `LogPages.pages` does."""
+    limit = PIECE
+    while True:
+        data = read(offset, limit)
+        at_end = len(data) < limit
+        cut = len(data) if whole and at_end else data.rfind(b"\n") + 1
+        if not cut and len(data) >= LONGEST:
+            cut = len(data)
+        if cut:
+            lines = data[:cut].split(b"\n")
+            if lines[-1] == b"":
+                lines.pop()
+            offset += cut
+            yield Page(lines, offset)
+        if at_end:
+            return
+        limit = PIECE if cut else 2 * limit  # a line longer than a piece
 
 
 def last_lines(

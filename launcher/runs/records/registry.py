@@ -155,10 +155,14 @@ class Registry:
             f"run {run_id} has no run.yaml any more; start a new run, without --resume"
         )
 
+    def ids(self) -> set[str]:
+        """Return the names of what looks like runs."""
+        return {run_id for place in self._places for run_id in place.ids()}
+
     def all(self, among: Collection[str] | None = None) -> list[Run]:
         """Return every readable run, the oldest first; damaged ones are left out."""
         runs: list[Run] = []
-        for run_id in {run_id for place in self._places for run_id in place.ids()}:
+        for run_id in self.ids():
             if among is None or run_id in among:
                 with contextlib.suppress(ConfigError):
                     run = self._find(run_id)
