@@ -35,6 +35,11 @@ def number(value: str) -> int | None:
     return int(value) if value.isdecimal() else None
 
 
+def decimal(value: str) -> float | None:
+    """Return a number with a fraction, such as watts; None for `[N/A]`."""
+    return float(value) if value.replace(".", "", 1).isdecimal() else None
+
+
 def size(value: str) -> int | None:
     """Return bytes, which come in MiB; None for `[N/A]`, as on boards with shared memory."""
     found = number(value)

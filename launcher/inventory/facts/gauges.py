@@ -16,7 +16,7 @@ from trainer.system.kernel_files import number, read
 
 FIELDS = (
     *("uuid", "pci.bus_id"),
-    *("memory.used", "memory.total", "temperature.gpu", "utilization.gpu"),
+    *("memory.used", "memory.total", "temperature.gpu", "utilization.gpu", "power.draw"),
 )
 """What nvidia-smi is asked for."""
 
@@ -28,12 +28,13 @@ _CPU_SENSORS = ("k10temp", "coretemp", "zenpower", "cpu_thermal")
 
 @dataclass(frozen=True)
 class Gauge:
-    """One device. Bytes, degrees Celsius, percent."""
+    """One device. Bytes, degrees Celsius, percent, watts."""
 
     memory_used: int | None = None
     memory_total: int | None = None
     temperature: float | None = None
     load: int | None = None
+    power: float | None = None
 
 
 def read_gauges(
@@ -61,6 +62,7 @@ def parse_nvidia_gauges(output: str) -> dict[str, Gauge]:
             memory_total=nvidia_smi.size(card["memory.total"]),
             temperature=None if temperature is None else float(temperature),
             load=nvidia_smi.number(card["utilization.gpu"]),
+            power=nvidia_smi.decimal(card["power.draw"]),
         )
         found |= {card["uuid"]: gauge, normal_address(card["pci.bus_id"]): gauge}
     return found
@@ -72,6 +74,7 @@ def _amd(device: Path) -> Gauge:
         memory_total=number(device / "mem_info_vram_total"),
         temperature=_temperature(device / "hwmon"),
         load=number(device / "gpu_busy_percent"),
+        power=_power(device / "hwmon"),
     )
 
 
@@ -79,6 +82,16 @@ def _cpu(hwmon: Path, meminfo: Path) -> Gauge:
     total, free = main_memory(meminfo), available_memory(meminfo)
     used = None if total is None or free is None else total - free
     return Gauge(used, total, _temperature(hwmon, _CPU_SENSORS))
+
+
+def _power(folder: Path) -> float | None:
+    """Return the first sensor's value; hwmon gives millionths of a watt."""
+    for sensor in sorted(folder.glob("*")):
+        for name in ("power1_average", "power1_input"):
+            value = number(sensor / name)
+            if value is not None:
+                return value / 1e6
+    return None
 
 
 def _temperature(folder: Path, sensors: tuple[str, ...] = ()) -> float | None:
