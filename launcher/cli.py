@@ -65,6 +65,10 @@ cli = LazyGroup(
         "init": ("launcher.commands.init:init", "Write a commented run config to edit."),
         "status": _STATUS,
         "logs": _LOGS,
+        "dashboard": (
+            "launcher.commands.dashboard:dashboard",
+            "Show the cluster and its runs in a browser.",
+        ),
         "runs": ("launcher.commands.runs:runs", "List the runs of a cluster."),
         "sync": ("launcher.cli:sync", "Move models, data, logits and checkpoints."),
         "plan": ("launcher.commands.plan:plan", "Plan memory, time and cost of each strategy."),

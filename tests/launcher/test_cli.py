@@ -29,6 +29,8 @@ HEAVY = (
     "fabric",
     "paramiko",
     "yaml",
+    "starlette",
+    "uvicorn",
 )
 LIGHT_OF_TRAINER = {
     "trainer",

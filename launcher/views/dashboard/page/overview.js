@@ -1,0 +1,81 @@
+// The overview: runs, hosts, what is idle, and what was spent.
+import { Stream, get } from "./data.js";
+import { badge, bar, count, duration, el, fixed, gib, moment, percent, put, table } from "./dom.js";
+
+export class OverviewPage {
+  constructor(place, onLink) {
+    Object.assign(this, { place, onLink });
+  }
+
+  async open() {
+    this.#draw(await get("api/overview"));
+    this.stream = new Stream("api/overview/events", { overview: (fresh) => requestAnimationFrame(() => this.#draw(fresh)) }, this.onLink);
+    this.stream.open();
+  }
+
+  close() {
+    this.stream?.close();
+  }
+
+  #draw({ runs = [], hosts = [], idle = [], spend = [], remarks = [], error }) {
+    const live = runs.filter((run) => run.live).length, free = hosts.filter((host) => host.reachable && !host.busy.length).length;
+    put(this.place,
+      el("h1", {}, "Cluster"),
+      el("p", { className: "lead" }, `${count(live)} of ${count(runs.length)} runs active, ${count(free)} of ${count(hosts.length)} hosts idle`),
+      [error, ...remarks].filter(Boolean).map((line) => el("p", { className: "remark" }, line)),
+      el("section", { className: "card scroll", "aria-labelledby": "runs" }, el("h2", { id: "runs" }, "Runs"), runs.length ? this.#runs(runs) :
+        el("p", { className: "quiet" }, "No run has been started here; start one with: launch cluster up")),
+      el("section", { className: "card scroll", "aria-labelledby": "hosts" }, el("h2", { id: "hosts" }, "Hosts"), this.#hosts(hosts, idle)),
+      spend.length ? el("section", { className: "card scroll", "aria-labelledby": "spend" }, el("h2", { id: "spend" }, "Spend"), this.#spend(spend)) : null);
+  }
+
+  #runs(runs) {
+    const columns = [["Run"], ["State"], ["Progress"], ["Loss", 1], ["Validation", 1], ["Tokens/s", 1], ["Workers", 1], ["Started", 1], ["Took", 1]];
+    return table("Runs, the newest first", columns, runs.map((run) => [
+      el("a", { href: `#/run/${encodeURIComponent(run.run_id)}` }, run.run_id), badge(run.state),
+      run.total_steps ? bar(run.step / run.total_steps, `${count(run.step)} / ${count(run.total_steps)}`) : "",
+      run.loss == null ? "" : fixed(run.loss), run.validation?.loss == null ? "" : fixed(run.validation.loss),
+      run.live && run.tokens_per_second != null ? count(run.tokens_per_second) : "",
+      run.live ? `${run.joined} / ${run.workers}` : String(run.workers),
+      run.started ? moment(run.started) : "", run.updated ? duration(run.updated - run.started) : "",
+    ]));
+  }
+
+  #hosts(hosts, idle) {
+    const columns = [["Host"], ["Doing"], ["Devices"], ["Use", 1], ["Memory (GiB)", 1], ["Watts", 1], ["°C", 1], ["Idle cost", 1]];
+    const each = (host, read) => {
+      const shown = devicesOf(host).map(([id]) => host.gauges[id]).filter(Boolean).map(read);
+      return shown.some((cell) => cell !== "") ? shown.map((cell) => el("div", {}, cell || "–")) : "";
+    };
+    return table("Hosts", columns, hosts.map((host) => {
+      const cost = idle.find(({ name }) => name === host.name);
+      const runs = [...new Set(host.busy.map((process) => process.split("/")[0]))];
+      return [
+        host.name,
+        !host.reachable ? badge("unreachable") : runs.length ? runs.map((run) => el("a", { href: `#/run/${encodeURIComponent(run)}` }, run)) : badge("idle"),
+        devicesOf(host).map(([, name]) => el("div", {}, name)),
+        each(host, ({ load }) => (load == null ? "" : `${load} %`)),
+        each(host, ({ memory_used: used, memory_total: total }) => (used == null ? "" : total ? bar(used / total, `${gib(used)} / ${gib(total)}`, used > 0.95 * total) : gib(used))),
+        each(host, ({ power }) => (power == null ? "" : count(power))),
+        each(host, ({ temperature }) => (temperature == null ? "" : count(temperature))),
+        cost ? `${fixed(cost.an_hour, 2)} ${cost.currency ?? ""} an hour` : "",
+      ];
+    }));
+  }
+
+  #spend(spend) {
+    const columns = [["Run"], ["Host hours", 1], ["kWh", 1], ["Power"], ["Cost", 1]];
+    return table("What each run has cost", columns, spend.map((total) => [
+      total.name, fixed(total.seconds / 3600, 2), fixed(total.kwh, 3),
+      !total.kwh ? "unknown" : total.measured > 0.999 ? "measured" : total.measured ? `${percent(total.measured)} measured` : "planned",
+      `${fixed(total.money, 2)} ${total.currency ?? ""}`,
+    ]));
+  }
+}
+
+/** Return a host's devices as [id of its readings, name]. */
+function devicesOf(host) {
+  const named = host.devices.filter(({ backend }) => backend !== "cpu").map(({ id, name }) => [(id ?? "").toLowerCase(), name || id]);
+  const cpu = host.devices.find(({ backend }) => backend === "cpu");
+  return [...named, ["cpu", cpu?.name || "cpu"]];
+}

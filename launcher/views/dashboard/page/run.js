@@ -1,0 +1,275 @@
+// The page of one run.
+import { Charts, smoothed } from "./charts.js";
+import { Records, Stream, get } from "./data.js";
+import { badge, bar, bounded, colourName, count, duration, el, fixed, gib, moment, ms, percent, put, rate, table, tile } from "./dom.js";
+
+const BAD = ["lost", "diverged", "halted", "outlier", "alarm", "quarantined", "unproved", "refused", "residual_lost"];
+const GOOD = ["rejoined", "active", "finished"];
+const UNMARKED = ["verified", "listening", "joined", "checkpoint", "redealt", "codec", "carried"];
+const kindOf = (event) => (BAD.includes(event) ? "bad" : GOOD.includes(event) ? "good" : event === "idle" ? "amber" : "calm");
+const MOST_EVENTS = 200;
+
+export class RunPage {
+  #records = new Records();
+  #chosen = null; // the index of the chosen step; null follows the newest
+  #due = false;
+
+  constructor(run_id, place, onLink, say) {
+    Object.assign(this, { run_id, place, onLink, say });
+    this.path = `api/runs/${encodeURIComponent(run_id)}`;
+  }
+
+  async open() {
+    const { records, cursor, ...state } = await get(this.path);
+    this.#records.take(records);
+    this.state = state;
+    this.#build();
+    this.stream = new Stream(`${this.path}/events`, {
+      state: (fresh) => { this.state = fresh; this.#soon(); },
+      records: (fresh) => {
+        const events = this.#records.take(fresh).filter(({ event }) => !UNMARKED.includes(event));
+        if (events.length) this.say(events.map(sentence).join("; "));
+        this.#soon();
+      },
+      reset: () => location.reload(),
+    }, this.onLink);
+    this.stream.cursor = cursor;
+    this.stream.open();
+    this.#draw();
+  }
+
+  close() {
+    this.stream?.close();
+    this.charts?.close();
+  }
+
+  #soon() {
+    if (this.#due) return;
+    this.#due = true;
+    requestAnimationFrame(() => { this.#due = false; this.#draw(); }); // a hidden page draws nothing
+  }
+
+  #build() {
+    const part = (name, className = "") => (this[name] = el("div", { className }));
+    this.charts = new Charts((index, plot) => this.#choose(index, plot));
+    this.charts.again = () => this.#draw();
+    const between = (read, text) => (steps) => {
+      const values = steps.map(read).filter((value) => value != null);
+      return values.length ? `${text(values[0])} at first, ${text(values.at(-1))} now, between ${text(Math.min(...range(values)))} and ${text(Math.max(...range(values)))}` : "no values yet";
+    };
+    const loss = (step) => step.loss, exposed = (step) => step.exchange_exposed_ms;
+    const hidden = (step) => (step.exchange_ms == null ? null : Math.max(0, step.exchange_ms - (step.exchange_exposed_ms ?? 0)));
+    const curves = [
+      this.charts.add("Loss", [
+        { name: "step", colour: "blue", value: loss, text: (v) => fixed(v), faint: true },
+        { name: "training", colour: "blue", value: (_, at) => this.smooth[at], text: (_, step) => fixed(step.loss) },
+        { name: "validation", colour: "orange", value: (step) => this.scores.get(step.step)?.loss ?? null, text: (_, step) => fixed(this.#scoreAt(step.step)?.loss), points: true },
+      ], { summary: between(loss, fixed), height: 220 }),
+      this.charts.add("Tokens per second", [{ name: "all workers", colour: "green", value: (step) => step.tokens_per_second, text: count }], { least: 0, axis: short, summary: between((step) => step.tokens_per_second, count), height: 220 }),
+      this.charts.add("Exchange", [
+        { name: "exposed", colour: "red", value: exposed, text: ms },
+        { name: "hidden behind backward", colour: "teal", value: hidden, text: ms },
+      ], { stacked: true, least: 0, axis: ms, summary: between(exposed, ms) }),
+      this.charts.add("Learning rate", [{ name: "rate", colour: "violet", value: (step) => step.learning_rate, text: rate }], { axis: (v) => (v ? v.toExponential(1).replace("e-", "e−") : "0"), summary: between((step) => step.learning_rate, rate) }),
+    ];
+    this.slider = el("input", { type: "range", id: "step", min: 0, step: 1, oninput: () => this.#choose(Number(this.slider.value)) });
+    this.latest = el("button", { type: "button", onclick: () => { this.#chosen = null; this.#draw(); } }, "Latest");
+    this.at = el("output", { htmlFor: "step" });
+    this.#choices = el("div", { className: "scrub" }, el("label", { for: "step" }, "Step"), this.slider, this.at, this.latest);
+    put(this.place);
+    this.place.replaceChildren(
+      part("head"),
+      el("section", { "aria-label": "Figures" }, part("figures"), part("proofs")),
+      this.#choices,
+      el("section", { "aria-label": "Curves", className: "grid" }, curves),
+      el("section", { "aria-label": "Workers over time", className: "card" },
+        this.charts.add("Share of each worker", [], { stacked: true, least: 0, axis: (v) => `${Math.round(100 * v)} %`, height: 200, axisSize: 68, summary: () => `${this.#records.ranks.length} workers` }), part("lanes", "lanes")),
+      el("section", { className: "card", "aria-labelledby": "waterfall" }, part("waterfall")),
+      el("section", { className: "card scroll", "aria-labelledby": "workers" }, el("h2", { id: "workers" }, "Processes"), part("workers")),
+      el("section", { className: "card", "aria-labelledby": "events" }, el("h2", { id: "events" }, "Events"), part("log")),
+    );
+  }
+
+  #choices = null;
+
+  #scoreAt(step) {
+    return this.#records.validations.findLast((score) => score.step <= step);
+  }
+
+  #choose(index, plot = null) {
+    const last = this.#records.steps.length - 1;
+    this.#chosen = index >= last && !plot ? null : Math.min(index, last);
+    this.#show(plot);
+  }
+
+  #draw() {
+    const { steps, validations, events, ranks } = this.#records;
+    this.smooth = smoothed(steps.map((step) => step.loss), 0.9);
+    this.scores = new Map(validations.map((score) => [score.step, score]));
+    this.charts.setSeries("Share of each worker", ranks.map((rank) => ({
+      name: `worker ${rank}`, colour: colourName(rank), text: percent,
+      value: (step) => (step.shares[rank] ?? 0) / Math.max(1, Object.values(step.shares).reduce((a, b) => a + b, 0)),
+    })));
+    const marks = events.filter(({ event }) => !UNMARKED.includes(event));
+    this.charts.draw(steps, marks.map(({ event, step }) => ({ step, kind: kindOf(event) })));
+    this.#top();
+    this.#lanes();
+    put(this.workers, this.#processes());
+    put(this.log, this.#events());
+    this.log.onclick = ({ target }) => {
+      const step = Number(target.dataset?.step);
+      const index = steps.findIndex((record) => record.step >= step);
+      if (target.dataset?.step && index >= 0) this.#choose(index);
+    };
+    this.slider.max = Math.max(0, steps.length - 1);
+    this.#choices.hidden = !steps.length;
+    this.#show();
+  }
+
+  #show(plot = null) {
+    const { steps } = this.#records;
+    const index = this.#chosen ?? steps.length - 1;
+    const record = steps[index];
+    if (record) {
+      this.slider.value = index;
+      this.slider.setAttribute("aria-valuetext", `step ${record.step}, loss ${fixed(record.loss)}`);
+      this.at.textContent = `${count(record.step)} · ${moment(record.time, true)}`;
+      this.latest.disabled = this.#chosen == null;
+      this.charts.show(index, plot);
+    }
+    const [legend, ...lanes] = waterfall(record);
+    put(this.waterfall, el("div", { className: "caption" }, el("h2", { id: "waterfall" }, record ? `One step: ${count(record.step)}` : "One step"), legend), lanes);
+  }
+
+  #top() {
+    const { status, outcome, left, remarks = [], failures = [], card = [], error, age } = this.state;
+    const training = status.training ?? {};
+    const { step = 0, total_steps: total, budget } = training;
+    const validation = training.validation ?? this.#records.validations.at(-1);
+    const end = status.live ? this.state.now : training.updated;
+    put(this.head,
+      el("div", { className: "title" }, el("h1", {}, this.run_id), badge(status.state),
+        el("span", { className: "quiet" }, status.started ? `${duration(end - status.started)}${left != null && status.live ? `, ${duration(left)} left` : ""}` : "")),
+      total ? bar(step / total, `step ${count(step)} of ${count(total)}, ${percent(step / total)}`) : null,
+      [error, age > 10 ? `as it was ${age} s ago` : null, status.state === "failed" ? outcome : status.state === "completed" ? null : status.reason, ...Object.values(status.unreachable ?? {}), ...remarks]
+        .filter(Boolean).map((line) => el("p", { className: "remark" }, line)),
+      failures.map(([first, ...lines]) => el("details", { className: "failure" }, el("summary", {}, first), el("pre", {}, lines.map(bounded).join("\n")))),
+      card.length ? el("details", {}, el("summary", {}, "Result"), el("pre", {}, card.join("\n"))) : null);
+    const { steps, events } = this.#records;
+    const last = steps.at(-1) ?? {};
+    put(this.figures, el("dl", { className: "tiles" },
+      tile("Loss", fixed(training.loss ?? last.loss)),
+      tile("Validation", fixed(validation?.loss), validation ? `${validation.accuracy == null ? "" : `accuracy ${fixed(validation.accuracy, 3)} · `}step ${count(validation.step)}` : "none yet"),
+      tile("Tokens/s", count(training.tokens_per_second ?? last.tokens_per_second)),
+      tile("Exchange exposed", ms(training.exchange_exposed_ms ?? last.exchange_exposed_ms), last.exchange_ms == null ? "" : `of ${ms(last.exchange_ms)}`),
+      budget ? tile("Spent", `${fixed(budget.spent, 2)} ${budget.currency ?? ""}`, budget.ceiling == null ? "" : `of ${fixed(budget.ceiling, 2)}`) : null));
+    const { counted, missing, repeated } = this.#records.ledger;
+    const many = (kind) => events.filter(({ event }) => event === kind);
+    const proofs = many("verified"), proof = proofs.at(-1), diverged = many("diverged").length;
+    const lost = many("lost").length, back = many("rejoined").length;
+    const dealt = many("redealt").reduce((sum, { samples }) => sum + (samples ?? 0), 0);
+    const exact = !missing && !repeated;
+    put(this.proofs, el("dl", { className: "tiles proofs" },
+      tile("Samples counted", count(counted), !counted ? "" : exact ? "each exactly once" : `${count(missing)} missing, ${count(repeated)} repeated`, counted && (exact ? "good" : "bad")),
+      tile("Weights agree", proof ? `${proof.ranks?.length ?? ""} workers` : "–", proof ? `${count(proofs.length)} proofs, last at step ${count(proof.step)}: ${(proof.digest ?? "").slice(0, 12)}` : "not proved yet", diverged ? "bad" : proof ? "good" : ""),
+      tile("Faults survived", count(lost), lost ? `${count(back)} came back, ${count(dealt)} samples dealt again` : "no worker was lost", lost > back && status.live ? "amber" : ""),
+      tile("Checkpoint", training.checkpoint ? `step ${count(training.checkpoint.step)}` : "–", training.checkpoint?.path ?? "none yet")));
+  }
+
+  #lanes() {
+    const { steps, ranks } = this.#records;
+    const [first, last] = [steps[0]?.step ?? 0, steps.at(-1)?.step ?? 0];
+    const at = (step) => (100 * (Math.max(first, step) - first)) / Math.max(1, last - first);
+    put(this.lanes, ranks.map((rank) => {
+      const spells = this.#records.spells(rank);
+      const said = spells.map(([state, from, to]) => `${state} from step ${from} to ${to}`).join(", ");
+      return el("div", { className: "lane" }, el("span", {}, `worker ${rank}`),
+        el("div", { className: "track", role: "img", "aria-label": `worker ${rank}: ${said}` }, spells.map(([state, from, to]) => {
+          const spell = el("span", { className: `spell ${state} ${state === "active" ? colourName(rank) : ""}`, title: `${state}, steps ${from} to ${to}` });
+          spell.style.left = `${at(from)}%`;
+          spell.style.width = `${Math.max(0.4, at(to) - at(from))}%`;
+          return spell;
+        })));
+    }));
+  }
+
+  #processes() {
+    const { status, gauges, devices, device_names: names } = this.state;
+    const members = new Map((status.training?.workers ?? []).map((worker) => [worker.rank, worker]));
+    const all = [...members.values()].reduce((sum, { samples }) => sum + (samples ?? 0), 0);
+    const columns = [["Name"], ["Host"], ["Device"], ["State"], ["Share", 1], ["Tokens/s", 1], ["Use", 1], ["Memory (GiB)", 1], ["Watts", 1], ["°C", 1], ["Attempt", 1], ["Last exit"]];
+    const rows = status.processes.map((process) => {
+      const member = (process.role === "worker" ? members.get(process.rank) : process.says) ?? {};
+      const gauge = gauges[process.host]?.[devices[process.name]] ?? {};
+      const coordinator = process.role === "coordinator";
+      const state = process.state !== "running" ? process.state : member.state === "lost" ? "rejoining" : member.state ?? process.state;
+      const device = coordinator ? "" : names[process.name] ?? process.device ?? process.backend;
+      const full = gauge.memory_total ? gauge.memory_used / gauge.memory_total : 0;
+      return [
+        el("span", {}, process.role === "worker" ? el("i", { className: `key ${colourName(process.rank)}`, "aria-hidden": "true" }) : null, process.name),
+        process.host, device, badge(state),
+        member.samples != null && all ? percent(member.samples / all) : "", member.tokens_per_second == null ? "" : count(member.tokens_per_second),
+        coordinator || gauge.load == null ? "" : `${gauge.load} %`,
+        coordinator || gauge.memory_used == null ? "" : gauge.memory_total ? bar(full, `${gib(gauge.memory_used)} / ${gib(gauge.memory_total)}`, full > 0.95) : gib(gauge.memory_used),
+        coordinator || gauge.power == null ? "" : count(gauge.power),
+        coordinator || gauge.temperature == null ? "" : el("span", { className: gauge.temperature >= 85 ? "hot" : "" }, count(gauge.temperature)),
+        String(process.attempt), process.exit_code == null && process.signal == null ? "" : process.signal != null ? `signal ${process.signal}` : `exit ${process.exit_code}`,
+      ];
+    });
+    return table("Processes of the run", columns, rows);
+  }
+
+  #events() {
+    const shown = this.#records.events.filter(({ event }) => event !== "verified").slice(-MOST_EVENTS).reverse();
+    if (!shown.length) return el("p", { className: "quiet" }, "Nothing has happened yet.");
+    return el("ol", { className: "events" }, shown.map((event) => el("li", { className: kindOf(event.event) },
+      el("time", {}, moment(event.time, true)),
+      el("button", { type: "button", className: "step", "data-step": event.step }, `step ${count(event.step)}`),
+      el("span", {}, sentence(event)))));
+  }
+}
+
+const range = (values) => (values.length > 50000 ? values.slice(-50000) : values);
+const short = (value) => (value >= 10000 ? `${value / 1000}k` : String(value));
+
+/** Return an event in words. */
+function sentence({ event, rank, reason, host, device, samples, to, path, ranks }) {
+  const who = rank == null ? "" : `worker ${rank} `;
+  const more = reason ? `: ${reason}` : "";
+  switch (event) {
+    case "joined": case "rejoined": return `${who}${event === "joined" ? "joined" : "is back"}${host ? ` on ${host}` : ""}${device ? ` (${device})` : ""}`;
+    case "lost": return `${who}lost${more}`;
+    case "redealt": return `${count(samples)} samples of ${who}dealt again${to ? ` to ${to.map((each) => `worker ${each}`).join(", ")}` : ""}`;
+    case "idle": return `${who}idle: it would slow the step`;
+    case "active": return `${who}takes a share again`;
+    case "checkpoint": return `checkpoint ${path ?? ""}`;
+    case "resumed": return `resumed${path ? ` from ${path}` : more}`;
+    default: return `${who}${event}${more || (ranks ? `: workers ${ranks.join(", ")}` : "")}`;
+  }
+}
+
+/** Return how each worker spent a step. */
+function waterfall(record) {
+  if (!record?.worker_seconds || !record.seconds) return [el("span", { className: "quiet" }, "no times of single workers are recorded here")];
+  const rows = Object.entries(record.worker_seconds).map(([rank, seconds]) => ({ rank: Number(rank), seconds, overlap: Math.min(seconds, record.worker_overlap_seconds?.[rank] ?? 0) }));
+  const slowest = Math.max(...rows.map(({ seconds }) => seconds));
+  const whole = Math.max(record.seconds, slowest);
+  const part = (kind, from, to, name, colour = "") => {
+    if (to - from <= 0) return null;
+    const piece = el("span", { className: `piece ${kind} ${colour}`, title: `${name}: ${ms(1000 * (to - from))}` });
+    piece.style.left = `${(100 * from) / whole}%`;
+    piece.style.width = `${(100 * (to - from)) / whole}%`;
+    return piece;
+  };
+  const keys = [["compute", "computes"], ["leaving", "computes, blocks leave"], ["waiting", "waits for the slowest"], ["exposed", "exchange exposed, commit"]];
+  return [
+    el("div", { className: "legend" }, keys.map(([kind, name]) => el("span", {}, el("i", { className: `key ${kind}`, "aria-hidden": "true" }), name))),
+    el("div", { className: "lanes" }, rows.map(({ rank, seconds, overlap }) => el("div", { className: "lane" },
+      el("span", {}, `worker ${rank}`),
+      el("div", { className: "track", role: "img", "aria-label": `worker ${rank}: ${count(record.shares[rank])} samples, computes ${ms(1000 * seconds)}, of which blocks leave for ${ms(1000 * overlap)}; waits ${ms(1000 * (slowest - seconds))}; exchange and commit ${ms(1000 * Math.max(0, whole - slowest))}` },
+        part("compute", 0, seconds - overlap, "computes", colourName(rank)), part("leaving", seconds - overlap, seconds, "computes, blocks leave", colourName(rank)),
+        part("waiting", seconds, slowest, "waits for the slowest"), part("exposed", slowest, whole, "exchange exposed, commit")),
+      el("span", { className: "right" }, `${count(record.shares[rank])} samples, ${ms(1000 * seconds)}`)))),
+    el("div", { className: "lane scale", "aria-hidden": "true" }, el("span", {}), el("div", {}, el("span", {}, "0"), el("span", {}, ms(500 * whole)), el("span", {}, ms(1000 * whole))), el("span", {})),
+  ];
+}

@@ -1,0 +1,238 @@
+"""The dashboard's server: the page, its data as JSON, and server-sent events. It only reads.
+
+On loopback it answers to loopback's names alone, so that no other site can reach it through a name
+of its own. Elsewhere it speaks TLS, and every path begins with a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import re
+import secrets
+import socket
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from launcher.errors import ConfigError
+from launcher.runs.certificates.authority import Authority
+from launcher.runs.cluster import Cluster
+from launcher.runs.records.registry import authority_folder
+from launcher.views.dashboard.history import History
+from launcher.views.dashboard.state import Observed, Tree
+
+PAGE = Path(__file__).parent / "page"
+IDENTITY = "urn:motley:dashboard"
+HEADERS = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; object-src 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Of every answer. The page loads nothing from elsewhere, and is part of no other page."""
+_EVERY = 1.0
+
+
+class Guarded:
+    """An application whose answers all have `HEADERS`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+                kept = [(k, v) for k, v in message["headers"] if k.decode() not in HEADERS]
+                message = {**message, "headers": [*kept, *added]}
+            await send(message)
+
+        await self._app(scope, receive, answer)
+
+
+def make_app(cluster: Cluster, token: str = "", hosts: tuple[str, ...] = ("*",)) -> ASGIApp:
+    """Return the application; with a token all of its paths are below `/TOKEN/`.
+
+    Args:
+        hosts: the names in a request's Host header that are answered.
+    """
+    observed = Observed(cluster)
+
+    async def overview(_: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(observed.overview))
+
+    async def overview_events(_: Request) -> Response:
+        return _events(_changes(observed))
+
+    async def run(request: Request) -> Response:
+        state, history = await _run(observed, request)
+        cursor, records = await run_in_threadpool(history.after, 0) or (0, "[]")
+        # The records are JSON already; they can be many.
+        head = json.dumps({**state, "cursor": cursor})
+        return Response(f'{head[:-1]}, "records": {records}}}', media_type="application/json")
+
+    async def run_events(request: Request) -> Response:
+        cursor = request.headers.get("last-event-id") or request.query_params.get("after", "0")
+        after = int(cursor) if re.fullmatch(r"\d{1,18}", cursor) else 0
+        await _run(observed, request)  # there is such a run
+        return _events(_news(observed, request.path_params["run_id"], after))
+
+    async def refused(_: Request, error: Exception) -> Response:
+        return JSONResponse({"error": str(error)}, 404)
+
+    routes = [
+        Route("/api/overview", overview),
+        Route("/api/overview/events", overview_events),
+        Route("/api/runs/{run_id}", run),
+        Route("/api/runs/{run_id}/events", run_events),
+        Mount("/", StaticFiles(directory=PAGE, html=True)),
+    ]
+    app = Starlette(
+        routes=[Mount(f"/{token}", routes=routes)] if token else routes,
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
+            Middleware(GZipMiddleware, minimum_size=1000),
+        ],
+        exception_handlers={ConfigError: refused},
+    )
+    return Guarded(app)
+
+
+async def _run(observed: Observed, request: Request) -> tuple[Tree, History]:
+    return await run_in_threadpool(observed.run, request.path_params["run_id"])
+
+
+def _events(events: AsyncIterator[str]) -> Response:
+    return StreamingResponse(events, media_type="text/event-stream")
+
+
+async def _changes(observed: Observed) -> AsyncIterator[str]:
+    """Yield the overview whenever it changed."""
+    said: Tree = {}
+    while True:
+        tree = await run_in_threadpool(observed.overview)
+        yield ": \n\n" if _same(tree, said) else _event("overview", json.dumps(tree))
+        said = tree
+        await asyncio.sleep(_EVERY)
+
+
+async def _news(observed: Observed, run_id: str, cursor: int) -> AsyncIterator[str]:
+    """Yield a run's state whenever it changed, and the lines of its history after a cursor."""
+    said: Tree = {}
+    while True:
+        state, history = await run_in_threadpool(observed.run, run_id)
+        if not _same(state, said):
+            yield _event("state", json.dumps(state))
+            said = state
+        found = await run_in_threadpool(history.after, cursor)
+        if found is None:
+            yield _event("reset", "{}", 0)
+            return
+        if found[0] > cursor:
+            cursor = found[0]
+            yield _event("records", found[1], cursor)
+        yield ": \n\n"  # a reader that is gone is noticed
+        await asyncio.sleep(_EVERY)
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two objects differ in nothing but the clock."""
+    return {**one, "now": 0} == {**other, "now": 0}
+
+
+def _event(name: str, data: str, cursor: int | None = None) -> str:
+    at = "" if cursor is None else f"id: {cursor}\n"
+    return f"event: {name}\n{at}data: {data}\n\n"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address or name is of this machine alone."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def serve(cluster: Cluster, bind: str, port: int, report: Any) -> None:
+    """Serve until Ctrl-C; `report` gets the page's address once it can be opened.
+
+    Raises:
+        ConfigError: the address or port cannot be listened on.
+    """
+    listening = _listen(bind, port)
+    port = listening.getsockname()[1]
+    private = is_loopback(bind)
+    token = "" if private else secrets.token_urlsafe(18)
+    names = _names(bind)
+    shown = f"[{names[0]}]" if ":" in names[0] else names[0]
+    hosts = ("localhost", "127.0.0.1", "[::1]", shown) if private else ("*",)
+    config = uvicorn.Config(
+        make_app(cluster, token, hosts),
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
+        lifespan="off",
+    )
+    config.load()
+    if private:
+        report(f"http://{shown}:{port}/")
+    else:
+        config.ssl = _tls(names)
+        report(f"https://{shown}:{port}/{token}/")
+        report(f"the browser trusts it once it has this CA: {authority_folder() / 'ca.pem'}")
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(bind: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server(address, family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {bind} port {port}: {error.strerror}; give another --bind or --port"
+        ) from None
+
+
+def _names(bind: str) -> list[str]:
+    """Return the names and addresses of the page, the one to show first."""
+    if bind in ("0.0.0.0", "::"):  # noqa: S104 - asked for by --bind
+        return [socket.getfqdn(), socket.gethostname(), "localhost", "127.0.0.1"]
+    return [bind]
+
+
+def _tls(names: list[str]) -> ssl.SSLContext:
+    """Return a context with a fresh certificate of the cluster's CA; no file of it stays."""
+    leaf = Authority.open(authority_folder()).issue(IDENTITY, dict.fromkeys(names))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    with tempfile.TemporaryDirectory(prefix="motley-", dir=authority_folder().parent) as folder:
+        chain = Path(folder, "chain.pem")
+        chain.touch(mode=0o600)
+        chain.write_bytes(leaf.key + leaf.certificate + leaf.ca)
+        context.load_cert_chain(chain)
+    return context

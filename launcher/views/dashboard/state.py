@@ -1,0 +1,248 @@
+"""What the page shows: one object for the overview, one for a run, from what `status` reads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from launcher.errors import LauncherError
+from launcher.hosts.fleet import LOOK
+from launcher.runs.budget.spending import read_spend, totals
+from launcher.runs.cluster import Cluster
+from launcher.runs.records.registry import Registry
+from launcher.runs.status import RunMonitor, RunView, live_runs
+from launcher.views.dashboard.history import History
+from launcher.views.render import status_tree
+from launcher.views.telemetry import LOOK_EVERY, STALE, Gauges, HostGauges, Telemetry
+from trainer.system.errors import plain_reason
+
+UNWATCHED = 30.0
+"""Seconds after the last reader at which hosts are not queried any more."""
+_OVERVIEW_EVERY = 5.0
+_SPEND_EVERY = 60.0
+"""Seconds between looks at the ledgers, which are read whole."""
+_LONGEST = 400
+
+Tree = dict[str, Any]
+
+
+class Live:
+    """Refreshes one object in a thread while somebody reads it."""
+
+    def __init__(
+        self,
+        look: Callable[[], Tree],
+        every: float,
+        close: Callable[[], None],
+        history: History | None = None,
+    ) -> None:
+        self.history = history
+        self._look = look
+        self._every = every
+        self._close = close
+        self._tree: Tree = {}
+        self._read_at = time.monotonic()
+        self._first = threading.Event()
+        self._defect: BaseException | None = None
+        self.closed = threading.Event()
+        threading.Thread(target=self._refresh, daemon=True).start()
+
+    def tree(self) -> Tree:
+        """Return the latest object; waits for the first one alone."""
+        self._read_at = time.monotonic()
+        self._first.wait()
+        if self._defect is not None:
+            raise self._defect
+        return self._tree
+
+    def _refresh(self) -> None:
+        try:
+            while time.monotonic() - self._read_at < UNWATCHED:
+                try:
+                    self._tree = self._look()
+                except (LauncherError, OSError) as error:  # tried again: a host may come back
+                    self._tree = {**self._tree, "error": plain_reason(error)[:_LONGEST]}
+                self._first.set()
+                time.sleep(self._every)
+        except BaseException as error:  # raised again by `tree`
+            self._defect = error
+        finally:
+            self.closed.set()
+            self._first.set()
+            self._close()
+
+
+class Observed:
+    """A cluster's runs and hosts, queried while a page is open; nothing is written or locked."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._ended: dict[str, RunView] = {}
+        self._live: dict[str, Live] = {}
+        self._spend: list[Tree] = []
+        self._spend_read = -_SPEND_EVERY
+        self._lock = threading.Lock()
+
+    def overview(self) -> Tree:
+        """Return the runs, the hosts, what is idle, and what was spent."""
+
+        def begin() -> Live:
+            gauges, began = HostGauges(self._cluster.hosts), time.monotonic()
+            gauges.start()
+
+            def look() -> Tree:
+                return self._overview(gauges.fresh(), time.monotonic() - began > STALE)
+
+            return Live(look, _OVERVIEW_EVERY, gauges.close)
+
+        return self._kept("", begin).tree()
+
+    def run(self, run_id: str) -> tuple[Tree, History]:
+        """Return a run's state, and its history.
+
+        Raises:
+            ConfigError: there is no such run.
+        """
+
+        def begin() -> Live:
+            run = self._cluster.look().get(run_id)
+            telemetry, history = Telemetry(RunMonitor(run)), History(run)
+            telemetry.start()
+
+            def look() -> Tree:
+                tree = run_tree(telemetry)
+                try:
+                    history.read_on()
+                except FileNotFoundError:
+                    pass  # no step yet
+                except (LauncherError, OSError) as error:
+                    tree["error"] = plain_reason(error)[:_LONGEST]
+                return tree
+
+            return Live(look, LOOK_EVERY, telemetry.close, history)
+
+        live = self._kept(run_id, begin)
+        assert live.history is not None
+        return live.tree(), live.history
+
+    def _kept(self, name: str, begin: Callable[[], Live]) -> Live:
+        with self._lock:
+            self._live = {key: one for key, one in self._live.items() if not one.closed.is_set()}
+            if name not in self._live:
+                self._live[name] = begin()
+            return self._live[name]
+
+    def _overview(self, gauges: Gauges, settled: bool) -> Tree:
+        """Return the overview; once `settled`, a host without a reading does not answer."""
+        registry = self._cluster.look()
+        remarks: list[str] = [] if registry.absence is None else [str(registry.absence)]
+        live = {view.run.run_id: view for view in live_runs(registry)}
+        for run_id in live:  # one that was resumed is looked at again when it ends
+            self._ended.pop(run_id, None)
+        known = registry.ids()
+        for run in registry.all(known - self._ended.keys() - live.keys()):
+            view = RunMonitor(run).observe(LOOK)
+            (live if view.is_live or view.unreachable else self._ended)[run.run_id] = view
+        both = {**self._ended, **live}
+        views = sorted((both[name] for name in known & both.keys()), key=lambda v: v.run.started)
+        latest = next((view for view in views if view.is_live), views[-1] if views else None)
+        self._look_at_spend(registry, remarks)
+        for view in views:
+            remarks += [line for line in view.unreachable.values() if line not in remarks]
+        return {
+            "schema": "motley.dashboard/1",
+            "now": time.time(),
+            "runs": [_run_line(view) for view in reversed(views)],
+            "hosts": self._hosts([view for view in views if view.is_live], gauges, settled),
+            "idle": [asdict(host) for host in self._cluster.idle(latest)],
+            "spend": self._spend,
+            "remarks": [line[:_LONGEST] for line in remarks],
+        }
+
+    def _look_at_spend(self, registry: Registry, remarks: list[str]) -> None:
+        if time.monotonic() - self._spend_read < _SPEND_EVERY:
+            return
+        try:
+            found = totals(read_spend(registry, remarks.append), "run")
+            self._spend = [asdict(total) for total in found]
+            self._spend_read = time.monotonic()
+        except LauncherError as error:
+            remarks.append(str(error))
+
+    def _hosts(self, live: list[RunView], gauges: Gauges, settled: bool) -> list[Tree]:
+        names = {host.name: host for host in self._cluster.hosts}
+        for view in live:
+            names |= {host.name: host for host in view.run.hosts if host.name not in names}
+        found: list[Tree] = []
+        for name, host in names.items():
+            busy = [
+                f"{view.run.run_id}/{process.name}"
+                for view in live
+                for process in view.run.plan.processes
+                if process.host == name and not view.processes[process.name].is_over
+            ]
+            devices = [
+                {"name": d.name, "id": d.id, "backend": d.backend} for d in host.devices or ()
+            ]
+            silent = settled and name not in gauges
+            reachable = not silent and not any(name in view.unreachable for view in live)
+            found.append(
+                {"name": name, "devices": devices, "busy": busy, "reachable": reachable}
+                | {"gauges": _plain(gauges.get(name, {}))}
+            )
+        return found
+
+
+def run_tree(telemetry: Telemetry) -> Tree:
+    """Return the state of a run: `status --json`, its devices' readings, and its failures."""
+    snapshot = telemetry.latest()
+    status = status_tree(snapshot.view)
+    names: dict[str, str | None] = {}
+    for process in snapshot.view.run.plan.processes:
+        with suppress(StopIteration):
+            host = snapshot.view.run.host(process.host)
+            first = next(iter(process.devices), "cpu")
+            names[process.name] = next(
+                d.name for d in host.devices or () if d.answers_to(first) and d.name
+            )
+    return {
+        "schema": "motley.dashboard.run/1",
+        "now": time.time(),
+        "status": status,
+        "outcome": snapshot.view.outcome[:_LONGEST],
+        "device_names": names,
+        "devices": {
+            p.name: next(iter(p.devices), "cpu").lower() for p in snapshot.view.run.plan.processes
+        },
+        "gauges": {host: _plain(read) for host, read in snapshot.gauges.items()},
+        "left": snapshot.left,
+        "age": round(snapshot.age),
+        "remarks": snapshot.view.remarks,
+        "failures": [[line[:_LONGEST] for line in f.text[:12]] for f in snapshot.failures],
+        "card": snapshot.view.card,
+    }
+
+
+def _run_line(view: RunView) -> Tree:
+    training: Mapping[str, Any] = view.training or {}
+    keys = ("step", "total_steps", "loss", "tokens_per_second", "updated", "budget")
+    return {
+        "run_id": view.run.run_id,
+        "state": view.state,
+        "outcome": view.outcome[:_LONGEST],
+        "live": view.is_live,
+        "started": view.run.started,
+        "workers": len(view.run.plan.workers or view.run.plan.followers),
+        "joined": len(view.joined),
+        "output": view.run.plan.output,
+        **{key: training.get(key) for key in keys},
+        "validation": training.get("validation"),
+    }
+
+
+def _plain(gauges: Mapping[str, Any]) -> dict[str, Tree]:
+    return {device.lower(): asdict(gauge) for device, gauge in gauges.items()}

@@ -1,0 +1,87 @@
+"""The history of a run: only new lines, bounded, and what the ledger says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.runs.records.registry import Registry
+from launcher.views.dashboard.history import METRICS_FILE, History, compact, counted
+from tests.launcher.views.dashboard.recorded_run import RUN_ID, RecordedRun
+from trainer.tracking import metrics
+
+pytestmark = pytest.mark.usefixtures("own_state")
+
+
+def test_only_new_lines_are_read_and_a_cursor_outlives_the_reader(tmp_path: Path) -> None:
+    assert metrics.METRICS_FILE == METRICS_FILE
+    recorded = RecordedRun(tmp_path / "state")
+    run = Registry.default().get(RUN_ID)
+    history = History(run)
+    history.read_on()
+    cursor, text = history.after(0) or (0, "")
+    first = json.loads(text)
+    assert [line["step"] for line in first if line["kind"] == "step"] == list(range(1, 11))
+    assert cursor == (recorded.output / METRICS_FILE).stat().st_size
+    recorded.step(11)
+    with (recorded.output / METRICS_FILE).open("ab") as file:
+        file.write(b'{"kind": "step", "st')  # the trainer is writing it
+    again = History(run)
+    for each in (history, again):
+        each.read_on()
+        found = each.after(cursor)
+        assert found
+        assert [line["step"] for line in json.loads(found[1])] == [11]
+        assert each.after(found[0]) == (found[0], "[]")
+
+
+def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
+    recorded = RecordedRun(tmp_path / "state")
+    history = History(Registry.default().get(RUN_ID))
+    history.read_on()
+    cursor, _ = history.after(0) or (0, "")
+    (recorded.output / METRICS_FILE).write_text('{"kind": "validation", "step": 1, "time": 1.0}\n')
+    history.read_on()
+    assert history.after(cursor) is None
+    assert len(json.loads((history.after(0) or (0, ""))[1])) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"{", b"[]", b'"text"', b"[" * 100_000, b'{"kind": "else", "step": 1, "time": 1.0}',
+        b'{"kind": "step", "step": -1, "time": 1.0}', b'{"kind": "step", "step": 1, "time": NaN}',
+        b'{"kind": "event", "step": 1, "time": 1.0, "event": "' + b"x" * 65 + b'"}',
+        b'{"kind": "event", "step": 1, "time": 1.0, "event": "lost", "reason": ["x"]}',
+        b'{"kind": "step", "step": 1, "time": 1.0, "shares": {"__proto__": 1}}',
+    ],
+)  # fmt: skip
+def test_a_line_of_another_shape_is_left_out(line: bytes) -> None:
+    assert compact(line) is None
+
+
+def test_a_number_that_is_not_plain_is_left_out_of_its_line() -> None:
+    kept = compact(b'{"kind": "step", "step": 1, "time": 1.0, "loss": Infinity, "more": {"a": []}}')
+    assert kept is not None
+    assert json.loads(kept) == {
+        "kind": "step", "step": 1, "time": 1.0, "epoch": 0, "shares": {},
+        "worker_tokens_per_second": {}, "counted": [0, 0, 0, 0],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("samples", "found"),
+    [
+        ([[1, 4, 8], [0, 0, 4]], [0, 8, 0, 0]),
+        ([[0, 0, 4], [1, 5, 8]], [0, 8, 1, 0]),
+        ([[0, 0, 5], [1, 3, 8]], [0, 8, 0, 2]),
+        ([[0, 0, 8], [1, 2, 4], [2, 9, 10]], [0, 10, 1, 2]),
+        ([], [0, 0, 0, 0]),
+    ],
+)
+def test_the_ledger_tells_what_is_missing_and_repeated(
+    samples: list[list[int]], found: list[int]
+) -> None:
+    assert counted(samples) == found

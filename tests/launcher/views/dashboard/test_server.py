@@ -1,0 +1,108 @@
+"""What the dashboard's server answers, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import run
+from tests.launcher.views.dashboard.recorded_run import HOSTILE, RUN_ID, RecordedRun
+from tests.launcher.views.dashboard.serving import serving
+
+pytestmark = pytest.mark.usefixtures("own_state")
+
+
+def test_a_run_is_what_status_shows_and_only_new_records_follow(tmp_path: Path) -> None:
+    recorded = RecordedRun(tmp_path / "state")
+    with serving(tmp_path / "state") as server:
+        overview = server.json("api/overview")
+        assert [(r["run_id"], r["step"], r["loss"]) for r in overview["runs"]] == [
+            (RUN_ID, 10, 0.2)
+        ]
+        assert [host["name"] for host in overview["hosts"]] == ["localhost"]
+        tree = server.json(f"api/runs/{RUN_ID}")
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher.cli", "status", "--run", RUN_ID, "--json"],
+            env=os.environ, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        status = json.loads(done.stdout)
+        assert tree["status"] == {key: status[key] for key in tree["status"]}
+        assert tree["status"]["reason"] == HOSTILE  # as data
+        steps = [record for record in tree["records"] if record["kind"] == "step"]
+        assert [step["loss"] for step in steps] == [2.0 / number for number in range(1, 11)]
+        assert steps[3]["counted"] == [36, 48, 0, 0]
+        recorded.step(11)
+        made, answer = server.request(
+            f"api/runs/{RUN_ID}/events", last_event_id=str(tree["cursor"])
+        )
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        while answer.readline() != b"event: records\n":
+            pass
+        cursor = int(answer.readline().removeprefix(b"id: "))
+        assert cursor > tree["cursor"]
+        data = json.loads(answer.readline().removeprefix(b"data: "))
+        assert [record["step"] for record in data] == [11]
+        made.close()
+
+
+def test_it_only_reads_and_answers_to_its_own_name_alone(tmp_path: Path) -> None:
+    RecordedRun(tmp_path / "state")
+    before = files(tmp_path)
+    with serving(tmp_path / "state") as server:
+        status, headers, text = server.get("")
+        assert status == 200
+        assert text.startswith("<!doctype html>")
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'self';")
+        assert "unsafe" not in policy
+        assert "server" not in headers
+        for path in ("", "api/overview", f"api/runs/{RUN_ID}"):
+            for method in ("POST", "PUT", "DELETE", "PATCH"):
+                status, headers, _ = server.get(path, method)
+                assert status == 405
+                assert headers["content-security-policy"] == policy
+        assert server.get("", host="evil.example")[0] == 400  # by DNS rebinding
+        for path in ("api/runs/none", "api/runs/..%2F..%2Fetc", "..%2Fserver.py", "x"):
+            assert server.get(path)[0] == 404, path
+    assert files(tmp_path) == before
+
+
+def files(folder: Path) -> dict[Path, int]:
+    """Return the files below a folder and when each was written."""
+    return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+
+def test_on_other_addresses_it_has_tls_and_a_token(tmp_path: Path) -> None:
+    RecordedRun(tmp_path / "state")
+    with serving(tmp_path / "state", "--bind", "0.0.0.0", "--port", "0") as shown:
+        assert shown.url.startswith("https://")
+        at = shown.url.split("/")
+        port, token = at[2].rpartition(":")[2], at[3]
+        assert len(token) >= 22
+        server = type(shown)(f"https://localhost:{port}/{token}/", shown.process, shown.context)
+        assert server.get("")[0] == 200  # by the cluster's CA
+        assert server.json("api/overview")["runs"]
+        for path in ("/", "/api/overview", f"/x{token[1:]}/api/overview", f"/{token[:-1]}/"):
+            assert server.get(path)[0] == 404, path
+
+
+def test_what_cannot_be_served_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert run(["dashboard", "--port", port]) == 2
+        assert "give another --bind or --port" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "launcher.views.dashboard.server", raising=False)
+    assert run(["dashboard", "--port", "0"]) == 2
+    assert capsys.readouterr().err == (
+        "launch: the dashboard needs the package uvicorn; install the extra: "
+        "pip install 'motley[dashboard]'\n"
+    )
