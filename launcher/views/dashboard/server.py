@@ -30,7 +30,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, LauncherError
 from launcher.runs.certificates.authority import Authority
 from launcher.runs.cluster import Cluster
 from launcher.runs.records.registry import authority_folder
@@ -99,7 +99,7 @@ def make_app(cluster: Cluster, token: str = "", hosts: tuple[str, ...] = ("*",))
         return _events(_news(observed, request.path_params["run_id"], after))
 
     async def refused(_: Request, error: Exception) -> Response:
-        return JSONResponse({"error": str(error)}, 404)
+        return JSONResponse({"error": str(error)}, 404 if isinstance(error, ConfigError) else 503)
 
     routes = [
         Route("/api/overview", overview),
@@ -114,7 +114,7 @@ def make_app(cluster: Cluster, token: str = "", hosts: tuple[str, ...] = ("*",))
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
             Middleware(GZipMiddleware, minimum_size=1000),
         ],
-        exception_handlers={ConfigError: refused},
+        exception_handlers={LauncherError: refused},
     )
     return Guarded(app)
 

@@ -55,7 +55,7 @@ export class Records {
     for (const { event, step, rank: of } of this.events) {
       const state = words[event];
       if (of !== rank || !state) continue;
-      while (found.length && found.at(-1)[1] >= step && step > 0 && found.at(-1)[1] > step) found.pop();
+      while (found.at(-1)?.[1] > step) found.pop(); // of steps that a resumed run took again
       if (found.length) found.at(-1)[2] = step;
       found.push([state, step, last]);
     }

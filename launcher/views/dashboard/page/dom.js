@@ -18,10 +18,16 @@ export function el(tag, props = {}, ...children) {
 const LONGEST = 400;
 export const bounded = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST)} …` : text);
 
-/** Replace what is in a place, unless it would look the same: focus and selection stay. */
+/** Replace what is in a place, unless it would look the same; what is open or has the focus stays so. */
 export function put(place, ...children) {
   const fresh = el("div", {}, ...children);
-  if (fresh.innerHTML !== place.innerHTML) place.replaceChildren(...fresh.childNodes);
+  const open = new Set([...place.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
+  for (const summary of fresh.querySelectorAll("summary")) summary.parentNode.open = open.has(summary.textContent);
+  if (fresh.innerHTML === place.innerHTML) return;
+  const active = place.contains(document.activeElement) ? document.activeElement : null;
+  const same = active && [...fresh.querySelectorAll(active.tagName)].find((each) => each.textContent === active.textContent && each.href === active.href);
+  place.replaceChildren(...fresh.childNodes);
+  same?.focus({ preventScroll: true });
 }
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });

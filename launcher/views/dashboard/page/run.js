@@ -86,7 +86,7 @@ export class RunPage {
         this.charts.add("Share of each worker", [], { stacked: true, least: 0, axis: (v) => `${Math.round(100 * v)} %`, height: 200, axisSize: 68, summary: () => `${this.#records.ranks.length} workers` }), part("lanes", "lanes")),
       el("section", { className: "card", "aria-labelledby": "waterfall" }, part("waterfall")),
       el("section", { className: "card scroll", "aria-labelledby": "workers" }, el("h2", { id: "workers" }, "Processes"), part("workers")),
-      el("section", { className: "card", "aria-labelledby": "events" }, el("h2", { id: "events" }, "Events"), part("log")),
+      el("section", { className: "card", "aria-labelledby": "events" }, el("h2", { id: "events" }, "Events"), part("log", "log")),
     );
   }
 

@@ -110,6 +110,19 @@ def test_new_points_arrive_and_a_server_that_is_gone_does_no_harm(
         assert read.count(f"/api/runs/{RUN_ID}") == 1  # the whole history travelled once
 
 
+def test_what_is_drawn_again_keeps_the_focus(
+    recorded: RecordedRun, server: Server, browser: Browser
+) -> None:
+    browser.open(f"{server.url}#/run/{RUN_ID}")
+    browser.wait("document.querySelector('.events .good button') !== null")
+    browser.run("document.querySelector('.events .good button').focus()")
+    recorded.metrics.event("idle", 10, rank=2)
+    browser.wait("document.querySelector('.events .amber') !== null")
+    assert browser.run("document.activeElement.textContent") == "step 6"
+    assert browser.run("document.querySelector('#said').textContent").startswith("worker 2 idle")
+    assert browser.errors == []
+
+
 @pytest.mark.parametrize("page", ["", f"#/run/{RUN_ID}"])
 def test_what_a_host_says_is_data(server: Server, browser: Browser, page: str) -> None:
     browser.open(f"{server.url}{page}")
