@@ -65,9 +65,9 @@ export class OverviewPage {
 
   #spend(spend) {
     const columns = [["Run"], ["Host hours", 1], ["kWh", 1], ["Power"], ["Cost", 1]];
-    return table("What each run has cost", columns, spend.map((total) => [
-      total.name, fixed(total.seconds / 3600, 2), fixed(total.kwh, 3),
-      !total.kwh ? "unknown" : total.measured > 0.999 ? "measured" : total.measured ? `${percent(total.measured)} measured` : "planned",
+    return table("What each run has cost", columns, spend.toReversed().map((total) => [
+      total.name, fixed(total.seconds / 3600, 2), total.kwh ? fixed(total.kwh, 3) : "",
+      !total.kwh ? "" : total.measured > 0.999 ? "measured" : total.measured ? `${percent(total.measured)} measured` : "planned",
       `${fixed(total.money, 2)} ${total.currency ?? ""}`,
     ]));
   }
