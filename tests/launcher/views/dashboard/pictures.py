@@ -14,7 +14,7 @@ from tests.launcher.views.dashboard.browser import Browser
 
 LOOKS = ((1280, False), (1280, True), (380, False), (380, True))
 """Widths in pixels, and whether the colours are dark."""
-_HEIGHTS = {1280: 1560, 380: 1500}
+_HEIGHTS = {1280: 1525, 380: 1500}
 """Pixels from the top that a picture shows."""
 
 
@@ -34,7 +34,7 @@ def take_pictures(
         for width, dark in LOOKS:
             browser.looks(width, dark=dark)
             browser.open(url + page)
-            browser.wait(ready)
+            browser.wait(f"{ready} && document.querySelector('#link').textContent === 'live'")
             browser.run("new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
             picture = folder / f"dashboard-{name}-{width}-{'dark' if dark else 'light'}.png"
             browser.picture(picture, _HEIGHTS[width])
