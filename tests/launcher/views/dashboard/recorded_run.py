@@ -29,9 +29,14 @@ class RecordedRun:
         self.output.mkdir(parents=True)
         cpu = Device("cpu", "cpu", name=f"CPU {HOSTILE}")
         here = Host(
-            name="localhost", connection="local", coordinator=True, bind_address="127.0.0.1",
-            devices=(cpu,), fill_with_cpu=True, state_folder=str(folder),
-        )  # fmt: skip
+            name="localhost",
+            connection="local",
+            coordinator=True,
+            bind_address="127.0.0.1",
+            devices=(cpu,),
+            fill_with_cpu=True,
+            state_folder=str(folder),
+        )
         setting = Setting(
             run_id=RUN_ID, trainer_command=("t",), state_folder=str(folder), routes={}
         )
@@ -71,14 +76,22 @@ class RecordedRun:
         ranks = [rank for rank, _, _ in samples]
         self.metrics.step(
             Step(
-                step=number, epoch=0, generation=3, loss=2.0 / number, learning_rate=1e-4,
-                grad_norm=1.0, seconds=0.5, tokens_per_second=1000.0 + number, exchange_ms=30.0,
-                exchange_exposed_ms=10.0, samples=samples,
+                step=number,
+                epoch=0,
+                generation=3,
+                loss=2.0 / number,
+                learning_rate=1e-4,
+                grad_norm=1.0,
+                seconds=0.5,
+                tokens_per_second=1000.0 + number,
+                exchange_ms=30.0,
+                exchange_exposed_ms=10.0,
+                samples=samples,
                 worker_tokens_per_second=dict.fromkeys(ranks, 300.0),
                 worker_seconds={rank: 0.3 + 0.05 * rank for rank in ranks},
                 worker_overlap_seconds=dict.fromkeys(ranks, 0.02),
             )
-        )  # fmt: skip
+        )
         self.status |= {"step": number, "loss": 2.0 / number, "tokens_per_second": 1000.0 + number}
         StatusFile(self.output).update(self.status, force=True)  # pyright: ignore[reportArgumentType]
 

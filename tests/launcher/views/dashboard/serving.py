@@ -62,9 +62,12 @@ def serving(state: Path, *flags: str) -> Iterator[Server]:
     """Serve the runs of a state folder; the address is what the command prints."""
     command = [sys.executable, "-m", "launcher.cli", "dashboard", *(flags or ("--port", "0"))]
     process = subprocess.Popen(
-        command, env=os.environ | {"MOTLEY_STATE_DIR": str(state)}, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        command,
+        env=os.environ | {"MOTLEY_STATE_DIR": str(state)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     assert process.stderr is not None
     try:

@@ -51,13 +51,19 @@ def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        b"", b"{", b"[]", b'"text"', b"[" * 100_000, b'{"kind": "else", "step": 1, "time": 1.0}',
-        b'{"kind": "step", "step": -1, "time": 1.0}', b'{"kind": "step", "step": 1, "time": NaN}',
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"[" * 100_000,
+        b'{"kind": "else", "step": 1, "time": 1.0}',
+        b'{"kind": "step", "step": -1, "time": 1.0}',
+        b'{"kind": "step", "step": 1, "time": NaN}',
         b'{"kind": "event", "step": 1, "time": 1.0, "event": "' + b"x" * 65 + b'"}',
         b'{"kind": "event", "step": 1, "time": 1.0, "event": "lost", "reason": ["x"]}',
         b'{"kind": "step", "step": 1, "time": 1.0, "shares": {"__proto__": 1}}',
     ],
-)  # fmt: skip
+)
 def test_a_line_of_another_shape_is_left_out(line: bytes) -> None:
     assert compact(line) is None
 
@@ -66,9 +72,14 @@ def test_a_number_that_is_not_plain_is_left_out_of_its_line() -> None:
     kept = compact(b'{"kind": "step", "step": 1, "time": 1.0, "loss": Infinity, "more": {"a": []}}')
     assert kept is not None
     assert json.loads(kept) == {
-        "kind": "step", "step": 1, "time": 1.0, "epoch": 0, "shares": {},
-        "worker_tokens_per_second": {}, "counted": [0, 0, 0, 0],
-    }  # fmt: skip
+        "kind": "step",
+        "step": 1,
+        "time": 1.0,
+        "epoch": 0,
+        "shares": {},
+        "worker_tokens_per_second": {},
+        "counted": [0, 0, 0, 0],
+    }
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,13 @@ def test_a_step_is_chosen_by_keyboard_and_by_its_event(server: Server, browser: 
     browser.run("document.querySelector('#step').focus()")
     for _ in range(5):
         for kind in ("keyDown", "keyUp"):
-            browser.call("Input.dispatchKeyEvent", type=kind, key="ArrowLeft", code="ArrowLeft",
-                         windowsVirtualKeyCode=37)  # fmt: skip
+            browser.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key="ArrowLeft",
+                code="ArrowLeft",
+                windowsVirtualKeyCode=37,
+            )
     title = "document.querySelector('#waterfall').textContent"
     assert browser.run(title) == "One step: 5"
     assert "loss 0.4000" in browser.run("document.querySelector('#step').ariaValueText")

@@ -29,8 +29,11 @@ def test_a_run_is_what_status_shows_and_only_new_records_follow(tmp_path: Path) 
         tree = server.json(f"api/runs/{RUN_ID}")
         done = subprocess.run(
             [sys.executable, "-m", "launcher.cli", "status", "--run", RUN_ID, "--json"],
-            env=os.environ, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            env=os.environ,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         status = json.loads(done.stdout)
         assert tree["status"] == {key: status[key] for key in tree["status"]}
         assert tree["status"]["reason"] == HOSTILE  # as data
