@@ -1,16 +1,17 @@
 """Pictures of the page, for the documentation; from a dashboard that runs:
 
-python -m tests.launcher.views.dashboard.pictures http://127.0.0.1:8642/ RUN docs
+python -m tests.launcher.views.dashboard.pictures http://127.0.0.1:8642/ docs \
+    cluster= run=run/RUN runs=runs/RUN/OTHER
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.launcher.views.dashboard.browser import Browser
+from benchmarks.rig.browser import Browser
 
 LOOKS = ((1280, False), (1280, True), (380, False), (380, True))
 """Widths in pixels, and whether the colours are dark."""
@@ -18,23 +19,34 @@ _HEIGHTS = {1280: 1525, 380: 1500}
 """Pixels from the top that a picture shows."""
 
 
+_READY = {
+    "cluster": "document.querySelector('.meter') !== null",
+    "run": "document.querySelectorAll('canvas').length === 5",
+    "runs": "document.querySelectorAll('canvas').length === 2",
+    "distillation": "document.querySelectorAll('canvas').length === 4",
+}
+"""By the name of a page, when it is drawn."""
+
+
 def take_pictures(
     browser: Browser,
     url: str,
-    run_id: str,
+    pages: Mapping[str, str],
     folder: Path,
     examine: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
-    """Take the overview and a run in every look; `examine` is called with each picture's name."""
+    """Take pages in every look; `examine` is called with each picture's name.
+
+    Args:
+        pages: the part of the address behind `#/` by name, a key of `_READY`.
+    """
     made: list[Path] = []
-    for name, page, ready in (
-        ("cluster", "#/", "document.querySelector('.meter') !== null"),
-        ("run", f"#/run/{run_id}", "document.querySelectorAll('canvas').length === 5"),
-    ):
+    for name, page in pages.items():
         for width, dark in LOOKS:
             browser.looks(width, dark=dark)
-            browser.open(url + page)
-            browser.wait(f"{ready} && document.querySelector('#link').textContent === 'live'")
+            browser.open(f"{url}#/{page}")
+            live = "document.querySelector('#link').textContent === 'live'"
+            browser.wait(f"{_READY[name]} && {live}")
             browser.run("new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
             picture = folder / f"dashboard-{name}-{width}-{'dark' if dark else 'light'}.png"
             browser.picture(picture, _HEIGHTS[width])
@@ -45,10 +57,11 @@ def take_pictures(
 
 def main() -> None:
     """Take the pictures of a dashboard that runs."""
-    url, run_id, folder = sys.argv[1:]
+    url, folder, *named = sys.argv[1:]
     with tempfile.TemporaryDirectory() as profile:
         browser = Browser(Path(profile))
-        take_pictures(browser, url, run_id, Path(folder))
+        pages = dict(each.split("=", 1) for each in named)
+        take_pictures(browser, url, pages, Path(folder))
         browser.close()
 
 

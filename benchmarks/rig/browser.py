@@ -1,4 +1,4 @@
-"""Chromium for tests, driven by its DevTools protocol over a pipe."""
+"""Chromium for tests and measurements, driven by its DevTools protocol over a pipe."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import itertools
 import json
 import os
 import select
+import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import PATIENCE
+PATIENCE = 240.0
+"""Seconds that an answer may take: a busy machine may stand still."""
 
 
 class Browser:
@@ -34,6 +37,7 @@ class Browser:
             pass_fds=(command_in, answer_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         os.close(command_in)
         os.close(answer_out)
@@ -103,6 +107,13 @@ class Browser:
             "Page.captureScreenshot", captureBeyondViewport=True, clip={**clip, "scale": 1}
         )
         path.write_bytes(base64.b64decode(shot["data"]))
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Stop all of the browser, as on a laptop that sleeps."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        yield
+        os.killpg(self._process.pid, signal.SIGCONT)
 
     def close(self) -> None:
         """End the browser."""
