@@ -1,16 +1,19 @@
 """The history of a run, read from its `metrics.jsonl` as it grows.
 
 A cursor is the offset behind a line of that file, so it holds for every dashboard of the run and
-survives its restart. What the page needs of a line is kept, as JSON; the rest is dropped.
+survives its restart. What the page needs of a line is kept, as JSON; the rest is dropped. Of a
+very long run the older half keeps every second step, again and again: what a step tells of all
+before it (`so_far`) is a sum, which no dropped line changes.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -21,7 +24,11 @@ from launcher.runs.records.run import Run
 from trainer.system.received import parse, plain
 
 METRICS_FILE = "metrics.jsonl"
+MOST = 64 << 20
+"""Characters of lines that are kept; beyond them the older half is thinned out."""
 _MOST_RANKS = 4096
+_MOST_BACK = 20_000
+"""Steps behind the last one to which a resumed run can return without losing the sums."""
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 _Word = Annotated[str, Field(max_length=64)]
@@ -47,16 +54,13 @@ class _StepLine(_Line):
     epoch: _Count = 0
     loss: float | None = None
     learning_rate: float | None = None
-    grad_norm: float | None = None
     tokens_per_second: float | None = None
     seconds: float | None = None
     exchange_ms: float | None = None
     exchange_exposed_ms: float | None = None
-    exchange_bytes: float | None = None
     ce: float | None = None
     kl: float | None = None
     shares: _ByRank = {}
-    worker_tokens_per_second: _ByRank = {}
     worker_seconds: _ByRank | None = None
     worker_overlap_seconds: _ByRank | None = None
     samples: Annotated[list[_Shard], Field(max_length=1 << 17)] = []
@@ -91,12 +95,18 @@ class History:
     """Lines of one run's metrics, by the offset behind each."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
+        self.run = run
         self._path: str | None = None
-        self._offset = 0
-        self._ends: list[int] = []
-        self._lines: list[str] = []
         self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._offset = 0
+        self._ends, self._lines = array("Q"), list[str]()
+        self._droppable = bytearray()
+        """Of each line, whether it may be dropped: a step."""
+        self._size = 0
+        self._so_far = SoFar()
 
     def read_on(self) -> None:
         """Take what was written since; a file that became shorter is read from its beginning.
@@ -104,16 +114,16 @@ class History:
         Raises:
             LauncherError, OSError: the leader's host or its file cannot be read now.
         """
-        connection = ssh.connect(self._run.head)
+        connection = ssh.connect(self.run.head)
         if self._path is None:
-            plan = self._run.plan_by(self._run.head, connection)
+            plan = self.run.plan_by(self.run.head, connection)
             if plan is None:
                 return
             self._path = f"{plan.output}/{METRICS_FILE}"
         path = self._path
         with self._lock:
             if connection.size(path) < self._offset:
-                self._offset, self._ends, self._lines = 0, [], []
+                self._begin()
 
             def read(offset: int, limit: int) -> bytes:
                 return connection.read(path, offset, limit)
@@ -122,10 +132,10 @@ class History:
                 end = self._offset
                 for line in page.lines:
                     end += len(line) + 1
-                    if (kept := compact(line)) is not None:
-                        self._ends.append(end)
-                        self._lines.append(kept)
+                    self._take(line, end)
                 self._offset = page.end
+                while self._size > MOST and self._thin_out():
+                    pass
 
     def after(self, cursor: int) -> tuple[int, str] | None:
         """Return the cursor behind the last line, and the lines after a cursor as a JSON array.
@@ -138,19 +148,82 @@ class History:
             lines = self._lines[bisect_right(self._ends, cursor) :]
             return self._offset, f"[{','.join(lines)}]"
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The epoch of the last step, and the sample behind it in the epoch's order."""
+        return self._so_far.place or (0, 0)
 
-def compact(line: bytes) -> str | None:
-    """Return what the page shows of a line, as JSON; None for one that it does not."""
+    def _take(self, line: bytes, end: int) -> None:
+        record = parsed(line)
+        if record is None:
+            return
+        kept = record.model_dump(exclude_none=True)
+        if isinstance(record, _StepLine):
+            kept["counted"], kept["so_far"] = counted(kept.pop("samples")), self._so_far.add(record)
+        elif isinstance(record, _EventLine) and record.event == "resumed":
+            self._so_far.return_to(record.step)
+        text = json.dumps(kept, separators=(",", ":"))
+        self._ends.append(end)
+        self._lines.append(text)
+        self._droppable.append(isinstance(record, _StepLine))
+        self._size += len(text)
+
+    def _thin_out(self) -> bool:
+        """Drop every second step of the older half; return whether there was one to drop."""
+        half, turn = len(self._lines) // 2, True
+        keep = bytearray(b"\1" * len(self._lines))
+        for index in range(half):
+            if self._droppable[index]:
+                keep[index], turn = turn, not turn
+        self._ends = array("Q", compress(self._ends, keep))
+        self._droppable = bytearray(compress(self._droppable, keep))
+        self._lines = list(compress(self._lines, keep))
+        self._size = sum(map(len, self._lines))
+        return not all(keep)
+
+
+class SoFar:
+    """Sums over the steps that count: samples, missing and repeated ones, and tokens.
+
+    A resumed run goes on with the sums of the step from which it does.
+    """
+
+    def __init__(self) -> None:
+        self.place: tuple[int, int] | None = None
+        """The epoch of the last step, and the sample behind it in the epoch's order."""
+        self._sums = [0, 0, 0, 0]
+        self._at: dict[int, tuple[tuple[int, int], list[int]]] = {}
+        """By step, of the last ones."""
+
+    def add(self, step: _StepLine) -> list[int]:
+        """Count a step, and return the sums."""
+        first, behind, missing, repeated = counted(step.samples)
+        samples = behind - first - missing
+        if self.place is not None and self.place[0] == step.epoch:
+            missing += max(0, first - self.place[1])
+            repeated += max(0, self.place[1] - first)
+        tokens = round((step.tokens_per_second or 0.0) * (step.seconds or 0.0))
+        self.place = (step.epoch, behind)
+        added = (samples, missing, repeated, tokens)
+        self._sums = [total + more for total, more in zip(self._sums, added, strict=True)]
+        self._at.pop(step.step, None)
+        self._at[step.step] = self.place, self._sums
+        if len(self._at) > _MOST_BACK:
+            del self._at[next(iter(self._at))]
+        return self._sums
+
+    def return_to(self, step: int) -> None:
+        """Forget the steps behind one; of one that is too long ago nothing is known."""
+        self.place, self._sums = self._at.get(step, (None, self._sums if step else [0, 0, 0, 0]))
+
+
+def parsed(line: bytes) -> _StepLine | _ValidationLine | _EventLine | None:
+    """Return what the page shows of a line; None for one that it does not."""
     try:
         tree: Any = parse(line, METRICS_FILE)
-        record = _LINE.validate_python(plain(tree) if isinstance(tree, dict) else tree)  # pyright: ignore[reportUnknownArgumentType] - JSON
+        return _LINE.validate_python(plain(tree) if isinstance(tree, dict) else tree)  # pyright: ignore[reportUnknownArgumentType] - JSON
     except (ValueError, RecursionError):
         return None
-    kept = record.model_dump(exclude_none=True)
-    if isinstance(record, _StepLine):
-        kept["counted"] = counted(record.samples)
-        del kept["samples"]
-    return json.dumps(kept, separators=(",", ":"))
 
 
 def counted(samples: Sequence[Sequence[int]]) -> list[int]:

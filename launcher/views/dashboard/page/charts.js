@@ -5,6 +5,8 @@ import { css, el } from "./dom.js";
 export class Charts {
   #made = [];
   #events = [];
+  #steps = null;
+  #xs = [];
   #observer = new ResizeObserver((seen) => {
     for (const { target } of seen) {
       const chart = this.#made.find((each) => each.box === target);
@@ -12,8 +14,8 @@ export class Charts {
     }
   });
 
-  constructor(choose) {
-    this.choose = choose;
+  constructor(choose, xAxis = null) {
+    Object.assign(this, { choose, xAxis });
     this.dark = matchMedia("(prefers-color-scheme: dark)");
     this.dark.addEventListener("change", this.recolour);
   }
@@ -27,13 +29,14 @@ export class Charts {
   };
 
   /**
-   * Return a figure. `series` are {name, colour, value, text, points?, faint?}: value(step record)
-   * gives a number or null; `stacked` adds them up, as areas.
+   * Return a figure. `series` are {name, colour, value, text, points?, faint?, late?}: value(step
+   * record) gives a number or null, once a step unless it may come `late`; `stacked` adds them up,
+   * as areas; `summary` gets the values of the first.
    */
   add(title, series, { height = 180, stacked = false, least, summary, axis, axisSize = 52 } = {}) {
     const box = el("div", { className: "plot", role: "img" });
     const legend = el("div", { className: "legend" });
-    const chart = { box, legend, series, height, stacked, least, summary, axis, axisSize, title, plot: null, steps: [] };
+    const chart = { box, legend, series, height, stacked, least, summary, axis, axisSize, title, plot: null, steps: [], columns: [] };
     this.#made.push(chart);
     this.#observer.observe(box);
     return el("figure", { className: "card chart" }, el("figcaption", {}, el("h2", {}, title), legend), box);
@@ -42,7 +45,7 @@ export class Charts {
   setSeries(title, series) {
     const chart = this.#made.find((each) => each.title === title);
     if (chart.series.map((s) => s.name).join() === series.map((s) => s.name).join()) return;
-    chart.series = series;
+    Object.assign(chart, { series, columns: [] });
     chart.plot?.destroy();
     chart.plot = null;
   }
@@ -51,20 +54,28 @@ export class Charts {
   draw(steps, events) {
     const loud = ["calm", "good", "amber", "bad"]; // the worst is drawn last
     this.#events = [...events].sort((a, b) => loud.indexOf(a.kind) - loud.indexOf(b.kind));
-    const xs = steps.map((step) => step.step);
+    if (steps !== this.#steps) {
+      this.#steps = steps;
+      this.#xs = [];
+      for (const chart of this.#made) chart.columns = [];
+    }
+    for (let at = this.#xs.length; at < steps.length; at++) this.#xs.push(steps[at].step);
     for (const chart of this.#made) {
       chart.steps = steps;
-      const columns = chart.series.map((series) => steps.map(series.value));
-      if (chart.stacked) {
-        for (let at = 1; at < columns.length; at++) {
-          columns[at] = columns[at].map((value, step) => (value ?? 0) + (columns[at - 1][step] ?? 0));
+      chart.series.forEach(({ value, late }, number) => {
+        const column = (chart.columns[number] ??= []);
+        const below = chart.stacked && number ? chart.columns[number - 1] : null;
+        for (let at = late ? 0 : column.length; at < steps.length; at++) {
+          const found = value(steps[at]);
+          column[at] = below ? (found ?? 0) + (below[at] ?? 0) : found;
         }
+      });
+      const data = [this.#xs, ...chart.columns];
+      if (chart.plot) chart.plot.setData(data);
+      else if (steps.length && chart.box.clientWidth) {
+        chart.plot = new uPlot(this.#options(chart), data, chart.box);
       }
-      if (chart.plot) chart.plot.setData([xs, ...columns]);
-      else if (xs.length && chart.box.clientWidth) {
-        chart.plot = new uPlot(this.#options(chart), [xs, ...columns], chart.box);
-      }
-      const said = chart.summary?.(steps);
+      const said = chart.summary?.(chart.columns[0] ?? []);
       chart.box.setAttribute("aria-label", said ? `${chart.title}: ${said}` : chart.title);
     }
   }
@@ -77,7 +88,7 @@ export class Charts {
       if (plot && plot !== from) plot.setCursor({ left: plot.valToPos(record.step, "x"), top: -10 }, false);
       const shown = series.filter((each) => !each.faint).map((each) => el("span", {},
         el("i", { className: `key ${each.colour}`, "aria-hidden": "true" }), `${each.name} `,
-        el("b", {}, each.text(each.value(record, index), record))));
+        el("b", {}, each.text(each.value(record), record))));
       legend.replaceChildren(...shown);
     }
   }
@@ -97,11 +108,11 @@ export class Charts {
       padding: [8, 8, 0, 0],
       cursor: { y: false, drag: { x: true, y: false }, points: { size: (_, at) => (series[at - 1].faint ? 0 : 7) } },
       scales: { x: { time: false }, y: { range: (_, low, high) => scale(low, high, least) } },
-      axes: [{ ...axes, size: 24, space: 60 }, { ...axes, size: axisSize, space: 34, values: axis && ((_, all) => all.map(axis)) }],
-      series: [{}, ...series.map(({ colour, points, faint }) => ({
+      axes: [{ ...axes, size: 24, space: 60, values: this.xAxis && ((_, all) => all.map(this.xAxis)) }, { ...axes, size: axisSize, space: 34, values: axis && ((_, all) => all.map(axis)) }],
+      series: [{}, ...series.map(({ colour, points, faint, gaps }) => ({
         stroke: faint ? `${css(colour)}55` : css(colour), width: stacked ? 1 : faint ? 1 : 1.75,
         fill: stacked ? `${css(colour)}b0` : undefined,
-        spanGaps: Boolean(points), points: { show: Boolean(points), size: 6, fill: css(colour) },
+        spanGaps: Boolean(points || gaps), points: { show: Boolean(points), size: 6, fill: css(colour) },
       }))],
       bands: stacked ? series.slice(1).map((_, at) => ({ series: [at + 2, at + 1] })) : [],
       hooks: {
@@ -140,13 +151,17 @@ function scale(low, high, least) {
   return [low - room, high + room];
 }
 
-/** Return a mean that follows a curve slowly, for a noisy one. */
-export function smoothed(values, keep) {
-  let mean = 0, weight = 0;
-  return values.map((value) => {
-    if (value == null) return weight ? mean / weight : null;
-    mean = keep * mean + (1 - keep) * value;
-    weight = keep * weight + (1 - keep);
-    return mean / weight;
-  });
-}
+/** Return values in words: the first, the last, the least and the greatest. */
+export const between = (text) => (values) => {
+  let first = null, last = null, low = Infinity, high = -Infinity;
+  for (const value of values) {
+    if (value == null) continue;
+    first ??= value;
+    last = value;
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return first == null ? "no values yet" : `${text(first)} at first, ${text(last)} now, between ${text(low)} and ${text(high)}`;
+};
+
+export const short = (value) => (value >= 1e6 ? `${value / 1e6}M` : value >= 10000 ? `${value / 1000}k` : String(value));

@@ -1,16 +1,20 @@
 // A run's data: one object with its state and its records, and a stream that adds to it.
 
+const MOST_STEPS = 200000;
+const KEEP = 0.9;
+
 /** What `metrics.jsonl` tells, with the steps removed that a resumed run took again. */
 export class Records {
-  steps = [];
+  steps = []; // only added to, or replaced as a whole
   validations = [];
   events = [];
+  #ranks = new Set();
 
   /** Add records in the order of the file; return the events among them. */
   take(records) {
     const before = this.events.length;
     for (const record of records) {
-      if (record.kind === "step") this.steps.push(record);
+      if (record.kind === "step") this.#add(record);
       else if (record.kind === "validation") this.validations.push(record);
       else {
         if (record.event === "resumed") {
@@ -21,30 +25,32 @@ export class Records {
         this.events.push(record);
       }
     }
+    if (this.steps.length > MOST_STEPS) this.steps = this.steps.filter((_, at) => at % 2 || at > MOST_STEPS / 2);
     return this.events.slice(before);
+  }
+
+  /** Add a step, with its samples (`all`) and the smoothed loss (`mean`, of a `weight`). */
+  #add(step) {
+    const { mean = null, weight = 0 } = this.steps.at(-1) ?? {};
+    step.weight = step.loss == null ? weight : KEEP * weight + (1 - KEEP);
+    step.mean = step.loss == null ? mean : (KEEP * weight * mean + (1 - KEEP) * step.loss) / step.weight;
+    step.all = 0;
+    for (const rank in step.shares) {
+      step.all += step.shares[rank];
+      this.#ranks.add(Number(rank));
+    }
+    this.steps.push(step);
   }
 
   /** Return the ranks that ever had a share, in order. */
   get ranks() {
-    const found = new Set();
-    for (const step of this.steps) for (const rank of Object.keys(step.shares)) found.add(Number(rank));
-    return [...found].sort((a, b) => a - b);
+    return [...this.#ranks].sort((a, b) => a - b);
   }
 
-  /** Count the samples by the ledger: all of them, and those that are missing or were repeated. */
+  /** Return by the ledger: counted samples, those that are missing or were repeated; and tokens. */
   get ledger() {
-    let counted = 0, missing = 0, repeated = 0, before = null;
-    for (const { epoch, counted: [first, behind, gaps, twice] } of this.steps) {
-      counted += behind - first - gaps;
-      missing += gaps;
-      repeated += twice;
-      if (before && before.epoch === epoch) {
-        missing += Math.max(0, first - before.behind);
-        repeated += Math.max(0, before.behind - first);
-      }
-      before = { epoch, behind };
-    }
-    return { counted, missing, repeated };
+    const [counted, missing, repeated, tokens] = this.steps.at(-1)?.so_far ?? [0, 0, 0, 0];
+    return { counted, missing, repeated, tokens };
   }
 
   /** Return a rank's spells as [state, first step, last step]. */

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.runs.records.registry import Registry
-from launcher.views.dashboard.history import METRICS_FILE, History, compact, counted
+from launcher.views.dashboard.history import METRICS_FILE, History, counted, parsed
 from tests.launcher.views.dashboard.recorded_run import RUN_ID, RecordedRun
 from trainer.tracking import metrics
 
@@ -65,20 +66,19 @@ def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_of_another_shape_is_left_out(line: bytes) -> None:
-    assert compact(line) is None
+    assert parsed(line) is None
 
 
 def test_a_number_that_is_not_plain_is_left_out_of_its_line() -> None:
-    kept = compact(b'{"kind": "step", "step": 1, "time": 1.0, "loss": Infinity, "more": {"a": []}}')
+    kept = parsed(b'{"kind": "step", "step": 1, "time": 1.0, "loss": Infinity, "more": {"a": []}}')
     assert kept is not None
-    assert json.loads(kept) == {
+    assert kept.model_dump(exclude_none=True) == {
         "kind": "step",
         "step": 1,
         "time": 1.0,
         "epoch": 0,
         "shares": {},
-        "worker_tokens_per_second": {},
-        "counted": [0, 0, 0, 0],
+        "samples": [],
     }
 
 
@@ -96,3 +96,50 @@ def test_the_ledger_tells_what_is_missing_and_repeated(
     samples: list[list[int]], found: list[int]
 ) -> None:
     assert counted(samples) == found
+
+
+def read(history: History) -> list[dict[str, Any]]:
+    """Return all lines that are kept."""
+    history.read_on()
+    return json.loads((history.after(0) or (0, ""))[1])
+
+
+def test_a_resumed_run_goes_on_with_the_sums_of_its_checkpoint(tmp_path: Path) -> None:
+    recorded = RecordedRun(tmp_path / "state")
+    recorded.metrics.event("resumed", 8)
+    for number in range(9, 13):
+        recorded.step(number)
+    history = History(Registry.default().get(RUN_ID))
+    last = read(history)[-1]
+    assert last["step"] == 12
+    tokens = sum(round((1000.0 + number) * 0.5) for number in range(1, 13))
+    assert last["so_far"] == [144, 0, 0, tokens]
+    recorded.step(14)
+    recorded.step(13)
+    assert read(history)[-1]["so_far"][:3] == [168, 12, 24]  # a ledger that is wrong is told
+    recorded.metrics.event("resumed", 0)
+    recorded.step(1)
+    assert read(history)[-1]["so_far"][:3] == [12, 0, 0]
+
+
+def test_a_long_history_is_thinned_out_and_loses_no_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = RecordedRun(tmp_path / "state")
+    whole = read(History(Registry.default().get(RUN_ID)))
+    most = 60 * len(json.dumps(whole[-3]))
+    monkeypatch.setattr("launcher.views.dashboard.history.MOST", most)
+    history = History(Registry.default().get(RUN_ID))
+    for number in range(11, 501):
+        recorded.step(number)
+        if number % 20 == 0:
+            lines = read(history)
+            assert sum(len(json.dumps(line, separators=(",", ":"))) for line in lines) <= most
+    steps = [line["step"] for line in lines if line["kind"] == "step"]
+    assert steps == sorted(set(steps))
+    assert steps[-20:] == list(range(481, 501))  # the newest are all there
+    assert steps[0] == 1
+    assert [line for line in lines if line["kind"] == "event"] == [
+        line for line in whole if line["kind"] == "event"
+    ]
+    assert lines[-1]["so_far"][:3] == [6000, 0, 0]
