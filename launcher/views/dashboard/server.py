@@ -35,6 +35,7 @@ from launcher.runs.certificates.authority import Authority
 from launcher.runs.cluster import Cluster
 from launcher.runs.records.registry import authority_folder
 from launcher.views.dashboard.history import History
+from launcher.views.dashboard.logs import Wanted
 from launcher.views.dashboard.state import Observed, Tree
 
 PAGE = Path(__file__).parent / "page"
@@ -50,6 +51,7 @@ HEADERS = {
 }
 """Of every answer. The page loads nothing from elsewhere, and is part of no other page."""
 _EVERY = 1.0
+_LONGEST_WORDS = 200
 
 
 class Guarded:
@@ -98,6 +100,18 @@ def make_app(cluster: Cluster, token: str = "", hosts: tuple[str, ...] = ("*",))
         await _run(observed, request)  # there is such a run
         return _events(_news(observed, request.path_params["run_id"], after))
 
+    async def log(request: Request) -> Response:
+        names, asked = request.path_params, request.query_params
+        after = re.fullmatch(r"(\d{1,9})\.(\d{1,18})", asked.get("after", ""))
+        since = re.fullmatch(r"\d{1,12}(\.\d{1,9})?", asked.get("since", ""))
+        wanted = Wanted(
+            asked.get("find", "")[:_LONGEST_WORDS],
+            float(since[0]) if since else None,
+            (int(after[1]), int(after[2])) if after else None,
+        )
+        found = await run_in_threadpool(observed.log, names["run_id"], names["process"], wanted)
+        return JSONResponse(found)
+
     async def refused(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": str(error)}, 404 if isinstance(error, ConfigError) else 503)
 
@@ -106,6 +120,7 @@ def make_app(cluster: Cluster, token: str = "", hosts: tuple[str, ...] = ("*",))
         Route("/api/overview/events", overview_events),
         Route("/api/runs/{run_id}", run),
         Route("/api/runs/{run_id}/events", run_events),
+        Route("/api/runs/{run_id}/logs/{process}", log),
         Mount("/", StaticFiles(directory=PAGE, html=True)),
     ]
     app = Starlette(

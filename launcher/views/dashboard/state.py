@@ -15,7 +15,9 @@ from launcher.runs.budget.spending import read_spend, totals
 from launcher.runs.cluster import Cluster
 from launcher.runs.records.registry import Registry
 from launcher.runs.status import RunMonitor, RunView, live_runs
+from launcher.views.dashboard.distillation import Distillation
 from launcher.views.dashboard.history import History
+from launcher.views.dashboard.logs import Wanted, log_lines
 from launcher.views.render import status_tree
 from launcher.views.telemetry import LOOK_EVERY, STALE, Gauges, HostGauges, Telemetry
 from trainer.system.errors import plain_reason
@@ -111,16 +113,20 @@ class Observed:
         def begin() -> Live:
             run = self._cluster.look().get(run_id)
             telemetry, history = Telemetry(RunMonitor(run)), History(run)
+            taught = Distillation(run) if run.plan.leader.role == "student" else None
             telemetry.start()
 
             def look() -> Tree:
                 tree = run_tree(telemetry)
                 try:
-                    history.read_on()
-                except FileNotFoundError:
-                    pass  # no step yet
-                except (LauncherError, OSError) as error:
+                    with suppress(FileNotFoundError):  # no step yet
+                        history.read_on()
+                    if taught is not None:
+                        taught.read_on(_checkpoint(tree["status"]["training"]))
+                except (LauncherError, OSError, ValueError) as error:
                     tree["error"] = plain_reason(error)[:_LONGEST]
+                if taught is not None:
+                    tree["distillation"] = taught.tree(*history.place)
                 return tree
 
             return Live(look, LOOK_EVERY, telemetry.close, history)
@@ -128,6 +134,11 @@ class Observed:
         live = self._kept(run_id, begin)
         assert live.history is not None
         return live.tree(), live.history
+
+    def log(self, run_id: str, process: str, wanted: Wanted) -> Tree:
+        """Return lines of a process's log; see `log_lines`."""
+        _, history = self.run(run_id)
+        return log_lines(RunMonitor(history.run), process, wanted)
 
     def _kept(self, name: str, begin: Callable[[], Live]) -> Live:
         with self._lock:
@@ -192,7 +203,7 @@ class Observed:
             reachable = not silent and not any(name in view.unreachable for view in live)
             found.append(
                 {"name": name, "devices": devices, "busy": busy, "reachable": reachable}
-                | {"gauges": _plain(gauges.get(name, {}))}
+                | {"gauges": _plain(gauges.get(name, {})), "rates": dict(host.link_rates)}
             )
         return found
 
@@ -242,6 +253,15 @@ def _run_line(view: RunView) -> Tree:
         **{key: training.get(key) for key in keys},
         "validation": training.get("validation"),
     }
+
+
+def _checkpoint(training: Mapping[str, Any] | None) -> str:
+    """Return the folder of a run's last checkpoint, as it reports it; empty if there is none."""
+    match training:
+        case {"checkpoint": {"path": str(path)}}:
+            return path
+        case _:
+            return ""
 
 
 def _plain(gauges: Mapping[str, Any]) -> dict[str, Tree]:

@@ -1,4 +1,5 @@
-// The page in the address bar: `#/` is the overview, `#/run/ID` a run.
+// The page in the address bar: `#/` is the overview, `#/run/ID` a run, `#/runs/ID/ID` two of them.
+import { ComparePage } from "./compare.js";
 import { el, put } from "./dom.js";
 import { OverviewPage } from "./overview.js";
 import { RunPage } from "./run.js";
@@ -15,12 +16,12 @@ function onLink(state) {
 async function show() {
   const turn = ++opened;
   page?.close();
-  const [, run] = /^#\/run\/(.+)$/.exec(location.hash) ?? [];
-  const run_id = run && decodeURIComponent(run);
-  document.title = run_id ? `${run_id} – Motley` : "Motley";
-  put(where, run_id ? [el("a", { href: "#/" }, "Cluster"), " / ", el("b", {}, run_id)] : "");
+  const ids = (/^#\/runs?\/([^/]+)(?:\/([^/]+))?$/.exec(location.hash) ?? []).slice(1).filter(Boolean).map(decodeURIComponent);
+  document.title = [...ids, "Motley"].join(" – ");
+  put(where, ids.length ? [el("a", { href: "#/" }, "Cluster"), " / ", el("b", {}, ids.join(" and "))] : "");
   put(main, el("p", { className: "quiet" }, "Asking the hosts …"));
-  const fresh = (page = run_id ? new RunPage(run_id, main, onLink, (text) => { said.textContent = text; }) : new OverviewPage(main, onLink));
+  const fresh = (page = ids.length > 1 ? new ComparePage(ids, main, onLink)
+    : ids.length ? new RunPage(ids[0], main, onLink, (text) => { said.textContent = text; }) : new OverviewPage(main, onLink));
   try {
     await fresh.open();
     if (turn !== opened) fresh.close();

@@ -25,7 +25,7 @@ export function put(place, ...children) {
   for (const summary of fresh.querySelectorAll("summary")) summary.parentNode.open = open.has(summary.textContent);
   if (fresh.innerHTML === place.innerHTML) return;
   const active = place.contains(document.activeElement) ? document.activeElement : null;
-  const same = active && [...fresh.querySelectorAll(active.tagName)].find((each) => each.textContent === active.textContent && each.href === active.href);
+  const same = active && [...fresh.querySelectorAll(active.tagName)].find((each) => each.id === active.id && each.textContent === active.textContent && each.href === active.href);
   place.replaceChildren(...fresh.childNodes);
   same?.focus({ preventScroll: true });
 }
@@ -94,6 +94,17 @@ export function bar(part, text, hot = false) {
 /** Return a figure with its name. */
 export const tile = (name, value, more = "", kind = "") =>
   el("div", { className: `tile ${kind}` }, el("dt", {}, name), el("dd", {}, value, more ? el("small", {}, more) : null));
+
+/** Return a lane: a name, and spans [kind, from, to, words] of a whole. */
+export function lane(name, spans, whole, said) {
+  return el("div", { className: "lane" }, el("span", {}, name),
+    el("div", { className: "track", role: "img", "aria-label": `${name}: ${said}` }, spans.map(([kind, from, to, words]) => {
+      const spell = el("span", { className: `spell ${kind}`, title: words });
+      spell.style.left = `${(100 * from) / whole}%`;
+      spell.style.width = `${Math.max(0.4, (100 * (to - from)) / whole)}%`;
+      return spell;
+    })));
+}
 
 const COLOURS = ["blue", "orange", "green", "violet", "teal", "red", "olive", "pink"];
 export const colourName = (rank) => COLOURS[rank % COLOURS.length];

@@ -1,8 +1,11 @@
 // The overview: runs, hosts, what is idle, and what was spent.
+import { map } from "./map.js";
 import { Stream, get } from "./data.js";
 import { badge, bar, count, duration, el, fixed, gib, moment, percent, put, table } from "./dom.js";
 
 export class OverviewPage {
+  #chosen = new Set(); // of the runs, two of which can be laid over each other
+
   constructor(place, onLink) {
     Object.assign(this, { place, onLink });
   }
@@ -23,22 +26,34 @@ export class OverviewPage {
       el("h1", {}, "Cluster"),
       el("p", { className: "lead" }, `${count(live)} of ${count(runs.length)} runs active, ${count(free)} of ${count(hosts.length)} hosts idle`),
       [error, ...remarks].filter(Boolean).map((line) => el("p", { className: "remark" }, line)),
-      el("section", { className: "card scroll", "aria-labelledby": "runs" }, el("h2", { id: "runs" }, "Runs"), runs.length ? this.#runs(runs) :
+      el("section", { className: "card scroll", "aria-labelledby": "runs" }, el("div", { className: "caption" }, el("h2", { id: "runs" }, "Runs"), runs.length > 1 ? this.#compared() : null), runs.length ? this.#runs(runs) :
         el("p", { className: "quiet" }, "No run has been started here; start one with: launch cluster up")),
       el("section", { className: "card scroll", "aria-labelledby": "hosts" }, el("h2", { id: "hosts" }, "Hosts"), this.#hosts(hosts, idle)),
+      hosts.length > 1 ? el("section", { className: "card scroll", "aria-labelledby": "links" }, el("h2", { id: "links" }, "Links"), map(hosts)) : null,
       spend.length ? el("section", { className: "card scroll", "aria-labelledby": "spend" }, el("h2", { id: "spend" }, "Spend"), this.#spend(spend)) : null);
   }
 
   #runs(runs) {
+    const choice = (run_id) => el("input", { type: "checkbox", id: `choose-${run_id}`, "aria-label": `choose ${run_id}`, checked: this.#chosen.has(run_id), onchange: ({ target }) => {
+      if (target.checked) this.#chosen.add(run_id);
+      else this.#chosen.delete(run_id);
+      this.compared.replaceWith(this.#compared());
+    } });
     const columns = [["Run"], ["State"], ["Progress"], ["Loss", 1], ["Validation", 1], ["Tokens/s", 1], ["Workers", 1], ["Started", 1], ["Took", 1]];
     return table("Runs, the newest first", columns, runs.map((run) => [
-      el("a", { href: `#/run/${encodeURIComponent(run.run_id)}` }, run.run_id), badge(run.state),
+      el("span", {}, runs.length > 1 ? choice(run.run_id) : null, el("a", { href: `#/run/${encodeURIComponent(run.run_id)}` }, run.run_id)), badge(run.state),
       run.total_steps ? bar(run.step / run.total_steps, `${count(run.step)} / ${count(run.total_steps)}`) : "",
       run.loss == null ? "" : fixed(run.loss), run.validation?.loss == null ? "" : fixed(run.validation.loss),
       run.live && run.tokens_per_second != null ? count(run.tokens_per_second) : "",
       run.live ? `${run.joined} / ${run.workers}` : String(run.workers),
       run.started ? moment(run.started) : "", run.updated ? duration(run.updated - run.started) : "",
     ]));
+  }
+
+  #compared() {
+    const ids = [...this.#chosen].map(encodeURIComponent);
+    return (this.compared = ids.length === 2 ? el("a", { href: `#/runs/${ids.join("/")}` }, "Lay the two over each other")
+      : el("span", { className: "quiet" }, "choose two to compare them"));
   }
 
   #hosts(hosts, idle) {

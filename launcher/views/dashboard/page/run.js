@@ -1,7 +1,10 @@
 // The page of one run.
-import { Charts, smoothed } from "./charts.js";
+import { Charts, between, short } from "./charts.js";
 import { Records, Stream, get } from "./data.js";
-import { badge, bar, bounded, colourName, count, duration, el, fixed, gib, moment, ms, percent, put, rate, table, tile } from "./dom.js";
+import { checkpoints, strip } from "./distillation.js";
+import { LogView } from "./log.js";
+import { waterfall } from "./waterfall.js";
+import { badge, bar, bounded, colourName, count, duration, el, fixed, gib, lane, moment, ms, percent, put, rate, table, tile } from "./dom.js";
 
 const BAD = ["lost", "diverged", "halted", "outlier", "alarm", "quarantined", "unproved", "refused", "residual_lost"];
 const GOOD = ["rejoined", "active", "finished"];
@@ -41,6 +44,8 @@ export class RunPage {
   close() {
     this.stream?.close();
     this.charts?.close();
+    this.log?.close();
+    this.place.onclick = null;
   }
 
   #soon() {
@@ -53,41 +58,43 @@ export class RunPage {
     const part = (name, className = "") => (this[name] = el("div", { className }));
     this.charts = new Charts((index, plot) => this.#choose(index, plot));
     this.charts.again = () => this.#draw();
-    const between = (read, text) => (steps) => {
-      const values = steps.map(read).filter((value) => value != null);
-      return values.length ? `${text(values[0])} at first, ${text(values.at(-1))} now, between ${text(Math.min(...range(values)))} and ${text(Math.max(...range(values)))}` : "no values yet";
-    };
+    this.log = new LogView(this.path, this.state.status.processes.map(({ name }) => name));
     const loss = (step) => step.loss, exposed = (step) => step.exchange_exposed_ms;
     const hidden = (step) => (step.exchange_ms == null ? null : Math.max(0, step.exchange_ms - (step.exchange_exposed_ms ?? 0)));
     const curves = [
       this.charts.add("Loss", [
         { name: "step", colour: "blue", value: loss, text: (v) => fixed(v), faint: true },
-        { name: "training", colour: "blue", value: (_, at) => this.smooth[at], text: (_, step) => fixed(step.loss) },
-        { name: "validation", colour: "orange", value: (step) => this.scores.get(step.step)?.loss ?? null, text: (_, step) => fixed(this.#scoreAt(step.step)?.loss), points: true },
-      ], { summary: between(loss, fixed), height: 220 }),
-      this.charts.add("Tokens per second", [{ name: "all workers", colour: "green", value: (step) => step.tokens_per_second, text: count }], { least: 0, axis: short, summary: between((step) => step.tokens_per_second, count), height: 220 }),
-      this.charts.add("Exchange", [
+        { name: "training", colour: "blue", value: (step) => step.mean, text: (_, step) => fixed(step.loss) },
+        { name: "validation", colour: "orange", value: (step) => this.scores.get(step.step)?.loss ?? null, text: (_, step) => fixed(this.#scoreAt(step.step)?.loss), points: true, late: true },
+      ], { summary: between(fixed), height: 220 }),
+      this.charts.add("Tokens per second", [{ name: "all workers", colour: "green", value: (step) => step.tokens_per_second, text: count }], { least: 0, axis: short, summary: between(count), height: 220 }),
+      this.state.distillation ? this.charts.add("Student beside teacher", [
+        { name: "from the teacher (KL)", colour: "violet", value: (step) => step.kl, text: (v) => fixed(v) },
+        { name: "with the text (CE)", colour: "teal", value: (step) => step.ce, text: (v) => fixed(v) },
+      ], { summary: between(fixed) }) : this.charts.add("Exchange", [
         { name: "exposed", colour: "red", value: exposed, text: ms },
         { name: "hidden behind backward", colour: "teal", value: hidden, text: ms },
-      ], { stacked: true, least: 0, axis: ms, summary: between(exposed, ms) }),
-      this.charts.add("Learning rate", [{ name: "rate", colour: "violet", value: (step) => step.learning_rate, text: rate }], { axis: (v) => (v ? v.toExponential(1).replace("e-", "e−") : "0"), summary: between((step) => step.learning_rate, rate) }),
+      ], { stacked: true, least: 0, axis: ms, summary: between(ms) }),
+      this.charts.add("Learning rate", [{ name: "rate", colour: "violet", value: (step) => step.learning_rate, text: rate }], { axis: (v) => (v ? v.toExponential(1).replace("e-", "e−") : "0"), summary: between(rate) }),
     ];
     this.slider = el("input", { type: "range", id: "step", min: 0, step: 1, oninput: () => this.#choose(Number(this.slider.value)) });
     this.latest = el("button", { type: "button", onclick: () => { this.#chosen = null; this.#draw(); } }, "Latest");
     this.at = el("output", { htmlFor: "step" });
     this.#choices = el("div", { className: "scrub" }, el("label", { for: "step" }, "Step"), this.slider, this.at, this.latest);
     put(this.place);
-    this.place.replaceChildren(
+    this.place.replaceChildren(...[
       part("head"),
       el("section", { "aria-label": "Figures" }, part("figures"), part("proofs")),
       this.#choices,
       el("section", { "aria-label": "Curves", className: "grid" }, curves),
-      el("section", { "aria-label": "Workers over time", className: "card" },
+      this.state.distillation ? null : el("section", { "aria-label": "Workers over time", className: "card" },
         this.charts.add("Share of each worker", [], { stacked: true, least: 0, axis: (v) => `${Math.round(100 * v)} %`, height: 200, axisSize: 68, summary: () => `${this.#records.ranks.length} workers` }), part("lanes", "lanes")),
-      el("section", { className: "card", "aria-labelledby": "waterfall" }, part("waterfall")),
+      this.state.distillation ? el("section", { className: "card scroll", "aria-labelledby": "shards" }, el("h2", { id: "shards" }, "Distillation"), part("shards")) :
+        el("section", { className: "card", "aria-labelledby": "waterfall" }, part("waterfall")),
       el("section", { className: "card scroll", "aria-labelledby": "workers" }, el("h2", { id: "workers" }, "Processes"), part("workers")),
-      el("section", { className: "card", "aria-labelledby": "events" }, el("h2", { id: "events" }, "Events"), part("log", "log")),
-    );
+      el("section", { className: "card", "aria-labelledby": "events" }, el("h2", { id: "events" }, "Events"), part("happened", "log")),
+      this.log.section,
+    ].filter(Boolean));
   }
 
   #choices = null;
@@ -104,19 +111,19 @@ export class RunPage {
 
   #draw() {
     const { steps, validations, events, ranks } = this.#records;
-    this.smooth = smoothed(steps.map((step) => step.loss), 0.9);
     this.scores = new Map(validations.map((score) => [score.step, score]));
-    this.charts.setSeries("Share of each worker", ranks.map((rank) => ({
+    if (this.lanes) this.charts.setSeries("Share of each worker", ranks.map((rank) => ({
       name: `worker ${rank}`, colour: colourName(rank), text: percent,
-      value: (step) => (step.shares[rank] ?? 0) / Math.max(1, Object.values(step.shares).reduce((a, b) => a + b, 0)),
+      value: (step) => (step.shares[rank] ?? 0) / (step.all || 1),
     })));
     const marks = events.filter(({ event }) => !UNMARKED.includes(event));
     this.charts.draw(steps, marks.map(({ event, step }) => ({ step, kind: kindOf(event) })));
     this.#top();
-    this.#lanes();
+    if (this.lanes) this.#lanes();
     put(this.workers, this.#processes());
-    put(this.log, this.#events());
-    this.log.onclick = ({ target }) => {
+    put(this.happened, this.#events());
+    if (this.shards) put(this.shards, strip(this.state.distillation), checkpoints(this.state.distillation));
+    this.place.onclick = ({ target }) => {
       const step = Number(target.dataset?.step);
       const index = steps.findIndex((record) => record.step >= step);
       if (target.dataset?.step && index >= 0) this.#choose(index);
@@ -136,13 +143,15 @@ export class RunPage {
       this.at.textContent = `${count(record.step)} · ${moment(record.time, true)}`;
       this.latest.disabled = this.#chosen == null;
       this.charts.show(index, plot);
+      this.log.at(record.time);
     }
+    if (!this.waterfall) return;
     const [legend, ...lanes] = waterfall(record);
     put(this.waterfall, el("div", { className: "caption" }, el("h2", { id: "waterfall" }, record ? `One step: ${count(record.step)}` : "One step"), legend), lanes);
   }
 
   #top() {
-    const { status, outcome, left, remarks = [], failures = [], card = [], error, age } = this.state;
+    const { status, outcome, left, remarks = [], failures = [], card = [], error, age, distillation: taught } = this.state;
     const training = status.training ?? {};
     const { step = 0, total_steps: total, budget } = training;
     const validation = training.validation ?? this.#records.validations.at(-1);
@@ -161,7 +170,7 @@ export class RunPage {
       tile("Loss", fixed(training.loss ?? last.loss)),
       tile("Validation", fixed(validation?.loss), validation ? `${validation.accuracy == null ? "" : `accuracy ${fixed(validation.accuracy, 3)} · `}step ${count(validation.step)}` : "none yet"),
       tile("Tokens/s", count(training.tokens_per_second ?? last.tokens_per_second)),
-      tile("Exchange exposed", ms(training.exchange_exposed_ms ?? last.exchange_exposed_ms), last.exchange_ms == null ? "" : `of ${ms(last.exchange_ms)}`),
+      taught ? null : tile("Exchange exposed", ms(training.exchange_exposed_ms ?? last.exchange_exposed_ms), last.exchange_ms == null ? "" : `of ${ms(last.exchange_ms)}`),
       budget ? tile("Spent", `${fixed(budget.spent, 2)} ${budget.currency ?? ""}`, budget.ceiling == null ? "" : `of ${fixed(budget.ceiling, 2)}`) : null));
     const { counted, missing, repeated } = this.#records.ledger;
     const many = (kind) => events.filter(({ event }) => event === kind);
@@ -171,25 +180,20 @@ export class RunPage {
     const exact = !missing && !repeated;
     put(this.proofs, el("dl", { className: "tiles proofs" },
       tile("Samples counted", count(counted), !counted ? "" : exact ? "each exactly once" : `${count(missing)} missing, ${count(repeated)} repeated`, counted && (exact ? "good" : "bad")),
-      tile("Weights agree", proof ? `${proof.ranks?.length ?? ""} workers` : "–", proof ? `${count(proofs.length)} proofs, last at step ${count(proof.step)}: ${(proof.digest ?? "").slice(0, 12)}` : "not proved yet", diverged ? "bad" : proof ? "good" : ""),
-      tile("Faults survived", count(lost), lost ? `${count(back)} came back, ${count(dealt)} samples dealt again` : "no worker was lost", lost > back && status.live ? "amber" : ""),
+      taught ? null : tile("Weights agree", proof ? `${proof.ranks?.length ?? ""} workers` : "–", proof ? `${count(proofs.length)} proofs, last at step ${count(proof.step)}: ${(proof.digest ?? "").slice(0, 12)}` : "not proved yet", diverged ? "bad" : proof ? "good" : ""),
+      taught ? null : tile("Faults survived", count(lost), lost ? `${count(back)} came back, ${count(dealt)} samples dealt again` : "no worker was lost", lost > back && status.live ? "amber" : ""),
       tile("Checkpoint", training.checkpoint ? `step ${count(training.checkpoint.step)}` : "–", training.checkpoint?.path ?? "none yet")));
   }
 
   #lanes() {
     const { steps, ranks } = this.#records;
     const [first, last] = [steps[0]?.step ?? 0, steps.at(-1)?.step ?? 0];
-    const at = (step) => (100 * (Math.max(first, step) - first)) / Math.max(1, last - first);
+    const at = (step) => Math.max(first, step) - first;
     put(this.lanes, ranks.map((rank) => {
       const spells = this.#records.spells(rank);
       const said = spells.map(([state, from, to]) => `${state} from step ${from} to ${to}`).join(", ");
-      return el("div", { className: "lane" }, el("span", {}, `worker ${rank}`),
-        el("div", { className: "track", role: "img", "aria-label": `worker ${rank}: ${said}` }, spells.map(([state, from, to]) => {
-          const spell = el("span", { className: `spell ${state} ${state === "active" ? colourName(rank) : ""}`, title: `${state}, steps ${from} to ${to}` });
-          spell.style.left = `${at(from)}%`;
-          spell.style.width = `${Math.max(0.4, at(to) - at(from))}%`;
-          return spell;
-        })));
+      return lane(`worker ${rank}`, spells.map(([state, from, to]) =>
+        [`${state} ${state === "active" ? colourName(rank) : ""}`, at(from), at(to), `${state}, steps ${from} to ${to}`]), Math.max(1, last - first), said);
     }));
   }
 
@@ -197,7 +201,7 @@ export class RunPage {
     const { status, gauges, devices, device_names: names } = this.state;
     const members = new Map((status.training?.workers ?? []).map((worker) => [worker.rank, worker]));
     const all = [...members.values()].reduce((sum, { samples }) => sum + (samples ?? 0), 0);
-    const columns = [["Name"], ["Host"], ["Device"], ["State"], ["Share", 1], ["Tokens/s", 1], ["Use", 1], ["Memory (GiB)", 1], ["Watts", 1], ["°C", 1], ["Attempt", 1], ["Last exit"]];
+    const columns = [["Name"], ["Host"], ["Device"], ["State"], ["Share", 1], ["Tokens/s", 1], ["Use", 1], ["Memory (GiB)", 1], ["Watts", 1], ["°C", 1], ["Shards", 1], ["Attempt", 1], ["Last exit"]];
     const rows = status.processes.map((process) => {
       const member = (process.role === "worker" ? members.get(process.rank) : process.says) ?? {};
       const gauge = gauges[process.host]?.[devices[process.name]] ?? {};
@@ -213,6 +217,7 @@ export class RunPage {
         coordinator || gauge.memory_used == null ? "" : gauge.memory_total ? bar(full, `${gib(gauge.memory_used)} / ${gib(gauge.memory_total)}`, full > 0.95) : gib(gauge.memory_used),
         coordinator || gauge.power == null ? "" : count(gauge.power),
         coordinator || gauge.temperature == null ? "" : el("span", { className: gauge.temperature >= 85 ? "hot" : "" }, count(gauge.temperature)),
+        member.shards ? `${count(member.shards_done)} / ${count(member.shards)}` : "",
         String(process.attempt), process.exit_code == null && process.signal == null ? "" : process.signal != null ? `signal ${process.signal}` : `exit ${process.exit_code}`,
       ];
     });
@@ -229,9 +234,6 @@ export class RunPage {
   }
 }
 
-const range = (values) => (values.length > 50000 ? values.slice(-50000) : values);
-const short = (value) => (value >= 10000 ? `${value / 1000}k` : String(value));
-
 /** Return an event in words. */
 function sentence({ event, rank, reason, host, device, samples, to, path, ranks }) {
   const who = rank == null ? "" : `worker ${rank} `;
@@ -246,30 +248,4 @@ function sentence({ event, rank, reason, host, device, samples, to, path, ranks 
     case "resumed": return `resumed${path ? ` from ${path}` : more}`;
     default: return `${who}${event}${more || (ranks ? `: workers ${ranks.join(", ")}` : "")}`;
   }
-}
-
-/** Return how each worker spent a step. */
-function waterfall(record) {
-  if (!record?.worker_seconds || !record.seconds) return [el("span", { className: "quiet" }, "no times of single workers are recorded here")];
-  const rows = Object.entries(record.worker_seconds).map(([rank, seconds]) => ({ rank: Number(rank), seconds, overlap: Math.min(seconds, record.worker_overlap_seconds?.[rank] ?? 0) }));
-  const slowest = Math.max(...rows.map(({ seconds }) => seconds));
-  const whole = Math.max(record.seconds, slowest);
-  const part = (kind, from, to, name, colour = "") => {
-    if (to - from <= 0) return null;
-    const piece = el("span", { className: `piece ${kind} ${colour}`, title: `${name}: ${ms(1000 * (to - from))}` });
-    piece.style.left = `${(100 * from) / whole}%`;
-    piece.style.width = `${(100 * (to - from)) / whole}%`;
-    return piece;
-  };
-  const keys = [["compute", "computes"], ["leaving", "computes, blocks leave"], ["waiting", "waits for the slowest"], ["exposed", "exchange exposed, commit"]];
-  return [
-    el("div", { className: "legend" }, keys.map(([kind, name]) => el("span", {}, el("i", { className: `key ${kind}`, "aria-hidden": "true" }), name))),
-    el("div", { className: "lanes" }, rows.map(({ rank, seconds, overlap }) => el("div", { className: "lane" },
-      el("span", {}, `worker ${rank}`),
-      el("div", { className: "track", role: "img", "aria-label": `worker ${rank}: ${count(record.shares[rank])} samples, computes ${ms(1000 * seconds)}, of which blocks leave for ${ms(1000 * overlap)}; waits ${ms(1000 * (slowest - seconds))}; exchange and commit ${ms(1000 * Math.max(0, whole - slowest))}` },
-        part("compute", 0, seconds - overlap, "computes", colourName(rank)), part("leaving", seconds - overlap, seconds, "computes, blocks leave", colourName(rank)),
-        part("waiting", seconds, slowest, "waits for the slowest"), part("exposed", slowest, whole, "exchange exposed, commit")),
-      el("span", { className: "right" }, `${count(record.shares[rank])} samples, ${ms(1000 * seconds)}`)))),
-    el("div", { className: "lane scale", "aria-hidden": "true" }, el("span", {}), el("div", {}, el("span", {}, "0"), el("span", {}, ms(500 * whole)), el("span", {}, ms(1000 * whole))), el("span", {})),
-  ];
 }

@@ -8,46 +8,68 @@ from typing import Any
 
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
+from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place
+from launcher.plan.plan import LaunchPlan
 from launcher.plan.setting import Setting
 from launcher.runs.records.registry import Registry
+from trainer.config import distill_job
 from trainer.config.run import load
 from trainer.exchange.protocol.actions import Step
 from trainer.tracking.metrics import MetricsLog
 from trainer.tracking.status import StatusFile, first_status
 
 RUN_ID = "demo-20261120-110300-7f3a"
+OTHER_ID = "demo-20261121-090000-1c2d"
+TAUGHT_ID = "distill-20261121-200000-7f3a"
+BEGAN = 1_795_000_000.0
 HOSTILE = "<img src=x onerror=window.hacked=1>"
 
 
-class RecordedRun:
-    """One run of three workers; worker 1 is lost at step 4 and back at step 6."""
+def here(folder: Path) -> Host:
+    """Return this machine as a host with a state folder."""
+    return Host(
+        name="localhost",
+        connection="local",
+        coordinator=True,
+        bind_address="127.0.0.1",
+        devices=(Device("cpu", "cpu", name=f"CPU {HOSTILE}"),),
+        fill_with_cpu=True,
+        state_folder=str(folder),
+    )
 
-    def __init__(self, folder: Path) -> None:
+
+def setting(run_id: str, folder: Path) -> Setting:
+    """Return the setting of a run on this machine."""
+    return Setting(run_id=run_id, trainer_command=("t",), state_folder=str(folder), routes={})
+
+
+def record(plan: LaunchPlan, folder: Path) -> None:
+    """Record a plan in the registry and on the host."""
+    run, text = Registry.default().record(plan)
+    kept = folder / "runs" / run.run_id
+    kept.mkdir(parents=True)
+    (kept / "plan.json").write_bytes(text)
+
+
+class RecordedRun:
+    """One run of three workers; worker 1 is lost at step 4 and back at step 6.
+
+    Its steps are half a second apart.
+    """
+
+    def __init__(self, folder: Path, run_id: str = RUN_ID) -> None:
         """Take the state folder, which the launcher is to have as well."""
-        self.output = folder / "output"
+        self.run_id = run_id
+        self.logs = folder / "runs" / run_id / "processes"
+        self.output = folder / f"output-{run_id}"
         self.output.mkdir(parents=True)
-        cpu = Device("cpu", "cpu", name=f"CPU {HOSTILE}")
-        here = Host(
-            name="localhost",
-            connection="local",
-            coordinator=True,
-            bind_address="127.0.0.1",
-            devices=(cpu,),
-            fill_with_cpu=True,
-            state_folder=str(folder),
-        )
-        setting = Setting(
-            run_id=RUN_ID, trainer_command=("t",), state_folder=str(folder), routes={}
-        )
-        plan = place([here], load("quickstart", {"output": str(self.output)}), 3, setting)
-        run, text = Registry.default().record(plan)
-        kept = folder / "runs" / run.run_id
-        kept.mkdir(parents=True)
-        (kept / "plan.json").write_bytes(text)
-        self.metrics = MetricsLog(self.output, tensorboard=False)
+        job = load("quickstart", {"output": str(self.output)})
+        record(place([here(folder)], job, 3, setting(run_id, folder)), folder)
+        self._now = BEGAN
+        self.metrics = MetricsLog(self.output, tensorboard=False, clock=lambda: self._now)
         self.status: dict[str, Any] = {
-            **first_status(RUN_ID, 20, 3),
+            **first_status(run_id, 20, 3),
             "state": "running",
             "reason": HOSTILE,
             "workers": [
@@ -64,6 +86,7 @@ class RecordedRun:
 
     def step(self, number: int) -> None:
         """Record a step."""
+        self._now += 0.5
         if number == 4:
             self.metrics.event("lost", 4, rank=1, reason=f"connection of {HOSTILE}")
             self.metrics.event("redealt", 4, rank=1, samples=4, to=[0, 2])
@@ -94,6 +117,79 @@ class RecordedRun:
         )
         self.status |= {"step": number, "loss": 2.0 / number, "tokens_per_second": 1000.0 + number}
         StatusFile(self.output).update(self.status, force=True)  # pyright: ignore[reportArgumentType]
+
+    def log(self, process: str, text: str, attempt: int = 1, *marks: tuple[float, int]) -> None:
+        """Add to the log of a process; `marks` are moments and the size that it had then."""
+        folder = self.logs / process
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / f"attempt-{attempt}.log").open("a") as file:
+            file.write(text)
+        with (folder / f"attempt-{attempt}.times").open("a") as file:
+            file.writelines(f"{moment:.3f} {size}\n" for moment, size in marks)
+
+
+class RecordedDistillation:
+    """A distillation: 3 of 4 shards are written and one is damaged, and the student is in its
+    second shard; of two scored checkpoints the first is the best."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the state folder, which the launcher is to have as well."""
+        self.output, self.logits = folder / "taught", folder / "logits" / "taught"
+        job = distill_job.load(
+            None,
+            {
+                "logits": "taught",
+                "teacher.model": "inputs/teacher",
+                "teacher.data": ["inputs/corpus"],
+                "student.model": "inputs/student",
+                "student.output": str(self.output),
+            },
+        )
+        record(place_distillation([here(folder)], job, setting(TAUGHT_ID, folder)), folder)
+        for name in ("shard-00000", "shard-00001", "quarantine/shard-00002.1", "teachers"):
+            (self.logits / name).mkdir(parents=True)
+        (self.logits / "shard-00003").mkdir()
+        shards = [{"number": number, "windows": 10} for number in range(4)]
+        (self.logits / "dataset.json").write_text(json.dumps({"shards": shards}))
+        (self.output / "checkpoints" / "step-3").mkdir(parents=True)
+        metrics = MetricsLog(self.output, tensorboard=False)
+        for number in range(1, 4):
+            metrics.step(
+                Step(
+                    step=number,
+                    epoch=0,
+                    generation=0,
+                    loss=5.0 / number,
+                    ce=4.0 / number,
+                    kl=1.0 / number,
+                    learning_rate=1e-4,
+                    grad_norm=1.0,
+                    seconds=0.5,
+                    tokens_per_second=100.0,
+                    samples=[[0, 5 * (number - 1), 5 * number]],
+                )
+            )
+        status: dict[str, Any] = {
+            **first_status(TAUGHT_ID, 20, 1),
+            "state": "running",
+            "step": 3,
+            "checkpoint": {"step": 3, "path": str(self.output / "checkpoints" / "step-3")},
+        }
+        StatusFile(self.output).update(status, force=True)  # pyright: ignore[reportArgumentType]
+        (self.output / "evaluations").mkdir()
+        with (self.output / "evaluations" / "evaluations.jsonl").open("w") as file:
+            for step, loss in ((2, 2.0), (3, 2.5)):
+                score = {
+                    "schema": "motley.evaluation/1",
+                    "step": step,
+                    "digest": str(step),
+                    "reason": HOSTILE if step == 3 else None,
+                    "rated_by": "loss/loss",
+                    "rating": -loss,
+                    "tasks": {"loss": {"figures": {"loss": loss}}},
+                }
+                file.write(json.dumps(score) + "\n")
+            file.write('{"step": -1}\n[]\n{"st')
 
 
 def lines(run: RecordedRun) -> list[dict[str, Any]]:

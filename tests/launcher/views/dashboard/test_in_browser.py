@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,17 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.launcher.views.dashboard.browser import Browser
+from benchmarks.rig.browser import Browser
 from tests.launcher.views.dashboard.pictures import LOOKS, take_pictures
-from tests.launcher.views.dashboard.recorded_run import HOSTILE, RUN_ID, RecordedRun
+from tests.launcher.views.dashboard.recorded_run import (
+    BEGAN,
+    HOSTILE,
+    OTHER_ID,
+    RUN_ID,
+    TAUGHT_ID,
+    RecordedDistillation,
+    RecordedRun,
+)
 from tests.launcher.views.dashboard.serving import Server, serving
 from tests.real.packages import Package, PackageUnavailableError
 
@@ -105,10 +114,13 @@ def test_new_points_arrive_and_a_server_that_is_gone_does_no_harm(
         browser.wait(f"{at}?.startsWith('10 ')")
         recorded.step(11)
         browser.wait(f"{at}.startsWith('11 ')")
-    browser.wait("document.querySelector('#link').textContent === 'reconnecting'")
-    recorded.step(12)
-    with serving(tmp_path / "state", "--port", str(urlsplit(server.url).port)):
+        with browser.asleep():
+            recorded.step(12)
         browser.wait(f"{at}.startsWith('12 ')")
+    browser.wait("document.querySelector('#link').textContent === 'reconnecting'")
+    recorded.step(13)
+    with serving(tmp_path / "state", "--port", str(urlsplit(server.url).port)):
+        browser.wait(f"{at}.startsWith('13 ')")
         browser.wait("document.querySelector('#link').textContent === 'live'")
         sent = "performance.getEntriesByType('resource').filter((e) => e.name.includes('/api/'))"
         read = browser.run(f"{sent}.map((e) => new URL(e.name).pathname)")
@@ -139,16 +151,133 @@ def test_what_a_host_says_is_data(server: Server, browser: Browser, page: str) -
     assert browser.errors == []
 
 
-def test_axe_finds_nothing_and_pictures_are_taken(
+def text(browser: Browser, selector: str) -> list[str]:
+    """Return the texts of elements."""
+    return browser.run(
+        f"[...document.querySelectorAll({selector!r})].map((each) => each.textContent)"
+    )
+
+
+def test_two_runs_are_chosen_and_laid_over_each_other(
     server: Server, browser: Browser, tmp_path: Path
 ) -> None:
+    other = RecordedRun(tmp_path / "state", OTHER_ID)
+    other.step(11)
+    browser.open(server.url)
+    browser.wait(f"document.getElementById('choose-{OTHER_ID}')?.checked === false")
+    for run_id in (RUN_ID, OTHER_ID):
+        browser.run(f"document.getElementById('choose-{run_id}').click()")
+    browser.run("document.querySelector('a[href^=\"#/runs/\"]').click()")
+    browser.wait("document.querySelectorAll('canvas').length === 2")
+    key = "document.querySelector('.chart .legend').textContent"
+    assert f"{OTHER_ID} " in browser.run(key)
+    ends = {run_id: server.json(f"api/runs/{run_id}")["records"] for run_id in (RUN_ID, OTHER_ID)}
+    for run_id, row in zip((RUN_ID, OTHER_ID), text(browser, "tbody tr"), strict=True):
+        step = [record for record in ends[run_id] if record["kind"] == "step"][-1]
+        counted, _, _, tokens = step["so_far"]
+        assert row.startswith(run_id)
+        assert f"{step['step']}" in row
+        assert f"0.7500{counted:,}{tokens:,}" in row
+    for axis in ("tokens", "time"):
+        browser.run(f"document.querySelector('[value={axis}]').click()")
+        drawn = browser.run("document.querySelector('.plot').ariaLabel")
+        assert drawn.startswith("Loss, smoothed: 2.0000 at first")
+    other.step(12)
+    browser.wait("document.querySelector('tbody tr:nth-child(2)').textContent.includes('144')")
+    assert browser.errors == []
+
+
+def test_a_log_follows_and_begins_at_the_second_of_the_chosen_step(
+    recorded: RecordedRun, server: Server, browser: Browser
+) -> None:
+    first = f"11:06:40 {HOSTILE}\n"  # the time of BEGAN in some zone
+    recorded.log("worker-2", first, 1, (BEGAN + 1, len(first)))
+    recorded.log("worker-2", "11:06:43 it is lost\n11:06:50 it is back\n")
+    browser.open(f"{server.url}#/run/{RUN_ID}")
+    browser.wait("document.querySelector('.events .bad button') !== null")
+    browser.run("document.querySelector('#process').value = 'worker-2'")
+    browser.run("document.querySelector('details:has(.lines)').open = true")
+    browser.wait("document.querySelectorAll('.lines span').length === 3")
+    recorded.log("worker-2", "11:06:51 new\n")
+    browser.wait("document.querySelectorAll('.lines span').length === 4")
+    # Step 6 was at BEGAN + 3 s.
+    browser.run("document.querySelector('.events .good button').click()")
+    browser.run("document.querySelector('#since').click()")
+    browser.wait("document.querySelector('.lines .now') !== null")
+    assert text(browser, ".lines span")[0] == "11:06:43 it is lost"
+    assert text(browser, ".lines .now") == ["11:06:43 it is lost"]
+    browser.run("document.querySelector('#since').click()")
+    browser.run("document.querySelector('#words').value = 'ONERROR'")
+    browser.run("document.querySelector('#words').oninput()")
+    browser.wait("document.querySelectorAll('.lines span').length === 1")
+    assert text(browser, ".lines") == [first.strip()]
+    assert browser.run("window.hacked") is None
+    assert browser.errors == []
+
+
+def test_a_distillation_shows_its_shards_and_the_best_checkpoint(
+    server: Server, browser: Browser, tmp_path: Path
+) -> None:
+    RecordedDistillation(tmp_path / "state")
+    browser.open(f"{server.url}#/run/{TAUGHT_ID}")
+    browser.wait("document.querySelectorAll('canvas').length === 4")
+    lanes = "[...document.querySelectorAll('.lane .track')].map((lane) => lane.ariaLabel)"
+    assert browser.run(lanes) == ["written: 3 of 4 shards, 1 damaged", "read: 1 of 4"]
+    assert text(browser, "#shards ~ div tbody tr") == [
+        f"step 3–2.5000{HOSTILE}",
+        "step 2best2.0000–",
+    ]
+    browser.run("document.querySelector('#shards ~ div tbody tr:last-child button').click()")
+    assert browser.run("document.querySelector('output').textContent").startswith("2 ")
+    legends = text(browser, ".chart .legend")
+    assert "from the teacher (KL) 0.5000with the text (CE) 2.0000" in legends
+    assert browser.errors == []
+
+
+def test_the_map_shows_links_and_a_lost_host_and_runs_no_name(
+    server: Server, browser: Browser
+) -> None:
+    hosts = [
+        {"name": "a", "rates": {"b": 9.4e8, HOSTILE: 2.5e9}, "reachable": True},
+        {"name": "b", "rates": {"a": 9.5e8, "gone": 1e9}, "reachable": True},
+        {"name": HOSTILE, "rates": {}, "reachable": False},
+    ]
+    busy = [["run-1/coordinator"], ["run-1/worker-0"], []]
+    told = json.dumps([{**host, "busy": its} for host, its in zip(hosts, busy, strict=True)])
+    browser.open(server.url)
+    browser.wait("document.querySelector('main h1') !== null")
+    browser.run(f"import('./map.js').then(({{ map }}) => document.body.append(map({told})))")
+    assert text(browser, ".map tbody tr") == [
+        "a – bin use by a run940 Mbit/s950 Mbit/s",
+        f"{HOSTILE} – aunreachable–2.5 Gbit/s",
+    ]
+    assert text(browser, "text.rate") == ["940 Mbit/s"]  # of the link in use
+    assert browser.run("document.querySelectorAll('line').length") == 2
+    assert browser.run("window.hacked") is None
+    assert browser.errors == []
+
+
+def test_axe_finds_nothing_and_pictures_are_taken(
+    server: Server, recorded: RecordedRun, browser: Browser, tmp_path: Path
+) -> None:
+    RecordedRun(tmp_path / "state", OTHER_ID)
+    RecordedDistillation(tmp_path / "state")
+    recorded.log("coordinator", f"00:00:00 {HOSTILE}\n")
     try:
         axe = (AXE.folder() / "package" / "axe.min.js").read_text()
     except PackageUnavailableError as error:
         pytest.skip(str(error))
     found: list[str] = []
 
+    pages = {
+        "cluster": "",
+        "run": f"run/{RUN_ID}",
+        "runs": f"runs/{RUN_ID}/{OTHER_ID}",
+        "distillation": f"run/{TAUGHT_ID}",
+    }
+
     def examine(name: str) -> None:
+        browser.run("for (const each of document.querySelectorAll('details')) each.open = true")
         browser.run(f"{axe};0")
         faults = (
             "axe.run().then(({violations}) => violations.map(({id, help}) => id + ': ' + help))"
@@ -157,9 +286,9 @@ def test_axe_finds_nothing_and_pictures_are_taken(
         width = browser.run("document.documentElement.scrollWidth - innerWidth")
         assert width <= 0, f"{name} is {width} pixels too wide"
 
-    made = take_pictures(browser, server.url, RUN_ID, tmp_path, examine)
+    made = take_pictures(browser, server.url, pages, tmp_path, examine)
     assert found == []
     assert browser.errors == []
-    assert len(made) == 2 * len(LOOKS)
+    assert len(made) == len(pages) * len(LOOKS)
     for picture in made:
         assert re.match(rb"\x89PNG", picture.read_bytes())

@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import run
-from tests.launcher.views.dashboard.recorded_run import HOSTILE, RUN_ID, RecordedRun
+from tests.launcher.views.dashboard.recorded_run import (
+    BEGAN,
+    HOSTILE,
+    RUN_ID,
+    TAUGHT_ID,
+    RecordedDistillation,
+    RecordedRun,
+)
 from tests.launcher.views.dashboard.serving import serving
 
 pytestmark = pytest.mark.usefixtures("own_state")
@@ -71,9 +78,55 @@ def test_it_only_reads_and_answers_to_its_own_name_alone(tmp_path: Path) -> None
                 assert status == 405
                 assert headers["content-security-policy"] == policy
         assert server.get("", host="evil.example")[0] == 400  # by DNS rebinding
-        for path in ("api/runs/none", "api/runs/..%2F..%2Fetc", "..%2Fserver.py", "x"):
+        for path in (
+            "api/runs/none",
+            f"api/runs/{RUN_ID}/logs/worker-9",
+            "api/runs/..%2F..%2Fetc",
+            "..%2Fserver.py",
+            "x",
+        ):
             assert server.get(path)[0] == 404, path
     assert files(tmp_path) == before
+
+
+def test_a_log_is_bounded_filtered_and_begins_at_a_moment(tmp_path: Path) -> None:
+    recorded = RecordedRun(tmp_path / "state")
+    early = "".join(f"00:00:00 early {number}\n" for number in range(600))
+    recorded.log("worker-0", early, 1, (BEGAN, len(early)))
+    recorded.log("worker-0", f"00:00:02 loss NaN \x1b[2J{HOSTILE} {'x' * 1000}\nhalf", 1)
+    with serving(tmp_path / "state") as server:
+        path = f"api/runs/{RUN_ID}/logs/worker-0"
+        newest = server.json(path)
+        assert len(newest["lines"]) == 500
+        assert newest["lines"][0] == "00:00:00 early 102"
+        assert newest["lines"][-2].startswith(f"00:00:02 loss NaN \\x1b[2J{HOSTILE} xxx")
+        assert len(newest["lines"][-2]) == 400
+        assert newest["lines"][-1] == "half"  # the process is over
+        since = server.json(f"{path}?since={BEGAN + 1}")
+        assert [line[:8] for line in since["lines"]] == ["00:00:02", "half"]
+        assert [line[9:13] for line in server.json(f"{path}?find=LOSS+nan")["lines"]] == ["loss"]
+        assert server.json(f"{path}?find=(x%2B)%2B%24")["lines"] == []  # words, no pattern
+        after = f"{path}?after={newest['attempt']}.{newest['end']}"
+        assert server.json(after)["lines"] == []
+        recorded.log("worker-0", "again\n", 2)
+        assert server.json(after) == {"attempt": 2, "end": 6, "lines": ["again"]}
+        assert server.json(f"api/runs/{RUN_ID}/logs/coordinator")["lines"] == []
+
+
+def test_a_distillation_is_told_as_its_folders_are(tmp_path: Path) -> None:
+    RecordedDistillation(tmp_path / "state")
+    with serving(tmp_path / "state") as server:
+        assert server.json(f"api/runs/{TAUGHT_ID}")["distillation"] == {
+            "shards": 4,
+            "written": [[0, 1], [3, 3]],
+            "damaged": [[2, 2]],
+            "read": 1.5,
+            "epoch": 0,
+            "scores": [
+                {"step": 2, "best": True, "figures": {"loss loss": 2.0}, "reason": None},
+                {"step": 3, "best": False, "figures": {"loss loss": 2.5}, "reason": HOSTILE},
+            ],
+        }
 
 
 def files(folder: Path) -> dict[Path, int]:
