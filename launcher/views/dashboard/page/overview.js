@@ -37,7 +37,7 @@ export class OverviewPage {
     const choice = (run_id) => el("input", { type: "checkbox", id: `choose-${run_id}`, "aria-label": `choose ${run_id}`, checked: this.#chosen.has(run_id), onchange: ({ target }) => {
       if (target.checked) this.#chosen.add(run_id);
       else this.#chosen.delete(run_id);
-      this.compared.replaceWith(this.#compared());
+      this.place.querySelector("#compared").replaceWith(this.#compared());
     } });
     const columns = [["Run"], ["State"], ["Progress"], ["Loss", 1], ["Validation", 1], ["Tokens/s", 1], ["Workers", 1], ["Started", 1], ["Took", 1]];
     return table("Runs, the newest first", columns, runs.map((run) => [
@@ -52,8 +52,8 @@ export class OverviewPage {
 
   #compared() {
     const ids = [...this.#chosen].map(encodeURIComponent);
-    return (this.compared = ids.length === 2 ? el("a", { href: `#/runs/${ids.join("/")}` }, "Lay the two over each other")
-      : el("span", { className: "quiet" }, "choose two to compare them"));
+    return ids.length === 2 ? el("a", { id: "compared", href: `#/runs/${ids.join("/")}` }, "Lay the two over each other")
+      : el("span", { id: "compared", className: "quiet" }, "choose two to compare them");
   }
 
   #hosts(hosts, idle) {
