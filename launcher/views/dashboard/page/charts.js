@@ -29,7 +29,7 @@ export class Charts {
   };
 
   /**
-   * Return a figure. `series` are {name, colour, value, text, points?, faint?, late?}: value(step
+   * Return a figure. `series` are {name, colour, value, text} with more of how to draw: value(step
    * record) gives a number or null, once a step unless it may come `late`; `stacked` adds them up,
    * as areas; `summary` gets the values of the first.
    */
@@ -109,8 +109,8 @@ export class Charts {
       cursor: { y: false, drag: { x: true, y: false }, points: { size: (_, at) => (series[at - 1].faint ? 0 : 7) } },
       scales: { x: { time: false }, y: { range: (_, low, high) => scale(low, high, least) } },
       axes: [{ ...axes, size: 24, space: 60, values: this.xAxis && ((_, all) => all.map(this.xAxis)) }, { ...axes, size: axisSize, space: 34, values: axis && ((_, all) => all.map(axis)) }],
-      series: [{}, ...series.map(({ colour, points, faint, gaps }) => ({
-        stroke: faint ? `${css(colour)}55` : css(colour), width: stacked ? 1 : faint ? 1 : 1.75,
+      series: [{}, ...series.map(({ colour, points, faint, gaps, dash }) => ({
+        stroke: faint ? `${css(colour)}55` : css(colour), width: stacked ? 1 : faint ? 1 : 1.75, dash,
         fill: stacked ? `${css(colour)}b0` : undefined,
         spanGaps: Boolean(points || gaps), points: { show: Boolean(points), size: 6, fill: css(colour) },
       }))],

@@ -52,8 +52,8 @@ export class ComparePage {
   #build() {
     this.charts = new Charts((index, plot) => { this.#chosen = index; this.charts.show(index, plot); }, (value) => AXES[this.#axis].text(value));
     this.charts.again = () => this.#draw();
-    const both = (more, read, text) => this.runs.map(({ run_id }, side) => ({
-      name: run_id, colour: COLOURS[side], gaps: true, ...more, value: (row) => read(row.now[side]), text: (_, row) => text(read(row.last[side])),
+    const both = (read, text) => this.runs.map(({ run_id }, side) => ({
+      name: run_id, colour: COLOURS[side], dash: side ? [6, 4] : undefined, gaps: true, value: (row) => read(row.now[side]), text: (_, row) => text(read(row.last[side])),
     }));
     const scores = this.runs.map((_, side) => ({
       name: "validation", colour: COLOURS[side], points: true, value: (row) => row.score[side], text: (_, row) => fixed(row.lastScore[side]),
@@ -64,11 +64,12 @@ export class ComparePage {
     put(this.place);
     this.place.replaceChildren(
       el("h1", {}, "Two runs"),
+      el("p", { className: "lead" }, "Laid over each other; the second one is dashed."),
       el("section", { className: "card scroll", "aria-label": "Figures" }, this.figures),
       el("fieldset", { className: "asked" }, el("legend", {}, "Over"), radios),
       el("section", { "aria-label": "Curves" },
-        this.charts.add("Loss, smoothed", [...both({}, (step) => step?.mean ?? null, fixed), ...scores], { summary: between(fixed), height: 300 }),
-        this.charts.add("Tokens per second", both({}, (step) => step?.tokens_per_second ?? null, count), { least: 0, axis: short, summary: between(count) })));
+        this.charts.add("Loss, smoothed", [...both((step) => step?.mean ?? null, fixed), ...scores], { summary: between(fixed), height: 300 }),
+        this.charts.add("Tokens per second", both((step) => step?.tokens_per_second ?? null, count), { least: 0, axis: short, summary: between(count) })));
   }
 
   #draw() {
