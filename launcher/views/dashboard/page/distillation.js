@@ -18,7 +18,7 @@ export function strip({ shards, written, damaged, read, epoch }) {
 export function checkpoints({ scores }) {
   if (!scores.length) return el("p", { className: "quiet" }, "No checkpoint has been scored yet.");
   const names = [...new Set(scores.flatMap(({ figures }) => Object.keys(figures)))].slice(0, 6);
-  return table("Scored checkpoints, the newest first", [["Checkpoint"], ["Best"], ...names.map((name) => [name, 1]), ["Remark"]], scores.toReversed().map(({ step, best, figures, reason }) => [
+  return table("Scored checkpoints, the newest first", [["Checkpoint"], ["Best"], ...names.map((name) => [name.replace(/^(\S+) \1$/, "$1"), 1]), ["Remark"]], scores.toReversed().map(({ step, best, figures, reason }) => [
     el("button", { type: "button", className: "step", "data-step": step }, `step ${count(step)}`), best ? badge("best") : "",
     ...names.map((name) => (figures[name] == null ? "" : fixed(figures[name]))), reason ?? "",
   ]));

@@ -57,7 +57,7 @@ export function moment(seconds, onlyTime = false) {
   return new Intl.DateTimeFormat("en-GB", { ...day, ...time }).format(new Date(1000 * seconds));
 }
 
-const GOOD = ["running", "active", "completed", "exited"];
+const GOOD = ["running", "active", "completed", "exited", "best"];
 const BAD = ["failed", "lost", "unreachable", "unknown"];
 const AMBER = ["idle", "backoff", "recovering"];
 export function badge(state) {

@@ -22,7 +22,7 @@ export class LogView {
     this.said = el("p", { className: "quiet", role: "status" });
     this.text = el("pre", { className: "lines", tabIndex: 0, role: "region", "aria-label": "Lines of the log" });
     this.section = el("details", { className: "card", ontoggle: again }, el("summary", {}, el("h2", {}, "Log")),
-      el("div", { className: "asked" }, el("label", { for: "process" }, "Process"), this.process, el("label", { for: "words" }, "Lines with"), this.words,
+      el("div", { className: "asked" }, el("label", {}, "Process ", this.process), el("label", {}, "Lines with ", this.words),
         el("label", {}, this.since, " from the chosen step on")),
       this.said, this.text);
     this.timer = setInterval(() => this.#follow(), EVERY);

@@ -10,7 +10,7 @@ export function map(hosts) {
   const links = linksOf(hosts);
   const places = new Map(hosts.map(({ name }, at) => {
     const angle = (2 * Math.PI * at) / hosts.length - Math.PI / 2;
-    return [name, [WIDTH / 2 + 120 * Math.cos(angle), HEIGHT / 2 - 8 + 85 * Math.sin(angle)]];
+    return [name, [WIDTH / 2 + 120 * Math.cos(angle), HEIGHT / 2 + 85 * Math.sin(angle)]];
   }));
   const named = links.filter(({ used }) => used).length ? links.filter(({ used }) => used) : links;
   const lines = links.map(({ one, other, used, lost, forth, back }) => {
@@ -23,7 +23,7 @@ export function map(hosts) {
   const dots = hosts.map(({ name, busy, reachable }) => {
     const [x, y] = places.get(name);
     return [svg("circle", { cx: x, cy: y, r: 8, class: !reachable ? "lost" : busy.length ? "busy" : "free" }, svg("title", {}, name)),
-      svg("text", { x, y: y + 22, class: "host" }, name.length > 18 ? `${name.slice(0, 17)}…` : name)];
+      svg("text", { x, y: y < HEIGHT / 2 ? y - 13 : y + 22, class: "host" }, name.length > 18 ? `${name.slice(0, 17)}…` : name)];
   });
   const rows = links.map(({ one, other, forth, back, used, lost }) => [`${one} – ${other}`, lost ? "unreachable" : used ? "in use by a run" : "", speed(forth), speed(back)]);
   return el("div", { className: "map" },
