@@ -252,7 +252,7 @@ def memory(report: Report, folder: Path, steps: int) -> None:
     taken, cpu = (resident() - before) / 1e6, time.process_time() - began
     _, text = history.after(0) or (0, "[]")
     report.add(
-        Ratio(f"memory for the history of {steps:,} steps", taken / MEGABYTES, "100 MB", 1.5),
+        Ratio(f"memory for the history of {steps:,} steps", taken / MEGABYTES, "100 MB", 1.0),
         megabytes=round(taken, 1),
         sent_megabytes=round(len(text) / 1e6, 1),
         sent_steps=len(json.loads(text)),

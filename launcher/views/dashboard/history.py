@@ -24,7 +24,7 @@ from launcher.runs.records.run import Run
 from trainer.system.received import parse, plain
 
 METRICS_FILE = "metrics.jsonl"
-MOST = 64 << 20
+MOST = 48 << 20
 """Characters of lines that are kept; beyond them the older half is thinned out."""
 _MOST_RANKS = 4096
 _MOST_BACK = 20_000
