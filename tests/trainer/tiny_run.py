@@ -54,7 +54,6 @@ def tiny_progress(step: int, run_id: str = "run-a") -> RunProgress:
         generation=3,
         seed=7,
         config=tiny_config().model_dump(mode="json"),
-        best={"step": 1, "mcc": 0.5},
         data_digest="d" * 64,
     )
 

@@ -17,6 +17,7 @@ from blake3 import blake3
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
 from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE
 from trainer.optimizer.adamw import TrainState, Vector
+from trainer.optimizer.early_stopping import Validated
 from trainer.system.errors import InputError, StorageError, readable
 from trainer.system.received import receive, receive_json
 from trainer.system.storage.atomic_folder import MANIFEST, read_manifest, verify
@@ -50,8 +51,6 @@ class RunProgress:
     seed: int
     config: dict[str, Any]
     """The run config as `model_dump(mode="json")`."""
-    best: dict[str, Any] | None = None
-    """The best validation so far, in the caller's format."""
     data_digest: str | None = None
     """BLAKE3 of the training file: another file changes the order of all samples."""
     model: str | None = None
@@ -62,7 +61,7 @@ class RunProgress:
     """A student's position in its folder of logits; None for a run on a file."""
     rounds: tuple[int, int] | None = None
     """`rounds_after` and `inner_steps` of the run's plan; None: no round was planned then."""
-    early: dict[str, Any] | None = None
+    early: Validated | None = None
     """What early stopping had counted."""
 
 

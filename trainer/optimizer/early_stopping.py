@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+
+@dataclass(frozen=True)
+class Validated:
+    """What early stopping has counted, as a checkpoint keeps it."""
+
+    lowest: float | None = None
+    lowest_step: int = 0
+    behind: int = 0
+    """Validations since the lowest loss."""
+    step: int = -1
+    """Of the last one."""
 
 
 @dataclass
@@ -12,37 +23,25 @@ class EarlyStopping:
 
     patience: int | None
     """Validations without a lower loss that end a run; None: none do."""
-    best: float | None = None
-    best_step: int = 0
-    behind: int = 0
-    """Validations since."""
-    step: int = -1
-    """Of the last one."""
-
-    def restore(self, state: dict[str, Any] | None) -> None:
-        """Go on from the `state` in a checkpoint."""
-        for name, value in (state or {}).items():
-            setattr(self, name, value)
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: everything but the patience, which a resumed run may change."""
-        return {name: value for name, value in vars(self).items() if name != "patience"}
+    counted: Validated = Validated()
 
     def validated(self, step: int, loss: float | None) -> None:
         """Count a validation; that of a step which was counted already, before a resume, is not."""
-        if step <= self.step:
+        before = self.counted
+        if step <= before.step:
             return
-        self.step = step
-        if loss is not None and (self.best is None or loss < self.best):
-            self.best, self.best_step, self.behind = loss, step, 0
+        if loss is not None and (before.lowest is None or loss < before.lowest):
+            self.counted = Validated(loss, step, 0, step)
         else:
-            self.behind += 1
+            behind = before.behind + 1
+            self.counted = Validated(before.lowest, before.lowest_step, behind, step)
 
     @property
     def reason(self) -> str | None:
         """Why the run ends now; None: it goes on."""
-        if self.patience is None or self.behind < self.patience:
+        counted = self.counted
+        if self.patience is None or counted.behind < self.patience:
             return None
-        lowest = "" if self.best is None else f" below {self.best:.4f}, of step {self.best_step},"
-        return f"early stopping: no validation loss{lowest} in {self.behind} validations"
+        found = counted.lowest
+        lowest = "" if found is None else f" below {found:.4f}, of step {counted.lowest_step},"
+        return f"early stopping: no validation loss{lowest} in {counted.behind} validations"

@@ -20,7 +20,7 @@ from trainer.config.run import RunConfig
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.optimizer.early_stopping import EarlyStopping
+from trainer.optimizer.early_stopping import EarlyStopping, Validated
 from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.errors import (
@@ -102,7 +102,6 @@ class RunRecorder:
         self._mark = Path(mark) if mark else None
         self.early = EarlyStopping(config.training.early_stopping_patience)
         """Decides on the validations that are logged here."""
-        self._best: dict[str, Any] | None = None
         self._workers: dict[int, WorkerStatus] = {}
         self._status = first_status(job.run_id, plan.total_steps, expect_workers)
         self._publish()
@@ -113,7 +112,7 @@ class RunRecorder:
         A run that ended before its first checkpoint restarts at step 0.
         """
         if resumed:
-            self.early.restore(resumed.progress.early)
+            self.early.counted = resumed.progress.early or Validated()
             step, path = resumed.progress.step, str(resumed.path)
             self.emit({"event": "resumed", "step": step, "path": path})
             if line := self._new_schedule(resumed.progress):
@@ -183,7 +182,7 @@ class RunRecorder:
                     "the disk is slow: no checkpoint of step %d, a newer one is due",
                     older.snapshot.step,
                 )
-            self._waiting.append(replace(save, early=self.early.state))
+            self._waiting.append(replace(save, early=self.early.counted))
             self._say_saving(True)
         self._writer.submit(self._save_next)
 
@@ -344,15 +343,9 @@ class RunRecorder:
     def _save(self, save: Save) -> None:
         snapshot, scores = save.snapshot, save.validation
         step = snapshot.step
-        metric = None
-        if scores:
-            metric = scores.get("accuracy", -scores["loss"])
-            if self._best is None or metric > self._best["metric"]:
-                self._best = {"step": step, "metric": metric, **scores}
+        metric = scores.get("accuracy", -scores["loss"]) if scores else None
         progress = progress_at(step, save.generation, self._config, self._job, self._plan)
-        progress = replace(
-            progress, best=self._best, stream=save.stream, rounds=save.rounds, early=save.early
-        )
+        progress = replace(progress, stream=save.stream, rounds=save.rounds, early=save.early)
         began = time.monotonic()
         try:
             path = self._store.save(snapshot, progress, metric)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
-from trainer.optimizer.early_stopping import EarlyStopping
+from trainer.optimizer.early_stopping import EarlyStopping, Validated
+from trainer.system.received import receive_json
 
 
 def test_a_lower_loss_begins_the_count_again() -> None:
@@ -22,8 +24,8 @@ def test_a_resumed_run_goes_on_counting() -> None:
     before = EarlyStopping(3)
     for step in (10, 20, 30):
         before.validated(step, 1.0)
-    after = EarlyStopping(3)
-    after.restore(json.loads(json.dumps(before.state)))
+    kept = receive_json(Validated, json.dumps(asdict(before.counted)), "run.json")
+    after = EarlyStopping(3, kept)
     after.validated(30, 1.0)  # the state of step 30 is judged again
     assert after.reason is None
     after.validated(40, math.nextafter(1.0, 2.0))

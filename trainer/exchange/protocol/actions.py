@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer.exchange.protocol.wire import Frame
 from trainer.optimizer.adamw import SavedState
+from trainer.optimizer.early_stopping import Validated
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Save:
     """Where a student stands in its folder of logits."""
     rounds: tuple[int, int] | None = None
     """The plan's, as far as they are known."""
-    early: dict[str, Any] | None = None
+    early: Validated | None = None
     """What early stopping has counted."""
 
 

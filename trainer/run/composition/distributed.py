@@ -124,7 +124,7 @@ def make_distributed(
 
         def progress(at: int) -> RunProgress:
             found = progress_at(at, generation, config, inputs.job, plan)
-            return replace(found, early=recorder.early.state if recorder else None)
+            return replace(found, early=recorder.early.counted if recorder else None)
 
         checkpoints = ShardedSaves(sharded, checkpoints, whole, progress, recorder)
     elif sharded is not None:
