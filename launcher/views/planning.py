@@ -118,11 +118,12 @@ def _next(chosen: StrategyOption, again: Mapping[str, str], hosts: int) -> str:
                 f"parallel.pipeline.stages={strategy.stages}",
                 f"parallel.pipeline.schedule={strategy.schedule}",
             ]
-        start = ["torchrun", "--nproc-per-node", str(strategy.world // hosts)]
-        if hosts > 1:  # the same on each
-            start += ["--nnodes", str(hosts), "--rdzv-backend", "c10d"]
-            start += ["--rdzv-endpoint", "HOST:29500"]
-        start += ["-m", "trainer", "finetune", "--distributed", given["--model"], "--data", "FILE"]
+        meeting = f"--nnodes {hosts} --rdzv-backend c10d --rdzv-endpoint HOST:29500"  # each host's
+        ranks = (
+            f"torchrun --nproc-per-node {strategy.world // hosts} {meeting if hosts > 1 else ''}"
+        )
+        start = f"{ranks} -m trainer finetune --distributed".split()
+        start += [given["--model"], "--data", "FILE"]
     return shlex.join([*start, *(part for one in settings for part in ("--set", one))])
 
 

@@ -29,7 +29,7 @@ def test_views_fit_a_terminal_and_q_leaves_the_run_alone(cluster: Cluster, colum
     for view in (["status"], ["runs"]):
         code, screen = on_a_terminal(cluster, [*LAUNCH, *view], columns)
         assert code == 0
-        lines = [line for line in screen.splitlines() if not line.startswith("output: ")]
+        lines = [line for line in screen.splitlines() if len(line.split()) > 1]  # no word is broken
         assert max(map(len, lines)) <= columns, screen
         assert cluster.runs()[0] in screen
     code, screen = on_a_terminal(cluster, [*LAUNCH, "status", "--watch"], columns, "q")
@@ -81,9 +81,9 @@ def test_the_picture_of_the_documentation_is_drawn_from_a_run(
         assert "http" not in picture.read_text().replace("http://www.w3.org/2000/svg", "").replace(
             "https://www.textualize.io", ""
         )
-        assert re.search(r"running +\d:\d\d:\d\d", text), text
-        assert re.search(r"NAME +HOST +DEVICE +STATE +SHARE +TOKENS/S +MEMORY", text), text
-        assert re.search(r"step \d+/\d+ .* \d+ % +epoch 1", text), text
+        assert re.search(r"running +(\d+:)?\d+:\d\d", text), text
+        assert re.search(r"NAME +HOST +DEVICE +STATE +SHARE( +TOKENS/S)? +MEMORY", text), text
+        assert re.search(r"step \d+/\d+ .* \d+ % +epoch \d+", text), text
         assert re.search(r"^coordinator +localhost +- +running", text, re.M), text
         assert re.search(r"^worker-1 +localhost +cpu +active +\d+ % ", text, re.M), text
 

@@ -109,7 +109,12 @@ def asked_here(line: str, folder: Path) -> list[str]:
         ("trainer finetune --data tra", ["compopt -o default"]),
         (
             "trainer finetune --set training.e",
-            ["compopt -o nospace", "training.epochs=", "training.evaluate_every="],
+            [
+                "compopt -o nospace",
+                "training.epochs=",
+                "training.evaluate_every=",
+                "training.early_stopping_patience=",
+            ],
         ),
         ("trainer distill student --config stud", ["compopt -o default", "student"]),
         ("launch sta", ["status"]),
