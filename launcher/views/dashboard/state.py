@@ -33,7 +33,7 @@ Tree = dict[str, Any]
 
 
 class Live:
-    """Refreshes one object in a thread while somebody reads it."""
+    """An object kept current by a thread for as long as someone reads it."""
 
     def __init__(
         self,
