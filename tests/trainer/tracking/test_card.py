@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -158,11 +158,13 @@ def train(folder: Path, data: Path, *words: str) -> tuple[list[str], str]:
 
 
 def run_commands(card: list[str], folder: Path) -> list[str]:
-    """Type what stands below `next:` and return the outputs."""
+    """Run what stands below `next:`, as a shell splits it, and return the outputs."""
     commands = card[card.index("next:") + 1 :]
     outputs: list[str] = []
     for command in commands:
-        done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True)
+        program, *words = shlex.split(command)
+        assert shutil.which(program) == str(BIN / "trainer")
+        done = forked.run([*TRAINER, *words], os.environ, folder=folder)
         assert done.returncode == 0, (command, done.stderr)
         outputs.append(done.stdout)
     return outputs
