@@ -83,6 +83,12 @@ class Cluster:
     def status(self) -> dict[str, Any]:
         return json.loads(self.launch("status", "--json").stdout)
 
+    @property
+    def training(self) -> dict[str, Any]:
+        """What a real trainer says of itself: a look that, unlike `status`, starts no command."""
+        file = self.output / "status.json"
+        return json.loads(file.read_bytes()) if file.exists() else {"step": 0, "state": "none"}
+
     def runs(self) -> list[str]:
         return [path.parent.name for path in self.state.glob("runs/*/plan.json")]
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.stand_in_cluster import Cluster, cluster
 from tests.hub import running_hub
+from tests.ports import free_port
 from tests.trainer.small_model import write_data, write_model
 from tests.waiting import wait_for
 
@@ -43,19 +45,37 @@ def write_shards(folder: Path, name: str = "echo") -> None:
 
 
 def train_and_resume(cluster: Cluster, data: str) -> None:
-    """Start a run, end it after a checkpoint, and see it go on by its id alone."""
+    """Start a run, end it after a checkpoint, and see it go on by its id alone.
+
+    It has the workers and the port that it was started with, whatever the inventory says.
+    """
+    port = free_port()
+    assert port != cluster.port
     settings = ("--set", "training.max_steps=100000", "--set", "checkpoint.every=20")
-    words = (*cluster.config, "--data", data, *COLUMNS, *settings, "--expect-workers", "2")
+    start = ("-e", f"motley_port={port}", "--expect-workers", "2")
+    words = (*cluster.config, "--data", data, *COLUMNS, *settings, *start)
     started = cluster.launch("cluster", "up", *words)
     assert started.returncode == 0, started.stderr
     (run_id,) = cluster.runs()
-    wait_for(lambda: cluster.status()["training"]["checkpoint"], "a checkpoint")
+    wait_for(lambda: cluster.training.get("checkpoint"), "a checkpoint")
+    assert_at_work(cluster, port)
     assert cluster.launch("cluster", "down").returncode == 0
-    stopped_at = cluster.status()["training"]["step"]
+    stopped_at = cluster.training["step"]
     resumed = cluster.launch("cluster", "up", "--resume", run_id)
     assert resumed.returncode == 0, resumed.stderr
+    assert f"resuming {run_id} {' '.join(start)}\n" in resumed.stderr
     assert cluster.runs() == [run_id]
-    wait_for(lambda: cluster.status()["training"]["step"] > stopped_at, "a step after the last one")
+    wait_for(lambda: cluster.training["step"] > stopped_at, "a step after the last one")
+    assert_at_work(cluster, port)
+
+
+def assert_at_work(cluster: Cluster, port: int) -> None:
+    """See that two workers are in the run and the coordinator listens on a port."""
+    tree = cluster.status()
+    assert (tree["expect_workers"], tree["joined"]) == (2, [0, 1])
+    leader = tree["processes"][0]
+    assert (leader["role"], leader["address"]) == ("coordinator", f"127.0.0.1:{port}")
+    socket.create_connection(("127.0.0.1", port), 10).close()
 
 
 @pytest.mark.needs("rsync")

@@ -134,33 +134,7 @@ def distillation(tmp_path: Path, inputs: Path) -> Iterator[Distillation]:
     made.launch("cluster", "down", "--all", check=False)
 
 
-def test_from_up_to_the_last_score(distillation: Distillation) -> None:
-    begun = distillation.up(max_steps=60, epochs=20)
-    run_id = begun["run_id"]
-    where = {p["name"]: (p["role"], p["host"]) for p in begun["processes"]}
-    assert where == {
-        "student": ("student", "localhost"),
-        "teacher-0": ("teacher", "localhost"),
-        "evaluator": ("evaluator", "localhost"),
-    }
-    assert begun["state"] in ("waiting", "running", "scoring")
-    says = distillation.process("teacher-0")["says"]
-    assert (says["name"], says["state"] in ("running", "waiting", "done")) == ("teacher-0", True)
-    busy = distillation.launch("distill", "up", "--config", str(distillation.job), check=False)
-    assert busy.returncode == 4, busy.stderr
-    assert run_id in busy.stderr
-    ended = distillation.wait_end()
-    assert (ended["state"], ended["training"]["state"]) == ("completed", "completed")
-    assert {p["state"] for p in ended["processes"]} == {"exited"}
-    assert f"{run_id}: completed, step 60/60" in distillation.launch("status").stdout
-    assert "shards" in distillation.launch("logs", "teacher-0").stdout
-    assert run_id in distillation.launch("runs").stdout
-    assert distillation.launch("cluster", "down").stdout == "nothing was running\n"
-    distillation.check_whole(run_id, 60)
-    assert not (distillation.folder / "state" / "ca").exists()  # without sockets no certificates
-
-
-def test_whatever_ends_them_they_go_on(distillation: Distillation) -> None:
+def test_whatever_ends_them_they_go_on_to_the_last_score(distillation: Distillation) -> None:
     """A killed teacher and a killed student by themselves, all of them after `down` or the budget.
 
     A euro a second: what a student keeps back for an end in order is 30 euros.
@@ -168,7 +142,21 @@ def test_whatever_ends_them_they_go_on(distillation: Distillation) -> None:
     prices = ("-e", "motley_price_hour=3600", "-e", "motley_currency=EUR")
     distillation.tree["budget"] = {"ceiling": 1e6, "currency": "EUR"}
     # Until `down`:
-    run_id = distillation.up(*prices, max_steps=1_000_000, epochs=100_000)["run_id"]
+    begun = distillation.up(*prices, max_steps=1_000_000, epochs=100_000)
+    run_id = begun["run_id"]
+    where = {p["name"]: (p["role"], p["host"]) for p in begun["processes"]}
+    assert where == {
+        "student": ("student", "localhost"),
+        "teacher-0": ("teacher", "localhost"),
+        "evaluator": ("evaluator", "localhost"),
+    }
+    assert begun["state"] in ("waiting", "running")
+    says = distillation.process("teacher-0")["says"]
+    assert (says["name"], says["state"] in ("running", "waiting", "done")) == ("teacher-0", True)
+    second = ("distill", "up", "--config", str(distillation.job), *prices)
+    busy = distillation.launch(*second, check=False)
+    assert busy.returncode == 4, busy.stderr
+    assert run_id in busy.stderr
     os.kill(distillation.process("teacher-0")["pid"], signal.SIGKILL)
     distillation.wait(lambda: len(distillation.steps()) > 60, "a checkpoint")
     os.kill(distillation.process("student")["pid"], signal.SIGKILL)
@@ -213,8 +201,15 @@ def test_whatever_ends_them_they_go_on(distillation: Distillation) -> None:
     more = ("--set", "budget.ceiling=1e6", "--set", f"student.training.max_steps={total}")
     again = distillation.launch(*up, *more, "--json").stdout
     assert json.loads(again)["run_id"] == run_id
-    assert distillation.wait_end()["state"] == "completed"
+    ended = distillation.wait_end()
+    assert (ended["state"], ended["training"]["state"]) == ("completed", "completed")
+    assert {process["state"] for process in ended["processes"]} == {"exited"}
+    assert f"{run_id}: completed, step {total}/{total}" in distillation.launch("status").stdout
+    assert "shards" in distillation.launch("logs", "teacher-0").stdout
+    assert run_id in distillation.launch("runs").stdout
+    assert distillation.launch("cluster", "down").stdout == "nothing was running\n"
     distillation.check_whole(run_id, total)
+    assert not (distillation.folder / "state" / "ca").exists()  # without sockets no certificates
     listed = json.loads(distillation.launch("spend", "--by", "run", "--json").stdout)
     (counted,) = listed["totals"]
     assert counted["name"] == run_id

@@ -58,8 +58,7 @@ def test_a_lost_rank_is_named_and_all_start_again_at_the_newest_checkpoint(
     assert status["training"]["expect_workers"] == WORLD
 
     def reached(step: int) -> bool:
-        tree = cluster.status()
-        return tree["state"] == "running" and tree["training"]["step"] >= step
+        return cluster.training["state"] == "running" and cluster.training["step"] >= step
 
     wait_for(lambda: reached(EVERY + 1), "a checkpoint")
     os.kill(cluster.status()["processes"][2]["pid"], signal.SIGKILL)
