@@ -129,7 +129,9 @@ started=$SECONDS
 if [ ! -x "$VENV/bin/python" ]; then
     say "making $VENV with $("$python" --version), in this folder only, without root:"
     if [ "$kind" = cuda ]; then
-        say "  1. torch $TORCH_VERSION for CUDA, to train on the NVIDIA GPU that nvidia-smi shows (several GB)"
+        why="as TORCH=cuda asks"
+        [ "$TORCH" = auto ] && why="for the NVIDIA GPU that nvidia-smi shows"
+        say "  1. torch $TORCH_VERSION for CUDA, $why (several GB)"
     else
         say "  1. torch $TORCH_VERSION for CPU, to train (190 MB to download, 0.9 GB on disk)"
     fi
