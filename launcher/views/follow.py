@@ -74,7 +74,8 @@ def watch_run(run: Run, as_json: bool) -> None:
         elif draws_pictures():
             _draw(run)
         else:
-            _print_changes(Telemetry(RunMonitor(run)))
+            with contextlib.closing(Telemetry(RunMonitor(run))) as telemetry:
+                _print_changes(telemetry)
 
 
 def draws_pictures() -> bool:
@@ -90,42 +91,44 @@ def is_over(view: RunView) -> bool:
 def _draw(run: Run) -> None:
     from rich.live import Live
 
-    console, telemetry = render.console(), Telemetry(RunMonitor(run))
-    events, log, processes = EventFeed(), LiveLog(RunMonitor(run)), run.plan.processes
+    console, events, processes = render.console(), EventFeed(), run.plan.processes
     marked, shows_log, shows_help = -1, False, False
-    telemetry.start()
     with (
-        _read_keys() as key,
-        Live(console=console, auto_refresh=False, vertical_overflow="crop") as live,
+        contextlib.closing(Telemetry(RunMonitor(run))) as telemetry,
+        contextlib.closing(LiveLog(RunMonitor(run))) as log,
     ):
-        while True:
-            snapshot = telemetry.latest()
-            chosen = processes[max(0, marked)] if shows_log or marked >= 0 else None
-            look = Look(
-                events=events.seen(snapshot.view),
-                chosen=chosen.name if chosen else "",
-                log=log.show(chosen) if chosen and shows_log else None,
-                help=shows_help,
-                rows=min(6, max(1, console.height - len(processes) - _OTHER_LINES)),
-                footer=key is not _wait,
-            )
-            live.update(live_view(snapshot, console.width, look), refresh=True)
-            if is_over(snapshot.view):
-                break
-            match key(_REDRAW):
-                case "q":
+        telemetry.start()
+        with (
+            _read_keys() as key,
+            Live(console=console, auto_refresh=False, vertical_overflow="crop") as live,
+        ):
+            while True:
+                snapshot = telemetry.latest()
+                chosen = processes[max(0, marked)] if shows_log or marked >= 0 else None
+                look = Look(
+                    events=events.seen(snapshot.view),
+                    chosen=chosen.name if chosen else "",
+                    log=log.show(chosen) if chosen and shows_log else None,
+                    help=shows_help,
+                    rows=min(6, max(1, console.height - len(processes) - _OTHER_LINES)),
+                    footer=key is not _wait,
+                )
+                live.update(live_view(snapshot, console.width, look), refresh=True)
+                if is_over(snapshot.view):
                     break
-                case "l":
-                    shows_log = not shows_log
-                case "?":
-                    shows_help = not shows_help
-                case "down":
-                    marked = (marked + 1) % len(processes)
-                case "up":
-                    marked = (max(0, marked) - 1) % len(processes)
-                case _:
-                    pass
-    telemetry.close()
+                match key(_REDRAW):
+                    case "q":
+                        break
+                    case "l":
+                        shows_log = not shows_log
+                    case "?":
+                        shows_help = not shows_help
+                    case "down":
+                        marked = (marked + 1) % len(processes)
+                    case "up":
+                        marked = (max(0, marked) - 1) % len(processes)
+                    case _:
+                        pass
     if not is_over(snapshot.view):
         render.say_detached(WATCH, snapshot.view.run.run_id)
 
@@ -152,7 +155,7 @@ def _print_changes(telemetry: Telemetry) -> None:
                     render.say(line)
         shown = snapshot.failures
         if is_over(view):
-            return telemetry.close()
+            return
         time.sleep(LOOK_EVERY)
 
 

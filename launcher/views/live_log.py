@@ -19,8 +19,9 @@ class LiveLog:
         self._monitor = monitor
         self._process: ProcessPlan | None = None
         self._lines: tuple[str, ...] = ()
+        self._closed = False
         self._asked = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read, name="live log", daemon=True).start()
 
     def show(self, process: ProcessPlan | None) -> tuple[str, ...]:
         """Choose the process; return the last lines that are known of it, without waiting."""
@@ -30,10 +31,18 @@ class LiveLog:
                 self._asked.notify()
             return self._lines
 
+    def close(self) -> None:
+        """Stop reading."""
+        with self._asked:
+            self._closed = True
+            self._asked.notify()
+
     def _read(self) -> None:
         while True:
             with self._asked:
-                self._asked.wait_for(lambda: self._process is not None)
+                self._asked.wait_for(lambda: self._closed or self._process is not None)
+                if self._closed:
+                    return
                 process = self._process
             assert process is not None
             try:

@@ -217,26 +217,30 @@ class LogReader:
             LauncherError: a host answers with an error that ends following.
         """
         events: queue.Queue[_Event] = queue.Queue(_AHEAD)
+        over = threading.Event()
         for log in self._logs:
             threading.Thread(target=_follow, args=(log, events), daemon=True).start()
         open_logs = len(self._logs)
         followed = {log.process.name for log in self._logs}
         if len(followed) < len(self._monitor.run.plan.processes):
-            arguments = (self._monitor, followed, events)
+            arguments = (self._monitor, followed, events, over)
             threading.Thread(target=_watch_others, args=arguments, daemon=True).start()
-        while open_logs:
-            try:
-                event = events.get(timeout=_LOOK)
-            except queue.Empty:
-                continue
-            if event.note is not None:
-                announce(event.note)
-            elif event.error is not None:
-                raise event.error
-            elif event.process is None:
-                open_logs -= 1
-            else:
-                self._printer.print(event.process, event.attempt, event.lines)
+        try:
+            while open_logs:
+                try:
+                    event = events.get(timeout=_LOOK)
+                except queue.Empty:
+                    continue
+                if event.note is not None:
+                    announce(event.note)
+                elif event.error is not None:
+                    raise event.error
+                elif event.process is None:
+                    open_logs -= 1
+                else:
+                    self._printer.print(event.process, event.attempt, event.lines)
+        finally:
+            over.set()
 
     def _emitter(self, process: ProcessPlan) -> Callable[[int, list[bytes]], None]:
         return lambda attempt, lines: self._printer.print(process, attempt, lines)
@@ -288,16 +292,19 @@ def _follow(log: ProcessLog, events: queue.Queue[_Event]) -> None:
 
 
 def _watch_others(
-    monitor: RunMonitor, followed: Collection[str], events: queue.Queue[_Event]
+    monitor: RunMonitor,
+    followed: Collection[str],
+    events: queue.Queue[_Event],
+    over: threading.Event,
 ) -> None:
-    """Announce failures of the processes that are not followed."""
+    """Announce failures of the processes that are not followed, until following is over."""
     watch = FailureWatch(monitor, without=followed)
-    while True:
+    while not over.is_set():
         with contextlib.suppress(LauncherError, OSError):
             for failure in watch.news(monitor.observe()):
                 for line in failure.text:
                     events.put(_Event(note=line))
-        time.sleep(_OTHERS_EVERY)
+        over.wait(_OTHERS_EVERY)
 
 
 def choose(run: Run, names: Sequence[str]) -> list[ProcessPlan]:

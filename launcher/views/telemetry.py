@@ -170,6 +170,7 @@ class Telemetry:
         except BaseException as error:  # raised again by `latest`
             self._error = error
             self._first.set()
+            self._gauges.close()
 
     def _note(self, view: RunView) -> None:
         training: Mapping[str, Any] = view.training or {}

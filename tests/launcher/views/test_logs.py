@@ -1,6 +1,8 @@
 """Reading and following logs, over an agent that dies in the middle of it."""
 
+import contextlib
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,6 @@ from launcher.errors import ConfigError, UnreachableError
 from launcher.hosts import ssh
 from launcher.hosts.base import Connection
 from launcher.hosts.local import LocalConnection
-from launcher.hosts.remote import RemoteConnection
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.processes.session import SessionSupervisor
@@ -19,6 +20,7 @@ from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor
 from launcher.session.spec import RestartPolicy
 from launcher.views import logs
+from launcher.views.live_log import LiveLog
 from launcher.views.log_printer import Printer
 from launcher.views.logs import LogReader, Selection, choose
 from tests.launcher.agent_pipe import AgentHost, state_in
@@ -163,20 +165,17 @@ sys.exit(1 if first else 0)
 
 @pytest.fixture
 def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentHost]:
-    """Return a host behind an agent, to which the launcher connects."""
+    """Return a host behind an agent, to which the launcher is connected.
+
+    Before anything may ask for the connection: a thread of an earlier test that has not ended yet
+    would open a second one.
+    """
     host = AgentHost("far", state_in(tmp_path / "state"))
-    opened: list[RemoteConnection] = []
-
-    def connect(_host: Host) -> Connection:
-        if not opened:
-            opened.append(host.connect())
-        return opened[0]
-
-    monkeypatch.setattr(ssh, "connect", connect)
+    opened = host.connect()
+    monkeypatch.setattr(ssh, "connect", lambda _host: opened)
     monkeypatch.setattr(logs, "_FIRST_RETRY", 0.01)
     yield host
-    for each in opened:
-        each.close()
+    opened.close()
     host.end()
 
 
@@ -233,6 +232,29 @@ def test_a_host_that_is_away_holds_up_no_other(
     assert printer.texts == ["there", "away"]
     assert said.count("--- worker-1: host away: no route; trying again ---") == 1
     assert "--- worker-1: away is reachable again ---" in said
+
+
+def test_what_watches_the_others_ends_with_following(tmp_path: Path, here: set[str]) -> None:
+    followed, other = python_process(tmp_path, "print(1)"), python_process(tmp_path, "", "worker-1")
+    SessionSupervisor(LocalConnection(), "r").start(followed)
+    before, printer = {*threading.enumerate()}, Collector()
+    printer.hook = lambda _: started.update({*threading.enumerate()} - before)
+    started: set[threading.Thread] = set()
+    reader = LogReader(RunMonitor(run_of(followed, other)), [followed], printer, Selection())
+    reader.follow(lambda _: None)
+    assert started
+    wait_for(lambda: not any(thread.is_alive() for thread in started), "their end")
+
+
+@pytest.mark.parametrize("shows", [False, True])
+def test_the_live_log_ends_when_it_is_closed(tmp_path: Path, here: set[str], shows: bool) -> None:
+    process = python_process(tmp_path, "")
+    write(process, 1, b"x\n")
+    with contextlib.closing(LiveLog(RunMonitor(run_of(process)))) as log:
+        (reads,) = (each for each in threading.enumerate() if each.name == "live log")
+        if shows:
+            wait_for(lambda: log.show(process) == ("x",), "its line")
+    wait_for(lambda: not reads.is_alive(), "its end")
 
 
 def test_what_a_thread_runs_into_is_raised(tmp_path: Path, here: set[str]) -> None:
