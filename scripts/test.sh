@@ -15,7 +15,7 @@ lint() {
 fast() {
     # Many of them wait, but each process imports torch, and collects all tests; torch's own threads
     # would only be in each other's way.
-    OMP_NUM_THREADS=1 "${pytest[@]}" -m 'not slow and not cluster and not testbed and not real and not exhaustive' \
+    OMP_NUM_THREADS=1 "${pytest[@]}" -m 'not (slow or cluster or testbed or real or exhaustive or long)' \
         -n "${processes:-3}" "${by_file[@]}" --durations=10 --ignore tests/trainer/replica/wgpu
 }
 vulkan() {
@@ -27,14 +27,14 @@ cluster() {
     # each process seconds of CPU time.
     local files
     mapfile -t files < <(grep -rlE 'mark\.(cluster|slow)\b' tests --include='test_*.py' | sort)
-    "${pytest[@]}" "${files[@]}" -m '(cluster or slow) and not exhaustive' -n 4 "${by_file[@]}" \
+    "${pytest[@]}" "${files[@]}" -m '(cluster or slow) and not (exhaustive or long)' -n 4 "${by_file[@]}" \
         --durations=15
 }
 exhaustive() {
-    # Further cells of the matrices that the tiers above cover in part.
+    # Further cells of the matrices that the tiers above cover in part, and the longest runs.
     local files
-    mapfile -t files < <(grep -rlE 'covering\(' tests --include='test_*.py' | sort)
-    OMP_NUM_THREADS=1 "${pytest[@]}" "${files[@]}" -m 'exhaustive and not testbed' -n 3 \
+    mapfile -t files < <(grep -rlE 'covering\(|mark\.long\b' tests --include='test_*.py' | sort)
+    OMP_NUM_THREADS=1 "${pytest[@]}" "${files[@]}" -m '(exhaustive or long) and not testbed' -n 3 \
         "${by_file[@]}" --durations=10
 }
 testbed() {

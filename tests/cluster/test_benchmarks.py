@@ -78,6 +78,7 @@ def figures_of(benchmark: str, words: str, codes: tuple[int, ...] = (0, 1)) -> d
         result.unlink(missing_ok=True)
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_the_exchange_is_measured_in_shaped_namespaces():
     if reason := network_is_missing():
@@ -89,6 +90,7 @@ def test_the_exchange_is_measured_in_shaped_namespaces():
     assert all(ratio["value"] > 0.5 for ratio in figures["ratios"])
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 def test_strangers_come_beside_a_run():
     figures = figures_of("strangers", "--connections 100 --rate 200 --parts 1 --spell 1")

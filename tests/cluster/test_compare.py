@@ -23,6 +23,7 @@ def compared(*words: str) -> list[dict[str, Any]]:
     return json.loads(run.stdout)["rows"]
 
 
+@pytest.mark.long
 def test_every_backend_trains_the_same_steps(tmp_path: Path) -> None:
     picture = tmp_path / "compare.svg"
     names = ("ours", "gloo", "mpi")
@@ -39,6 +40,7 @@ def test_every_backend_trains_the_same_steps(tmp_path: Path) -> None:
     assert picture.read_text(encoding="utf-8").startswith("<?xml")
 
 
+@pytest.mark.long
 def test_a_shaped_network_counts_bytes() -> None:
     if reason := missing():
         pytest.skip(reason)

@@ -114,6 +114,7 @@ def assert_same_end(disturbed: Lesson, straight: Lesson) -> None:
         np.testing.assert_array_equal(ours[name].view(np.uint32), theirs[name].view(np.uint32))
 
 
+@pytest.mark.long
 def test_killed_then_stopped_then_to_the_end(copied: Lesson, taught: Lesson) -> None:
     """The loss curve and the last bit are those of a run that nothing disturbed."""
     first = copied.student("--epochs", "2")

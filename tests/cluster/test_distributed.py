@@ -221,6 +221,7 @@ def test_a_port_that_is_taken_is_named(hands: Hands) -> None:
     assert "Traceback" not in alone.text
 
 
+@pytest.mark.long
 def test_killed_ranks_resume_from_their_parts_under_another_strategy(hands: Hands) -> None:
     steps = ("--max-steps", "60", "--set", "checkpoint.every=50")
     sharded = (*steps, "--set", "checkpoint.sharded=true")
@@ -273,6 +274,7 @@ def test_saving_in_parts_without_ranks_is_refused(hands: Hands) -> None:
     assert not hands.output.exists()
 
 
+@pytest.mark.long
 def test_torchrun_does_not_restart_what_its_budget_has_stopped(hands: Hands) -> None:
     host = {"name": "here", "price_hour": 3.6}
     config = hands.folder / "run.yaml"
@@ -292,6 +294,7 @@ def test_torchrun_does_not_restart_what_its_budget_has_stopped(hands: Hands) -> 
     )
 
 
+@pytest.mark.long
 def test_the_documents_torchrun_restarts_what_crashes(hands: Hands) -> None:
     """As a reader types it, on less data; a process is killed on the way."""
     text = command_block("docs/strategies.md", "Two processes on one machine").text
@@ -314,6 +317,7 @@ def test_the_documents_torchrun_restarts_what_crashes(hands: Hands) -> None:
     assert "Warning" not in torchrun.text
 
 
+@pytest.mark.long
 def test_the_documents_pipeline(hands: Hands) -> None:
     """As a reader types it, on less data."""
     torchrun = typed(hands, command_block("docs/strategies.md", "Pipelines").text, "--max-steps 3")

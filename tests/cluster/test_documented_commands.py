@@ -71,6 +71,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     reader.run("launch cluster down --all")
 
 
+@pytest.mark.long
 def test_the_demo_by_hand(reader: Reader) -> None:
     printed = reader.type(
         command_block("docs/demo.md", "By hand"),
@@ -85,6 +86,7 @@ def test_the_demo_by_hand(reader: Reader) -> None:
     assert json.loads(printed.splitlines()[-1])["schema"] == "motley.scores/1"
 
 
+@pytest.mark.long
 def test_a_readers_own_data_and_model(reader: Reader) -> None:
     reader.prepare(48)
     printed = reader.type(
@@ -94,6 +96,7 @@ def test_a_readers_own_data_and_model(reader: Reader) -> None:
     assert re.search(r"completed, step (\d+)/\1\b.*validation accuracy", printed), printed
 
 
+@pytest.mark.long
 def test_a_model_and_data_alone(reader: Reader) -> None:
     """`launch cluster up --model M --data D` to its end, and `trainer` takes its run.yaml."""
     reader.prepare(120)
@@ -115,6 +118,7 @@ def test_a_model_and_data_alone(reader: Reader) -> None:
     assert one["validation"]["loss"] == pytest.approx(status["validation"]["loss"], rel=0.05)
 
 
+@pytest.mark.long
 def test_the_lab(reader: Reader) -> None:
     fewer: dict[str, str] = dict.fromkeys(
         ("precision --steps 5", "checkpointing --steps 5"), "--steps 2"

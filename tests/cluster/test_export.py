@@ -35,6 +35,7 @@ def in_slurm(state: Path, folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr + said
 
 
+@pytest.mark.long
 @pytest.mark.needs(*SLURM)
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_run_goes_to_slurm_and_comes_back_with_one_loss_curve(

@@ -78,6 +78,7 @@ def assert_at_work(cluster: Cluster, port: int) -> None:
     socket.create_connection(("127.0.0.1", port), 10).close()
 
 
+@pytest.mark.long
 @pytest.mark.needs("rsync")
 def test_a_run_reads_the_folder_that_sync_brought_and_resumes(
     real: Cluster, tmp_path: Path
@@ -91,6 +92,7 @@ def test_a_run_reads_the_folder_that_sync_brought_and_resumes(
     assert "36 samples, " in log
 
 
+@pytest.mark.long
 def test_a_run_on_data_of_the_hub_resumes(real: Cluster, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub", reason="the launcher-only install has none")
     write_shards(tmp_path / "shards")

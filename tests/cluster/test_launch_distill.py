@@ -134,6 +134,7 @@ def distillation(tmp_path: Path, inputs: Path) -> Iterator[Distillation]:
     made.launch("cluster", "down", "--all", check=False)
 
 
+@pytest.mark.long
 def test_whatever_ends_them_they_go_on_to_the_last_score(distillation: Distillation) -> None:
     """A killed teacher and a killed student by themselves, all of them after `down` or the budget.
 

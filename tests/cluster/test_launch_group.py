@@ -18,6 +18,7 @@ pytestmark = pytest.mark.cluster
 __all__ = ["cluster"]
 
 
+@pytest.mark.long
 def test_a_group_is_one_worker_with_members_and_comes_back(
     cluster: Cluster, tmp_path: Path
 ) -> None:

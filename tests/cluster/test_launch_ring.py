@@ -44,6 +44,7 @@ def has_torch(pid: int) -> bool:
     return "/libtorch_cpu.so" in Path(f"/proc/{pid}/maps").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # four interpreters that import torch
 def test_a_lost_rank_is_named_and_all_start_again_at_the_newest_checkpoint(
     cluster: Cluster, ring: tuple[str, ...]

@@ -78,6 +78,7 @@ def lesson(bench: Bench, tmp_path: Path) -> Iterator[Lesson]:
     made.down()
 
 
+@pytest.mark.long
 def test_from_doctor_to_the_last_step(lesson: Lesson) -> None:
     unsaid = lesson.launch("cluster", "up", status=4)
     assert "add it: --set distillation.alpha=0.7" in unsaid.stderr

@@ -52,6 +52,7 @@ def test_kill_9_between_settled_commits(cluster: Cluster, codec: str, certified:
     assert sizes[3] / sizes[0] == pytest.approx(2 / BYTES[codec], rel=0.03), "settled: bf16"
 
 
+@pytest.mark.long
 def test_auto_follows_the_line(cluster: Cluster) -> None:
     """int8 over a slow line, bf16 again over a fast one, and the same weights all the time."""
     cluster.configure(exchange__codec="auto", exchange__shared_memory=False, training__epochs=20)

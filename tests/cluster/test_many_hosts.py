@@ -141,6 +141,7 @@ def cluster(tmp_path: Path, small_model: Path) -> Iterator[Cluster]:
     assert result.living() == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_up_status_logs_and_down_from_two_laptops(cluster: Cluster) -> None:
     done = cluster.up("--json")
@@ -179,6 +180,7 @@ def test_up_status_logs_and_down_from_two_laptops(cluster: Cluster) -> None:
     assert cluster.status()["state"] == "stopped"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_host_that_does_not_answer_costs_the_others_nothing(cluster: Cluster) -> None:
     assert cluster.up().returncode == 0
@@ -261,6 +263,7 @@ def test_of_two_operators_one_wins_and_the_other_is_told_who(cluster: Cluster) -
     assert cluster.living() == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_run_is_resumed_from_another_laptop(cluster: Cluster) -> None:
     assert cluster.up().returncode == 0

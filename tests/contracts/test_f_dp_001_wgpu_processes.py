@@ -82,6 +82,7 @@ def test_the_loss_curve_is_that_of_one_torch_worker(
         alone.end()
 
 
+@pytest.mark.long
 def test_a_killed_wgpu_worker_comes_back(cluster: Cluster) -> None:
     """F-DP-006; the supervisor's part, to start it again, is the test's."""
     start(cluster, training__epochs=500)

@@ -34,6 +34,7 @@ def copied_drivers(folder: Path) -> list[Path]:
     return [Path(shutil.copy(manifest, folder)) for manifest in found]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("driver", ["stays", "goes"])
 def test_a_lost_gpu_in_a_run(cluster: Cluster, tmp_path: Path, driver: str) -> None:
     manifests, fault = copied_drivers(tmp_path / "drivers"), tmp_path / "fault"

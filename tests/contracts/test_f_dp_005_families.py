@@ -27,6 +27,7 @@ pytestmark = [
 ALONE = roles.Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
 
 
+@pytest.mark.long
 def test_two_workers_train_a_mixture_of_experts_as_one_process_does(
     bench: Bench, tiny_model: TinyModel, tmp_path: Path
 ) -> None:

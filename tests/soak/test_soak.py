@@ -17,6 +17,7 @@ from tests.soak.report import Report
 from tests.soak.schedule import KINDS
 
 
+@pytest.mark.long
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_short_soak_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:

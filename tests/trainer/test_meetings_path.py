@@ -34,6 +34,7 @@ def run(line: str) -> None:
     assert result.exit_code == 0, (line, result.output, result.exception)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_model_that_knows_two_meetings_by_heart_writes_their_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

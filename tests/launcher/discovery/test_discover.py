@@ -16,6 +16,7 @@ from tests.waiting import wait_for
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+@pytest.mark.long
 def test_from_an_empty_file_to_a_cluster_that_grows(lan: Lan, tmp_path: Path) -> None:
     first, second, third = lan.machines
     file = tmp_path / "mine.yml"
@@ -68,6 +69,7 @@ def test_from_an_empty_file_to_a_cluster_that_grows(lan: Lan, tmp_path: Path) ->
     assert f'"ansible_host": "{third.address}"' in shown.stdout
 
 
+@pytest.mark.long
 def test_a_machine_that_vanishes_and_one_with_another_key(lan: Lan, tmp_path: Path) -> None:
     first, second, _ = lan.machines
     file = tmp_path / "mine.yml"

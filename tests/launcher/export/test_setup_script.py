@@ -87,6 +87,7 @@ def set_up(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_it_installs_what_is_locked_and_motley_and_a_second_call_nothing(folder: Path) -> None:
     first = set_up(folder)
     assert first.returncode == 0, first.stdout + first.stderr

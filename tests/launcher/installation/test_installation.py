@@ -297,6 +297,7 @@ def test_no_room(
     assert "GB free, a new environment takes about 1000000000.0 GB" in failure["error"]
 
 
+@pytest.mark.long
 def test_the_real_wheel_installs_itself(tmp_path: Path) -> None:
     wheel = build_wheel(ROOT, tmp_path).path
     command = [sys.executable, "-P", "-m", "launcher.installation", "install", "--wheel", wheel]

@@ -118,6 +118,7 @@ def installed(folder: Path) -> str:
     return (folder / "opt/current").readlink().name.split("-")[0]
 
 
+@pytest.mark.long
 def test_a_push_and_the_way_back(tmp_path: Path, hosts: list[Host], make: Make) -> None:
     said: list[str] = []
     fleet, wheel = Fleet(hosts, said.append), make("2.0")

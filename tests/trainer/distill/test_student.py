@@ -186,6 +186,7 @@ def test_how_a_batch_is_cut_changes_nothing_but_rounding(
     np.testing.assert_allclose(*losses, rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.needs("g++")
 @pytest.mark.timeout(
