@@ -131,7 +131,6 @@ AFTER_JOINING: dict[str, tuple[Callable[[Attacker, int], bytes], str]] = {
 }
 
 
-@pytest.mark.long
 def test_hostile_bytes_do_not_disturb_a_run(cluster: Cluster) -> None:
     """Each of them is thrown out, with the reason in the log; two workers go on beside it."""
     cluster.configure(training__epochs=25)
@@ -158,7 +157,6 @@ def test_hostile_bytes_do_not_disturb_a_run(cluster: Cluster) -> None:
     cluster.check_contracts([0, 1])
 
 
-@pytest.mark.long
 def test_connections_that_break_at_a_byte(cluster: Cluster) -> None:
     """One worker's line loses, changes and cuts bytes at many places; each time it comes back."""
     faults = [

@@ -25,7 +25,6 @@ def workers_of(pid: int) -> dict[int, int]:
     return found
 
 
-@pytest.mark.long
 def test_the_readmes_command_line_survives_a_killed_worker(cluster: Cluster) -> None:
     cluster.configure(training__epochs=500)
     bystander = cluster.start("bystander", ["sleep", "1000"])
