@@ -142,15 +142,14 @@ def score(
         if on_progress is not None:
             on_progress(stop, len(samples))
     total = EvalResult.total(parts)
-    scores, confusion = total.scores(), total.confusion
+    scores = total.scores()
     assert scores["loss"] is not None, "data without anything to learn is refused"
     return EvaluationScores(
         config.task,
         len(samples),
         total.weight,
-        confusion=confusion,
         names=config.class_names,
-        perplexity=None if confusion else _exp(scores["loss"]),
+        perplexity=None if total.confusion else _exp(scores["loss"]),
         **scores,
     )
 

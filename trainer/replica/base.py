@@ -57,9 +57,11 @@ class EvalResult:
         return cls(loss_sum, weight, sum_confusions(part.confusion for part in parts))
 
     def scores(self) -> dict[str, Any]:
-        """Return the figures of a validation: loss, and accuracy and mcc of a classifier."""
-        of_classes = {} if self.confusion is None else class_scores(self.confusion)
-        return {"loss": mean_loss(self.loss_sum, self.weight), **of_classes}
+        """Return the figures of a validation: loss; accuracy, mcc and confusion of a classifier."""
+        scores: dict[str, Any] = {"loss": mean_loss(self.loss_sum, self.weight)}
+        if self.confusion is not None:
+            scores |= {**class_scores(self.confusion), "confusion": self.confusion}
+        return scores
 
 
 class Replica(Protocol):

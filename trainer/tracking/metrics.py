@@ -101,9 +101,16 @@ class MetricsLog:
         if self._board:
             self._board.scalars(event.step, self._clock(), dict(_scalars(record)))
 
-    def validation(self, step: int, **figures: float | None) -> None:
-        """Record a validation: `loss`, and `accuracy` and `mcc` of a classifier."""
-        self._write("validation", {"step": step, **figures})
+    def validation(
+        self, step: int, confusion: list[list[int]] | None = None, **figures: float | None
+    ) -> None:
+        """Record a validation: `loss`, and of a classifier `accuracy`, `mcc` and its matrix.
+
+        Args:
+            confusion: counts as `confusion[label][prediction]`.
+        """
+        table = {} if confusion is None else {"confusion": confusion}
+        self._write("validation", {"step": step, **figures, **table})
         if self._board:
             scalars = {f"validation/{k}": v for k, v in figures.items() if v is not None}
             self._board.scalars(step, self._clock(), scalars)

@@ -274,4 +274,5 @@ class ExactProblem:
         elif event["event"] == "validation":
             assert event["count"] == self.validation_samples
             assert event["loss"] == self.validation_loss()
+            assert event["confusion"] == self.confusion(0, self.validation_samples)
             assert applied == event["at"]

@@ -34,7 +34,7 @@ def test_a_step_is_one_line(tmp_path: Path):
     log = MetricsLog(tmp_path / "new", tensorboard=False, clock=lambda: 1700000000.1234)
     log.step(metrics(1))
     log.event("lost", 1, rank=1, reason="no heartbeat for 3.0 s")
-    log.validation(1, loss=0.5, accuracy=0.9, mcc=0.8)
+    log.validation(1, loss=0.5, accuracy=0.9, mcc=0.8, confusion=[[5, 1], [0, 4]])
     log.close()
     text = (tmp_path / "new" / "metrics.jsonl").read_text()
     assert text.endswith("\n")
@@ -60,6 +60,7 @@ def test_a_step_is_one_line(tmp_path: Path):
     }
     assert (event["event"], event["rank"]) == ("lost", 1)
     assert validation["mcc"] == 0.8
+    assert validation["confusion"] == [[5, 1], [0, 4]]
 
 
 def test_numbers_that_json_lacks_become_null(tmp_path: Path):

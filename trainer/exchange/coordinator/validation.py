@@ -47,7 +47,7 @@ class Validation:
         """Keep and return the scores of a round that is complete."""
         scores: dict[str, Any] = {"loss": round_.loss()}
         if confusion := round_.confusion():
-            scores |= self._score(confusion)
+            scores |= {**self._score(confusion), "confusion": confusion}
         self._last = (round_.step, scores)
         return scores
 
