@@ -69,6 +69,7 @@ cli = LazyGroup(
             "launcher.commands.dashboard:dashboard",
             "Show the cluster and its runs in a browser.",
         ),
+        "report": ("launcher.commands.report:report", "Write a run as one file."),
         "runs": ("launcher.commands.runs:runs", "List the runs of a cluster."),
         "sync": ("launcher.cli:sync", "Move models, data, logits and checkpoints."),
         "plan": ("launcher.commands.plan:plan", "Plan memory, time and cost of each strategy."),

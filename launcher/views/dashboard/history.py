@@ -2,8 +2,8 @@
 
 A cursor is the offset behind a line of that file, so it holds for every dashboard of the run and
 survives its restart. What the page needs of a line is kept, as JSON; the rest is dropped. Of a
-very long run the older half keeps every second step, again and again: what a step tells of all
-before it (`so_far`) is a sum, which no dropped line changes.
+very long run the older half keeps every 2nd step, later every 4th, and so on: what a step tells of
+all before it (`so_far`), and a proof (`proofs`), are sums, which no dropped line changes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from launcher.hosts import ssh
 from launcher.runs.processes.log_pages import line_pages
 from launcher.runs.records.run import Run
+from trainer.config.run import MOST_CLASSES
 from trainer.system.received import parse, plain
 
 METRICS_FILE = "metrics.jsonl"
 MOST = 48 << 20
-"""Characters of lines that are kept; beyond them the older half is thinned out."""
+"""Characters that the page's server keeps of a run."""
 _MOST_RANKS = 4096
 _MOST_BACK = 20_000
 """Steps behind the last one to which a resumed run can return without losing the sums."""
@@ -35,6 +36,9 @@ _Word = Annotated[str, Field(max_length=64)]
 _Text = Annotated[str, Field(max_length=400)]
 _Ranks = Annotated[list[_Count], Field(max_length=_MOST_RANKS)]
 _Shard = Annotated[list[_Count], Field(min_length=3, max_length=3)]
+_Confusion = Annotated[
+    list[Annotated[list[_Count], Field(max_length=MOST_CLASSES)]], Field(max_length=MOST_CLASSES)
+]
 _ByRank = Annotated[
     dict[Annotated[str, Field(pattern=r"^\d{1,6}$")], float], Field(max_length=4096)
 ]
@@ -58,6 +62,7 @@ class _StepLine(_Line):
     seconds: float | None = None
     exchange_ms: float | None = None
     exchange_exposed_ms: float | None = None
+    exchange_bytes: _Count = 0
     ce: float | None = None
     kl: float | None = None
     shares: _ByRank = {}
@@ -70,6 +75,8 @@ class _ValidationLine(_Line):
     kind: Literal["validation"]
     loss: float | None = None
     accuracy: float | None = None
+    mcc: float | None = None
+    confusion: _Confusion | None = None
 
 
 class _EventLine(_Line):
@@ -92,10 +99,15 @@ _LINE: TypeAdapter[_StepLine | _ValidationLine | _EventLine] = TypeAdapter(
 
 
 class History:
-    """Lines of one run's metrics, by the offset behind each."""
+    """Lines of one run's metrics, by the offset behind each.
 
-    def __init__(self, run: Run) -> None:
+    Args:
+        most: characters of lines that are kept; beyond them the older half is thinned out.
+    """
+
+    def __init__(self, run: Run, most: int = MOST) -> None:
         self.run = run
+        self._most = most
         self._path: str | None = None
         self._lock = threading.Lock()
         self._begin()
@@ -103,10 +115,17 @@ class History:
     def _begin(self) -> None:
         self._offset = 0
         self._ends, self._lines = array("Q"), list[str]()
-        self._droppable = bytearray()
-        """Of each line, whether it may be dropped: a step."""
+        self._steps = array("Q")
+        """Of each line that may be dropped its step, of others 0."""
+        self._every = 1
+        """Of the older half, steps and proofs that are no multiple of this are dropped."""
         self._size = 0
+        self._proofs = 0
+        self.confusion: tuple[int, list[list[int]]] | None = None
+        """The step of the last validation with a confusion matrix, and the matrix."""
         self._so_far = SoFar()
+        self._keep_next = True
+        """Whether the next step is never dropped: the first, or one behind a loss."""
 
     def read_on(self) -> None:
         """Take what was written since; a file that became shorter is read from its beginning.
@@ -134,7 +153,7 @@ class History:
                     end += len(line) + 1
                     self._take(line, end)
                 self._offset = page.end
-                while self._size > MOST and self._thin_out():
+                while self._size > self._most and self._thin_out():
                     pass
 
     def after(self, cursor: int) -> tuple[int, str] | None:
@@ -157,33 +176,49 @@ class History:
         record = parsed(line)
         if record is None:
             return
-        kept = record.model_dump(exclude_none=True)
+        kept = record.model_dump(exclude_none=True, exclude={"confusion", "exchange_bytes"})
+        droppable = False
         if isinstance(record, _StepLine):
             kept["counted"], kept["so_far"] = counted(kept.pop("samples")), self._so_far.add(record)
-        elif isinstance(record, _EventLine) and record.event == "resumed":
-            self._so_far.return_to(record.step)
+            droppable, self._keep_next = not self._keep_next, False
+        elif isinstance(record, _ValidationLine):
+            if record.confusion:
+                self.confusion = record.step, record.confusion
+        elif record.event == "verified":
+            self._proofs += 1
+            kept["proofs"], droppable = self._proofs, True
+        elif record.event in ("lost", "resumed"):
+            self._keep_next = True  # it tells how long this held up the run
+            if record.event == "resumed":
+                self._so_far.return_to(record.step)
+                if self.confusion and self.confusion[0] > record.step:
+                    self.confusion = None
         text = json.dumps(kept, separators=(",", ":"))
         self._ends.append(end)
         self._lines.append(text)
-        self._droppable.append(isinstance(record, _StepLine))
+        self._steps.append(record.step if droppable else 0)
         self._size += len(text)
 
     def _thin_out(self) -> bool:
-        """Drop every second step of the older half; return whether there was one to drop."""
-        half, turn = len(self._lines) // 2, True
-        keep = bytearray(b"\1" * len(self._lines))
-        for index in range(half):
-            if self._droppable[index]:
-                keep[index], turn = turn, not turn
+        """Drop at least every second line of the older half that may be; return if any may be."""
+        half = len(self._lines) // 2
+        older = self._steps[:half]
+        while (left := sum(not step % self._every for step in older)) > half // 2:
+            if self._every > max(older, default=0):
+                break
+            self._every *= 2
+        keep = bytearray(not step % self._every for step in older) + b"\1" * (
+            len(self._lines) - half
+        )
         self._ends = array("Q", compress(self._ends, keep))
-        self._droppable = bytearray(compress(self._droppable, keep))
+        self._steps = array("Q", compress(self._steps, keep))
         self._lines = list(compress(self._lines, keep))
         self._size = sum(map(len, self._lines))
-        return not all(keep)
+        return left < half
 
 
 class SoFar:
-    """Sums over the steps that count: samples, missing and repeated ones, and tokens.
+    """Sums over the steps that count: samples, missing and repeated ones, tokens, and bytes.
 
     A resumed run goes on with the sums of the step from which it does.
     """
@@ -191,7 +226,7 @@ class SoFar:
     def __init__(self) -> None:
         self.place: tuple[int, int] | None = None
         """The epoch of the last step, and the sample behind it in the epoch's order."""
-        self._sums = [0, 0, 0, 0]
+        self._sums = [0, 0, 0, 0, 0]
         self._at: dict[int, tuple[tuple[int, int], list[int]]] = {}
         """By step, of the last ones."""
 
@@ -204,7 +239,7 @@ class SoFar:
             repeated += max(0, self.place[1] - first)
         tokens = round((step.tokens_per_second or 0.0) * (step.seconds or 0.0))
         self.place = (step.epoch, behind)
-        added = (samples, missing, repeated, tokens)
+        added = (samples, missing, repeated, tokens, step.exchange_bytes)
         self._sums = [total + more for total, more in zip(self._sums, added, strict=True)]
         self._at.pop(step.step, None)
         self._at[step.step] = self.place, self._sums
@@ -214,7 +249,7 @@ class SoFar:
 
     def return_to(self, step: int) -> None:
         """Forget the steps behind one; of one that is too long ago nothing is known."""
-        self.place, self._sums = self._at.get(step, (None, self._sums if step else [0, 0, 0, 0]))
+        self.place, self._sums = self._at.get(step, (None, self._sums if step else [0] * 5))
 
 
 def parsed(line: bytes) -> _StepLine | _ValidationLine | _EventLine | None:

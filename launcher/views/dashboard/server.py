@@ -36,9 +36,9 @@ from launcher.runs.cluster import Cluster
 from launcher.runs.records.registry import authority_folder
 from launcher.views.dashboard.history import History
 from launcher.views.dashboard.logs import Wanted
+from launcher.views.dashboard.single_file import PAGE
 from launcher.views.dashboard.state import Observed, Tree
 
-PAGE = Path(__file__).parent / "page"
 IDENTITY = "urn:motley:dashboard"
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "

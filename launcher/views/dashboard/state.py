@@ -19,7 +19,14 @@ from launcher.views.dashboard.distillation import Distillation
 from launcher.views.dashboard.history import History
 from launcher.views.dashboard.logs import Wanted, log_lines
 from launcher.views.render import status_tree
-from launcher.views.telemetry import LOOK_EVERY, STALE, Gauges, HostGauges, Telemetry
+from launcher.views.telemetry import (
+    LOOK_EVERY,
+    STALE,
+    Gauges,
+    HostGauges,
+    Telemetry,
+    TelemetrySnapshot,
+)
 from trainer.system.errors import plain_reason
 
 UNWATCHED = 30.0
@@ -117,12 +124,12 @@ class Observed:
             telemetry.start()
 
             def look() -> Tree:
-                tree = run_tree(telemetry)
+                tree = run_tree(telemetry.latest())
                 try:
                     with suppress(FileNotFoundError):  # no step yet
                         history.read_on()
                     if taught is not None:
-                        taught.read_on(_checkpoint(tree["status"]["training"]))
+                        taught.read_on(last_checkpoint(tree["status"]["training"]))
                 except (LauncherError, OSError, ValueError) as error:
                     tree["error"] = plain_reason(error)[:_LONGEST]
                 if taught is not None:
@@ -208,9 +215,8 @@ class Observed:
         return found
 
 
-def run_tree(telemetry: Telemetry) -> Tree:
+def run_tree(snapshot: TelemetrySnapshot) -> Tree:
     """Return the state of a run: `status --json`, its devices' readings, and its failures."""
-    snapshot = telemetry.latest()
     status = status_tree(snapshot.view)
     names: dict[str, str | None] = {}
     for process in snapshot.view.run.plan.processes:
@@ -255,7 +261,7 @@ def _run_line(view: RunView) -> Tree:
     }
 
 
-def _checkpoint(training: Mapping[str, Any] | None) -> str:
+def last_checkpoint(training: Mapping[str, Any] | None) -> str:
     """Return the folder of a run's last checkpoint, as it reports it; empty if there is none."""
     match training:
         case {"checkpoint": {"path": str(path)}}:

@@ -1,24 +1,26 @@
 // The page in the address bar: `#/` is the overview, `#/run/ID` a run, `#/runs/ID/ID` two of them.
 import { ComparePage } from "./compare.js";
+import { home } from "./data.js";
 import { el, put } from "./dom.js";
 import { OverviewPage } from "./overview.js";
 import { RunPage } from "./run.js";
 
+const ADDRESS = /^#\/runs?\/([^/]+)(?:\/([^/]+))?$/;
 const main = document.getElementById("main"), link = document.getElementById("link");
 const where = document.getElementById("where"), said = document.getElementById("said");
 let page = null, opened = 0;
 
 function onLink(state) {
   link.textContent = state;
-  link.className = `pill ${state === "live" ? "good" : "amber"}`;
+  link.className = `pill ${{ live: "good", reconnecting: "amber" }[state] ?? ""}`;
 }
 
 async function show() {
   const turn = ++opened;
   page?.close();
-  const ids = (/^#\/runs?\/([^/]+)(?:\/([^/]+))?$/.exec(location.hash) ?? []).slice(1).filter(Boolean).map(decodeURIComponent);
+  const ids = (ADDRESS.exec(location.hash) ?? ADDRESS.exec(home) ?? []).slice(1).filter(Boolean).map(decodeURIComponent);
   document.title = [...ids, "Motley"].join(" – ");
-  put(where, ids.length ? [el("a", { href: "#/" }, "Cluster"), " / ", el("b", {}, ids.join(" and "))] : "");
+  put(where, ids.length ? [home === "#/" ? [el("a", { href: home }, "Cluster"), " / "] : null, el("b", {}, ids.join(" and "))] : "");
   put(main, el("p", { className: "quiet" }, "Asking the hosts …"));
   const fresh = (page = ids.length > 1 ? new ComparePage(ids, main, onLink)
     : ids.length ? new RunPage(ids[0], main, onLink, (text) => { said.textContent = text; }) : new OverviewPage(main, onLink));

@@ -1,4 +1,9 @@
-// A run's data: one object with its state and its records, and a stream that adds to it.
+// A run's data: one object with its state and its records, and a stream that adds to it. A report
+// has them inside, where the page of a server asks for them.
+
+const element = document.getElementById("data");
+const inside = element && JSON.parse(element.textContent);
+export const home = inside ? inside.home : "#/"; // the page without an address of its own
 
 const MOST_STEPS = 200000;
 const KEEP = 0.9;
@@ -47,10 +52,10 @@ export class Records {
     return [...this.#ranks].sort((a, b) => a - b);
   }
 
-  /** Return by the ledger: counted samples, those that are missing or were repeated; and tokens. */
+  /** Return by the ledger: counted samples, those that are missing or were repeated; tokens, and bytes of the exchange. */
   get ledger() {
-    const [counted, missing, repeated, tokens] = this.steps.at(-1)?.so_far ?? [0, 0, 0, 0];
-    return { counted, missing, repeated, tokens };
+    const [counted, missing, repeated, tokens, bytes] = this.steps.at(-1)?.so_far ?? [0, 0, 0, 0, 0];
+    return { counted, missing, repeated, tokens, bytes };
   }
 
   /** Return a rank's spells as [state, first step, last step]. */
@@ -79,7 +84,8 @@ export class Stream {
   }
 
   open() {
-    if (this.#closed) return;
+    if (inside) this.onLink("report");
+    if (inside || this.#closed) return;
     this.#source = new EventSource(this.cursor == null ? this.path : `${this.path}?after=${this.cursor}`);
     this.#source.onopen = () => this.onLink("live");
     this.#source.onerror = () => {
@@ -101,6 +107,7 @@ export class Stream {
 }
 
 export async function get(path) {
+  if (inside) return inside[path] ?? Promise.reject(new Error("it is not in this report"));
   const answer = await fetch(path);
   if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error ?? `the server answered ${answer.status}`);
   return answer.json();

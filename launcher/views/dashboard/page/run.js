@@ -3,6 +3,7 @@ import { Charts, between, short } from "./charts.js";
 import { Records, Stream, get } from "./data.js";
 import { checkpoints, strip } from "./distillation.js";
 import { LogView } from "./log.js";
+import { about } from "./report.js";
 import { waterfall } from "./waterfall.js";
 import { badge, bar, bounded, colourName, count, duration, el, fixed, gib, lane, moment, ms, percent, put, rate, table, tile } from "./dom.js";
 
@@ -58,7 +59,7 @@ export class RunPage {
     const part = (name, className = "") => (this[name] = el("div", { className }));
     this.charts = new Charts((index, plot) => this.#choose(index, plot));
     this.charts.again = () => this.#draw();
-    this.log = new LogView(this.path, this.state.status.processes.map(({ name }) => name));
+    this.log = this.state.report ? null : new LogView(this.path, this.state.status.processes.map(({ name }) => name));
     const loss = (step) => step.loss, exposed = (step) => step.exchange_exposed_ms;
     const hidden = (step) => (step.exchange_ms == null ? null : Math.max(0, step.exchange_ms - (step.exchange_exposed_ms ?? 0)));
     const curves = [
@@ -86,14 +87,15 @@ export class RunPage {
       part("head"),
       el("section", { "aria-label": "Figures" }, part("figures"), part("proofs")),
       this.#choices,
-      el("section", { "aria-label": "Curves", className: "grid" }, curves),
+      el("section", { "aria-label": "Curves", className: "grid", hidden: this.state.report && !this.#records.steps.length }, curves),
       this.state.distillation ? null : el("section", { "aria-label": "Workers over time", className: "card" },
         this.charts.add("Share of each worker", [], { stacked: true, least: 0, axis: (v) => `${Math.round(100 * v)} %`, height: 200, axisSize: 68, summary: () => `${this.#records.ranks.length} workers` }), part("lanes", "lanes")),
       this.state.distillation ? el("section", { className: "card scroll", "aria-labelledby": "shards" }, el("h2", { id: "shards" }, "Distillation"), part("shards")) :
         el("section", { className: "card", "aria-labelledby": "waterfall" }, part("waterfall")),
       el("section", { className: "card scroll", "aria-labelledby": "workers" }, el("h2", { id: "workers" }, "Processes"), part("workers")),
       el("section", { className: "card", "aria-labelledby": "events" }, el("h2", { id: "events" }, "Events"), part("happened", "log")),
-      this.log.section,
+      this.log?.section,
+      ...(this.state.report ? about(this.state.report) : []),
     ].filter(Boolean));
   }
 
@@ -143,7 +145,7 @@ export class RunPage {
       this.at.textContent = `${count(record.step)} · ${moment(record.time, true)}`;
       this.latest.disabled = this.#chosen == null;
       this.charts.show(index, plot);
-      this.log.at(record.time);
+      this.log?.at(record.time);
     }
     if (!this.waterfall) return;
     const [legend, ...lanes] = waterfall(record);
@@ -166,12 +168,13 @@ export class RunPage {
       card.length ? el("details", {}, el("summary", {}, "Result"), el("pre", {}, card.join("\n"))) : null);
     const { steps, events } = this.#records;
     const last = steps.at(-1) ?? {};
+    const figure = (name, value, ...more) => (this.state.report && value === "–" ? null : tile(name, value, ...more)); // it lists what it lacks
     put(this.figures, el("dl", { className: "tiles" },
-      tile("Loss", fixed(training.loss ?? last.loss)),
-      tile("Validation", fixed(validation?.loss), validation ? `${validation.accuracy == null ? "" : `accuracy ${fixed(validation.accuracy, 3)} · `}step ${count(validation.step)}` : "none yet"),
-      tile("Tokens/s", count(training.tokens_per_second ?? last.tokens_per_second)),
-      taught ? null : tile("Exchange exposed", ms(training.exchange_exposed_ms ?? last.exchange_exposed_ms), last.exchange_ms == null ? "" : `of ${ms(last.exchange_ms)}`),
-      budget ? tile("Spent", `${fixed(budget.spent, 2)} ${budget.currency ?? ""}`, budget.ceiling == null ? "" : `of ${fixed(budget.ceiling, 2)}`) : null));
+      figure("Loss", fixed(training.loss ?? last.loss)),
+      figure("Validation", fixed(validation?.loss), validation ? `${validation.accuracy == null ? "" : `accuracy ${fixed(validation.accuracy, 3)} · `}step ${count(validation.step)}` : "none yet"),
+      figure("Tokens/s", count(training.tokens_per_second ?? last.tokens_per_second)),
+      taught ? null : figure("Exchange exposed", ms(training.exchange_exposed_ms ?? last.exchange_exposed_ms), last.exchange_ms == null ? "" : `of ${ms(last.exchange_ms)}`),
+      budget ? figure("Spent", `${fixed(budget.spent, 2)} ${budget.currency ?? ""}`, budget.ceiling == null ? "" : `of ${fixed(budget.ceiling, 2)}`) : null));
     const { counted, missing, repeated } = this.#records.ledger;
     const many = (kind) => events.filter(({ event }) => event === kind);
     const proofs = many("verified"), proof = proofs.at(-1), diverged = many("diverged").length;
@@ -179,10 +182,10 @@ export class RunPage {
     const dealt = many("redealt").reduce((sum, { samples }) => sum + (samples ?? 0), 0);
     const exact = !missing && !repeated;
     put(this.proofs, el("dl", { className: "tiles proofs" },
-      tile("Samples counted", count(counted), !counted ? "" : exact ? "each exactly once" : `${count(missing)} missing, ${count(repeated)} repeated`, counted && (exact ? "good" : "bad")),
-      taught ? null : tile("Weights agree", proof ? `${proof.ranks?.length ?? ""} workers` : "–", proof ? `${count(proofs.length)} proofs, last at step ${count(proof.step)}: ${(proof.digest ?? "").slice(0, 12)}` : "not proved yet", diverged ? "bad" : proof ? "good" : ""),
-      taught ? null : tile("Faults survived", count(lost), lost ? `${count(back)} came back, ${count(dealt)} samples dealt again` : "no worker was lost", lost > back && status.live ? "amber" : ""),
-      tile("Checkpoint", training.checkpoint ? `step ${count(training.checkpoint.step)}` : "–", training.checkpoint?.path ?? "none yet")));
+      figure("Samples counted", count(counted), !counted ? "" : exact ? "each exactly once" : `${count(missing)} missing, ${count(repeated)} repeated`, counted && (exact ? "good" : "bad")),
+      taught ? null : figure("Weights agree", proof ? `${proof.ranks?.length ?? ""} workers` : "–", proof ? `${count(proof.proofs)} proofs, last at step ${count(proof.step)}: ${(proof.digest ?? "").slice(0, 12)}` : "not proved yet", diverged ? "bad" : proof ? "good" : ""),
+      taught ? null : figure("Faults survived", count(lost), lost ? `${count(back)} came back, ${count(dealt)} samples dealt again` : "no worker was lost", lost > back && status.live ? "amber" : ""),
+      figure("Checkpoint", training.checkpoint ? `step ${count(training.checkpoint.step)}` : "–", training.checkpoint?.path ?? "none yet")));
   }
 
   #lanes() {

@@ -23,6 +23,7 @@ _READY = {
     "cluster": "document.querySelector('.meter') !== null",
     "run": "document.querySelectorAll('canvas').length === 5",
     "runs": "document.querySelectorAll('canvas').length === 2",
+    "report": "document.querySelectorAll('canvas').length === 5",
     "distillation": "document.querySelectorAll('canvas').length === 4",
 }
 """By the name of a page, when it is drawn."""
@@ -45,7 +46,7 @@ def take_pictures(
         for width, dark in LOOKS:
             browser.looks(width, dark=dark)
             browser.open(f"{url}#/{page}")
-            live = "document.querySelector('#link').textContent === 'live'"
+            live = "['live', 'report'].includes(document.querySelector('#link').textContent)"
             browser.wait(f"{_READY[name]} && {live}")
             browser.run("new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
             picture = folder / f"dashboard-{name}-{width}-{'dark' if dark else 'light'}.png"

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
@@ -108,6 +110,7 @@ class RecordedRun:
                 seconds=0.5,
                 tokens_per_second=1000.0 + number,
                 exchange_ms=30.0,
+                exchange_bytes=1000,
                 exchange_exposed_ms=10.0,
                 samples=samples,
                 worker_tokens_per_second=dict.fromkeys(ranks, 300.0),
@@ -116,6 +119,42 @@ class RecordedRun:
             )
         )
         self.status |= {"step": number, "loss": 2.0 / number, "tokens_per_second": 1000.0 + number}
+        StatusFile(self.output).update(self.status, force=True)  # pyright: ignore[reportArgumentType]
+
+    def finish(self, folder: Path, name: str = HOSTILE) -> None:
+        """End it, with a checkpoint, a folder to publish, spending, and its settings.
+
+        Args:
+            name: of the model.
+        """
+        self.metrics.validation(10, loss=0.75, accuracy=0.5, confusion=[[3, 1], [2, 4]])
+        store = self.output / "checkpoints"
+        (store / "step-10").mkdir(parents=True)
+        (store / "best").symlink_to("step-10")
+        progress = {"step": 10, "model": "aa", "base": "bb", "data_digest": "cc"}
+        (store / "step-10" / "run.json").write_text(json.dumps(progress))
+        files = {"adapter_model.safetensors": {"size": 1, "blake3": "dd"}}
+        (store / "step-10" / "manifest.json").write_text(json.dumps({"files": files}))
+        (self.output / "adapter").mkdir()
+        (self.output / "adapter" / "README.md").write_text("---\nlibrary_name: peft\n---\n\n# x\n")
+        spent = {"host": "localhost", "until": BEGAN, "seconds": 60.0, "measured": 30.0}
+        spent |= {"run": self.run_id, "kwh": 0.5, "money": 1.25, "currency": "EUR"}
+        (folder / "spend.jsonl").write_text(json.dumps(spent) + "\n")
+        settings = {
+            "task": "classify",
+            "method": "lora",
+            "class_names": [HOSTILE, "safe"],
+            "model": {"path": name},
+            "notify": "curl https://example.org/token",
+        }
+        text = yaml.safe_dump(settings)
+        (folder / "runs" / self.run_id / "run.yaml").write_text(text)
+        self.status |= {
+            "state": "completed",
+            "reason": None,
+            "exit_code": 0,
+            "checkpoint": {"step": 10, "path": str(store / "step-10")},
+        }
         StatusFile(self.output).update(self.status, force=True)  # pyright: ignore[reportArgumentType]
 
     def log(self, process: str, text: str, attempt: int = 1, *marks: tuple[float, int]) -> None:

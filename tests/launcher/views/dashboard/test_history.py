@@ -77,6 +77,7 @@ def test_a_number_that_is_not_plain_is_left_out_of_its_line() -> None:
         "step": 1,
         "time": 1.0,
         "epoch": 0,
+        "exchange_bytes": 0,
         "shares": {},
         "samples": [],
     }
@@ -113,7 +114,7 @@ def test_a_resumed_run_goes_on_with_the_sums_of_its_checkpoint(tmp_path: Path) -
     last = read(history)[-1]
     assert last["step"] == 12
     tokens = sum(round((1000.0 + number) * 0.5) for number in range(1, 13))
-    assert last["so_far"] == [144, 0, 0, tokens]
+    assert last["so_far"] == [144, 0, 0, tokens, 12_000]
     recorded.step(14)
     recorded.step(13)
     assert read(history)[-1]["so_far"][:3] == [168, 12, 24]  # a ledger that is wrong is told
@@ -122,24 +123,29 @@ def test_a_resumed_run_goes_on_with_the_sums_of_its_checkpoint(tmp_path: Path) -
     assert read(history)[-1]["so_far"][:3] == [12, 0, 0]
 
 
-def test_a_long_history_is_thinned_out_and_loses_no_sum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_history_is_thinned_out_and_loses_no_sum(tmp_path: Path) -> None:
     recorded = RecordedRun(tmp_path / "state")
     whole = read(History(Registry.default().get(RUN_ID)))
     most = 60 * len(json.dumps(whole[-3]))
-    monkeypatch.setattr("launcher.views.dashboard.history.MOST", most)
-    history = History(Registry.default().get(RUN_ID))
-    for number in range(11, 501):
+    history = History(Registry.default().get(RUN_ID), most)
+    for number in range(11, 1001):
         recorded.step(number)
+        if number % 10 == 0:
+            recorded.metrics.event("verified", number, at=number, digest="5f" * 32, ranks=[0])
         if number % 20 == 0:
             lines = read(history)
             assert sum(len(json.dumps(line, separators=(",", ":"))) for line in lines) <= most
     steps = [line["step"] for line in lines if line["kind"] == "step"]
     assert steps == sorted(set(steps))
-    assert steps[-20:] == list(range(481, 501))  # the newest are all there
-    assert steps[0] == 1
-    assert [line for line in lines if line["kind"] == "event"] == [
-        line for line in whole if line["kind"] == "event"
+    assert steps[-20:] == list(range(981, 1001))  # the newest are all there
+    # The older ones are evenly spread: a long run's beginning does not vanish.
+    older = [step for step in steps[2:-1] if step + 1 not in steps]
+    assert older == list(range(older[0], older[-1] + 1, older[0]))
+    assert older[0] < 200
+    assert steps[:2] == [1, 4]  # the first, and the one behind a loss
+    events = [line for line in lines if line["kind"] == "event"]
+    assert [e for e in events if e["event"] != "verified"] == [
+        line for line in whole[:-1] if line["kind"] == "event"
     ]
-    assert lines[-1]["so_far"][:3] == [6000, 0, 0]
+    assert events[-1]["proofs"] == 100
+    assert [e for e in lines if e["kind"] == "step"][-1]["so_far"][:3] == [12000, 0, 0]

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from benchmarks.rig.browser import Browser
+from launcher.cli import run
 from tests.launcher.views.dashboard.pictures import LOOKS, take_pictures
 from tests.launcher.views.dashboard.recorded_run import (
     BEGAN,
@@ -257,6 +258,32 @@ def test_the_map_shows_links_and_a_lost_host_and_runs_no_name(
     assert browser.errors == []
 
 
+def test_a_report_is_the_page_without_a_server(
+    recorded: RecordedRun, browser: Browser, tmp_path: Path
+) -> None:
+    recorded.finish(tmp_path / "state")
+    path = tmp_path / "report.html"
+    assert run(["report", RUN_ID, "-o", str(path)]) == 0
+    browser.open(path.as_uri())
+    browser.wait("document.querySelectorAll('canvas').length === 5")
+    assert browser.run("document.querySelector('#link').textContent") == "report"
+    shown = tiles(browser)
+    assert shown["Loss"] == "0.2000"
+    assert shown["Faults survived"] == "11 came back, 4 samples dealt again"
+    facts = "Object.fromEntries([...document.querySelectorAll('.facts dt')].map((each) =>"
+    found = browser.run(f"{facts} [each.textContent, each.nextSibling.textContent]))")
+    assert found["model"] == HOSTILE
+    assert found["trained weights"] == "dd"
+    assert f"{HOSTILE}31" in text(browser, "tbody tr")  # of the confusion matrix
+    # A step is chosen as on the page of a server, and a hash of another run leads nowhere.
+    browser.run("document.querySelector('.events .bad button').click()")
+    assert browser.run("document.querySelector('#waterfall').textContent") == "One step: 4"
+    asked = "performance.getEntriesByType('resource').filter((e) => !e.name.startsWith('data:'))"
+    assert browser.run(f"{asked}.map((each) => each.name)") == []
+    assert browser.run("window.hacked") is None
+    assert browser.errors == []
+
+
 def test_axe_finds_nothing_and_pictures_are_taken(
     server: Server, recorded: RecordedRun, browser: Browser, tmp_path: Path
 ) -> None:
@@ -287,8 +314,13 @@ def test_axe_finds_nothing_and_pictures_are_taken(
         assert width <= 0, f"{name} is {width} pixels too wide"
 
     made = take_pictures(browser, server.url, pages, tmp_path, examine)
+    recorded.finish(tmp_path / "state")
+    report = tmp_path / "report.html"
+    assert run(["report", RUN_ID, "-o", str(report)]) == 0
+    own = {"report": f"run/{RUN_ID}"}
+    made += take_pictures(browser, report.as_uri(), own, tmp_path, examine)
     assert found == []
     assert browser.errors == []
-    assert len(made) == len(pages) * len(LOOKS)
+    assert len(made) == (len(pages) + len(own)) * len(LOOKS)
     for picture in made:
         assert re.match(rb"\x89PNG", picture.read_bytes())

@@ -6,8 +6,11 @@ import gzip
 import hashlib
 import re
 import tomllib
+from pathlib import Path
 
-from launcher.views.dashboard.server import PAGE
+import pytest
+
+from launcher.views.dashboard.single_file import PAGE, joined
 from tests import ROOT
 
 FILES = {path.name: path.read_bytes() for path in PAGE.iterdir()}
@@ -37,6 +40,42 @@ def test_nothing_is_loaded_from_elsewhere_and_no_text_becomes_markup() -> None:
             r"\.innerHTML\s*=(?!=)|insertAdjacentHTML|document\.write|\beval\(", text
         ), name
         assert not re.search(r"\son\w+=\"|<style|\sstyle=", text), name  # which the CSP refuses
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('import * as all from "./other.js";', "not understood"),
+        ('import { a } from "https://elsewhere/other.js";', "not understood"),
+        ("export default 1;", "not understood"),
+        ("export let a = 1;", "not understood"),
+        ("const a = import('./other.js');", "not understood"),
+        ("const a = '</script>';", "not understood"),
+        ('import { a } from "./app.js";', "imports itself"),
+    ],
+)
+def test_a_module_in_another_form_is_refused(text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "app.js").write_text(f"{text}\n")
+    with pytest.raises(ValueError, match=why):
+        joined("app", tmp_path)
+
+
+def test_modules_become_one_script_each_once_and_after_what_it_imports(tmp_path: Path) -> None:
+    (tmp_path / "app.js").write_text(
+        'import { b } from "./b.js";\nimport { c } from "./c.js";\nb(c);\n'
+    )
+    (tmp_path / "b.js").write_text(
+        'import { c } from "./c.js";\nexport const b = () => c;\nconst own = 1;\n'
+    )
+    (tmp_path / "c.js").write_text("export async function c() {}\nexport class D {}\n")
+    assert joined("app", tmp_path) == (
+        '"use strict";\n'
+        "const $_c = (() => {\nasync function c() {}\nclass D {}\nreturn { c, D };\n})();\n"
+        "const $_b = (() => {\nconst { c } = $_c;\nconst b = () => c;\nconst own = 1;\n"
+        "return { b };\n})();\n"
+        "const $_app = (() => {\nconst { b } = $_b;\nconst { c } = $_c;\nb(c);\n"
+        "return {  };\n})();\n"
+    )
 
 
 def test_the_wheel_has_them() -> None:

@@ -1,0 +1,65 @@
+"""`launch report`: a run as one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from launcher.commands import complete
+from launcher.commands.options import inventory_option
+from trainer.system.commandline.together import PATH
+
+if TYPE_CHECKING:
+    from launcher.runs.cluster import Cluster
+
+_ENDINGS = {"html": "html", "md": "md", "card": "md", "csv": "csv", "parquet": "parquet"}
+
+
+@click.command()
+@click.argument("run_id", metavar="[RUN]", required=False, shell_complete=complete.run_ids)
+@inventory_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(list(_ENDINGS)),
+    default="html",
+    help="A page, Markdown, the model card with that below it, or the metrics as a table.",
+)
+@click.option(
+    "--output", "-o", type=PATH, metavar="FILE", help="Default: RUN.html, RUN.md and so on."
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+def report(
+    cluster: Cluster, run_id: str | None, form: Any, output: Path | None, force: bool
+) -> None:
+    """Write what a run was, did and survived into one file that needs no network.
+
+    RUN is the run's id; default: the active run, else the latest. The file's settings leave out
+    the command of `notify`.
+    """
+    from launcher.errors import ConfigError
+    from launcher.views import render
+    from launcher.views.dashboard.markdown import markdown, model_card
+    from launcher.views.dashboard.metrics_table import write_metrics
+    from launcher.views.dashboard.report import as_html, make_report
+    from trainer.system.storage.atomic_file import write_atomically
+
+    registry = cluster.known()
+    run = cluster.find(run_id)
+    if run is None:
+        raise ConfigError("no run has been started here; start one with: launch cluster up")
+    path = output or Path(f"{run.run_id}.{_ENDINGS[form]}")
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists already; --force replaces it, -o names another file")
+    if form in ("csv", "parquet"):
+        write_metrics(run, path, form)
+    else:
+        found = make_report(registry, run)
+        texts = {"html": as_html, "md": markdown, "card": model_card}
+        try:
+            write_atomically(path, texts[form](found).encode(), mode=None, durable=False)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+    render.say(str(path))

@@ -1,0 +1,92 @@
+"""The report of a run as Markdown: for a pull request, or below the model card of its adapter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from launcher.errors import ConfigError
+from launcher.terminal import visible
+from launcher.views.dashboard.report import Report
+from launcher.views.dashboard.state import Tree
+
+_MOST_FAULTS = 20
+
+
+def markdown(report: Report) -> str:
+    """Return a report that is readable as text too; what a host says stays text."""
+    return f"# Run {report.run_id}\n\n{_sections(report)}"
+
+
+def model_card(report: Report) -> str:
+    """Return the trainer's model card with the report below it; the card's metadata come first.
+
+    Raises:
+        ConfigError: the run has no card.
+    """
+    if not report.card:
+        raise ConfigError(
+            f"run {report.run_id} has no folder to publish, and so no model card; a run writes it "
+            "at its end"
+        )
+    return f"{report.card.rstrip()}\n\n## How it was trained\n\n{_sections(report)}"
+
+
+def _sections(report: Report) -> str:
+    tree: Tree = report.state["report"]
+    parts = [_table(("", ""), tree["results"]), _table(("trained", ""), tree["facts"])]
+    if tree["confusion"]:
+        parts.append("\n".join(_confusion(tree["classes"], *tree["confusion"])))
+    if tree["faults"]:
+        parts.append(_table(("step", "fault", "next step after", "back after"), _faults(tree)))
+    rows = [*tree["costs"], *((f"BLAKE3 of {what}", it) for what, it in tree["hashes"])]
+    if rows:
+        parts.append(_table(("", ""), rows))
+    if tree["commands"]:
+        commands, settings = _code(tree["commands"]), _code(tree["settings"].splitlines(), "yaml")
+        parts += [
+            f"To repeat it, with the settings below as `run.yaml`:\n\n{commands}",
+            f"<details><summary>run.yaml</summary>\n\n{settings}\n\n</details>",
+        ]
+    lacks = "\n".join(f"- {_escaped(line)}" for line in tree["absent"])
+    return "\n\n".join([*parts, f"Not in this report:\n\n{lacks}"]) + "\n"
+
+
+def _confusion(classes: Sequence[str], step: int, counts: Sequence[Sequence[int]]) -> Iterator[str]:
+    """Yield the lines of a confusion matrix: rows are labels, columns predictions."""
+    yield f"Predictions (columns) by label (rows) at step {step:,}:\n"
+    names = classes if len(classes) == len(counts) else [str(n) for n in range(len(counts))]
+    rows = [(name, *map(str, row)) for name, row in zip(names, counts, strict=True)]
+    yield _table(("", *names), rows)
+
+
+def _faults(tree: Tree) -> list[tuple[str, str, str, str]]:
+    shown = tree["faults"][:_MOST_FAULTS]
+    rows = [
+        (f"{fault['step']:,}", fault["what"], _seconds(fault["held_up"]), _seconds(fault["back"]))
+        for fault in shown
+    ]
+    more = len(tree["faults"]) - len(shown)
+    return [*rows, ("", f"and {more:,} more", "", "")] if more else rows
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} s"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([_escaped(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    """Return a text that Markdown shows as it is: no markup, link, mention or end of a cell."""
+    text = re.sub(r"([\\`*_\[\]|~])", r"\\\1", visible(text))
+    return re.sub(r"[&<>@#]|:(?=//)|(?<=www)\.", lambda found: f"&#{ord(found[0])};", text)
+
+
+def _code(lines: Iterable[str], language: str = "sh") -> str:
+    """Return a block of code behind a fence longer than any in it."""
+    text = "\n".join(map(visible, lines))
+    fence = "`" * (1 + max([2, *(len(found) for found in re.findall(r"`+", text))]))
+    return f"{fence}{language}\n{text}\n{fence}"

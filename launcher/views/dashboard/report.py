@@ -1,0 +1,104 @@
+"""The report of a run: its state and history as the page shows them, and what its files record.
+
+What nothing records is left out, and `absent` says so.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import yaml
+
+from launcher.errors import ConfigError, LauncherError
+from launcher.hosts import ssh
+from launcher.hosts.fleet import REACH
+from launcher.runs.failures import FailureWatch
+from launcher.runs.records.registry import Registry
+from launcher.runs.records.run import Run
+from launcher.runs.status import RunMonitor
+from launcher.views.dashboard.distillation import Distillation
+from launcher.views.dashboard.facts import Facts
+from launcher.views.dashboard.history import History
+from launcher.views.dashboard.run_files import read_card, read_hashes, read_settings, read_spent
+from launcher.views.dashboard.single_file import single_file
+from launcher.views.dashboard.state import Tree, last_checkpoint, run_tree
+from launcher.views.telemetry import TelemetrySnapshot
+from trainer.system.errors import plain_reason
+
+MOST_HISTORY = 8 << 20
+"""Characters of steps and events in a report; see `History`."""
+_LONGEST = 400
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run at one moment."""
+
+    run_id: str
+    state: Tree
+    """As `api/runs/ID` tells it, with `report`: what the page's own parts do not show."""
+    records: str
+    """Its history, as JSON."""
+    card: str
+    """README.md of the folder to publish, as the trainer wrote it; empty if there is none."""
+
+
+def as_html(report: Report) -> str:
+    """Return the page with a report in it."""
+    path, head = f"api/runs/{report.run_id}", json.dumps(report.state)
+    run = f'{head[:-1]}, "records": {report.records}}}'  # which is JSON already, and long
+    return single_file({"home": json.dumps(f"#/run/{report.run_id}"), path: run})
+
+
+def make_report(registry: Registry, run: Run) -> Report:
+    """Ask the hosts of a run for what they have of it.
+
+    Raises:
+        UnreachableError: its leader's host does not answer.
+    """
+    monitor, history = RunMonitor(run), History(run, MOST_HISTORY)
+    view = monitor.observe(REACH)
+    failures = FailureWatch(monitor).news(view)
+    state = run_tree(TelemetrySnapshot(view, 0.0, failures=tuple(failures)))
+    absent: list[str] = []
+    connection = ssh.connect(run.head)
+    try:
+        history.read_on()
+    except FileNotFoundError:
+        absent.append("steps: none was recorded")
+    checkpoint = last_checkpoint(state["status"]["training"])
+    if run.plan.leader.role == "student":
+        taught = Distillation(run)
+        try:
+            taught.read_on(checkpoint)
+        except (LauncherError, OSError, ValueError) as error:
+            absent.append(f"shards and scores: {plain_reason(error)}"[:_LONGEST])
+        state["distillation"] = taught.tree(*history.place)
+    _, records = history.after(0) or (0, "[]")
+    try:
+        settings = read_settings(registry.config(run.run_id))
+    except ConfigError:
+        settings = {}
+        absent.append("settings, and the commands that repeat the run: its run.yaml is gone")
+    known = Facts(run, state, json.loads(records), history.confusion is not None, settings)
+    hashes, saved = read_hashes(connection, checkpoint)
+    spent = read_spent(registry, run.run_id)
+    state["report"] = {
+        "made": time.time(),
+        "version": version("motley"),
+        "facts": [*known.facts(), *saved],
+        "results": known.results(),
+        "costs": [*known.traffic(), *spent],
+        "faults": known.faults(),
+        "classes": known.classes(),
+        "confusion": history.confusion,
+        "hashes": hashes,
+        "commands": known.commands() if settings else [],
+        "settings": yaml.safe_dump(settings, sort_keys=False, allow_unicode=True),
+        "absent": [*absent, *known.absent(hashes=bool(hashes), spent=bool(spent))],
+    }
+    plan = run.plan_by(run.head, connection) or run.plan
+    return Report(run.run_id, state, records, read_card(connection, plan.output))

@@ -1,0 +1,198 @@
+"""The report of a run: what it says, what it admits to lack, and that hosts' texts stay texts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from launcher.cli import run
+from launcher.runs.records.registry import Registry
+from launcher.views.dashboard.report import make_report
+from tests.launcher.views.dashboard.recorded_run import (
+    BEGAN,
+    HOSTILE,
+    RUN_ID,
+    TAUGHT_ID,
+    RecordedDistillation,
+    RecordedRun,
+)
+
+pytestmark = pytest.mark.usefixtures("own_state")
+
+
+def report_of(run_id: str) -> dict[str, Any]:
+    registry = Registry.default()
+    return make_report(registry, registry.get(run_id)).state["report"]
+
+
+def test_what_was_trained_by_whom_and_what_it_survived(tmp_path: Path) -> None:
+    RecordedRun(tmp_path / "state").finish(tmp_path / "state")
+    found = report_of(RUN_ID)
+    facts = dict(found["facts"])
+    assert facts["model"] == HOSTILE
+    assert facts["steps"] == "10 of 20"
+    assert facts["host localhost"].startswith(f"worker-0 on CPU {HOSTILE}, worker-1 on ")
+    assert facts["checkpoint"].endswith("checkpoints/best (step 10)")
+    assert dict(found["results"]) == {
+        "state": "stopped at 10/20",
+        "loss of the last step": "0.2000",
+        "validation loss": "0.7500 at step 10",
+        "accuracy": "0.5000",
+        "samples counted": "120, each exactly once",
+        "tokens": f"{sum(round((1000 + n) * 0.5) for n in range(1, 11)):,}",
+        "weights agree": f"1 proofs, the last of 3 workers at step 10: {'5f' * 32}",
+        "share of worker 0": "37%",
+        "share of worker 1": "27%",
+        "share of worker 2": "37%",
+    }
+    assert found["classes"] == [HOSTILE, "safe"]
+    assert found["confusion"] == (10, [[3, 1], [2, 4]])
+    # Lost just before step 4 is committed, and back just before step 6 is.
+    assert [(f["step"], f["held_up"], f["back"]) for f in found["faults"]] == [(4, 0.0, 1.0)]
+    assert dict(found["costs"]) == {
+        "bytes exchanged": "10,000",
+        "energy": "0.500 kWh, 50% of the time measured",
+        "cost": "1.25 EUR",
+    }
+    assert dict(found["hashes"]) == {
+        "model (files)": "aa",
+        "model (weights)": "bb",
+        "training data": "cc",
+        "trained weights": "dd",
+    }
+    assert found["commands"] == [
+        f"launch cluster up --config run.yaml --output {tmp_path}/state/output-{RUN_ID}-again"
+    ]
+    assert "class_names" in found["settings"]
+    assert "token" not in found["settings"]  # of the command of notify
+    assert found["absent"] == [
+        "use, power and temperature of the devices: they are shown live only"
+    ]
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    recorded = RecordedRun(tmp_path / "state")
+    (recorded.output / "metrics.jsonl").unlink()
+    (recorded.output / "status.json").unlink()
+    lacks = report_of(RUN_ID)["absent"]
+    assert [line.split(":")[0] for line in lacks] == [
+        "steps",
+        "settings, and the commands that repeat the run",
+        "a validation",
+        "proofs that the weights agree",
+        "hashes of model, data and weights",
+        "energy and cost",
+        "use, power and temperature of the devices",
+    ]
+
+
+def test_a_distillation_has_a_report(tmp_path: Path) -> None:
+    RecordedDistillation(tmp_path / "state")
+    registry = Registry.default()
+    made = make_report(registry, registry.get(TAUGHT_ID))
+    assert made.state["distillation"]["shards"] == 4
+    assert dict(made.state["report"]["results"])["loss of the last step"] == "1.6667"
+
+
+def written(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    assert run(["report", RUN_ID, *flags]) == 0, capsys.readouterr().err
+    return Path(capsys.readouterr().out.strip()).read_text()
+
+
+def test_the_page_has_its_data_inside_and_no_mark_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded = RecordedRun(tmp_path / "state")
+    recorded.finish(tmp_path / "state")
+    recorded.metrics.event("alarm", 10, reason="</script><!--<script>\u2028")
+    page = written(capsys)
+    assert (tmp_path / f"{RUN_ID}.html").exists()
+    inside = re.search(r'<script type="application/json" id="data">([^<]*)</script>', page)
+    assert inside
+    tree = json.loads(inside[1])
+    assert tree["home"] == f"#/run/{RUN_ID}"
+    state = tree[f"api/runs/{RUN_ID}"]
+    assert state["records"][-1]["reason"] == "</script><!--<script>\u2028"
+    assert [record["step"] for record in state["records"] if record["kind"] == "step"] == [
+        *range(1, 11)
+    ]
+    assert re.findall(r"(?:src|href)=\"(?!data:|#)[^\"]*\"", page) == []
+    assert "default-src 'none'" in page
+
+
+def test_markdown_is_a_text_and_hosts_add_no_markup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded = RecordedRun(tmp_path / "state")
+    recorded.finish(tmp_path / "state", name="| @all [x](y) ``` http://a.b www.a.b\x1b[2J")
+    text = written(capsys, "--format", "md")
+    assert "| cost | 1.25 EUR |" in text
+    assert (
+        "| 4 | worker 1 was lost: connection of &#60;img src=x onerror=window.hacked=1&#62; |"
+        in text
+    )
+    assert r"| model | \| &#64;all \[x\](y) \`\`\` http&#58;//a.b www&#46;a.b\\x1b\[2J |" in text
+    assert "````yaml" in text
+    assert "\x1b" not in text
+    assert "| safe | 2 | 4 |" in text
+
+
+def test_the_card_is_the_trainers_with_the_report_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded = RecordedRun(tmp_path / "state")
+    assert run(["report", RUN_ID, "--format", "card"]) == 2
+    assert "no folder to publish" in capsys.readouterr().err
+    recorded.finish(tmp_path / "state")
+    text = written(capsys, "--format", "card", "-o", "README.md")
+    assert text.startswith("---\nlibrary_name: peft\n---\n")
+    assert "## How it was trained\n\n|" in text
+
+
+def test_a_file_is_replaced_only_by_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    RecordedRun(tmp_path / "state")
+    Path("mine").write_text("x")
+    assert run(["report", "-o", "mine"]) == 2
+    assert "mine exists already" in capsys.readouterr().err
+    assert Path("mine").read_text() == "x"
+    assert run(["report", "-o", "mine", "--force"]) == 0
+    assert run(["report", "-o", "no/where"]) == 2
+    assert "no/where: cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_metrics_are_a_table_without_what_a_resumed_run_made_void(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recorded = RecordedRun(tmp_path / "state")
+    recorded.metrics.event("resumed", 8)
+    recorded.step(9)
+    recorded.metrics.event("alarm", 9, reason="=1+1")
+    for form in ("csv", "parquet"):
+        assert run(["report", RUN_ID, "--format", form]) == 0, capsys.readouterr().err
+    with Path(f"{RUN_ID}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    steps = [int(row["step"]) for row in rows if row["kind"] == "step"]
+    assert steps == list(range(1, 10))
+    assert not [row for row in rows if row["kind"] == "validation"]  # it was of step 10
+    assert rows[-1]["reason"] == "'=1+1"  # no formula
+    table = parquet.read_table(f"{RUN_ID}.parquet").to_pylist()
+    assert len(table) == len(rows)
+    first = next(row for row in table if row["kind"] == "step")
+    assert (first["time"], first["loss"], first["shares_1"]) == (BEGAN + 0.5, 2.0, 4)
+    assert json.loads(first["samples"]) == [[0, 0, 4], [1, 4, 8], [2, 8, 12]]
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    assert run(["report", RUN_ID, "--format", "parquet", "--force"]) == 2
+    assert "pip install pyarrow" in capsys.readouterr().err
