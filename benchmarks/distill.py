@@ -36,8 +36,8 @@ from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.logits.stream import ShardStream
 from trainer.distill.logits.targets import targets
 from trainer.distill.student.from_scratch import shapes
-from trainer.distill.teacher.model import TeacherModel
 from trainer.distill.teacher.scoring import Teacher
+from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.distill.teacher.windows import UnscoredWindow
 
 VOCAB_SIZE = 151_936
@@ -267,11 +267,11 @@ _QWEN3: dict[str, Any] = {  # shared by Qwen3-0.6B and 1.7B
 }
 
 
-def random_model(folder: Path, settings: dict[str, Any]) -> TeacherModel:
+def random_model(folder: Path, settings: dict[str, Any]) -> TorchEngine:
     """Return a teacher with random weights, in bfloat16."""
     transformers.AutoConfig.for_model(**settings).save_pretrained(folder)
     random_weights(folder, torch.bfloat16)
-    return TeacherModel(folder, torch.bfloat16)
+    return TorchEngine(folder, torch.bfloat16)
 
 
 def random_weights(folder: Path, dtype: torch.dtype) -> None:

@@ -52,6 +52,8 @@ def describe(
         teacher=TeacherInfo(
             name="random",
             digest="0" * 64,
+            engine="torch",
+            quantization="none",
             dtype="bfloat16",
             vocab_size=size,
             tokenizer_size=size,

@@ -20,8 +20,8 @@ from tests.trainer.replica.driving import drawn_weights, gradient, relative, tau
 from tests.trainer.replica.torch.parallel.one_process import run_config, samples
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.student.optimizer import StudentOptimizer
-from trainer.distill.teacher.model import TeacherModel
 from trainer.distill.teacher.scoring import Teacher
+from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.layout import build_layout
 from trainer.replica.sampling import Sampling
@@ -130,7 +130,7 @@ def generation(folder: Path, settings: Settings, device: str) -> Steps:
 
 def teacher(folder: Path, settings: Settings, device: str) -> Steps:
     """Score two windows for a student with other token ids."""
-    model = TeacherModel(folder, torch.float32, device)
+    model = TorchEngine(folder, torch.float32, device)
     ids = np.arange(VOCABULARY, dtype=np.int32)[::-1].copy()
     made = Teacher(model, Scheme(**settings), ids, 0, 4096)
     for seed in count():

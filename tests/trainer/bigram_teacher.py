@@ -60,7 +60,13 @@ class BigramTeacher:
         )
         self.description = Description(
             teacher=TeacherInfo(
-                name="table", digest="t" * 64, dtype="float32", vocab_size=size, tokenizer_size=size
+                name="table",
+                digest="t" * 64,
+                engine="torch",
+                quantization="none",
+                dtype="float32",
+                vocab_size=size,
+                tokenizer_size=size,
             ),
             tokenizer=TokenizerInfo(digest=tokenizer_digest(model_dir), size=size),
             corpus=CorpusInfo(digest="c" * 64, documents=shards * windows),

@@ -81,7 +81,7 @@ def load(assignment: Assignment, batch_tokens: int = 256) -> Teacher:
     return open_teacher(
         assignment.model_dir,
         assignment.vocabulary.teacher_ids,
-        assignment.folder.description,
+        assignment.description,
         Compute("cpu"),
         batch_tokens=batch_tokens,
     )

@@ -124,7 +124,13 @@ def tiny_description(
         )
     return Description(
         teacher=TeacherInfo(
-            name="tiny", digest="t" * 64, dtype="float32", vocab_size=48, tokenizer_size=44
+            name="tiny",
+            digest="t" * 64,
+            engine="torch",
+            quantization="none",
+            dtype="float32",
+            vocab_size=48,
+            tokenizer_size=44,
         ),
         tokenizer=TokenizerInfo(digest="v" * 64, size=vocabulary),
         corpus=CorpusInfo(digest="c" * 64, documents=len(lengths)),

@@ -13,8 +13,7 @@ from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.student.from_scratch import fresh_config
-from trainer.distill.teacher.assignment import SHARD_BYTES, window_length
-from trainer.distill.teacher.windows import Windows
+from trainer.distill.teacher.windows import SHARD_BYTES, Windows, window_length
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import parse_shape, read_shape
 from trainer.planning.shapes import ModelShape

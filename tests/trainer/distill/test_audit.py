@@ -22,6 +22,7 @@ from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.teacher.assignment import Assignment
 from trainer.distill.teacher.audit import LIMIT, AuditResult, audit, check_teacher
 from trainer.distill.teacher.scoring import Teacher
+from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.system.errors import InputError, RefusedError, StorageError
 
 
@@ -58,7 +59,8 @@ def disturbed(assignment: Assignment, deviation: float) -> Teacher:
     teacher = load(assignment)
     torch.manual_seed(0)
     with torch.no_grad():
-        for weight in teacher.model.model.parameters():
+        assert isinstance(teacher.engine, TorchEngine)
+        for weight in teacher.engine.model.parameters():
             weight += torch.randn_like(weight) * weight.std() * deviation
     return teacher
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tests.trainer.small_teacher import SCHEMES, TOPK
 from trainer.distill.logits.scores import Scheme, Window
-from trainer.distill.teacher.model import TeacherModel
-from trainer.distill.teacher.scoring import Teacher, emulates_bf16
+from trainer.distill.teacher.scoring import Teacher
+from trainer.distill.teacher.torch_engine import TorchEngine, emulates_bf16
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.system.errors import InputError, NonFiniteError
 
@@ -51,7 +51,7 @@ def make_teacher(
     dtype: torch.dtype = torch.float32,
 ) -> Teacher:
     torch.set_num_threads(1)
-    return Teacher(TeacherModel(folder, dtype), scheme, ids, seed=5, batch_tokens=batch_tokens)
+    return Teacher(TorchEngine(folder, dtype), scheme, ids, seed=5, batch_tokens=batch_tokens)
 
 
 def plain_log_p(
@@ -72,8 +72,8 @@ def test_stored_log_probabilities_are_those_of_a_plain_forward(
     folder = tiny_model(architecture, **ARCHITECTURES[architecture])
     scheme = Scheme(kind="topk", top_k=8, tail_samples=4, temperature=1.25)
     teacher = make_teacher(folder, scheme, ids)
-    hidden = teacher.model._backbone(torch.tensor([[1, 2]]))
-    assert (hidden.shape[-1] == teacher.model.vocab_size) == (architecture == "gemma2")
+    hidden = teacher.engine._backbone(torch.tensor([[1, 2]]))
+    assert (hidden.shape[-1] == teacher.engine.vocab_size) == (architecture == "gemma2")
     for piece, window in zip(pieces(ids), teacher.score(pieces(ids)), strict=True):
         np.testing.assert_array_equal(window.tokens, piece.tokens)
         assert (window.document, window.start) == (piece.document, piece.start)
@@ -129,7 +129,7 @@ def assert_same(one: Window, other: Window) -> None:
 def test_a_padded_vocabulary_never_gets_into_the_entries(tiny_model: Any, tmp_path: Path) -> None:
     """Rows of the head that no token stands for may hold anything."""
     folder = tiny_model("llama", tie_word_embeddings=False)
-    model = TeacherModel(folder, torch.float32)
+    model = TorchEngine(folder, torch.float32)
     head = model.model.get_parameter("lm_head.weight")
     with torch.no_grad():
         head[SIZE:] = head[:10] * 40
@@ -140,7 +140,7 @@ def test_a_padded_vocabulary_never_gets_into_the_entries(tiny_model: Any, tmp_pa
 
 
 def test_damaged_weights_are_named_with_the_document(tiny_model: Any) -> None:
-    model = TeacherModel(tiny_model("qwen3"), torch.float32)
+    model = TorchEngine(tiny_model("qwen3"), torch.float32)
     with torch.no_grad():
         model.model.get_parameter("model.embed_tokens.weight")[7] = torch.nan
     draw = [UnscoredWindow(4, 128, np.array([1, 7, 3], np.int32))]
@@ -148,7 +148,7 @@ def test_damaged_weights_are_named_with_the_document(tiny_model: Any) -> None:
         Teacher(model, TOPK, IN_ORDER, seed=5, batch_tokens=64).score(draw)
 
 
-class Cramped(TeacherModel):
+class Cramped(TorchEngine):
     """A model on a device where only so many tokens of one forward fit."""
 
     fits = 40
@@ -180,7 +180,7 @@ def test_a_window_that_never_fits_is_an_error(tiny_model: Any) -> None:
 def test_a_model_that_cannot_be_loaded_is_named(tiny_model: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     with pytest.raises(InputError, match="cannot be loaded"):
-        TeacherModel(tmp_path, torch.float32)
+        TorchEngine(tmp_path, torch.float32)
 
 
 @pytest.mark.parametrize(

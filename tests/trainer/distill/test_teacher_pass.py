@@ -216,7 +216,7 @@ def test_a_signal_while_the_last_shard_is_written_is_no_failure(
     files: tuple[Path, Path], complete: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assignment = assign(wish(*files, tmp_path / "logits"))
-    last = assignment.folder.description.shards[-1].number
+    last = assignment.description.shards[-1].number
     interruption, write = Interruption(), LogitsFolder.write
 
     def stop_and_write(folder: LogitsFolder, number: int, windows: Any) -> Path:

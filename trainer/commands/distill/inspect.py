@@ -75,13 +75,17 @@ def _report(
     description: Description, found: LogitsSurvey, teachers: list[TeacherStatus]
 ) -> list[str]:
     teacher, scheme = description.teacher, description.scheme
+    computed = teacher.dtype
+    if teacher.kl is not None:
+        weights = f"{teacher.quantization} by {teacher.engine}"
+        computed = f"{weights}, {teacher.kl:.2g} nats from transformers"
     kept = {
         "topk": f"top {scheme.top_k} and {scheme.tail_samples} draws from the tail",
         "sampled": f"{scheme.samples} draws",
         "full": "every token",
     }[scheme.kind]
     lines = [
-        f"{teacher.name} ({teacher.dtype}): {kept} at temperature {scheme.temperature:g}, "
+        f"{teacher.name} ({computed}): {kept} at temperature {scheme.temperature:g}, "
         f"{description.values}",
         f"vocabulary   {description.tokenizer.size:,} of {teacher.tokenizer_size:,} tokens "
         f"({teacher.vocab_size:,} with padding)",

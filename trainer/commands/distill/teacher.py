@@ -188,7 +188,7 @@ def teacher(
                 return open_teacher(
                     assignment.model_dir,
                     assignment.vocabulary.teacher_ids,
-                    assignment.folder.description,
+                    assignment.description,
                     compute,
                     batch_tokens=batch_tokens,
                 )

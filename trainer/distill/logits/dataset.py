@@ -76,6 +76,15 @@ class LogitsFolder:
             (self.path / part).mkdir(exist_ok=True)
         if not (self.path / DATASET).exists():
             self._create(wanted.to_json().encode(), disk or Disk())
+        return self.compare(wanted)
+
+    def compare(self, wanted: Description) -> Description:
+        """Return the existing description if it is the wanted one.
+
+        Raises:
+            RefusedError: its contents differ; names both values.
+            InputError: there is no usable dataset.json.
+        """
         self._known = None
         differs = difference(self.description, wanted)
         if differs:

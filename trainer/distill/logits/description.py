@@ -27,12 +27,19 @@ class TeacherInfo:
     name: str
     """For people; not compared, since its path differs between hosts."""
     digest: str
+    engine: str
+    """The program that computes, see `distill.teacher.engines`."""
+    quantization: str
+    """Of its weights; `none` for those of the model."""
     dtype: str
     """Of the forward: `bfloat16` and `float32` give different scores."""
     vocab_size: int
     """Rows of its output layer, padding included."""
     tokenizer_size: int
     """Tokens of its tokenizer."""
+    kl: float | None = None
+    """KL(transformers || engine) in nats a position, of the teacher that described the folder; None
+    for the engine that needs no admission. Not compared: processors round differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +145,7 @@ class Description:
 
 
 _description = TypeAdapter(Description)
+_NOT_COMPARED = {("teacher", "name"), ("teacher", "kl")}
 
 
 def difference(there: Description, here: Description) -> tuple[str, Any, Any] | None:
@@ -152,6 +160,6 @@ def difference(there: Description, here: Description) -> tuple[str, Any, Any] | 
                 return section, value, right[section]
         else:
             for key, inner in value.items():
-                if (section, key) != ("teacher", "name") and inner != right[section][key]:
+                if (section, key) not in _NOT_COMPARED and inner != right[section][key]:
                     return f"{section}.{key}", inner, right[section][key]
     return None

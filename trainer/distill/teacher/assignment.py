@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.config.run import LostText
 from trainer.data.documents import Documents
@@ -21,18 +23,12 @@ from trainer.distill.logits.description import (
     Values,
 )
 from trainer.distill.logits.scores import Scheme
-from trainer.distill.teacher.windows import Range, Windows
+from trainer.distill.teacher.engines import engine_kind
+from trainer.distill.teacher.windows import SHARD_BYTES, Range, Windows, window_length
 from trainer.distill.tokenizer.vocabulary import Vocabulary, tokenizer_size
 from trainer.model.files import model_digest, resolve_model
-from trainer.model.safetensors_headers import positions_of, read_config
+from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError
-
-log = logging.getLogger(__name__)
-
-WINDOW = 1024
-"""Default number of tokens of a window."""
-SHARD_BYTES = 1 << 19
-"""Text of a shard, which a killed teacher loses. At 300 tokens a second it takes ten minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +52,8 @@ class ScoringRequest:
     """See `data.lost_text`; None: refuse."""
     shard_bytes: int = SHARD_BYTES
     seed: int = 0
+    engine: str = "torch"
+    """See `distill.teacher.engines`."""
     dtype: str = "bfloat16"
 
 
@@ -67,16 +65,42 @@ class Assignment:
     vocabulary: Vocabulary
     windows: Windows
     folder: LogitsFolder
+    description: Description
+    """Of the folder, which the first admitted teacher writes there."""
+
+    def describe(self, kl: float | None) -> None:
+        """Write the description to the folder, or compare it with the existing one.
+
+        Args:
+            kl: see `TeacherInfo.kl`.
+
+        Raises:
+            RefusedError: the folder's description differs; names both values.
+            InputError: the folder cannot be written.
+            StorageError: the disk failed.
+        """
+        teacher = replace(self.description.teacher, kl=kl)
+        self.folder.describe(replace(self.description, teacher=teacher))
+
+    def first_windows(self, tokens: int) -> list[NDArray[np.int32]]:
+        """Return the corpus's first tokens in windows, as the teacher's ids, `[T]` each."""
+        found: list[NDArray[np.int32]] = []
+        windows = (window for plan in self.description.shards for window in self.windows.cut(plan))
+        for window in windows:
+            found.append(self.vocabulary.teacher_ids[window.tokens[:tokens]])
+            tokens -= len(found[-1])
+            if not tokens:
+                break
+        return found
 
 
 def assign(request: ScoringRequest) -> Assignment:
-    """Write the request's description to the output folder, or compare it with the existing one.
+    """Return what a request asks for, after comparing it with an existing output folder.
 
     Raises:
         InputError: model, tokenizer or corpus cannot be used.
         RefusedError: the tokenizer is not this teacher's, or the folder's description differs;
-            names both hashes, and nothing was changed.
-        StorageError: the disk failed.
+            names both hashes. Nothing was changed.
     """
     model_dir = resolve_model(request.model)
     tokenizer_dir = request.tokenizer or model_dir
@@ -90,6 +114,8 @@ def assign(request: ScoringRequest) -> Assignment:
     teacher = TeacherInfo(
         name=str(model_dir) if is_local else request.model,
         digest=model_digest(model_dir),
+        engine=request.engine,
+        quantization=engine_kind(request.engine).quantization,
         dtype=request.dtype,
         vocab_size=read_config(model_dir)["vocab_size"],
         tokenizer_size=tokenizer_size(model_dir),
@@ -101,19 +127,19 @@ def assign(request: ScoringRequest) -> Assignment:
     plans = known or windows.plan(ranges)
     if request.scheme.kind == "full":
         _check_size(plans, vocabulary.size)
-    folder.describe(
-        Description(
-            teacher=teacher,
-            tokenizer=tokenizer,
-            corpus=corpus,
-            scheme=request.scheme,
-            values=request.values,
-            max_seq_len=max_seq_len,
-            seed=request.seed,
-            shards=plans,
-        )
+    description = Description(
+        teacher=teacher,
+        tokenizer=tokenizer,
+        corpus=corpus,
+        scheme=request.scheme,
+        values=request.values,
+        max_seq_len=max_seq_len,
+        seed=request.seed,
+        shards=plans,
     )
-    return Assignment(model_dir, vocabulary, windows, folder)
+    if folder.is_described:
+        folder.compare(description)
+    return Assignment(model_dir, vocabulary, windows, folder, description)
 
 
 def _check_size(plans: Sequence[ShardPlan], vocabulary: int) -> None:
@@ -145,16 +171,3 @@ def _known_plan(
     same = (there.tokenizer, there.corpus, there.max_seq_len) == (tokenizer, corpus, max_seq_len)
     same &= [(plan.first_document, plan.stop_document) for plan in there.shards] == ranges
     return there.shards if same else None
-
-
-def window_length(model_dir: Path, wanted: int | None) -> int:
-    """Return the tokens of a window: the requested number, else the teacher's maximum."""
-    positions = positions_of(read_config(model_dir))
-    if positions is None or (wanted or WINDOW) <= positions:
-        return wanted or WINDOW
-    if wanted is not None:
-        raise InputError(
-            f"--max-seq-len {wanted}: the teacher has {positions} positions; give at most that"
-        )
-    log.info("windows of %d tokens, not %d: the teacher has no more positions", positions, WINDOW)
-    return positions

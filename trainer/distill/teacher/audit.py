@@ -131,7 +131,7 @@ def _again(
     piece = UnscoredWindow(window.document, window.start, window.tokens)
     points = teacher.uniforms(piece)
     done = 0
-    for logits in teacher.model.prefill([teacher.teacher_ids[window.tokens]]):
+    for logits in teacher.engine.prefill([teacher.teacher_ids[window.tokens]]):
         stop = done + len(logits)
         rows = teacher.scorer.score(logits, points[done:stop])
         yield _part(window.scores, done + 1, stop + 1), rows, _log_p(logits, temperature)

@@ -16,6 +16,7 @@ from trainer.distill.logits.dataset import TEACHERS
 from trainer.distill.logits.description import ShardPlan
 from trainer.distill.logits.heartbeat import INTERVAL, TeacherHeartbeat
 from trainer.distill.teacher.assignment import Assignment
+from trainer.distill.teacher.engines import engine_kind
 from trainer.distill.teacher.progress import Headway, Tally
 from trainer.system.errors import StorageError
 from trainer.system.process.interruption import Interrupted
@@ -37,7 +38,8 @@ class TeacherRun:
     shard while the next one is scored.
 
     Args:
-        open_teacher: loads the model; called if there is something to score.
+        open_teacher: loads the model; called if the folder is not described or there is something
+            to score.
         share: the part's number I, from 1, and how many parts N there are.
         name: of this teacher's heartbeat; by host and part without one.
         over: called between shards; returns whether no more shards are needed.
@@ -56,12 +58,13 @@ class TeacherRun:
         on_headway: Callable[[Mapping[str, Any]], None] = lambda _: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
+        self._assignment = assignment
         self._folder, self._windows = assignment.folder, assignment.windows
         self._open_teacher = open_teacher
         self._teacher: Teacher | None = None
         index, count = share
         self._part = self._folder.path / TEACHERS / f"part-{index}-of-{count}"
-        self._share = self._folder.description.shards[index - 1 :: count]
+        self._share = assignment.description.shards[index - 1 :: count]
         self._name = name or f"{socket.gethostname()}-{index}-of-{count}"
         self._over = over
         self._on_headway, self._check = on_headway, check
@@ -73,6 +76,7 @@ class TeacherRun:
         """Score what is missing; with `stay` then wait for students' requests until `over`.
 
         Raises:
+            RefusedError: the engine is not admitted, or the folder is another teacher's.
             NonFiniteError: the model computes NaN or Inf.
             StorageError: a shard could not be written; nothing half-written is left.
             InUseError: another teacher scores this part; names its process.
@@ -92,7 +96,29 @@ class TeacherRun:
             beat.done()
         return self._tally.headway
 
+    def _open(self) -> Teacher:
+        """Return the teacher, whose engine is admitted before it writes the folder's description.
+
+        Raises:
+            RefusedError: it is not admitted, or the folder is another teacher's meanwhile.
+        """
+        if self._teacher is None:
+            teacher = self._open_teacher()
+            assigned, kl = self._assignment, None
+            engine = assigned.description.teacher.engine
+            if not engine_kind(engine).is_reference:
+                from trainer.distill.teacher.admission import TOKENS, admit
+
+                windows = assigned.first_windows(TOKENS)
+                kl = admit(teacher.engine, engine, assigned.model_dir, windows)
+            assigned.describe(kl)
+            self._teacher = teacher
+            self._tally.begin()
+        return self._teacher
+
     def _pass(self, beat: TeacherHeartbeat, stay: bool) -> None:
+        if not self._folder.is_described:
+            self._open()
         with ThreadPoolExecutor(1, thread_name_prefix="shards") as writer:
             for plan in self._due():
                 if self._over():
@@ -140,16 +166,14 @@ class TeacherRun:
         return True
 
     def _score(self, plan: ShardPlan, beat: TeacherHeartbeat, writer: ThreadPoolExecutor) -> None:
-        if self._teacher is None:
-            self._teacher = self._open_teacher()
-            self._tally.begin()
+        teacher = self._open()
 
         def on_tokens(tokens: int) -> None:
             self._check()
             self._tally.read(tokens)
             self._show(beat)
 
-        windows = self._teacher.score(self._windows.cut(plan), on_tokens)
+        windows = teacher.score(self._windows.cut(plan), on_tokens)
         self._finish_writing()  # at most one shard waits in memory
         self._writing = plan, writer.submit(self._folder.write, plan.number, windows)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,20 +13,12 @@ from numpy.typing import NDArray
 from trainer.distill.logits.description import Description
 from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.teacher.compress_logits import Scorer, uniforms
-from trainer.distill.teacher.model import TeacherModel
+from trainer.distill.teacher.engines import Engine, engine_kind
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.windows import UnscoredWindow
-from trainer.replica.backend import (
-    Compute,
-    UnusableError,
-    cuda_device,
-    first_usable,
-    in_brackets,
-)
+from trainer.replica.backend import Compute
 from trainer.replica.microbatch import Limit, split
 from trainer.system.errors import InputError, NonFiniteError
-
-log = logging.getLogger(__name__)
 
 _ANY_NUMBER = 1 << 62
 _CPU_BATCH, _DEVICE_BATCH = 4096, 32768
@@ -36,7 +26,7 @@ _CPU_BATCH, _DEVICE_BATCH = 4096, 32768
 
 
 class Teacher:
-    """A model that scores for one student's vocabulary.
+    """An engine that scores for one student's vocabulary.
 
     Args:
         teacher_ids: the teacher's token for each of the student's, `[S]`.
@@ -46,14 +36,14 @@ class Teacher:
 
     def __init__(
         self,
-        model: TeacherModel,
+        engine: Engine,
         scheme: Scheme,
         teacher_ids: NDArray[np.int32],
         seed: int,
         batch_tokens: int,
     ) -> None:
-        self.model, self.teacher_ids, self._seed = model, teacher_ids, seed
-        self.scorer = Scorer(scheme, teacher_ids, model.vocab_size, model.device)
+        self.engine, self.teacher_ids, self._seed = engine, teacher_ids, seed
+        self.scorer = Scorer(scheme, teacher_ids, engine.vocab_size, engine.device)
         self._with_logprobs = scheme.kind != "sampled"
         self._limit = Limit(_ANY_NUMBER, batch_tokens)
 
@@ -79,7 +69,7 @@ class Teacher:
                 batch = [pieces[index] for index in indices]
                 try:
                     windows = self._read(batch)
-                except torch.OutOfMemoryError:
+                except (torch.OutOfMemoryError, MemoryError):
                     windows = None
                 if windows is None:  # outside the handler: its traceback keeps activations alive
                     self._halve(batch)
@@ -93,7 +83,7 @@ class Teacher:
         points = np.concatenate([self.uniforms(piece) for piece in batch])
         parts: list[Rows] = []
         done = 0
-        for logits in self.model.prefill([self.teacher_ids[piece.tokens] for piece in batch]):
+        for logits in self.engine.prefill([self.teacher_ids[piece.tokens] for piece in batch]):
             parts.append(self.scorer.score(logits, points[done : done + len(logits)]))
             done += len(logits)
         rows = Rows.concatenate(parts)
@@ -118,7 +108,7 @@ class Teacher:
         smaller = self._limit.halved(len(batch), len(batch) * longest)
         if smaller is None:
             raise InputError(
-                f"{self.model.device}: a window of {longest} tokens does not fit; lower"
+                f"{self.engine.device}: a window of {longest} tokens does not fit; lower"
                 " --max-seq-len"
             )
         self._limit = smaller
@@ -138,43 +128,19 @@ def open_teacher(
     *,
     batch_tokens: int | None = None,
 ) -> Teacher:
-    """Load a folder's teacher on CUDA if that works, else on the CPU.
+    """Load a folder's teacher by its engine, on CUDA if that works, else on the CPU.
 
     Raises:
-        InputError: the model cannot be loaded.
+        InputError: the model cannot be loaded, or the engine is not here.
     """
     if compute.threads is not None:
         torch.set_num_threads(compute.threads)
-    device, _, reason = first_usable(
-        compute.backend,
-        compute.gpu,
-        {"cuda": lambda: cuda_device(compute.gpu), "wgpu": _no_wgpu, "cpu": lambda: "cpu"},
-    )
-    log.info("the teacher is on %s%s", device, in_brackets(reason))
-    dtype = description.teacher.dtype
-    if device == "cpu" and dtype == "bfloat16" and emulates_bf16(torch.cpu.get_capabilities()):
-        log.warning(
-            "this CPU computes bf16 by emulation; --dtype float32, with twice the memory and a"
-            " folder of its own, is two to three times as fast"
-        )
+    there = description.teacher
+    engine = engine_kind(there.engine).open(model_dir, there.dtype, compute)
     return Teacher(
-        TeacherModel(model_dir, getattr(torch, dtype), device),
+        engine,
         description.scheme,
         teacher_ids,
         description.seed,
-        batch_tokens or (_CPU_BATCH if device == "cpu" else _DEVICE_BATCH),
+        batch_tokens or (_CPU_BATCH if engine.device.type == "cpu" else _DEVICE_BATCH),
     )
-
-
-def emulates_bf16(capabilities: Mapping[str, Any]) -> bool:
-    """Whether a CPU multiplies in bf16 more slowly than in fp32.
-
-    Measured: 2.2 times as fast with AVX512-BF16; with AVX512 alone 1.8 times as slow, with AVX2
-    2.8 times.
-    """
-    is_x86 = capabilities.get("architecture") == "x86_64"
-    return is_x86 and not (capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-
-
-def _no_wgpu() -> str:
-    raise UnusableError("a teacher needs torch")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +15,15 @@ from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.data.shapes import Sample
 from trainer.distill.logits.description import ShardPlan
+from trainer.model.safetensors_headers import positions_of, read_config
 from trainer.system.errors import InputError
 
+log = logging.getLogger(__name__)
+
+WINDOW = 1024
+"""Default number of tokens of a window."""
+SHARD_BYTES = 1 << 19
+"""Text of a shard, which a killed teacher loses. At 300 tokens a second it takes ten minutes."""
 _BATCH_BYTES = 1 << 20  # of text tokenised at once: bounds the library's memory
 
 Range = tuple[int, int]
@@ -103,6 +112,19 @@ class Windows:
                     source = self._documents.source(number)
                     raise InputError(f"{source}: the tokenizer returns no token for it")
                 yield number, ids
+
+
+def window_length(model_dir: Path, wanted: int | None) -> int:
+    """Return the tokens of a window: the requested number, else the teacher's maximum."""
+    positions = positions_of(read_config(model_dir))
+    if positions is None or (wanted or WINDOW) <= positions:
+        return wanted or WINDOW
+    if wanted is not None:
+        raise InputError(
+            f"--max-seq-len {wanted}: the teacher has {positions} positions; give at most that"
+        )
+    log.info("windows of %d tokens, not %d: the teacher has no more positions", positions, WINDOW)
+    return positions
 
 
 def _is_text(sample: Sample) -> bool:

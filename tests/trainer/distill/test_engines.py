@@ -1,0 +1,234 @@
+"""An engine writes only once it is admitted: wrong, killed, cramped and damaged ones, by doubles.
+
+The doubles implement `Engine` for real: torch computes, and each adds its own fault.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tests.forked import CONTEXT
+from tests.trainer.small_teacher import load, teach, wish, write_corpus, write_teacher
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.heartbeat import TeacherWatch
+from trainer.distill.logits.verify import verdicts
+from trainer.distill.teacher.admission import LIMIT, TOKENS
+from trainer.distill.teacher.assignment import ScoringRequest, assign
+from trainer.distill.teacher.engines import ENGINES, EngineKind
+from trainer.distill.teacher.run import TeacherRun
+from trainer.distill.teacher.torch_engine import TorchEngine
+from trainer.replica.backend import Compute
+from trainer.system.errors import NonFiniteError, RefusedError
+
+BATCHES = 12
+"""Of the pass before a fault; each shard has one or a few."""
+
+
+class Double:
+    """An engine that computes what transformers does, but for its fault after some forwards."""
+
+    def __init__(self, model_dir: Path, dtype: str, compute: Compute, healthy: int = 0) -> None:
+        self._torch = TorchEngine(model_dir, getattr(torch, dtype))
+        self.vocab_size, self.device = self._torch.vocab_size, self._torch.device
+        self._calls, self._healthy = 0, healthy
+
+    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+        self._calls += 1
+        for logits in self._torch.prefill(batch):
+            yield logits if self._calls <= self._healthy else self.faulty(logits)
+
+    def faulty(self, logits: Tensor) -> Tensor:
+        return logits
+
+
+class Wrong(Double):
+    """The most likely token is right and the distribution is not: its text would look well."""
+
+    def faulty(self, logits: Tensor) -> Tensor:
+        return logits * 0.4
+
+
+class Broken(Double):
+    """Computes NaN."""
+
+    def faulty(self, logits: Tensor) -> Tensor:
+        return logits * torch.nan
+
+
+class Killed(Double):
+    """Is killed in the middle of a forward, as by the system that has no memory left."""
+
+    def faulty(self, logits: Tensor) -> Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("unreachable")
+
+
+class Cramped(Double):
+    """Has room for two full windows at most."""
+
+    room = 128
+
+    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+        if len(batch) * max(len(tokens) for tokens in batch) > self.room:
+            raise MemoryError
+        return super().prefill(batch)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("engines")
+    corpus = write_corpus(folder / "texts.jsonl", 48)
+    return write_teacher(folder / "model", corpus), corpus
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "logits"
+
+
+@pytest.fixture
+def by(
+    files: tuple[Path, Path], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., ScoringRequest]:
+    """Return a request for an engine of the table, or for a double that is put there."""
+
+    def by(engine: type[Double] | str, **settings: int) -> ScoringRequest:
+        if isinstance(engine, str):
+            return wish(*files, out, engine=engine)
+        monkeypatch.setitem(ENGINES, "double", EngineKind(partial(engine, **settings), "int4"))
+        return wish(*files, out, engine="double")
+
+    return by
+
+
+def in_the_pass(request: ScoringRequest) -> int:
+    """Return how many forwards an engine has to do well to be admitted, and to write something."""
+    return len(assign(request).first_windows(TOKENS)) + BATCHES
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in folder.glob("shard-*/logits.parquet")}
+
+
+def is_whole(folder: Path) -> bool:
+    return {verdict.state for verdict in verdicts(LogitsFolder(folder))} == {"whole"}
+
+
+def last_state(folder: Path) -> tuple[str, str | None]:
+    (status,) = TeacherWatch(LogitsFolder(folder)).look()
+    return status.beat.state, status.beat.reason
+
+
+def test_an_admitted_engine_is_named_with_its_distance_from_transformers(
+    by: Callable[..., ScoringRequest], out: Path
+) -> None:
+    teach(by(Double))
+    teacher = LogitsFolder(out).description.teacher
+    assert (teacher.engine, teacher.quantization) == ("double", "int4")
+    assert teacher.kl is not None
+    assert teacher.kl < 1e-6
+    assert is_whole(out)
+
+
+def test_torch_needs_no_admission_and_has_no_distance(
+    by: Callable[..., ScoringRequest], out: Path
+) -> None:
+    teach(by("torch"))
+    teacher = LogitsFolder(out).description.teacher
+    assert (teacher.engine, teacher.quantization, teacher.kl) == ("torch", "none", None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "found"), [(Wrong, r"[0-9.]+ nats"), (Broken, "NaN or Inf")], ids=["wrong", "nan"]
+)
+def test_an_engine_that_computes_something_else_is_refused_before_it_writes(
+    by: Callable[..., ScoringRequest], out: Path, engine: type[Double], found: str
+) -> None:
+    message = rf"--engine double: .*/model scored by it is {found} from .* \(at most {LIMIT}\)"
+    with pytest.raises(RefusedError, match=message) as refused:
+        teach(by(engine))
+    assert last_state(out) == ("failed", str(refused.value))
+    assert not contents(out)
+    teach(by("torch"))  # the folder is not the refused engine's
+    assert is_whole(out)
+
+
+def test_an_engine_that_is_wrong_on_one_machine_alone_adds_nothing_to_a_folder(
+    by: Callable[..., ScoringRequest], out: Path
+) -> None:
+    teach(by(Double), share=(1, 2))
+    before, described = contents(out), (out / "dataset.json").read_bytes()
+    with pytest.raises(RefusedError, match="nats from transformers'"):
+        teach(by(Wrong), share=(2, 2))
+    assert contents(out) == before
+    teach(by(Double), share=(2, 2))
+    assert is_whole(out)
+    assert (out / "dataset.json").read_bytes() == described
+
+
+def test_two_engines_never_fill_one_folder(by: Callable[..., ScoringRequest], out: Path) -> None:
+    late = assign(by(Double))  # when nothing was described
+    teach(by("torch"), share=(1, 2))
+    before = contents(out)
+    with pytest.raises(RefusedError, match=r"teacher\.engine is torch there and double here"):
+        assign(by(Double))
+    with pytest.raises(RefusedError, match=r"teacher\.engine is torch there and double here"):
+        TeacherRun(late, lambda: load(late), share=(2, 2)).run()
+    assert contents(out) == before
+
+
+def test_two_quantisations_never_fill_one_folder(
+    by: Callable[..., ScoringRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teach(by(Double))
+    again = by(Double)
+    monkeypatch.setitem(ENGINES, "double", replace(ENGINES["double"], quantization="int8"))
+    with pytest.raises(RefusedError, match=r"teacher\.quantization is int4 there and int8 here"):
+        assign(again)
+
+
+def test_nan_after_the_admission_is_named_with_the_document_and_not_written(
+    by: Callable[..., ScoringRequest], out: Path
+) -> None:
+    with pytest.raises(NonFiniteError, match=r"document \d+, token \d+"):
+        teach(by(Broken, healthy=in_the_pass(by(Double))))
+    states = {verdict.state for verdict in verdicts(LogitsFolder(out))}
+    assert states == {"whole", "missing"}
+
+
+def test_an_engine_out_of_memory_gets_smaller_batches(
+    by: Callable[..., ScoringRequest], out: Path
+) -> None:
+    teach(by(Cramped))
+    assert is_whole(out)
+
+
+def _teach_and_be_killed(files: tuple[Path, Path], out: Path, healthy: int) -> None:
+    ENGINES["double"] = EngineKind(partial(Killed, healthy=healthy), "int4")
+    teach(wish(*files, out, engine="double"))
+
+
+def test_a_killed_engine_is_replaced_and_nothing_is_lost_or_doubled(
+    by: Callable[..., ScoringRequest], files: tuple[Path, Path], out: Path
+) -> None:
+    healthy = in_the_pass(by(Double))
+    process = CONTEXT.Process(target=_teach_and_be_killed, args=(files, out, healthy))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    written = contents(out)
+    assert 0 < len(written) < len(LogitsFolder(out).description.shards)
+    teach(by(Double))
+    assert is_whole(out)
+    assert contents(out).items() >= written.items()

@@ -1,0 +1,90 @@
+"""The admission of an engine: before it writes, it scores a sample beside transformers.
+
+An engine can be wrong on one model or one processor alone, and an audit that scores again with the
+same engine would not see it. Quantised weights cost 0.002 to 0.01 nats; a published engine whose
+kernels were wrong for one format was 1.5 nats away, with text that looked right.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.distill.teacher.engines import Engine
+from trainer.distill.teacher.torch_engine import TorchEngine
+from trainer.model.safetensors_headers import read_headers
+from trainer.system.cgroups import free_memory
+from trainer.system.errors import RefusedError
+
+log = logging.getLogger(__name__)
+
+TOKENS = 512
+"""Of the sample: the corpus's first ones."""
+LIMIT = 0.02
+"""Mean KL in nats above which an engine is refused."""
+
+_FLOOR = -1e30  # of an impossible token, so that it counts as 0 in a sum
+
+
+def admit(
+    engine: Engine, name: str, model_dir: Path, windows: Sequence[NDArray[np.int32]]
+) -> float | None:
+    """Return KL(transformers || engine) in nats a position; None without a position to compare.
+
+    Args:
+        name: the engine's, for messages.
+        windows: teacher token ids, `[T]` each.
+
+    Raises:
+        RefusedError: the KL is above `LIMIT`, or the engine computes NaN or Inf.
+        InputError: transformers cannot load the model.
+    """
+    positions = sum(len(window) - 1 for window in windows)
+    if not positions:
+        return None
+    reference = TorchEngine(model_dir, _reference_dtype(model_dir), published=True)
+    if engine.vocab_size != reference.vocab_size:
+        raise RefusedError(
+            f"--engine {name}: {model_dir} has {reference.vocab_size:,} logits in transformers and"
+            f" {engine.vocab_size:,} here; use another engine"
+        )
+    total = 0.0
+    for window in windows:
+        pairs = zip(_rows(reference, window), _rows(engine, window), strict=True)
+        total += sum(_divergence(log_p, log_q) for log_p, log_q in pairs)
+    kl = total / positions
+    if not kl <= LIMIT:
+        found = f"{kl:.3g} nats" if math.isfinite(kl) else "NaN or Inf"
+        raise RefusedError(
+            f"--engine {name}: {model_dir} scored by it is {found} from transformers' on"
+            f" {positions} positions (at most {LIMIT}); use another engine, such as torch"
+        )
+    log.info("the engine %s is %.2g nats from transformers on %d positions", name, kl, positions)
+    return max(kl, 0.0)  # it is below by rounding alone
+
+
+def _reference_dtype(model_dir: Path) -> torch.dtype:
+    """Return float32 if such weights fit beside the engine, else what is mapped from the files."""
+    sizes = (math.prod(header.shape) for header in read_headers(model_dir).values())
+    fits = 4 * sum(sizes) < free_memory(psutil.virtual_memory().available)
+    return torch.float32 if fits else torch.bfloat16
+
+
+def _rows(engine: Engine, window: NDArray[np.int32]) -> Iterator[Tensor]:
+    """Yield log-probabilities of positions 1 to T - 1, `[vocab_size]` in fp64 each."""
+    if len(window) > 1:
+        for logits in engine.prefill([window]):
+            for row in logits:
+                yield row.cpu().double().log_softmax(0).clamp(min=_FLOOR)
+
+
+def _divergence(log_p: Tensor, log_q: Tensor) -> float:
+    return float((log_p.exp() * (log_p - log_q)).sum())
