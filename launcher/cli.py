@@ -49,7 +49,7 @@ sync = LazyGroup(
     help="Move models, data, logits and checkpoints between this machine and the hosts.",
     commands_at={
         "inputs": (f"{_SYNC}:inputs", "Copy models and data to every host."),
-        "logits": (f"{_SYNC}:logits", "Copy a teacher's logits to hosts without a share."),
+        "logits": (f"{_SYNC}:logits", "Copy a teacher's logits to hosts without a shared folder."),
         "checkpoints": (f"{_SYNC}:checkpoints", "Fetch checkpoints from the coordinator's host."),
     },
 )

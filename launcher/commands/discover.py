@@ -47,8 +47,8 @@ def discover(no_mdns: bool, no_links: bool, as_json: bool, **sources: Any) -> No
     """Find machines by mDNS, in ssh_config and at ADDRESS ([USER@]HOST[:PORT]); query each by SSH.
 
     Lists devices, memory, free disk and the rates between all pairs, and proposes who coordinates,
-    keeps the share, teaches and learns. Changes no machine. Exits with 3 when one that was named is
-    not reached or mDNS is blocked, with 4 when two have one host key or a link is missing.
+    keeps the shared folder, teaches and learns. Changes no machine. Exits with 3 when one that was
+    named is not reached or mDNS is blocked, with 4 when two have one host key or a link is missing.
     """
     from launcher.discovery.search import Search
     from launcher.discovery.search import discover as look

@@ -67,7 +67,7 @@ job_options = together(
         "--logits",
         type=click.Path(),
         metavar="DIR",
-        help="The folder of the teacher's logits, on the share.",
+        help="The folder of the teacher's logits, in the shared folder.",
     ),
     click.option(
         "--output", "-o", type=click.Path(), metavar="DIR", help="The student's output folder."

@@ -42,7 +42,7 @@ def inputs(cluster: Cluster, paths: tuple[Path, ...], as_json: bool) -> None:
 @cluster_options
 @json_option
 def logits(cluster: Cluster, folder: Path | None, origin: str | None, as_json: bool) -> None:
-    """Copy a teacher's logits to the hosts that have no mounted share.
+    """Copy a teacher's logits to the hosts that have no mounted shared folder.
 
     With --from they come from a host, via FOLDER (by default in the state folder).
     """
@@ -70,7 +70,7 @@ def logits(cluster: Cluster, folder: Path | None, origin: str | None, as_json: b
     "--output", "-o", type=PATH, default="checkpoints", metavar="DIR", help="The target folder."
 )
 @click.option(
-    "--name", default="", show_default=False, metavar="NAME", help="Only this folder of the share."
+    "--name", default="", show_default=False, metavar="NAME", help="Only the folder of this name."
 )
 @click.option(
     "--from",

@@ -68,7 +68,7 @@ class StudentJob(Section):
     config: str | None = Field(default=None, min_length=1)
     """Shape of a new model with the job's tokenizer: `albor-350m`, or a config.json."""
     output: str = Field(default="outputs/distill", min_length=1)
-    """Folder for metrics, status, and, without a share, checkpoints."""
+    """Folder for metrics, status, and, without a shared folder, checkpoints."""
     method: Method = "full"
     validation: str | None = None
     """Held-out texts, data of any format."""
@@ -141,7 +141,7 @@ class DistillJob(Section):
 
     name: str = Field(default="distill", pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
     logits: str = Field(default="distill", min_length=1)
-    """The folder between teachers and student: below `logits` on the share, or an absolute path."""
+    """The folder between teachers and student: in `logits` of the shared one, or absolute."""
     teacher: TeacherJob
     student: StudentJob
     evaluation: EvaluationJob | None = None

@@ -139,9 +139,9 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; one more is written at the end."""
     keep_last: Positive = 3
     folder: str | None = Field(default=None, min_length=1)
-    """Their folder, such as a share; `output`/checkpoints if null.
+    """Their folder, such as a shared folder; `output`/checkpoints if null.
 
-    Metrics and status stay in `output`: a share that hangs delays a checkpoint, not the run.
+    Metrics and status stay in `output`: one that hangs delays a checkpoint, not the run.
     """
     sharded: bool = False
     """Every rank of `--distributed` writes its part; the whole files are written at the end."""

@@ -1,4 +1,4 @@
-"""The checks of a distillation by host: models, texts, folders, one common share."""
+"""The checks of a distillation by host: models, texts, folders, one that all share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.config.run import DATA_ON_HUB
 
 _LEAST_SPACE = 256 << 20
 _ANOTHER = "another file in the job"
-_MOUNT = "mount the share on all hosts (docs/share.md), or name a folder common to all of them"
+_MOUNT = "mount the shared folder on all hosts (docs/share.md), or name one common to all of them"
 
 
 def files(check: str, question: str) -> Callable[[Examination, str], Asked]:

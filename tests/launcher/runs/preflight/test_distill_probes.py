@@ -118,7 +118,7 @@ def test_two_folders_of_one_name_are_refused(tmp_path: Path) -> None:
         finding.detail
         == f"{tmp_path}/one/logits/distill is not gpu's {tmp_path}/other/logits/distill"
     )
-    assert "mount the share" in finding.remedy
+    assert "mount the shared folder" in finding.remedy
 
 
 def test_units_are_asked_about_every_folder(tmp_path: Path) -> None:
