@@ -26,7 +26,7 @@ export VENV VULKAN TORCH TORCH_VERSION TORCH_CPU_INDEX
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo demo-distill demo-real test test-fast test-all test-real testbed soak lint bench clean
+.PHONY: help setup lock demo demo-distill demo-real test test-fast test-all test-real testbed soak lint docs bench clean
 
 help:
 	@echo "make setup      make or update .venv: Python packages only, no root"
@@ -40,7 +40,8 @@ help:
 	@echo "make test-real  a published model of 135 million weights, from packages (docs/testing.md)"
 	@echo "make testbed    the tests with booted Debian hosts: root, and minutes (tests/testbed/README.md)"
 	@echo "make soak       one run among faults: MINUTES=60 SEED=7 FAULTS=1000 (tests/soak/README.md)"
-	@echo "make lint       format, lint, types, import rules, recipes"
+	@echo "make lint       format, lint, types, import rules, recipes, documents"
+	@echo "make docs       the documentation as a site: build/site/index.html"
 	@echo "make bench      every benchmark, one after the other; JSON in benchmarks/results/"
 	@echo "make clean      remove caches, build products and the demo's output (not .venv)"
 
@@ -85,6 +86,10 @@ lint: setup
 	$(BIN)/pyright
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint
 	$(BIN)/python scripts/role_readmes.py --check
+	$(BIN)/python scripts/site/build.py
+
+docs: setup
+	@$(BIN)/python scripts/site/build.py
 
 bench: setup
 	@bash scripts/bench.sh
