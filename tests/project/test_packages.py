@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -37,6 +38,17 @@ def test_package_data_exists() -> None:
         folder = ROOT.joinpath(*package.split("."))
         for pattern in patterns:
             assert list(folder.glob(pattern)), f"{package}: nothing matches {pattern}"
+
+
+def test_what_others_may_import_exists_and_is_typed() -> None:
+    section = (ROOT / "docs" / "json.md").read_text().partition("## From Python")[2]
+    rows = re.findall(r"^\| `([\w.]+)` \| (.+?) \|", section, re.M)
+    strict = PROJECT["tool"]["pyright"]["strict"]
+    assert rows
+    for module, names in rows:
+        assert f"{module.replace('.', '/')}.py" in strict, f"{module} is not checked strictly"
+        for name in re.findall(r"`(\w+)`", names):
+            assert getattr(importlib.import_module(module), name).__doc__
 
 
 def test_the_makefile_installs_the_torch_that_the_project_requires() -> None:
