@@ -1,7 +1,7 @@
 """The errors of a run, and the one table of exit codes: every supervisor restarts by it."""
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -197,7 +197,7 @@ class ProtocolError(TrainerError):
 
 
 @contextmanager
-def readable(path: Path, kind: type[TrainerError]) -> Iterator[None]:
+def readable(path: Path, kind: type[TrainerError]) -> Generator[None]:
     """Turn an error of the system in the block into one that says that a path cannot be read."""
     try:
         yield
