@@ -109,6 +109,8 @@ def _inputs(config: RunConfig) -> dict[str, Path]:
     """Return what is handed over, by its setting's dotted key; a GGUF file's folder."""
     if config.model.adapter is not None:
         raise ConfigError("model.adapter: is not handed over; merge it into the model first")
+    if config.training.sample_prompts is not None:
+        raise ConfigError("training.sample_prompts: is not handed over; leave it out")
     found = {"data.train": Path(config.data.train)}
     if config.data.validation is not None:
         found["data.validation"] = Path(config.data.validation)

@@ -53,6 +53,9 @@ MEMBERS_MAY_DIFFER = (
     "training.gradient_checkpointing",
     "training.evaluate_every",
     "training.early_stopping_patience",
+    "training.sample_prompts",
+    "training.sample_every",
+    "training.sample_tokens",
     "exchange.shares",
     "exchange.hash_every",
     "exchange.heartbeat",
@@ -228,6 +231,10 @@ class RunConfig(Section):
                 "training.early_stopping_patience counts validations: set training.evaluate_every,"
                 " and data.validation or data.validation_fraction"
             )
+        if self.training.sample_prompts is not None and self.task != "causal-lm":
+            raise ValueError("training.sample_prompts needs task causal-lm: a class is no answer")
+        if self.training.sample_every and self.training.sample_prompts is None:
+            raise ValueError("training.sample_every needs training.sample_prompts: a file of them")
         if self.training.pack and self.task != "causal-lm":
             raise ValueError("training.pack needs task causal-lm: a row has one class")
         if self.training.precision == "fp32" and self.model.dtype != "float32":
@@ -252,6 +259,7 @@ class RunConfig(Section):
             "model.adapter": adapts and self.model.adapter is not None,
             "training.label_smoothing": training.label_smoothing > 0,
             "training.class_weights": training.class_weights is not None,
+            "training.sample_prompts": training.sample_prompts is not None,
         }
         return next((name for name, value in chosen.items() if value), None)
 
@@ -344,6 +352,7 @@ class RunConfig(Section):
             update={
                 "model": section(self.model, *(() if model_on_hub else ("path",)), "adapter"),
                 "data": section(self.data, "train", "validation"),
+                "training": section(self.training, "sample_prompts"),
                 "checkpoint": section(self.checkpoint, "folder"),
             }
         )

@@ -57,6 +57,8 @@ EXPLAINED = {
     " training.micro_batch_size as it needs",
     "lora_dropout": "adapters have no dropout: which numbers it drops would depend on the device"
     " that computes a sample, and so on the shares",
+    "neftune_noise_alpha": "embeddings get no noise: which numbers it adds would depend on the"
+    " device that computes a sample, and so on the shares",
 }
 """Settings of other trainers without a counterpart, and why."""
 _FLAGS = {"train": "data", "path": "model", "output": "out", "f": "watch", "watch": "wait"}

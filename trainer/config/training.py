@@ -39,6 +39,13 @@ class TrainingConfig(Section):
     numbers are enough: weights add up exactly in any split into shares."""
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between validations; 0 validates once at the end."""
+    sample_prompts: str | None = Field(default=None, min_length=1)
+    """A file of prompts that the model answers before the first step and after the last; null:
+    none. Only the coordinator reads it."""
+    sample_every: int = Field(default=0, ge=0)
+    """Steps between answers in between; 0: none."""
+    sample_tokens: Annotated[int, Field(gt=0, le=4096)] = 64
+    """The most tokens of an answer, the likeliest each time."""
     early_stopping_patience: Positive | None = None
     """End after so many validations in a row without a lower loss; null: never."""
 

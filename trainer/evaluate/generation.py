@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.checkpoint.trained_model import Trained
 from trainer.data.encoder import Encoder
+from trainer.data.prompts import encode_prompts
 from trainer.data.shapes import Sample
 from trainer.data.text_stream import TextStream
-from trainer.model.architecture import read_vocabulary
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_headers
 from trainer.replica.backend import Compute
@@ -100,17 +100,7 @@ class TextModel:
         Raises:
             InputError: one has no token, or one that the model does not know.
         """
-        prompts = [self.encoder.prompt(sample) for sample in samples]
-        known = read_vocabulary(self.trained.base_dir)
-        for number, prompt in enumerate(prompts, start=1):
-            if not prompt:
-                raise InputError(f"prompt {number} has no token to continue")
-            if max(prompt) >= known:
-                raise InputError(
-                    f"{self.trained.base_dir}: the tokenizer gives token {max(prompt)} of prompt"
-                    f" {number}, the model has {known}"
-                )
-        return prompts
+        return encode_prompts(self.encoder, self.trained.base_dir, samples)
 
     def open(
         self, longest: int, max_new_tokens: int, compute: Compute, opener: Opener | None = None
@@ -254,8 +244,9 @@ def _on_vulkan(trained: Trained, device: Device, longest: int, max_new_tokens: i
 
     A full model is loaded frozen: in its stored floats, without gradients.
     """
+    from trainer.planning.vulkan_buffers import slots_for
     from trainer.replica.backend import UnusableError
-    from trainer.replica.wgpu.generation.generator import WgpuGenerator, slots_for
+    from trainer.replica.wgpu.generation.generator import WgpuGenerator
     from trainer.replica.wgpu.gpu.errors import DeviceError
     from trainer.replica.wgpu.loaded import load
 

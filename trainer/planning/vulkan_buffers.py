@@ -24,6 +24,8 @@ PARTIAL_SUMS = 128
 """Partial sums over rows that keep a large GPU busy; any number is correct."""
 PLANNED_ENTRIES = 128
 """Planned classes a target: teachers keep about that many."""
+PROMPT_CHUNKS = (128, 64, 32, 16)
+"""Tokens of a prompt that are taken into the cache together, the most first."""
 _STEP = 16
 """Widths are rounded up to its multiples: fewer recordings, and whole vectors in every row."""
 _WORDS = ALIGNMENT // 4
@@ -43,6 +45,11 @@ def aligned(size: int) -> int:
 def padded_length(tokens: int) -> int:
     """Return the width of a micro-batch whose longest sample has that many tokens."""
     return -(-tokens // _STEP) * _STEP
+
+
+def slots_for(longest: int, max_new_tokens: int) -> int:
+    """Return the positions that a continued prompt takes: whole chunks, for their padding."""
+    return -(-(longest + max_new_tokens) // PROMPT_CHUNKS[0]) * PROMPT_CHUNKS[0]
 
 
 def padded_words(count: int) -> int:

@@ -98,3 +98,13 @@ class Replica(Protocol):
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Run only the forward pass, without an effect on later gradients."""
         ...
+
+    def answer(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, stop: frozenset[int]
+    ) -> list[list[int]]:
+        """Return the likeliest new tokens of each prompt, at most so many; one of `stop` is a last.
+
+        Raises:
+            InputError: prompts and new tokens do not fit.
+        """
+        ...

@@ -13,6 +13,7 @@ from trainer.config.run import RunConfig
 from trainer.data.encoder import Encoder
 from trainer.data.holdout import hold_out
 from trainer.data.labelling import with_names
+from trainer.data.prompts import SamplePrompts
 from trainer.data.samples import SampleFile, hash_files, read_file
 from trainer.data.survey import check_conversations, survey
 from trainer.data.tokens import Dataset, make_dataset
@@ -43,6 +44,8 @@ class RunInputs:
     train: Dataset | LogitsFolder
     """Samples, or a teacher's logits."""
     validation: Dataset | None
+    prompts: SamplePrompts | None = None
+    """Those to answer, where they are read: by the coordinator."""
 
     @property
     def samples(self) -> int:
@@ -104,7 +107,8 @@ def read_inputs(
     train = taught or dataset(train_file)
     assert train is not None
     job = _job(config, run_id, layout, model_dir, _data_digest(config, taught))
-    inputs = RunInputs(config, model_dir, layout, job, train, dataset(validation_file))
+    prompts = None if tell is None else _read_prompts(config, encoder, model_dir)
+    inputs = RunInputs(config, model_dir, layout, job, train, dataset(validation_file), prompts)
     config.exchange.check_length(inputs.plan.total_inner)
     if tell is not None:
         for line in notices(model_dir):
@@ -169,7 +173,16 @@ def read_student_inputs(
     if validation_file is not None:
         validation = make_dataset(validation_file, encoder, "causal-lm", length)
     job = _job(config, run_id, layout, model_dir, folder.digest)
-    return RunInputs(config, model_dir, layout, job, folder, validation)
+    prompts = _read_prompts(config, encoder, model_dir)
+    return RunInputs(config, model_dir, layout, job, folder, validation, prompts)
+
+
+def _read_prompts(config: RunConfig, encoder: Encoder, model_dir: Path) -> SamplePrompts | None:
+    training, data = config.training, config.data
+    if training.sample_prompts is None:
+        return None
+    path, new_tokens = Path(training.sample_prompts), training.sample_tokens
+    return SamplePrompts(path, data.columns, encoder, model_dir, new_tokens, data.max_seq_len)
 
 
 def _job(config: RunConfig, run_id: str, layout: GradientLayout, model_dir: Path, data: str) -> Job:

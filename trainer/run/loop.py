@@ -14,6 +14,7 @@ from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.messages import (
+    Asked,
     HandIn,
     ShardAssignment,
     Shutdown,
@@ -89,6 +90,8 @@ class Worker:
                 self._train_alone(shard, self._inner)
             case ShardAssignment(kind="train") as shard:
                 self._train(shard)
+            case ShardAssignment(asked=Asked() as asked) as shard:
+                self._answer(shard, asked)
             case ShardAssignment() as shard:
                 self._evaluate(shard)
             case Committed(commit=commit, gradient=gradient):
@@ -193,6 +196,13 @@ class Worker:
             ),
             shard.step,
         )
+
+    def _answer(self, shard: ShardAssignment, asked: Asked) -> None:
+        began = time.perf_counter()
+        answers = self.replica.answer(asked.prompts, asked.new_tokens, frozenset(asked.stop))
+        seconds, new = time.perf_counter() - began, sum(map(len, answers))
+        message = result_message(shard, 0.0, 0, new, seconds, answers=answers)
+        self.exchange.send(message, shard.step)
 
     def _samples(self, shard: ShardAssignment) -> list[Encoded]:
         if shard.epoch not in self._orders:

@@ -64,7 +64,8 @@ _UNRECORDED = ("codec", "round_of", "watts")
 class MetricsLog:
     """Writes `metrics.jsonl` and `tensorboard/` below a run's output folder.
 
-    Lines have a `kind`: `step` (the fields of `Step` that are not None), `validation`, or `event`
+    Lines have a `kind`: `step` (the fields of `Step` that are not None), `validation`, `answer`
+    (`number`, `prompt`, `text`, `tokens` and `ended` of one of the prompts), or `event`
     (an `event` of EventKind with `rank`, `reason` and more where they apply). After a `resumed`
     event of step k, earlier lines of later steps are void, but stay in the file.
     """
@@ -115,6 +116,13 @@ class MetricsLog:
             scalars = {f"validation/{k}": v for k, v in figures.items() if v is not None}
             self._board.scalars(step, self._clock(), scalars)
 
+    def answer(self, step: int, **details: Any) -> None:
+        """Record the answer to a prompt."""
+        self._write("answer", {"step": step, **details})
+        if self._board:
+            text = f"{details['prompt']}\n\n{details['text']}"
+            self._board.text(step, self._clock(), f"answers/{details['number']}", text)
+
     def event(self, event: EventKind, step: int, **details: Any) -> None:
         """Record an event of the run or of one member."""
         self._write("event", {"event": event, "step": step, **details})
@@ -138,7 +146,7 @@ class MetricsLog:
 def read_metrics(path: Path, *, abandoned: bool = False) -> list[dict[str, Any]]:
     """Return the lines of a metrics file; lines that are torn or no JSON of ours are left out.
 
-    Steps and validations that a later `resumed` event made void are left out too, unless
+    Steps, validations and answers that a later `resumed` event made void are left out too, unless
     `abandoned` asks for them.
     """
     records: list[dict[str, Any]] = []

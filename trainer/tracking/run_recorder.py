@@ -23,6 +23,7 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.early_stopping import EarlyStopping, Validated
 from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.planning.budget.watch import BudgetWatch
+from trainer.system.commandline.visible import visible
 from trainer.system.errors import (
     RESTARTED,
     BudgetStopError,
@@ -34,7 +35,7 @@ from trainer.system.errors import (
 from trainer.system.process.child import NO_GPU, SAVING_VARIABLE
 from trainer.system.process.priority import reset_thread_priority
 from trainer.system.storage.lease import Lease
-from trainer.tracking.card import make_card
+from trainer.tracking.card import make_card, shortened
 from trainer.tracking.metrics import MetricsLog
 from trainer.tracking.progress import open_view, show_lines
 from trainer.tracking.status import MOVING, StatusFile, WorkerStatus, first_status
@@ -149,6 +150,11 @@ class RunRecorder:
             self._status["generation"] = details["generation"]
         if kind == "validation":
             self._validation(details)
+        elif kind == "answers":
+            for answer in details["answers"]:
+                self._metrics.answer(details["at"], **answer)
+                asked, text = (shortened(visible(answer[key]), 200) for key in ("prompt", "text"))
+                log.info("step %d: %s -> %s", details["at"], asked, text)
         else:
             self._happened(kind, details)
         self._publish()

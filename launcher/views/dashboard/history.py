@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import compress, pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from launcher.hosts import ssh
 from launcher.runs.processes.log_pages import line_pages
@@ -34,6 +34,7 @@ _MOST_BACK = 20_000
 _Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 _Word = Annotated[str, Field(max_length=64)]
 _Text = Annotated[str, Field(max_length=400)]
+_Said = Annotated[str, AfterValidator(lambda text: text[:400])]
 _Ranks = Annotated[list[_Count], Field(max_length=_MOST_RANKS)]
 _Shard = Annotated[list[_Count], Field(min_length=3, max_length=3)]
 _Confusion = Annotated[
@@ -79,6 +80,13 @@ class _ValidationLine(_Line):
     confusion: _Confusion | None = None
 
 
+class _AnswerLine(_Line):
+    kind: Literal["answer"]
+    number: _Count
+    prompt: _Said
+    text: _Said
+
+
 class _EventLine(_Line):
     kind: Literal["event"]
     event: _Word
@@ -93,9 +101,8 @@ class _EventLine(_Line):
     to: _Ranks | None = None
 
 
-_LINE: TypeAdapter[_StepLine | _ValidationLine | _EventLine] = TypeAdapter(
-    Annotated[_StepLine | _ValidationLine | _EventLine, Field(discriminator="kind")]
-)
+_Known = _StepLine | _ValidationLine | _AnswerLine | _EventLine
+_LINE: TypeAdapter[_Known] = TypeAdapter(Annotated[_Known, Field(discriminator="kind")])
 
 
 class History:
@@ -184,6 +191,8 @@ class History:
         elif isinstance(record, _ValidationLine):
             if record.confusion:
                 self.confusion = record.step, record.confusion
+        elif isinstance(record, _AnswerLine):
+            pass
         elif record.event == "verified":
             self._proofs += 1
             kept["proofs"], droppable = self._proofs, True
@@ -252,7 +261,7 @@ class SoFar:
         self.place, self._sums = self._at.get(step, (None, self._sums if step else [0] * 5))
 
 
-def parsed(line: bytes) -> _StepLine | _ValidationLine | _EventLine | None:
+def parsed(line: bytes) -> _Known | None:
     """Return what the page shows of a line; None for one that it does not."""
     try:
         tree: Any = parse(line, METRICS_FILE)

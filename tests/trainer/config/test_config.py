@@ -90,6 +90,8 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
             {"training.early_stopping_patience": 2},
             "config: training.early_stopping_patience counts",
         ),
+        ({"training.sample_prompts": "a.jsonl"}, "config: training.sample_prompts needs task"),
+        ({"training.sample_every": 5}, "config: training.sample_every needs"),
         ({"method": "full", "model.quantization": "nf4"}, "config: method full needs"),
         ({"training.pack": True}, "config: training.pack needs task causal-lm"),
     ],
@@ -111,6 +113,7 @@ def test_a_wrong_setting_is_one_line_with_its_path(overrides: dict, message: str
             " per-device batch size x 8 x devices",
         ),
         ("lora.lora_dropout", "; adapters have no dropout: which numbers it drops would depend"),
+        ("training.neftune_noise_alpha", "; embeddings get no noise: which numbers it adds would"),
     ],
 )
 def test_what_other_trainers_have_is_explained(key: str, message: str):

@@ -136,6 +136,23 @@ def test_a_checkpoint_is_an_ordinary_model(
     assert tokenizer.decode(made) == completion.prompt + completion.text
 
 
+def test_it_answers_prompts(model: Path, logits: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"text": "rm -rf"}\n')
+    asks: dict[str, Any] = {
+        "training__sample_prompts": str(tmp_path / "prompts.jsonl"),
+        "training__sample_every": 4,
+        "training__epochs": 1,
+    }
+    course = Course(tmp_path / "out", model, logits, **asks)
+    assert course.run() == 0
+    records = read_metrics(course.output / "metrics.jsonl")
+    answers = {each["step"]: each["text"] for each in records if each["kind"] == "answer"}
+    assert list(answers) == [0, 4, 8]
+    for folder, step in ((model, 0), (course.output, 8)):
+        (made,) = complete(load_trained(folder), [Sample("rm -rf")], 64, Sampling(), CPU)
+        assert made.text == answers[step]
+
+
 def test_nothing_keeps_the_restored_state(
     model: Path, logits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,12 +8,13 @@ faults a test injects, every member must be on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from trainer.config.run import RunConfig, load
+from trainer.exchange.coordinator.answers import Questions
 from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save, Step
@@ -76,6 +77,7 @@ class ExactProblem:
         samples: int = 20,
         validation_samples: int = 7,
         decided: tuple[int, int] | None = None,
+        questions: Questions | None = None,
         **overrides: Any,
     ) -> None:
         """`decided`: after so many steps, and of how many inner steps, `schedule: auto` plans
@@ -106,6 +108,7 @@ class ExactProblem:
             training.max_steps,
             settle_every=settle_periods(self.config),
         ).with_rounds(exchange.rounds)
+        self.questions = questions
         self._decided = decided
         self._begin = self.plan
         if decided:
@@ -148,6 +151,7 @@ class ExactProblem:
             now=now,
             generation=generation,
             early=EarlyStopping(self.config.training.early_stopping_patience),
+            questions=self.questions,
         )
         if self._decided:
             self._decide(coordinator.training.choice, *self._decided)
@@ -228,6 +232,10 @@ class ExactProblem:
             table[position % NUM_CLASSES][position * 2 % NUM_CLASSES] += 1
         return table
 
+    def answer(self, prompt: Sequence[int], step: int) -> list[int]:
+        """Return the answer that the weights of a step give to a prompt."""
+        return [step, *prompt]
+
     def _compute(self) -> None:
         state = self.fresh_state()
         update = Update(self.config, self.layout)
@@ -276,3 +284,8 @@ class ExactProblem:
             assert event["loss"] == self.validation_loss()
             assert event["confusion"] == self.confusion(0, self.validation_samples)
             assert applied == event["at"]
+        elif event["event"] == "answers":
+            assert self.questions
+            answers = [self.answer(prompt, applied) for prompt in self.questions.prompts]
+            read = [self.questions.read(*each) for each in enumerate(answers)]
+            assert event == {"event": "answers", "at": applied, "answers": read}

@@ -136,6 +136,7 @@ def test_peft_opens_what_is_saved_and_it_merges(tiny: Tiny, tmp_path: Path) -> N
 OF_WHOLE_MODELS: list[dict[str, Any]] = [
     {"lora__freeze_a": True},
     {"lora__layers_to_transform": [1]},
+    {"task": "causal-lm", "training__sample_prompts": "prompts.jsonl"},
     {"model__adapter": "adapter"},
     {"lora__use_dora": True},
     {"task": "classify", "training__class_weights": [1, 2, 3, 4, 5]},

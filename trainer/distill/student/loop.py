@@ -14,6 +14,7 @@ from trainer.data.tokens import Dataset
 from trainer.distill.logits.stream import Position
 from trainer.distill.student.optimizer import StudentOptimizer
 from trainer.distill.student.prefetch import Batch, Feed
+from trainer.exchange.coordinator.answers import Questions
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.learning_rate import learning_rate_at
@@ -40,6 +41,7 @@ class Student:
     feed: Feed
     recorder: RunRecorder
     validation: Dataset | None
+    questions: Questions | None
     stop: Stop
     step: int
     """Applied updates."""
@@ -61,6 +63,8 @@ class Student:
                 be read; the progress is saved.
         """
         try:
+            if not self.step:
+                self._answer()
             while not self.is_done:
                 began = time.monotonic()
                 batch = self.feed.take(self._tell)
@@ -139,6 +143,17 @@ class Student:
             self._save(scores)
         elif self.step % self.config.checkpoint.every == 0:
             self._save()
+        self._answer()
+
+    def _answer(self) -> None:
+        """Answer the prompts if that is due."""
+        asked = self.questions
+        last = self.step if self.is_done else self.plan.total_steps
+        if asked is None or not asked.due(self.step, last):
+            return
+        made = self.replica.answer(asked.prompts, asked.new_tokens, asked.stop)
+        answers = [asked.read(number, tokens) for number, tokens in enumerate(made)]
+        self.recorder.emit({"event": "answers", "at": self.step, "answers": answers})
 
     def _evaluate(self, samples: Dataset) -> dict[str, Any] | None:
         """Return the scores of all samples, None if stopped meanwhile."""

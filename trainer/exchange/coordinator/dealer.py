@@ -7,10 +7,10 @@ import math
 from trainer.exchange.coordinator.ledger import Ledger, Shard
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.coordinator.residuals import Residuals
-from trainer.exchange.coordinator.rounds import Kind, Round, RoundTimes
+from trainer.exchange.coordinator.rounds import Round, RoundTimes
 from trainer.exchange.coordinator.shares import Balancer
 from trainer.exchange.protocol.members import Membership
-from trainer.exchange.protocol.messages import ShardVoided
+from trainer.exchange.protocol.messages import Kind, ShardVoided
 from trainer.exchange.protocol.schedule import StepPlan
 
 

@@ -12,6 +12,7 @@ import math
 from typing import Literal
 
 from trainer.config.run import RunConfig
+from trainer.exchange.coordinator.answers import Questions
 from trainer.exchange.coordinator.joiners import Joiners
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.coordinator.training import Training
@@ -55,6 +56,7 @@ class Coordinator:
         now: float,
         generation: int = 0,
         early: EarlyStopping | None = None,
+        questions: Questions | None = None,
     ) -> None:
         self.phase: Phase = "waiting"
         self.expect_workers = expect_workers
@@ -70,6 +72,7 @@ class Coordinator:
             outbox=self._outbox,
             score=score,
             early=early or EarlyStopping(None),
+            questions=questions,
         )
         self._settings = config.exchange
         layout, patience = self.training.residuals.wire_layout, config.exchange.join_deadline

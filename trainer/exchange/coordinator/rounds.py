@@ -1,11 +1,11 @@
-"""One round: a training step, or one validation, dealt to the members as shards. Pure."""
+"""One round: a training step, a validation, or answers, dealt to the members as shards. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from trainer.data.metrics import sum_confusions
 from trainer.exchange.coordinator.gradient_sum import GradientSum
@@ -13,11 +13,9 @@ from trainer.exchange.coordinator.host_groups import HostGroup, form_groups
 from trainer.exchange.coordinator.ledger import Ledger, Shard
 from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.members import Member
-from trainer.exchange.protocol.messages import ShardAssignment, ShardResult
+from trainer.exchange.protocol.messages import Asked, Kind, ShardAssignment, ShardResult
 from trainer.exchange.protocol.wire import Frame
 from trainer.system.errors import ProtocolError
-
-Kind = Literal["train", "evaluate"]
 
 
 @dataclass
@@ -45,6 +43,8 @@ class Round:
     """Samples of one inner step of a worker, about; 0 where each worker sends gradients."""
     limit: float | None = None
     """Seconds after which a worker hands in what it has of the shard that it was dealt first."""
+    ask: Callable[[range], Asked] | None = None
+    """Returns the prompts of a shard that is to answer."""
 
     @property
     def result_column(self) -> int:
@@ -76,6 +76,7 @@ class Round:
             settle=self.sums is not None and self.sums.settled,
             inner_batch=self.inner_batch,
             limit=self.limit if shard in self.ledger.dealt else None,
+            asked=self.ask(range(shard.start, shard.stop)) if self.ask else None,
         )
 
     def check(self, shard: Shard, frame: Frame) -> None:
@@ -180,6 +181,7 @@ class RoundTimes:
         self._seconds: dict[Kind, deque[float]] = {
             "train": deque(maxlen=50),
             "evaluate": deque(maxlen=50),
+            "answer": deque(maxlen=50),
         }
 
     def expect_rounds(self, inner_steps: int) -> None:

@@ -132,6 +132,11 @@ class Balancer:
             samples, {r: 1 / speeds[r].per_sample if r in speeds else 1.0 for r in ranks}
         )
 
+    def fastest(self, ranks: list[int]) -> int:
+        """Return the rank that computes a sample soonest, as far as that is known."""
+        speeds = self.speeds
+        return min(ranks, key=lambda r: speeds[r].per_sample if r in speeds else float("inf"))
+
     def expected(self, shares: Mapping[int, int]) -> float:
         """Return the expected seconds of the slowest measured rank; 0 when none was measured."""
         known = {rank: count for rank, count in shares.items() if rank in self.speeds}

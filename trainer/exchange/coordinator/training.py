@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from trainer.config.run import RunConfig
+from trainer.exchange.coordinator.answers import Answers, Questions
 from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.dealer import Dealer
 from trainer.exchange.coordinator.ledger import Shard
@@ -47,6 +48,7 @@ class Training:
         outbox: Outbox,
         score: Score,
         early: EarlyStopping,
+        questions: Questions | None = None,
     ) -> None:
         self.config = config
         self.layout = layout
@@ -64,6 +66,7 @@ class Training:
         self.residuals = Residuals(config.exchange, layout, self.choice, outbox)
         self._outliers = Outliers(layout, config.exchange, outbox, self.residuals.all_sent)
         self._validation = Validation(config, validation_samples, score)
+        self._answers = Answers(questions)
         self._early = early
         self._dealer = Dealer(membership, outbox, self.balancer, self.pace, self.residuals)
         self._unsettled: Callable[[], None] | None = None
@@ -160,6 +163,8 @@ class Training:
             raise ProtocolError(f"shard {shard.id}: result and gradients differ in weight")
         if round_.kind == "evaluate":
             self._validation.check(result)
+        if round_.kind == "answer":
+            self._answers.check(result, shard.size)
         if result.loss_sum is None:
             samples = f"samples {shard.start}..{shard.stop}"
             what = f"rank {member.rank} computed a loss that is not finite in {samples}"
@@ -192,7 +197,10 @@ class Training:
         if round_.kind == "train":
             self._commit(round_, now)
         else:
-            self._validated(round_)
+            if round_.kind == "evaluate":
+                self._validated(round_)
+            else:
+                self._outbox.emit("answers", at=round_.step, answers=self._answers.done(round_))
             self.begin(now)
 
     def settle(self) -> None:
@@ -273,15 +281,21 @@ class Training:
         return self.round, shard
 
     def _open_next(self, step: int, now: float) -> None:
-        """Open what follows after `step` updates: a validation, a step, or nothing."""
+        """Open what follows after `step` updates: a validation, answers, a step, or nothing."""
         self.round = None
-        if self.stopping or self.early_end:
+        if self.stopping:
             return
-        if self._validation.due(step, self.plan.total_steps):
+        total = step if self.early_end else self.plan.total_steps
+        if not self.early_end and self._validation.due(step, total):
             samples = self._validation.samples
             shares = self.balancer.proportional(len(samples), self._dealer.ranks())
             self.round = self._dealer.open("evaluate", step, 0, samples, shares, now)
-        elif step < self.plan.total_steps:
+        elif self._answers.due(step, total) and (questions := self._answers.questions):
+            prompts = range(len(questions.prompts))
+            shares = {self.balancer.fastest(self._dealer.ranks()): len(prompts)}
+            self.round = self._dealer.open("answer", step, 0, prompts, shares, now)
+            self.round.ask = questions.asked
+        elif step < total:
             at = self.plan.at(step)
             shares = self.balancer.divide(at.stop - at.start, self._dealer.ranks())
             self._dealer.note_shares(shares)
@@ -341,7 +355,7 @@ class Training:
             if rounds_begin := done == first_round:
                 self._outliers.forget()
             due = rounds_begin or done % self.config.checkpoint.every == 0
-            if due and self.round and self.round.kind == "train":
+            if due and self.round and self.round.kind != "evaluate":
                 self.save()
 
         self._unsettled = settle

@@ -21,6 +21,8 @@ Rounds = tuple[Count, Annotated[int, Field(gt=0, lt=2**31)]]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 """Thirty years at most: sums and squares of it are finite."""
 Watts = Annotated[float, Field(ge=0, le=1e6)]
+Kind = Literal["train", "evaluate", "answer"]
+"""What a worker does with samples, or with prompts."""
 Size = Annotated[float, Field(ge=0, le=1e60)]
 """A norm of fp32 values, or a factor: its square is a finite float64."""
 
@@ -108,11 +110,22 @@ class StateLoaded(Message):
     digest: Text
 
 
+class Asked(BaseModel):
+    """Prompts to answer, as token ids: the likeliest token each time."""
+
+    model_config = _STRICT
+    prompts: tuple[tuple[Count, ...], ...]
+    new_tokens: Count
+    """The most of each answer."""
+    stop: tuple[Count, ...]
+    """Tokens that end an answer."""
+
+
 class ShardAssignment(Message):
     """The samples that one worker takes: positions `start..stop` of this step's order."""
 
     type = MessageType.SHARD_ASSIGNMENT
-    kind: Literal["train", "evaluate"]
+    kind: Kind
     shard: Count
     step: Count
     epoch: Count
@@ -132,6 +145,8 @@ class ShardAssignment(Message):
     """Of a round: samples of one inner step, about."""
     limit: Seconds | None = None
     """Of a round: seconds after which no further inner step is begun; None for no limit."""
+    asked: Asked | None = None
+    """What there is to `answer`."""
 
 
 class ShardVoided(Message):
@@ -170,6 +185,8 @@ class ShardResult(Message):
     """The L2 norm of what the worker owes after this shard: what is lost with it."""
     confusion: tuple[tuple[Count, ...], ...] | None = None
     """`confusion[label][prediction]`, for evaluation of a classifier."""
+    answers: tuple[tuple[Count, ...], ...] | None = None
+    """New tokens of each prompt that was `asked`."""
 
 
 class StepCommit(Message):

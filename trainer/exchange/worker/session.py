@@ -273,6 +273,7 @@ def result_message(
     seconds: float,
     overlap: float = 0.0,
     confusion: list[list[int]] | None = None,
+    answers: list[list[int]] | None = None,
     watts: float | None = None,
 ) -> ShardResult:
     """Return the result of a shard as a message; JSON cannot carry a loss that is not finite."""
@@ -285,4 +286,5 @@ def result_message(
         overlap=min(overlap, seconds),
         watts=watts,
         confusion=tuple(map(tuple, confusion)) if confusion is not None else None,
+        answers=tuple(map(tuple, answers)) if answers is not None else None,
     )

@@ -56,6 +56,13 @@ def load_generator(
     place = torch.device(device)
     model = load_model(model_dir, config, place)
     flatten(model, layout, place).copy_(torch.tensor(weights))
+    return generator_of(model, model_dir, config, place, batch=batch)
+
+
+def generator_of(
+    model: Any, model_dir: Path, config: RunConfig, device: torch.device, *, batch: int = 8
+) -> TorchGenerator:
+    """Return a generator of a loaded model, whose weights may still change."""
     shape = logits_of(tree := read_config(model_dir))
 
     def head(hidden: Tensor) -> Tensor:
@@ -65,7 +72,7 @@ def load_generator(
 
     if family_of(tree, str(model_dir)).recurrent:
         batch = 1  # padding would pass through the state
-    return TorchGenerator(model, config, place, batch=batch, head=head)
+    return TorchGenerator(model, config, device, batch=batch, head=head)
 
 
 class TorchGenerator:

@@ -28,9 +28,12 @@ from trainer.planning.replica import (
 )
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.microbatch import Limit, pack, split
+from trainer.replica.sampling import Sampling
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch, collate
+from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.device import available_bytes, spare_memory, usable_device
+from trainer.replica.torch.generator import generator_of
 from trainer.replica.torch.gradient_stream import GradientStream
 from trainer.replica.torch.kd_loss import KDWeights, Sums
 from trainer.replica.torch.loader import load_model
@@ -85,6 +88,7 @@ class TorchReplica:
         self.layout = layout
         self.device = device
         self._config = config
+        self._model_dir = model_dir
         self._device = usable_device(device)
         cuda = self._device.type == "cuda"
         self._processors = self._watch = None
@@ -186,6 +190,21 @@ class TorchReplica:
         self._choose_threads()
         with torch.no_grad():
             return self._within_memory(lambda: self._score(batch))
+
+    def answer(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, stop: frozenset[int]
+    ) -> list[list[int]]:
+        """Return the likeliest new tokens of each prompt; see `Replica.answer`."""
+        self._choose_threads()
+        made = generator_of(self._model, self._model_dir, self._config, self._device)
+        # transformers drops the cache of a model in train mode that recomputes activations.
+        is_ours = isinstance(self._model, Decoder)
+        self._model.train(is_ours)
+        try:
+            greedy = Sampling()
+            return made.generate(prompts, max_new_tokens=new_tokens, sampling=greedy, stop=stop)
+        finally:
+            self._model.train()
 
     def _choose_threads(self) -> None:
         if self._processors is not None:

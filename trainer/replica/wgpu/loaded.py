@@ -12,7 +12,7 @@ from trainer.model.architecture import read_architecture
 from trainer.model.families import left_to_transformers
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
-from trainer.planning.vulkan_buffers import padded_length
+from trainer.planning.vulkan_buffers import slots_for
 from trainer.replica.rope import rope_tables
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
@@ -53,7 +53,7 @@ def load(model_dir: Path, config: RunConfig, layout: GradientLayout, device: Dev
     if reason := left_to_transformers(tree, config.data.max_seq_len):
         raise InputError(f"{where}: {reason}; use --gpu-backend cpu or cuda")
     architecture = read_architecture(model_dir)
-    length = padded_length(config.data.max_seq_len)
+    length = slots_for(config.data.max_seq_len, 0)
     tables = rope_tables(tree, architecture.head_dim, length, where)
     pool, slots = Pool(device), Slots(layout)
     with announced(f"loading {model_dir}"):

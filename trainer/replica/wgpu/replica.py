@@ -15,8 +15,10 @@ from trainer.model.layout import GradientLayout
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.microbatch import split
+from trainer.replica.sampling import Sampling
 from trainer.replica.wgpu.batch import Packed, pack
 from trainer.replica.wgpu.engine import Engine
+from trainer.replica.wgpu.generation.generator import WgpuGenerator
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
 from trainer.replica.wgpu.loaded import load
@@ -126,6 +128,18 @@ class WgpuReplica:
         labels = np.array([batch[index].labels for index in order], np.int64)
         np.add.at(confusion, (labels, result.predictions[: len(order)].astype(np.int64)), 1)
         return EvalResult(result.loss, weight, confusion.tolist())
+
+    def answer(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, stop: frozenset[int]
+    ) -> list[list[int]]:
+        """Return the likeliest new tokens of each prompt; see `Replica.answer`."""
+        self._engine.forget()  # activations make room for keys and values
+        made = WgpuGenerator(self._device, self._loaded.decoder)
+        try:
+            greedy = Sampling()
+            return made.generate(prompts, max_new_tokens=new_tokens, sampling=greedy, stop=stop)
+        finally:
+            made.release()
 
     def _shares(self, batch: Sequence[Encoded], alpha: float | None) -> tuple[float, float] | None:
         """Return the weights of cross-entropy and divergence; None if no teacher counts."""

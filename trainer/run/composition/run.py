@@ -17,6 +17,7 @@ from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.stream import Position, ShardStream
 from trainer.distill.student.distributed_dataset import TaughtDataset
 from trainer.distill.student.prefetch import Preparation
+from trainer.exchange.coordinator.answers import Questions
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.messages import JoinRequest
 from trainer.optimizer.adamw import TrainState
@@ -80,8 +81,23 @@ def make_coordinator(
         now=now,
         generation=generation,
         early=recorder.early,
+        questions=_questions(inputs),
     )
     return coordinator, recorder
+
+
+def _questions(inputs: RunInputs) -> Questions | None:
+    prompts, training = inputs.prompts, inputs.config.training
+    if prompts is None:
+        return None
+    return Questions(
+        prompts=prompts.tokens,
+        stop=prompts.stop,
+        vocabulary=prompts.vocabulary,
+        every=training.sample_every,
+        new_tokens=training.sample_tokens,
+        read=prompts.read,
+    )
 
 
 def make_request(inputs: RunInputs, choice: ReplicaChoice, rank: int | None) -> JoinRequest:
@@ -220,6 +236,7 @@ def make_student(
         feed=Feed(source, stop),
         recorder=recorder,
         validation=inputs.validation,
+        questions=_questions(inputs),
         stop=stop,
         step=step,
         position=position,

@@ -129,7 +129,9 @@ class Ranks:
         return RankEvaluator(replica, f"{self._environment.world_size} x {device.type}"), ""
 
     def _config(self, trained: Trained) -> RunConfig:
-        return trained.config.model_copy(update={"parallel": self.parallel})
+        plain = {"sample_prompts": None, "label_smoothing": 0.0, "class_weights": None}
+        training = trained.config.training.model_copy(update=plain)  # only a run needs them
+        return trained.config.model_copy(update={"parallel": self.parallel, "training": training})
 
     def _join(self, trained: Trained) -> tuple[torch.device, DeviceMesh]:
         """Check the model, meet the others and return this rank's device and the mesh."""

@@ -12,6 +12,7 @@ const KEEP = 0.9;
 export class Records {
   steps = []; // only added to, or replaced as a whole
   validations = [];
+  answers = [];
   events = [];
   #ranks = new Set();
 
@@ -21,11 +22,13 @@ export class Records {
     for (const record of records) {
       if (record.kind === "step") this.#add(record);
       else if (record.kind === "validation") this.validations.push(record);
+      else if (record.kind === "answer") this.answers.push(record);
       else {
         if (record.event === "resumed") {
           const kept = (other) => other.step <= record.step;
           this.steps = this.steps.filter(kept);
           this.validations = this.validations.filter(kept);
+          this.answers = this.answers.filter(kept);
         }
         this.events.push(record);
       }
@@ -45,6 +48,16 @@ export class Records {
       this.#ranks.add(Number(rank));
     }
     this.steps.push(step);
+  }
+
+  /** Return by a prompt's number its text and its answers, by step. */
+  get prompts() {
+    const found = new Map();
+    for (const { number, prompt, ...answer } of this.answers) {
+      if (!found.has(number)) found.set(number, { prompt, said: new Map() });
+      found.get(number).said.set(answer.step, answer);
+    }
+    return found;
   }
 
   /** Return the ranks that ever had a share, in order. */

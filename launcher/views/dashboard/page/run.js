@@ -93,6 +93,7 @@ export class RunPage {
       this.state.distillation ? el("section", { className: "card scroll", "aria-labelledby": "shards" }, el("h2", { id: "shards" }, "Distillation"), part("shards")) :
         el("section", { className: "card", "aria-labelledby": "waterfall" }, part("waterfall")),
       el("section", { className: "card scroll", "aria-labelledby": "workers" }, el("h2", { id: "workers" }, "Processes"), part("workers")),
+      (this.asked = el("section", { className: "card scroll", "aria-labelledby": "answers" }, el("h2", { id: "answers" }, "Answers"), part("answers"))),
       el("section", { className: "card", "aria-labelledby": "events" }, el("h2", { id: "events" }, "Events"), part("happened", "log")),
       this.log?.section,
       ...(this.state.report ? about(this.state.report) : []),
@@ -124,6 +125,7 @@ export class RunPage {
     if (this.lanes) this.#lanes();
     put(this.workers, this.#processes());
     put(this.happened, this.#events());
+    put(this.answers, this.#answers());
     if (this.shards) put(this.shards, strip(this.state.distillation), checkpoints(this.state.distillation));
     this.place.onclick = ({ target }) => {
       const step = Number(target.dataset?.step);
@@ -186,6 +188,20 @@ export class RunPage {
       taught ? null : figure("Weights agree", proof ? `${proof.ranks?.length ?? ""} workers` : "–", proof ? `${count(proof.proofs)} proofs, last at step ${count(proof.step)}: ${(proof.digest ?? "").slice(0, 12)}` : "not proved yet", diverged ? "bad" : proof ? "good" : ""),
       taught ? null : figure("Faults survived", count(lost), lost ? `${count(back)} came back, ${count(dealt)} samples dealt again` : "no worker was lost", lost > back && status.live ? "amber" : ""),
       figure("Checkpoint", training.checkpoint ? `step ${count(training.checkpoint.step)}` : "–", training.checkpoint?.path ?? "none yet")));
+  }
+
+  /** Return of each prompt the newest answer and the first one, and those between to unfold. */
+  #answers() {
+    const { prompts } = this.#records;
+    this.asked.hidden = !prompts.size;
+    const shown = (answers) => el("ul", { className: "events" }, answers.map(([step, { time, text }]) => el("li", { className: "calm" },
+      el("time", {}, moment(time, true)), el("button", { type: "button", className: "step", "data-step": step }, `step ${count(step)}`), el("span", {}, text))));
+    return [...prompts].map(([number, { prompt, said }]) => {
+      const [newest, ...older] = [...said].reverse();
+      const first = older.pop();
+      return [el("h3", {}, prompt), shown(first ? [newest, first] : [newest]),
+        older.length ? el("details", {}, el("summary", {}, `Prompt ${number}: the answers between`), shown(older)) : null];
+    });
   }
 
   #lanes() {

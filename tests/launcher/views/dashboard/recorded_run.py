@@ -81,10 +81,19 @@ class RecordedRun:
         }
         for rank in range(3):
             self.metrics.event("joined", 0, rank=rank, host=HOSTILE, device=HOSTILE, backend="cpu")
+        self.answer(0)
         for number in range(1, 11):
             self.step(number)
+            if number in (4, 10):
+                self.answer(number)
         self.metrics.validation(10, loss=0.75, accuracy=0.5)
         self.metrics.event("verified", 10, at=10, digest="5f" * 32, ranks=[0, 1, 2])
+
+    def answer(self, step: int) -> None:
+        """Record the answers to two prompts."""
+        for number, prompt in ((1, "How are you?"), (2, HOSTILE)):
+            text = f"as at step {step} {HOSTILE}"
+            self.metrics.answer(step, number=number, prompt=prompt, text=text, tokens=4, ended=True)
 
     def step(self, number: int) -> None:
         """Record a step."""

@@ -83,6 +83,24 @@ def test_a_run_shows_what_the_server_tells(server: Server, browser: Browser) -> 
     assert browser.errors == []
 
 
+def test_answers_to_the_prompts_newest_and_first(
+    recorded: RecordedRun, server: Server, browser: Browser
+) -> None:
+    browser.open(f"{server.url}#/run/{RUN_ID}")
+    shown = "section[aria-labelledby=answers] > div >"
+    browser.wait(f"document.querySelectorAll('{shown} ul').length === 2")
+    assert text(browser, f"{shown} h3") == ["How are you?", HOSTILE]
+    at = [f"as at step {step} {HOSTILE}" for step in (0, 4, 10, 11)]
+    assert text(browser, f"{shown} ul span") == [at[2], at[0]] * 2
+    assert text(browser, f"{shown} ul button") == ["step 10", "step 0"] * 2
+    browser.run(f"document.querySelector('{shown} details').open = true")
+    recorded.answer(11)
+    between = f"{shown} details[open] span"
+    browser.wait(f"document.querySelectorAll('{between}').length === 2")
+    assert text(browser, between) == [at[2], at[1]]
+    assert browser.errors == []
+
+
 def test_a_step_is_chosen_by_keyboard_and_by_its_event(server: Server, browser: Browser) -> None:
     browser.open(f"{server.url}#/run/{RUN_ID}")
     browser.wait("document.querySelectorAll('canvas').length === 5")

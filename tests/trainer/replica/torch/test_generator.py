@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.trainer.replica.driving import drawn_weights
+from tests.trainer.replica.driving import drawn_weights, gradient, start
 from tests.trainer.replica.torch.parallel.models import write_drawn_model
 from tests.trainer.replica.torch.parallel.one_process import run_config
+from trainer.data.tokens import Encoded
 from trainer.model.layout import build_layout
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.decoder import Decoder
@@ -61,3 +63,22 @@ def test_tokens_are_those_of_transformers(
     for generator in (ours, TorchGenerator(judge, config, cpu, batch=3)):
         found = generator.generate(PROMPTS, max_new_tokens=7, sampling=Sampling())
         assert found == wanted
+
+
+@pytest.mark.parametrize("model", [{}, {"hidden_act": "gelu"}], ids=["ours", "transformers"])
+def test_a_replica_answers_between_steps_without_a_trace(
+    tmp_path: Path, model: dict[str, Any]
+) -> None:
+    """As `trainer generate` with the same weights, also where layers are computed twice."""
+    folder = write_drawn_model(tmp_path / "model", "qwen3", **model)
+    settings = {"lora.lora_rank": 4, "training.gradient_checkpointing": "on"}
+    config = run_config(str(folder), settings)
+    replica, weights = start(folder, config)
+    batch = [Encoded(np.array(prompt, np.int32), np.array(prompt)) for prompt in PROMPTS[:1]]
+    before, _, _ = gradient(replica, batch)
+    stop = frozenset((250,))
+    found = replica.answer(PROMPTS, 5, stop)
+    generator = load_generator(folder, config, replica.layout, weights)
+    options: dict[str, Any] = {"max_new_tokens": 5, "sampling": Sampling(), "stop": stop}
+    assert found == generator.generate(PROMPTS, **options)
+    assert np.array_equal(gradient(replica, batch)[0], before)

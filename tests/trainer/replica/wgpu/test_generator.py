@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainer.replica.driving import relative
+from tests.trainer.replica.driving import gradient, relative
 from trainer.config.run import RunConfig
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
@@ -211,3 +211,19 @@ def test_what_does_not_fit(device: Device, tiny: Tiny) -> None:
     assert made == [models.greedy(prompt, 3) for prompt in asked]
     with pytest.raises(InputError, match="256 tokens of one sample do not fit: an array exceeds"):
         models.generator.generate(asked, max_new_tokens=200, sampling=GREEDY)
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_a_replica_answers_between_steps_as_torch_does(
+    device: Device, tiny: Tiny, method: str
+) -> None:
+    """At the very end of its positions, which are no whole chunk; later gradients are the same."""
+    folder = tiny.model()
+    settings = {"task": "causal-lm", "method": method, "data__max_seq_len": 40}
+    replica, _ = tiny.wgpu(device, folder, **settings)
+    judge, _ = tiny.start(folder, **settings)
+    batch = tiny.batch(3, "causal-lm")
+    before, _, _ = gradient(replica, batch)
+    asked = prompts(34, 3, 20)
+    assert replica.answer(asked, NEW, frozenset()) == judge.answer(asked, NEW, frozenset())
+    assert np.array_equal(gradient(replica, batch)[0], before)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.planning.vulkan_buffers import ALIGNMENT
+from trainer.planning.vulkan_buffers import ALIGNMENT, PROMPT_CHUNKS, slots_for
 from trainer.replica.continuation import Continuation, Until
 from trainer.replica.sampling import Logits, Sampling
 from trainer.replica.wgpu.generation.kv_cache import Cache, StepInputs, record_decoding
@@ -26,7 +26,6 @@ from trainer.replica.wgpu.layers.decoder import Decoder
 from trainer.system.errors import InputError
 
 _WORDS = ALIGNMENT // 4
-_CHUNKS = (128, 64, 32, 16)
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,6 @@ class _RecordedStep:
     """f32 `[B, V]`"""
     prefill: _Recording
     single: _Recording
-
-
-def slots_for(longest: int, max_new_tokens: int) -> int:
-    """Return the positions that a continued prompt takes: whole chunks, for their padding."""
-    return -(-(longest + max_new_tokens) // _CHUNKS[0]) * _CHUNKS[0]
 
 
 class WgpuGenerator:
@@ -113,16 +107,22 @@ class WgpuGenerator:
         # 5. Back in the order of the prompts.
         return [made[index] for index in range(len(prompts))]
 
+    def release(self) -> None:
+        """Free what the last call recorded, with its keys and values."""
+        self._made = None
+        self._pool.release()
+
     def _recorded(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> _RecordedStep:
         """Return recordings for these prompts, the last call's if they are the same."""
         longest = max(len(prompt) for prompt in prompts)
         slots = slots_for(longest, max_new_tokens)
         assert slots <= self._decoder.rope[0].shape[0], "the decoder has no such positions"
-        chunk = min((chunk for chunk in _CHUNKS if chunk >= longest), default=_CHUNKS[0])
+        chunk = min(
+            (chunk for chunk in PROMPT_CHUNKS if chunk >= longest), default=PROMPT_CHUNKS[0]
+        )
         wanted = StepShape(min(self._batch, len(prompts)), chunk, slots)
         if self._made is None or self._made[0] != wanted:
-            self._made = None
-            self._pool.release()
+            self.release()
             self._made = wanted, self._record(wanted)
         return self._made[1]
 
@@ -222,7 +222,7 @@ def _smaller(wanted: StepShape) -> Iterator[StepShape]:
     """Yield a shape and smaller and smaller ones; fewer samples at last."""
     batch = wanted.batch
     while batch:
-        for chunk in _CHUNKS:
+        for chunk in PROMPT_CHUNKS:
             if chunk <= wanted.chunk:
                 yield StepShape(batch, chunk, wanted.slots)
         batch //= 2

@@ -26,7 +26,7 @@ from trainer.run.distributed.group.part import broadcast, open_part
 from trainer.run.distributed.group.processes import Members
 from trainer.run.distributed.group.setup import Setup, identity
 from trainer.run.distributed.watch import is_of_peers
-from trainer.system.errors import DoesNotFitError, RefusedError
+from trainer.system.errors import DoesNotFitError, InputError, RefusedError
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
@@ -90,6 +90,15 @@ class GroupReplica:
             self._members.tell(rank, {"do": "evaluate"}, pack_samples(part))
         own = self._collectively(lambda: self._part.evaluate(parts[0]))
         return EvalResult.total([own, *(EvalResult(**each) for each in self._members.answers())])
+
+    def answer(
+        self,
+        prompts: Sequence[Sequence[int]],  # noqa: ARG002 - refused
+        new_tokens: int,  # noqa: ARG002 - refused
+        stop: frozenset[int],  # noqa: ARG002 - refused
+    ) -> list[list[int]]:
+        """Raise `InputError`: a run that asks opens no group (`RunConfig.needs_whole_model`)."""
+        raise InputError("training.sample_prompts: a replica group does not answer; leave it out")
 
     def _divided(self, batch: Sequence[Encoded]) -> list[Sequence[Encoded]]:
         """Return the samples of each process; all take all if they share every layer."""
