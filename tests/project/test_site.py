@@ -25,7 +25,7 @@ def test_what_is_not_ours_is_what_was_published() -> None:
     assert hashlib.sha256(shim).hexdigest() == digest
 
 
-@pytest.mark.exhaustive
+@pytest.mark.long
 @pytest.mark.needs("chromium")
 def test_the_site_loads_nothing_from_elsewhere_and_is_searched(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "site" / "build.py"], check=True)
