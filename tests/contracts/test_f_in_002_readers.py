@@ -40,6 +40,8 @@ BY_OTHER_MEANS = {
     "launcher.runs.records.registry": OWN,
     "launcher.session.process_supervisor": THERE,
     "launcher.session.spec": THERE,
+    "launcher.views.dashboard.report": OWN,
+    "launcher.views.dashboard.run_files": OWN,
     "trainer.checkpoint.merge_lora": OF_A_PERSON,
     "trainer.checkpoint.publication": OF_A_PERSON,
     "trainer.commands.distill.inspect": OWN,

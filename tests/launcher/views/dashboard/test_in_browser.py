@@ -193,7 +193,7 @@ def test_two_runs_are_chosen_and_laid_over_each_other(
     ends = {run_id: server.json(f"api/runs/{run_id}")["records"] for run_id in (RUN_ID, OTHER_ID)}
     for run_id, row in zip((RUN_ID, OTHER_ID), text(browser, "tbody tr"), strict=True):
         step = [record for record in ends[run_id] if record["kind"] == "step"][-1]
-        counted, _, _, tokens = step["so_far"]
+        counted, _, _, tokens, _ = step["so_far"]
         assert row.startswith(run_id)
         assert f"{step['step']}" in row
         assert f"0.7500{counted:,}{tokens:,}" in row
