@@ -36,6 +36,7 @@ from launcher.runs.cluster import Cluster
 from launcher.runs.records.registry import authority_folder
 from launcher.views.dashboard.history import History
 from launcher.views.dashboard.logs import Wanted
+from launcher.views.dashboard.prometheus import CONTENT_TYPE, exposition
 from launcher.views.dashboard.single_file import PAGE
 from launcher.views.dashboard.state import Observed, Tree
 
@@ -84,6 +85,10 @@ def make_app(cluster: Cluster, token: str = "", hosts: tuple[str, ...] = ("*",))
     async def overview(_: Request) -> Response:
         return JSONResponse(await run_in_threadpool(observed.overview))
 
+    async def metrics(_: Request) -> Response:
+        text = exposition(await run_in_threadpool(observed.overview))
+        return Response(text, media_type=CONTENT_TYPE)
+
     async def overview_events(_: Request) -> Response:
         return _events(_changes(observed))
 
@@ -116,6 +121,7 @@ def make_app(cluster: Cluster, token: str = "", hosts: tuple[str, ...] = ("*",))
         return JSONResponse({"error": str(error)}, 404 if isinstance(error, ConfigError) else 503)
 
     routes = [
+        Route("/metrics", metrics),
         Route("/api/overview", overview),
         Route("/api/overview/events", overview_events),
         Route("/api/runs/{run_id}", run),

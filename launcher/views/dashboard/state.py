@@ -29,8 +29,9 @@ from launcher.views.telemetry import (
 )
 from trainer.system.errors import plain_reason
 
-UNWATCHED = 30.0
-"""Seconds after the last reader at which hosts are not queried any more."""
+UNWATCHED = 90.0
+"""Seconds after the last reader at which hosts are not queried any more; Prometheus reads about
+once a minute, and finds devices that have been read meanwhile."""
 _OVERVIEW_EVERY = 5.0
 _SPEND_EVERY = 60.0
 """Seconds between looks at the ledgers, which are read whole."""

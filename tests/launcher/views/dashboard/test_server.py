@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import run
+from launcher.views.dashboard.prometheus import CONTENT_TYPE
 from tests.launcher.views.dashboard.recorded_run import (
     BEGAN,
     HOSTILE,
@@ -33,6 +34,9 @@ def test_a_run_is_what_status_shows_and_only_new_records_follow(tmp_path: Path) 
             (RUN_ID, 10, 0.2)
         ]
         assert [host["name"] for host in overview["hosts"]] == ["localhost"]
+        status, headers, text = server.get("metrics")
+        assert (status, headers["content-type"]) == (200, CONTENT_TYPE)
+        assert f'motley_run_loss{{run="{RUN_ID}"}} 0.2\n' in text
         tree = server.json(f"api/runs/{RUN_ID}")
         done = subprocess.run(
             [sys.executable, "-m", "launcher.cli", "status", "--run", RUN_ID, "--json"],
@@ -144,7 +148,13 @@ def test_on_other_addresses_it_has_tls_and_a_token(tmp_path: Path) -> None:
         server = type(shown)(f"https://localhost:{port}/{token}/", shown.process, shown.context)
         assert server.get("")[0] == 200  # by the cluster's CA
         assert server.json("api/overview")["runs"]
-        for path in ("/", "/api/overview", f"/x{token[1:]}/api/overview", f"/{token[:-1]}/"):
+        for path in (
+            "/",
+            "/metrics",
+            "/api/overview",
+            f"/x{token[1:]}/api/overview",
+            f"/{token[:-1]}/",
+        ):
             assert server.get(path)[0] == 404, path
 
 

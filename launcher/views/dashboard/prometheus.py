@@ -1,0 +1,100 @@
+"""The overview as Prometheus text (exposition format 0.0.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_Labels = Mapping[str, object]
+_Sample = tuple[_Labels, object]
+_HELP = {
+    "run_info": "The state of a run, as a label; always 1.",
+    "run_live": "Whether a process of the run is at work.",
+    "run_steps_completed": "Steps of the run that are committed.",
+    "run_steps_planned": "Steps that the run has in all.",
+    "run_loss": "Loss of the last step.",
+    "run_validation_loss": "Loss of the last validation.",
+    "run_tokens_per_second": "Rate of the last step.",
+    "run_workers_planned": "Workers that the run began with.",
+    "run_workers_joined": "Workers that take part.",
+    "run_updated_timestamp_seconds": "When the run last wrote its status.",
+    "run_spent": "What the run has cost, in the currency of its budget.",
+    "run_budget": "What the run may cost, in that currency.",
+    "host_reachable": "Whether the host answers.",
+    "host_processes": "Processes of runs on the host.",
+    "device_memory_used_bytes": "Memory of the device in use.",
+    "device_memory_bytes": "Memory of the device.",
+    "device_utilization_ratio": "Use of the device, from 0 to 1.",
+    "device_power_watts": "Power that the device draws.",
+    "device_temperature_celsius": "Temperature of the device.",
+    "remarks": "What could not be read, such as hosts that do not answer.",
+}
+"""Every metric, without `motley_`, and what it means; all are gauges."""
+
+
+def exposition(overview: Mapping[str, Any]) -> str:
+    """Return the metrics of the dashboard's overview; what is not known is left out."""
+    found: dict[str, list[_Sample]] = {name: [] for name in _HELP}
+    for name, labels, value in (*_runs(overview), *_hosts(overview)):
+        found[name].append((labels, value))
+    found["remarks"].append(({}, len(overview.get("remarks", ()))))
+    return "".join(_family(name, samples) for name, samples in found.items())
+
+
+def _runs(overview: Mapping[str, Any]) -> Iterator[tuple[str, _Labels, object]]:
+    for run in overview.get("runs", ()):
+        labels = {"run": run["run_id"]}
+        yield "run_info", {**labels, "state": run["state"]}, 1
+        yield "run_live", labels, run["live"]
+        yield "run_steps_completed", labels, run["step"]
+        yield "run_steps_planned", labels, run["total_steps"]
+        yield "run_loss", labels, run["loss"]
+        validation: Mapping[str, Any] = run["validation"] or {}
+        yield "run_validation_loss", labels, validation.get("loss")
+        yield "run_tokens_per_second", labels, run["tokens_per_second"]
+        yield "run_workers_planned", labels, run["workers"]
+        yield "run_workers_joined", labels, run["joined"]
+        yield "run_updated_timestamp_seconds", labels, run["updated"]
+        budget: Mapping[str, Any] = run["budget"] or {}
+        money = {**labels, "currency": budget.get("currency") or ""}
+        yield "run_spent", money, budget.get("spent")
+        yield "run_budget", money, budget.get("ceiling")
+
+
+def _hosts(overview: Mapping[str, Any]) -> Iterator[tuple[str, _Labels, object]]:
+    for host in overview.get("hosts", ()):
+        yield "host_reachable", {"host": host["name"]}, host["reachable"]
+        yield "host_processes", {"host": host["name"]}, len(host["busy"])
+        for device in host["devices"]:
+            gauge = host["gauges"].get(device["id"].lower(), {})
+            labels = {"host": host["name"], "device": device["id"], "name": device["name"] or ""}
+            load = gauge.get("load")
+            yield "device_memory_used_bytes", labels, gauge.get("memory_used")
+            yield "device_memory_bytes", labels, gauge.get("memory_total")
+            yield "device_utilization_ratio", labels, None if load is None else load / 100
+            yield "device_power_watts", labels, gauge.get("power")
+            yield "device_temperature_celsius", labels, gauge.get("temperature")
+
+
+def _family(name: str, samples: Sequence[_Sample]) -> str:
+    """Return a metric's lines; none without a value."""
+    lines = [
+        f"motley_{name}{_labels(labels)} {float(value)!r}\n"
+        for labels, value in samples
+        if isinstance(value, int | float) and math.isfinite(value)
+    ]
+    head = f"# HELP motley_{name} {_HELP[name]}\n# TYPE motley_{name} gauge\n"
+    return head + "".join(lines) if lines else ""
+
+
+def _labels(labels: _Labels) -> str:
+    pairs = (f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
+    return f"{{{','.join(pairs)}}}" if labels else ""
+
+
+def _escaped(text: str) -> str:
+    """Return a label's value as the format asks; it may be a host's."""
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
