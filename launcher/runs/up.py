@@ -137,7 +137,7 @@ def bring_up(
                 keep_config(run.run_id, config, start)
                 deliver(run, record, config)
                 watch.lap("certificates and files")
-                _start(run, patience)
+                _start(run, patience, job.notify or ())
                 watch.lap("start")
             # From here on the run itself keeps others out: a link that breaks costs no lock.
             report(f"started {run.run_id}: {_who_is_where(plan)}")
@@ -251,7 +251,7 @@ def _leafs(run_id: str, processes: Sequence[ProcessPlan]) -> dict[str, Credentia
     return {p.name: authority.issue(identity_of(run_id, p.rank), p.names) for p in processes}
 
 
-def _start(run: Run, join_deadline: float) -> None:
+def _start(run: Run, join_deadline: float, notify: Sequence[str]) -> None:
     """Start the supervisors of all hosts at once; each looks after its process from then on."""
     # A worker gives up on an absent coordinator after the deadline: that counts as a
     # failure, so its supervisor finally gives up as well, without the launcher.
@@ -264,7 +264,10 @@ def _start(run: Run, join_deadline: float) -> None:
             if process.host == host.name:
                 # An evaluator is not done when its student is: the last checkpoints are left.
                 serves = process.host == leader.host and process.role in ("worker", "teacher")
-                supervisor.start(process, leader if serves and process is not leader else None)
+                if process is leader:
+                    supervisor.start(process, notify=notify)
+                else:
+                    supervisor.start(process, leader if serves else None)
 
     ask_hosts(run.hosts, start, START_DEADLINE).require(PartialError)
 

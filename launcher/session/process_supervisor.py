@@ -19,6 +19,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from dataclasses import asdict
@@ -42,6 +43,7 @@ from trainer.system.process.child import (
     adopt_orphans,
     signal_group,
 )
+from trainer.system.process.notification import notify
 from trainer.system.storage.atomic_file import write_atomically
 
 STATE_SCHEMA = "motley.process/1"
@@ -119,7 +121,7 @@ class ProcessSupervisor:
             if not self._spec.restart.restarts(returncode):
                 return self._finish("failed", "this exit code is not retried")
             if self._failures >= self._spec.restart.most_failures:
-                return self._finish("failed", f"gave up after {self._failures} failures in a row")
+                return self._give_up(returncode)
             if not self._pause(self._spec.restart.delay(self._failures)):
                 return None if _is_wanted() else self._finish("stopped", None)
 
@@ -245,6 +247,20 @@ class ProcessSupervisor:
             if _asks_to_stop(signal.sigtimedwait(_HANDLED, _LEADER_POLL)):
                 return
             self._catch_up()
+
+    def _give_up(self, returncode: int) -> None:
+        """End for good; the process itself took another attempt for granted and told nobody."""
+        reason = f"gave up after {self._failures} failures in a row"
+        self._finish("failed", reason)
+        if self._spec.notify:
+            name, run_id = self._spec.name, self._spec.run_id
+            how = f"exit code {returncode}" if returncode >= 0 else f"signal {-returncode}"
+            text = f"{run_id} has failed: the supervisor of {name} {reason}, the last with {how}"
+            event = {"event": "failed", "run_id": run_id, "process": name, "reason": reason}
+            event |= {"time": time.time(), "host": socket.gethostname(), "text": text}
+            failure = notify(self._spec.notify, event)
+            if failure is not None:
+                os.write(2, f"notify: {self._spec.notify[0]}: {failure}\n".encode())
 
     def _remove_keys(self) -> None:
         """Remove the certificate of a process that has ended for good; a start makes another."""

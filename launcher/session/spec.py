@@ -67,6 +67,8 @@ class SessionSpec:
     ended: str | None = None
     """A file that exists once the run is to end: nothing is started from then on."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
+    notify: tuple[str, ...] = ()
+    """The command that is told if the supervisor gives up; other ends the process tells itself."""
 
     def to_json(self) -> bytes:
         """Return the file that `launcher.session` reads."""
@@ -80,7 +82,7 @@ class SessionSpec:
             raise ValueError(f"not a {SPEC_SCHEMA} file")
         restart: dict[str, Any] = tree.pop("restart")
         restart["codes"] = tuple(restart["codes"])
-        tree["argv"] = tuple(tree["argv"])
+        tree["argv"], tree["notify"] = tuple(tree["argv"]), tuple(tree.get("notify", ()))
         return cls(restart=RestartPolicy(**restart), **tree)
 
 

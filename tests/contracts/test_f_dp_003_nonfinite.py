@@ -45,7 +45,9 @@ def run_until(cluster: SimulatedCluster, seed: int, step: int | None) -> None:
 def assert_halted(cluster: SimulatedCluster, step: int) -> str:
     """Check that the run ended at `step` without its update, for everyone, and return why."""
     assert cluster.end.exit_code == 5
-    assert cluster.named("halted") == [{"event": "halted", "reason": cluster.end.reason}]
+    assert cluster.named("halted") == [
+        {"event": "halted", "reason": cluster.end.reason, "nan": True}
+    ]
     assert "\n" not in cluster.end.reason
     assert cluster.step == step, "no update was applied"
     cluster.check()  # everyone is at the weights of before

@@ -1,6 +1,7 @@
 """Small processes for supervisors to keep."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,9 @@ def python_process(folder: Path, code: str, name: str = "worker-0") -> ProcessPl
 class ForkingSupervisor(SessionSupervisor):
     """Sessions whose program imports once and forks a child for each attempt."""
 
-    def start(self, process: ProcessPlan, leader: ProcessPlan | None = None) -> None:
+    def start(
+        self, process: ProcessPlan, leader: ProcessPlan | None = None, notify: Sequence[str] = ()
+    ) -> None:
         if process.argv[1:2] == ("-c",):
             process = replace(process, argv=(*process.argv[:2], PARENT + process.argv[2]))
-        super().start(process, leader)
+        super().start(process, leader, notify)

@@ -25,7 +25,7 @@ VALIDATION = {2: 4.25, 6: 2.75}
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the output folder of a run that went on from step 2 and had one loss that is NaN."""
     folder = tmp_path_factory.mktemp("output")
-    log = MetricsLog(folder, tensorboard=False)
+    log = MetricsLog(folder)
     for step, loss in {1: 6.25, 2: 4.0, 3: 99.0}.items():
         record_step(log, step, loss)
     log.validation(2, loss=VALIDATION[2])

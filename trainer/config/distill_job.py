@@ -27,6 +27,7 @@ from trainer.config.run import (
     TrainingConfig,
 )
 from trainer.config.section import Section, load_settings
+from trainer.config.telling import Command, Trackers
 
 
 class TeacherJob(Section):
@@ -81,6 +82,8 @@ class StudentJob(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     max_seq_len: Positive | None = None
     """Tokens; longer windows are cut. Null takes the teacher's."""
+    tracking: Trackers = ("tensorboard",)
+    """As in a run config."""
     compile: bool = False
     teacher_timeout: float | None = Field(default=None, gt=0)
     """Seconds without a heartbeat after which a teacher counts as dead."""
@@ -96,7 +99,7 @@ class StudentJob(Section):
     def settings(self) -> dict[str, Any]:
         """Return the run-config settings that were given, by dotted paths."""
         tree = self.model_dump(mode="json", exclude_unset=True)
-        found = {"method": tree["method"]} if "method" in tree else {}
+        found = {key: tree[key] for key in ("method", "tracking") if key in tree}
         for section in ("distillation", "lora", "optimizer", "training", "checkpoint"):
             found |= {f"{section}.{key}": value for key, value in tree.get(section, {}).items()}
         return found
@@ -148,6 +151,8 @@ class DistillJob(Section):
     """Null: no evaluation."""
     budget: BudgetConfig | None = None
     """What it may cost, on all its hosts; null: the environment's, if there is one."""
+    notify: Command | None = None
+    """As in a run config; it runs on the student's host."""
     start_deadline: float = Field(default=600.0, gt=0)
     """Seconds for every process to start: reading a big teacher takes long."""
 

@@ -23,6 +23,7 @@ from trainer.config.lora import LoraSettings
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.section import Section, load_settings
+from trainer.config.telling import Command, Trackers
 from trainer.config.training import Positive, Precision, TrainingConfig
 from trainer.system.errors import InputError
 
@@ -70,6 +71,8 @@ MEMBERS_MAY_DIFFER = (
     "checkpoint",
     "parallel",
     "budget",
+    "notify",
+    "tracking",
 )
 """Settings and sections that members need not agree on: paths, timers, what only one of them reads,
 and how a gradient is computed, not which. All others, also later ones, must be equal."""
@@ -172,6 +175,10 @@ class RunConfig(Section):
     parallel: ParallelConfig = ParallelConfig()
     distillation: DistillationConfig | None = None
     budget: BudgetConfig | None = None
+    notify: Command | None = None
+    """Runs on the coordinator's host at each event of the run, which it gets as JSON."""
+    tracking: Trackers = ("tensorboard",)
+    """What gets the figures of `metrics.jsonl` too."""
 
     @model_validator(mode="before")
     @classmethod
@@ -311,6 +318,10 @@ class RunConfig(Section):
         """
         text = json.dumps(self._agreed(), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def leaves(self) -> dict[str, Any]:
+        """Return every setting by its dotted path, as JSON has it."""
+        return _leaves(self.model_dump(mode="json"))
 
     def _agreed(self) -> dict[str, Any]:
         """Return the settings that members share, by their dotted paths; unused ones left out."""

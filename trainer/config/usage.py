@@ -13,7 +13,7 @@ ADVICE = {
     "bf16": "--set training.precision=bf16",
     "fp16": "--set training.precision=fp16",
     "logging_steps": "nothing: every step is in OUTPUT/metrics.jsonl",
-    "report_to": "nothing: metrics are always in OUTPUT/metrics.jsonl and OUTPUT/tensorboard",
+    "report_to": "--set tracking=[tensorboard,wandb]; metrics are always in OUTPUT/metrics.jsonl",
     "resume_from_checkpoint": "the same -o again: a run resumes at its newest checkpoint",
     "save_steps": "--set checkpoint.every=VALUE",
     "save_total_limit": "--set checkpoint.keep_last=VALUE",

@@ -19,7 +19,7 @@ from trainer.system.errors import StorageError
 from trainer.system.received import receive_json
 from trainer.system.storage import atomic_folder
 from trainer.system.storage.jsonl import json_text
-from trainer.tracking.metrics import TENSORBOARD_FOLDER, TensorBoardFile
+from trainer.tracking.trackers.tensorboard_file import TENSORBOARD_FOLDER, TensorBoardFile
 
 EVALUATIONS = "evaluations"
 """Below a run's output folder."""

@@ -1,4 +1,4 @@
-"""A run's metrics: one JSON object a line, and the same numbers for TensorBoard.
+"""A run's metrics: one JSON object a line, and the same numbers for trackers.
 
 A failed write never stops training: a full disk raises one alarm, and writing resumes when there
 is space again.
@@ -7,23 +7,20 @@ is space again.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.system.received import receive_json
-from trainer.system.storage.jsonl import LineFile, Outage, json_text
+from trainer.system.storage.jsonl import LineFile, json_text
 
 if TYPE_CHECKING:
     from trainer.exchange.protocol.actions import Step
+    from trainer.tracking.trackers.base import Tracker
 
 METRICS_FILE = "metrics.jsonl"
-TENSORBOARD_FOLDER = "tensorboard"
 
 EventKind = Literal[
     "listening",
@@ -62,7 +59,7 @@ _UNRECORDED = ("codec", "round_of", "watts")
 
 
 class MetricsLog:
-    """Writes `metrics.jsonl` and `tensorboard/` below a run's output folder.
+    """Writes `metrics.jsonl` below a run's output folder, and tells trackers the same.
 
     Lines have a `kind`: `step` (the fields of `Step` that are not None), `validation`, `answer`
     (`number`, `prompt`, `text`, `tokens` and `ended` of one of the prompts), or `event`
@@ -73,17 +70,15 @@ class MetricsLog:
     def __init__(
         self,
         output: Path,
+        trackers: Sequence[Tracker] = (),
         *,
-        tensorboard: bool = True,
         on_alarm: Callable[[str], None] = logger.warning,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
         self._path = output / METRICS_FILE
         self._lines = LineFile(self._path, on_alarm)
-        self._board = (
-            TensorBoardFile(output / TENSORBOARD_FOLDER, on_alarm) if tensorboard else None
-        )
+        self._trackers = trackers
 
     def has_steps(self) -> bool:
         """Whether the file has steps, of this process or an earlier one, that are not void."""
@@ -99,8 +94,9 @@ class MetricsLog:
             if name not in _UNRECORDED and (value is not None or name == "loss")
         }
         self._write("step", record)
-        if self._board:
-            self._board.scalars(event.step, self._clock(), dict(_scalars(record)))
+        scalars = dict(_scalars(record)) if self._trackers else {}
+        for tracker in self._trackers:
+            tracker.scalars(event.step, self._clock(), scalars)
 
     def validation(
         self, step: int, confusion: list[list[int]] | None = None, **figures: float | None
@@ -112,31 +108,31 @@ class MetricsLog:
         """
         table = {} if confusion is None else {"confusion": confusion}
         self._write("validation", {"step": step, **figures, **table})
-        if self._board:
-            scalars = {f"validation/{k}": v for k, v in figures.items() if v is not None}
-            self._board.scalars(step, self._clock(), scalars)
+        scalars = {f"validation/{k}": v for k, v in figures.items() if v is not None}
+        for tracker in self._trackers:
+            tracker.scalars(step, self._clock(), scalars)
 
     def answer(self, step: int, **details: Any) -> None:
         """Record the answer to a prompt."""
         self._write("answer", {"step": step, **details})
-        if self._board:
-            text = f"{details['prompt']}\n\n{details['text']}"
-            self._board.text(step, self._clock(), f"answers/{details['number']}", text)
+        text = f"{details['prompt']}\n\n{details['text']}"
+        for tracker in self._trackers:
+            tracker.text(step, self._clock(), f"answers/{details['number']}", text)
 
     def event(self, event: EventKind, step: int, **details: Any) -> None:
         """Record an event of the run or of one member."""
         self._write("event", {"event": event, "step": step, **details})
-        if self._board:
+        told = "  ".join(f"{key}={value}" for key, value in details.items())
+        for tracker in self._trackers:
             if event == "resumed":
-                self._board.restarted(step, self._clock())
-            told = "  ".join(f"{key}={value}" for key, value in details.items())
-            self._board.text(step, self._clock(), "events", f"{event}  {told}".rstrip())
+                tracker.restarted(step, self._clock())
+            tracker.text(step, self._clock(), "events", f"{event}  {told}".rstrip())
 
-    def close(self) -> None:
-        """Close both files."""
+    def close(self, exit_code: int = 0) -> None:
+        """Close the file and the trackers, which are told how the run ended."""
         self._lines.close()
-        if self._board:
-            self._board.close()
+        for tracker in self._trackers:
+            tracker.close(exit_code)
 
     def _write(self, kind: str, record: Mapping[str, Any]) -> None:
         line = {"kind": kind, "time": round(self._clock(), 3), **record}
@@ -162,125 +158,8 @@ def read_metrics(path: Path, *, abandoned: bool = False) -> list[dict[str, Any]]
     return records
 
 
-class TensorBoardFile:
-    """TensorBoard event files, through tensorboard's own framing and messages.
-
-    Not its EventFileWriter: its thread prints a traceback on a full disk,
-    and it loads TensorFlow if that is installed. A failed record makes the rest of a file
-    unreadable, so writing continues in a new one.
-    """
-
-    def __init__(self, folder: Path, on_alarm: Callable[[str], None]) -> None:
-        self._folder = folder
-        self._outage = Outage(folder, on_alarm)
-        self._records: Any = None
-        self._available = True
-        self._files = 0
-
-    def scalars(self, step: int, now: float, values: Mapping[str, float]) -> None:
-        """Record figures by their tags."""
-        summary = [{"tag": tag, "simple_value": float(value)} for tag, value in values.items()]
-        self._write({"wall_time": now, "step": step, "summary": {"value": summary}})
-
-    def text(self, step: int, now: float, tag: str, content: str) -> None:
-        """Record a text."""
-        value = {
-            "tag": tag,
-            "metadata": {"plugin_data": {"plugin_name": "text"}},
-            "tensor": {
-                "dtype": "DT_STRING",
-                "tensor_shape": {"dim": [{"size": 1}]},
-                "string_val": [content.encode()],
-            },
-        }
-        self._write({"wall_time": now, "step": step, "summary": {"value": [value]}})
-
-    def restarted(self, step: int, now: float) -> None:
-        """Tell TensorBoard to drop the steps after `step`."""
-        self._write({"wall_time": now, "step": step + 1, "session_log": {"status": "START"}})
-
-    def close(self) -> None:
-        """Close the file; a later record opens another."""
-        if self._records is not None:
-            with suppress(OSError):
-                self._records.close()
-            self._records = None
-
-    def _write(self, event: dict[str, Any]) -> None:
-        if not self._available:
-            return
-        try:
-            # Imported here: a quarter of a second that readers of metrics do not need.
-            from tensorboard.compat.proto import event_pb2
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError:
-            self._available = False
-            self._outage.begin("the package tensorboard is not installed")
-            return
-
-        messages: Any = event_pb2  # its classes are built at run time, unseen by type checkers
-
-        def serialized(tree: dict[str, Any]) -> bytes:
-            return _message(messages.Event(), tree).SerializeToString()
-
-        try:
-            if self._records is None:
-                self._records = RecordWriter(self._open())
-                version = {"wall_time": event["wall_time"], "file_version": "brain.Event:2"}
-                self._records.write(serialized(version))
-            self._records.write(serialized(event))
-            self._outage.end()
-        except OSError as error:
-            self.close()
-            self._outage.begin(error.strerror or str(error))
-
-    def _open(self) -> Any:
-        self._folder.mkdir(exist_ok=True)  # not its parent: a share may be unreachable
-        self._files += 1
-        stamp = f"{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{self._files}"
-        return _WholeWrites((self._folder / f"events.out.tfevents.{stamp}").open("xb", buffering=0))
-
-
-class _WholeWrites:
-    """A file whose short writes are errors."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def write(self, data: bytes) -> None:
-        if self._file.write(data) != len(data):
-            raise OSError("the disk wrote half a record")
-
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _message(message: Any, tree: Mapping[str, Any]) -> Any:
-    """Fill a protobuf message from a tree of plain values."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            target = getattr(message, name)
-            target.SetInParent()
-            _message(target, value)
-        elif isinstance(value, list):
-            target = getattr(message, name)
-            for item in value:
-                if isinstance(item, dict):
-                    _message(target.add(), item)
-                else:
-                    target.append(item)
-        elif isinstance(value, str) and (enum := message.DESCRIPTOR.fields_by_name[name].enum_type):
-            setattr(message, name, enum.values_by_name[value].number)
-        else:
-            setattr(message, name, value)
-    return message
-
-
 def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield TensorBoard's tags: the names of the lines, per rank below them."""
+    """Yield the trackers' tags: the names of the lines, per rank below them."""
     for name, value in record.items():
         if isinstance(value, Mapping):
             tag = name.removeprefix("worker_")

@@ -37,8 +37,10 @@ from trainer.system.process.priority import reset_thread_priority
 from trainer.system.storage.lease import Lease
 from trainer.tracking.card import make_card, shortened
 from trainer.tracking.metrics import MetricsLog
+from trainer.tracking.notifier import Notifier
 from trainer.tracking.progress import open_view, show_lines
 from trainer.tracking.status import MOVING, StatusFile, WorkerStatus, first_status
+from trainer.tracking.trackers.table import open_trackers
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class RunRecorder:
         expect_workers: int,
         lease: Lease | None = None,
         budget: BudgetWatch | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
         self._store = store
         self._budget = budget
@@ -91,7 +94,7 @@ class RunRecorder:
         self._config = config
         self._job = job
         self._plan = plan
-        self._metrics = MetricsLog(output)
+        self._metrics = MetricsLog(output, open_trackers(config, job.run_id, output))
         self._status_file = StatusFile(output)
         self._view = open_view()
         self._writer = ThreadPoolExecutor(1, "checkpoint", initializer=reset_thread_priority)
@@ -105,6 +108,10 @@ class RunRecorder:
         """Decides on the validations that are logged here."""
         self._workers: dict[int, WorkerStatus] = {}
         self._status = first_status(job.run_id, plan.total_steps, expect_workers)
+        self._notifier = notifier or Notifier(None, job.run_id, "")
+        self._notifier.status = self._status
+        self._notifier.progressed()
+        self._halted_by_nan = False
         self._publish()
 
     def go_on(self, resumed: Resumed | None) -> None:
@@ -164,6 +171,7 @@ class RunRecorder:
         self._check_lease()
         if self._budget:
             self._budget.stepped(event.step, event.watts)
+        self._notifier.progressed(event.seconds)
         self._metrics.step(event)
         for name in (*MOVING, "generation", "codec", "round_of"):
             self._status[name] = getattr(event, name)
@@ -196,6 +204,7 @@ class RunRecorder:
         """Record a checkpoint that is complete, and took so long."""
         if self._budget:
             self._budget.saved(seconds)
+        self._notifier.progressed()
         self._failed_save = None
         self._metrics.event("checkpoint", step, path=str(path))
         self._status["checkpoint"] = {"step": step, "path": str(path)}
@@ -246,6 +255,9 @@ class RunRecorder:
             self._metrics.event("finished", self._status["step"], reason=reason, code=exit_code)
         self._status["reason"] = reason
         self._status["exit_code"] = exit_code
+        spent = exit_code == BudgetStopError.exit_code
+        ending = "nan" if self._halted_by_nan else "budget" if spent else self._status["state"]
+        self._notifier.ended(ending, reason, exit_code)
         for worker in self._workers.values():
             worker["state"] = "lost" if worker["state"] == "lost" else "active"
         stopped = self._status["state"] == "stopped"
@@ -264,7 +276,7 @@ class RunRecorder:
                 found = worker["rank"], worker["device"], worker["backend_reason"]
                 log.warning("worker %d computed on %s: %s", *found)
         show_lines(self._status["card"])
-        self._metrics.close()
+        self._metrics.close(exit_code)
         self._store.release()
         if self._lease_of_output:
             self._lease_of_output.release()
@@ -277,7 +289,7 @@ class RunRecorder:
             yield
         except TrainerError as error:
             if isinstance(error, NonFiniteError):
-                self.emit({"event": "halted", "reason": str(error)})
+                self.emit({"event": "halted", "reason": str(error), "nan": True})
             self.close(error.exit_code, str(error))
             raise
 
@@ -285,6 +297,7 @@ class RunRecorder:
         step = details.pop("at")
         if self._budget:
             self._budget.progressed()
+        self._notifier.progressed()
         self._metrics.validation(step, **details)
         self.early.validated(step, details["loss"])
         self._status["validation"] = {
@@ -311,10 +324,16 @@ class RunRecorder:
             self._status["workers"] = [self._workers[rank] for rank in sorted(self._workers)]
             if len(self._workers) >= self._status["expect_workers"]:
                 self._begin_running()
+            if kind == "rejoined":
+                self._notifier.tell("back", rank=rank, worker_host=details["host"])
         elif kind in ("lost", "idle", "active") and rank in self._workers:
+            if kind == "lost" and self._status["state"] != "stopping":
+                host = self._workers[rank]["host"]
+                self._notifier.tell("lost", details["reason"], rank=rank, worker_host=host)
             self._workers[rank]["state"] = kind
         elif kind == "resumed":
             self._status["step"] = details["step"]
+            self._notifier.tell("resumed", details.get("reason") or f"from {details['path']}")
             if self._budget:
                 self._budget.resumed(details["step"])
         elif kind == "schedule" and details["schedule"] == "rounds":
@@ -322,6 +341,8 @@ class RunRecorder:
             self._status["total_steps"] = self._plan.total_steps
         elif kind == "stopping":
             self._status["state"] = "stopping"
+        elif kind == "halted":
+            self._halted_by_nan = details.get("nan", False)
         elif kind == "waiting":
             self._status["state"], self._status["reason"] = "waiting", details["reason"]
         elif kind == "alarm":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import get_args
@@ -87,11 +87,14 @@ class SessionSupervisor:
         self._restart = restart or RestartPolicy()
         self._grace = grace
 
-    def start(self, process: ProcessPlan, leader: ProcessPlan | None = None) -> None:
+    def start(
+        self, process: ProcessPlan, leader: ProcessPlan | None = None, notify: Sequence[str] = ()
+    ) -> None:
         """Start a process and keep it running; returns once it is supervised.
 
         `leader` is a process of this host; once its state.json says that it has ended for good,
         this one ends too. State and logs of an earlier start of the process do not matter.
+        `notify` is a command that is told if the supervisor gives up.
 
         Raises:
             PartialError: the supervisor did not start; the message has its last output.
@@ -107,6 +110,7 @@ class SessionSupervisor:
             restart=self._restart,
             leader=None if leader is None else f"{leader.folder}/state.json",
             ended=str(PurePosixPath(process.folder).parents[1] / "down"),
+            notify=tuple(notify),
         )
         self.connection.write(f"{process.folder}/state.json", b"")  # of an earlier start
         self.connection.write(f"{process.folder}/spec.json", spec.to_json())

@@ -160,10 +160,15 @@ def test_other_codes_are_tried_again_and_given_up_at_last(make: Make, home: Path
         f"print('try', count)\nraise SystemExit({codes}[count - 1])"
     )
     process = python_process(home, code)
-    supervisor.start(process)
+    told = home / "told.json"
+    supervisor.start(process, notify=("sh", "-c", 'cat > "$0"', str(told)))
     wait_for(lambda: supervisor.state(process).is_over, "the end")
     state = supervisor.state(process)
     assert (state.state, state.exit_code, state.attempt) == ("failed", codes[-1], 5)
+    wait_for(lambda: told.exists() and told.read_text().endswith("\n"), "the notification")
+    event = json.loads(told.read_text())
+    assert (event["event"], event["process"]) == ("failed", process.name)
+    assert event["text"].endswith("gave up after 5 failures in a row, the last with exit code 1")
     assert supervisor.attempts(process) == [1, 2, 3, 4, 5]
     assert [supervisor.read_log(process, attempt) for attempt in range(1, 6)] == [
         b"try %d\n" % attempt for attempt in range(1, 6)

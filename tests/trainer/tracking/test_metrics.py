@@ -2,12 +2,19 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from trainer.exchange.protocol.actions import Step
 from trainer.tracking.metrics import MetricsLog, read_metrics
+from trainer.tracking.trackers.tensorboard_file import TensorBoardFile
+
+
+def with_board(output: Path, on_alarm: Callable[[str], None] = print) -> MetricsLog:
+    board = TensorBoardFile(output / "tensorboard", on_alarm)
+    return MetricsLog(output, [board], on_alarm=on_alarm)
 
 
 def metrics(step: int, **changes) -> Step:
@@ -31,7 +38,7 @@ def metrics(step: int, **changes) -> Step:
 
 
 def test_a_step_is_one_line(tmp_path: Path):
-    log = MetricsLog(tmp_path / "new", tensorboard=False, clock=lambda: 1700000000.1234)
+    log = MetricsLog(tmp_path / "new", clock=lambda: 1700000000.1234)
     log.step(metrics(1))
     log.event("lost", 1, rank=1, reason="no heartbeat for 3.0 s")
     log.validation(1, loss=0.5, accuracy=0.9, mcc=0.8, confusion=[[5, 1], [0, 4]])
@@ -64,7 +71,7 @@ def test_a_step_is_one_line(tmp_path: Path):
 
 
 def test_numbers_that_json_lacks_become_null(tmp_path: Path):
-    log = MetricsLog(tmp_path, tensorboard=False)
+    log = MetricsLog(tmp_path)
     log.step(metrics(1, loss=math.nan, grad_norm=math.inf))
     line = (tmp_path / "metrics.jsonl").read_text()
     assert "NaN" not in line
@@ -72,7 +79,7 @@ def test_numbers_that_json_lacks_become_null(tmp_path: Path):
 
 
 def test_the_abandoned_future_is_marked_not_deleted(tmp_path: Path):
-    log = MetricsLog(tmp_path, tensorboard=False)
+    log = MetricsLog(tmp_path)
     for step in (1, 2, 3):
         log.step(metrics(step))
     log.event("lost", 3, rank=0)
@@ -91,12 +98,12 @@ def test_the_abandoned_future_is_marked_not_deleted(tmp_path: Path):
 
 
 def test_steps_of_an_earlier_process_are_known_until_they_are_void(tmp_path: Path):
-    log = MetricsLog(tmp_path, tensorboard=False)
+    log = MetricsLog(tmp_path)
     assert not log.has_steps()
     log.event("listening", 0)
     assert not log.has_steps()
     log.step(metrics(1))
-    again = MetricsLog(tmp_path, tensorboard=False)
+    again = MetricsLog(tmp_path)
     assert again.has_steps()
     again.event("resumed", 0, reason="there was no checkpoint yet")
     assert not again.has_steps()
@@ -105,7 +112,7 @@ def test_steps_of_an_earlier_process_are_known_until_they_are_void(tmp_path: Pat
 def test_a_line_torn_by_a_cut_swallows_nothing(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"kind": "step", "step": 1}\n{"kind": "st')
-    log = MetricsLog(tmp_path, tensorboard=False)
+    log = MetricsLog(tmp_path)
     log.step(metrics(2))
     assert [record["step"] for record in read_metrics(path)] == [1, 2]
 
@@ -113,12 +120,12 @@ def test_a_line_torn_by_a_cut_swallows_nothing(tmp_path: Path):
 FULL_DISK = """
 import os, resource, signal, sys
 from pathlib import Path
-from tests.trainer.tracking.test_metrics import metrics
-from trainer.tracking.metrics import MetricsLog, read_metrics
+from tests.trainer.tracking.test_metrics import metrics, with_board
+from trainer.tracking.metrics import read_metrics
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 alarms = []
 output = Path(sys.argv[1])
-log = MetricsLog(output, on_alarm=alarms.append)
+log = with_board(output, alarms.append)
 log.step(metrics(1))
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (700, hard))
@@ -158,7 +165,7 @@ def scalars(folder: Path) -> list[tuple[str, int, float]]:
 
 
 def test_tensorboard_has_the_same_numbers(tmp_path: Path):
-    log = MetricsLog(tmp_path)
+    log = with_board(tmp_path)
     log.step(metrics(1))
     log.validation(1, loss=0.5, accuracy=0.75, mcc=None)
     log.close()
@@ -176,7 +183,7 @@ def test_tensorboard_has_the_same_numbers(tmp_path: Path):
 def test_tensorboard_shows_events_and_drops_the_abandoned_future(tmp_path: Path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    log = MetricsLog(tmp_path)
+    log = with_board(tmp_path)
     for step in (1, 2, 3):
         log.step(metrics(step))
     log.event("resumed", 1, reason="coordinator restarted")
@@ -194,12 +201,12 @@ def test_tensorboard_shows_events_and_drops_the_abandoned_future(tmp_path: Path)
 def test_tensorboard_loads_quietly_and_without_a_framework(tmp_path: Path):
     script = (
         "import sys\n"
-        "import trainer.tracking.metrics\n"
+        "from trainer.tracking.trackers.tensorboard_file import TensorBoardFile\n"
         "assert 'tensorboard' not in sys.modules, 'lazy'\n"
         "from pathlib import Path\n"
-        "log = trainer.tracking.metrics.MetricsLog(Path(sys.argv[1]))\n"
-        "log.event('joined', 0, rank=0)\n"
-        "log.close()\n"
+        "board = TensorBoardFile(Path(sys.argv[1], 'board'), print)\n"
+        "board.text(0, 1.0, 'events', 'joined')\n"
+        "board.close()\n"
         "assert 'tensorboard' in sys.modules\n"
         "print([m for m in ('torch', 'tensorflow', 'transformers') if m in sys.modules])\n"
     )
@@ -217,7 +224,7 @@ def test_without_tensorboard_the_lines_are_still_written(
 ):
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
     alarms: list[str] = []
-    log = MetricsLog(tmp_path, on_alarm=alarms.append)
+    log = with_board(tmp_path, alarms.append)
     log.step(metrics(1))
     log.step(metrics(2))
     assert len(alarms) == 1
@@ -226,7 +233,7 @@ def test_without_tensorboard_the_lines_are_still_written(
 
 
 def test_two_writers_never_mix_within_a_line(tmp_path: Path):
-    logs = [MetricsLog(tmp_path, tensorboard=False) for _ in range(2)]
+    logs = [MetricsLog(tmp_path) for _ in range(2)]
     for step in range(1, 50):
         logs[step % 2].step(metrics(step))
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 49

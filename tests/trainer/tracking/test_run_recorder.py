@@ -19,6 +19,7 @@ from trainer.optimizer.adamw import Snapshot
 from trainer.system.errors import StorageError, UnprovedError
 from trainer.system.process.child import SAVING_VARIABLE
 from trainer.tracking.metrics import read_metrics
+from trainer.tracking.notifier import Notifier
 from trainer.tracking.run_recorder import RunRecorder
 from trainer.tracking.status import read_status
 
@@ -81,10 +82,15 @@ class BrokenStore(StuckStore):
         raise AssertionError("a defect")
 
 
-def recorder_of(store: StuckStore, folder: Path, config: RunConfig | None = None) -> RunRecorder:
+def recorder_of(
+    store: StuckStore,
+    folder: Path,
+    config: RunConfig | None = None,
+    notifier: Notifier | None = None,
+) -> RunRecorder:
     job: Any = SimpleNamespace(run_id="run", data="d" * 64, model="m" * 64, base=None)
-    stands: Any = store
-    return RunRecorder(folder, stands, config or tiny_config(), job, StepPlan(100, 10, 1), 1)
+    given: Any = (folder, store, config or tiny_config(), job, StepPlan(100, 10, 1), 1)
+    return RunRecorder(*given, notifier=notifier)
 
 
 @pytest.fixture

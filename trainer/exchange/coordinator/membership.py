@@ -25,7 +25,13 @@ from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState
 from trainer.optimizer.early_stopping import EarlyStopping
-from trainer.system.errors import GradientError, ProtocolError, TrainerError, UnprovedError
+from trainer.system.errors import (
+    GradientError,
+    NonFiniteError,
+    ProtocolError,
+    TrainerError,
+    UnprovedError,
+)
 
 Phase = Literal["waiting", "running", "finishing", "over"]
 
@@ -166,7 +172,8 @@ class Coordinator:
         """End at once with an error's exit code; what is not saved is lost."""
         if self.phase == "over":
             return []
-        self._outbox.emit("halted", reason=str(error))
+        cause = {"nan": True} if isinstance(error, NonFiniteError) else {}
+        self._outbox.emit("halted", reason=str(error), **cause)
         self._end(error.exit_code, str(error))
         return self._outbox.take()
 

@@ -21,11 +21,10 @@ from trainer.checkpoint.resume import (
 from trainer.checkpoint.store import CheckpointStore, Reopened
 from trainer.checkpoint.stored_state import StoredState
 from trainer.data.tokens import Dataset
-from trainer.planning.budget.watch import BudgetWatch
 from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.replica.torch.recomputation import recomputes_together
-from trainer.run.composition.record import open_record
+from trainer.run.composition.record import Guards, open_record
 from trainer.run.distributed.board import Board
 from trainer.run.distributed.checkpoint import ShardedCheckpoints, training_parts
 from trainer.run.distributed.environment import Environment
@@ -44,7 +43,7 @@ from trainer.tracking.run_recorder import RunRecorder, progress_at
 def make_distributed(
     inputs: RunInputs,
     environment: Environment,
-    watch: BudgetWatch | None,
+    guards: Guards | None,
     store: Store,
     members: Sequence[RankReport],
     device: device,
@@ -56,7 +55,7 @@ def make_distributed(
     Rank 0 alone reads and writes the output folder.
 
     Args:
-        watch: rank 0's guard of the run's budget.
+        guards: rank 0's.
         explaining: `Watch.explaining`.
 
     Raises:
@@ -68,9 +67,8 @@ def make_distributed(
     assert isinstance(train, Dataset)
 
     rank, world, patience = environment.rank, environment.world_size, config.exchange.join_deadline
-    opened, told = prepared(
-        store, rank, world, patience, partial(_open, inputs, world, watch), _Opened.tell
-    )
+    opens = partial(_open, inputs, world, guards or Guards())
+    opened, told = prepared(store, rank, world, patience, opens, _Opened.tell)
     recorder = opened and opened.recorder
     resumed: Resumed | None = opened and opened.restored
     step, generation, parts_first, whole = told
@@ -168,10 +166,10 @@ class _Opened:
         return step, generation, self.sharded, self.whole
 
 
-def _open(inputs: RunInputs, expect_workers: int, watch: BudgetWatch | None) -> _Opened:
+def _open(inputs: RunInputs, expect_workers: int, guards: Guards) -> _Opened:
     """Open the record of a run in its output folder, and find where it resumes."""
     config, job = inputs.config, inputs.job
-    with open_record(inputs, expect_workers, watch) as (store, make_recorder):
+    with open_record(inputs, expect_workers, guards) as (store, make_recorder):
         restored = None
         newest = newest_of(store.folder, job.run_id)
         whole = step_of(newest) if newest else 0

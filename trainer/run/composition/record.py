@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.checkpoint.resume import checkpoint_path, open_store
@@ -12,14 +13,23 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.inputs import RunInputs
 from trainer.system.storage import lease
+from trainer.tracking.notifier import Notifier
 from trainer.tracking.run_recorder import RunRecorder
+
+
+@dataclass(frozen=True)
+class Guards:
+    """What accompanies a run from its start on, before there is anything to record."""
+
+    budget: BudgetWatch | None = None
+    notifier: Notifier | None = None
 
 
 @contextmanager
 def open_record(
     inputs: RunInputs,
     expect_workers: int,
-    watch: BudgetWatch | None,
+    guards: Guards,
     held: lease.Lease | None = None,
 ) -> Iterator[tuple[CheckpointStore, Callable[[StepPlan], RunRecorder]]]:
     """Open the store of a run, and yield it with what makes the recorder for a plan.
@@ -27,7 +37,6 @@ def open_record(
     Both stay open after the block; if that fails, they are left to the next attempt.
 
     Args:
-        watch: the guard of the run's budget.
         held: the lease of the output folder, where it was taken before.
 
     Raises:
@@ -43,6 +52,10 @@ def open_record(
         until_made.callback(store.release)
         yield (
             store,
-            lambda plan: RunRecorder(output, store, config, job, plan, expect_workers, held, watch),
+            lambda plan: RunRecorder(
+                *(output, store, config, job, plan, expect_workers, held),
+                budget=guards.budget,
+                notifier=guards.notifier,
+            ),
         )
         until_made.pop_all()

@@ -23,6 +23,7 @@ from trainer.model.shards import check_shards
 from trainer.planning.budget.ledger import SPEND_FILE
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.composition import run as build
+from trainer.run.composition.record import Guards
 from trainer.run.distributed.environment import quieten_torch
 from trainer.run.inputs import RunInputs, read_inputs
 from trainer.system.errors import RESTARTED, BudgetStopError, InputError, TrainerError
@@ -30,6 +31,8 @@ from trainer.system.process.imports import importing
 from trainer.system.process.local_workers import LocalWorkers
 from trainer.system.process.stopping import Stop, on_stop_signals
 from trainer.system.storage import lease
+from trainer.tracking.notifier import Notifier, telling_of_failure
+from trainer.tracking.trackers.table import check_trackers
 
 if TYPE_CHECKING:
     from trainer.config.parallel import GroupStrategy
@@ -100,10 +103,10 @@ def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[
     from trainer.exchange.worker.session import Session
 
     _check_output(config)
-    with guarded(config, run_id) as watch:
-        inputs = _read_inputs(config, run_id, notes, watch)
+    with guarded(config, run_id) as guards:
+        inputs = _read_inputs(config, run_id, notes, guards)
         choice = open_replica(inputs, place, coordinates=True)
-        coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic(), watch)
+        coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic(), guards)
         request = build.make_request(inputs, choice, 0)
         settings = config.exchange
         session = Session(request, inputs.layout, settings.codec, settings.may_have_rounds)
@@ -132,9 +135,9 @@ def run_coordinator(
         tls.require_run(folder, run_id)
     _check_output(config)
     expect = expect_workers or max(len(place.gpus), 1)
-    with guarded(config, run_id) as watch:
-        inputs = _read_inputs(config, run_id, notes, watch)
-        coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic(), watch)
+    with guarded(config, run_id) as guards:
+        inputs = _read_inputs(config, run_id, notes, guards)
+        coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic(), guards)
         config = inputs.config
         del inputs  # a coordinator counts samples and keeps none
         server = GradientServer(coordinator, recorder, address, folder)
@@ -171,9 +174,9 @@ def run_distributed(
     first = environment.rank == 0
     if first:
         _check_output(config)
-    with guarded(config, run_id) if first else nullcontext() as watch:
-        if first:
-            inputs = _read_inputs(config, run_id, notes, watch)
+    with guarded(config, run_id) if first else nullcontext() as guards:
+        if guards is not None:
+            inputs = _read_inputs(config, run_id, notes, guards)
         else:
             logging.getLogger().setLevel(logging.WARNING)
             inputs = read_inputs(config, run_id)
@@ -192,7 +195,7 @@ def run_distributed(
             gpu="".join(place.gpus),
             threads=place.threads,
             stop=stop,
-            make=partial(make_distributed, inputs, environment, watch),
+            make=partial(make_distributed, inputs, environment, guards),
         )
         if code == BudgetStopError.exit_code and environment.by_torchrun:
             log.info("ending with 0, not %d: torchrun would start a failed run again", code)
@@ -237,17 +240,22 @@ def _check_output(config: RunConfig) -> None:
 
 
 @contextmanager
-def guarded(
-    config: RunConfig, run_id: str, *, total_steps: int = 0
-) -> Iterator[BudgetWatch | None]:
-    """Count the run's cost from here on; an attempt that is not recorded ends with the block."""
+def guarded(config: RunConfig, run_id: str, *, total_steps: int = 0) -> Iterator[Guards]:
+    """Count the run's cost and tell of its events from here on, until the block ends.
+
+    Raises:
+        InputError: what the settings `budget`, `notify` or `tracking` need is not there.
+    """
+    check_trackers(config.tracking)
+    notifier = Notifier(config.notify, run_id, str(Path(config.output).absolute()))
     watch, budget, every = None, config.budget, config.checkpoint.every
     if budget is not None:
         ledger = Path(budget.ledger or Path(config.output) / SPEND_FILE)
         watch = BudgetWatch(budget, run_id, ledger, every=every, total_steps=total_steps)
     ended = False
     try:
-        yield watch
+        with telling_of_failure(notifier):
+            yield Guards(watch, notifier)
         ended = True
     except TrainerError as error:
         ended = error.exit_code not in RESTARTED
@@ -257,12 +265,10 @@ def guarded(
             watch.close(ended=ended)
 
 
-def _read_inputs(
-    config: RunConfig, run_id: str, notes: Sequence[str], watch: BudgetWatch | None
-) -> RunInputs:
+def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str], guards: Guards) -> RunInputs:
     inputs = read_inputs(config, run_id, log.info)
-    if watch is not None:
-        watch.planned(inputs.plan.total_steps)
+    if guards.budget is not None:
+        guards.budget.planned(inputs.plan.total_steps)
     for line in notes:
         log.info("%s", line)
     return inputs

@@ -23,7 +23,7 @@ from trainer.exchange.protocol.messages import JoinRequest
 from trainer.optimizer.adamw import TrainState
 from trainer.optimizer.nesterov import Update
 from trainer.planning.budget.power import PowerMeter
-from trainer.run.composition.record import open_record
+from trainer.run.composition.record import Guards, open_record
 from trainer.run.inputs import RunInputs
 from trainer.system.errors import InputError
 from trainer.tracking.run_file import write_run_file
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from trainer.distill.student.loop import Student
     from trainer.distill.student.prefetch import Batch
     from trainer.exchange.worker.base import Exchange
-    from trainer.planning.budget.watch import BudgetWatch
     from trainer.replica.backend import ReplicaChoice
     from trainer.run.loop import Worker
     from trainer.system.process.stopping import Stop
@@ -46,19 +45,16 @@ log = logging.getLogger(__name__)
 
 
 def make_coordinator(
-    inputs: RunInputs, expect_workers: int, now: float, watch: BudgetWatch | None = None
+    inputs: RunInputs, expect_workers: int, now: float, guards: Guards | None = None
 ) -> tuple[Coordinator, RunRecorder]:
     """Return the coordinator at step 0, or at this run's newest checkpoint.
-
-    Args:
-        watch: the guard of the run's budget, which counts from its start on.
 
     Raises:
         InputError: data, model or output folder cannot be used.
         InUseError: another process writes the output folder or the checkpoints.
     """
     config, layout, job, plan = inputs.config, inputs.layout, inputs.job, inputs.plan
-    with open_record(inputs, expect_workers, watch) as (store, make_recorder):
+    with open_record(inputs, expect_workers, guards or Guards()) as (store, make_recorder):
         restored = continue_run(store, store.restore, job.run_id, config, job)
         if restored:
             state, generation = restored.state, restored.progress.generation + 1
@@ -161,7 +157,7 @@ def make_student(
     stop: Stop,
     teacher_timeout: float,
     compiled: bool,
-    budget: BudgetWatch | None = None,
+    guards: Guards,
 ) -> Student:
     """Return a student at step 0, or at this run's newest checkpoint.
 
@@ -173,7 +169,6 @@ def make_student(
         teacher_timeout: seconds without a sign of a living teacher after which waiting for a shard
             is an error.
         compiled: by torch.compile.
-        budget: the guard of the run.
 
     Raises:
         InputError: the checkpoints are another run's, or the model cannot be used.
@@ -183,7 +178,7 @@ def make_student(
     job = inputs.job
     assert isinstance(folder, LogitsFolder)
     assert config.distillation is not None
-    with open_record(inputs, 1, budget, lease) as (store, make_recorder):
+    with open_record(inputs, 1, guards, lease) as (store, make_recorder):
         restored = continue_run(store, store.restore, job.run_id, config, job)
         choice = open_replica()
         from trainer.distill.student.loop import Student

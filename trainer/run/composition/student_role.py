@@ -68,7 +68,8 @@ def run_student(
         at_end.callback(held.release)
         with _failure_in_status(config, run_id):
             steps = config.training.max_steps or 0
-            watch = at_end.enter_context(guarded(config, run_id, total_steps=steps))
+            guards = at_end.enter_context(guarded(config, run_id, total_steps=steps))
+            watch = guards.budget
         stopper = BudgetStopper(watch, stop)
         with stopper.at_work():
             with _failure_in_status(config, run_id) as on_wait:
@@ -90,7 +91,7 @@ def run_student(
                     stop=stop,
                     teacher_timeout=teacher_timeout,
                     compiled=compiled,
-                    budget=watch,
+                    guards=guards,
                 )
             with student.recorder.closed_on_failure():
                 reason = student.run()

@@ -69,7 +69,7 @@ class RecordedRun:
         job = load("quickstart", {"output": str(self.output)})
         record(place([here(folder)], job, 3, setting(run_id, folder)), folder)
         self._now = BEGAN
-        self.metrics = MetricsLog(self.output, tensorboard=False, clock=lambda: self._now)
+        self.metrics = MetricsLog(self.output, clock=lambda: self._now)
         self.status: dict[str, Any] = {
             **first_status(run_id, 20, 3),
             "state": "running",
@@ -200,7 +200,7 @@ class RecordedDistillation:
         shards = [{"number": number, "windows": 10} for number in range(4)]
         (self.logits / "dataset.json").write_text(json.dumps({"shards": shards}))
         (self.output / "checkpoints" / "step-3").mkdir(parents=True)
-        metrics = MetricsLog(self.output, tensorboard=False)
+        metrics = MetricsLog(self.output)
         for number in range(1, 4):
             metrics.step(
                 Step(

@@ -1,0 +1,207 @@
+"""Tells a person of a run's events, by the command of the setting `notify`.
+
+A thread runs the command, so that no step waits for it; the end of a run waits a bounded time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import queue
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from trainer.system.errors import RESTARTED, InputError, NonFiniteError, TrainerError, first_line
+from trainer.system.process.child import SAVING_VARIABLE
+from trainer.system.process.notification import notify, plain_text
+
+Told = Literal[
+    "completed",
+    "stopped",
+    "failed",
+    "nan",
+    "budget",
+    "stalled",
+    "recovered",
+    "lost",
+    "back",
+    "resumed",
+]
+STALLED = 600.0
+"""Seconds without a step after which a run makes no progress, or ten times the last step's."""
+_STEPS = 10
+LAST = 15.0
+"""Seconds that a run's end waits for its notifications: a supervisor's grace is 20."""
+_MOST_WAITING = 64
+_WORDS: dict[Told, str] = {
+    "completed": "has completed",
+    "stopped": "was stopped",
+    "failed": "has failed",
+    "nan": "was halted by NaN or Inf",
+    "budget": "was stopped by its budget",
+    "stalled": "makes no progress",
+    "recovered": "makes progress again",
+    "lost": "has lost a worker",
+    "back": "has a worker back",
+    "resumed": "goes on",
+}
+_FACTS = ("step", "total_steps", "loss", "state", "exit_code", "budget")
+"""What an event repeats of the run's status."""
+
+log = logging.getLogger(__name__)
+_Waiting = tuple[Told, dict[str, Any]] | None
+"""An event; None asks the thread to end."""
+
+
+class Notifier:
+    """Runs a command for each event; without one it does nothing. Thread-safe.
+
+    Args:
+        output: the run's output folder, which events name.
+        run: runs the command, and returns why it failed.
+
+    Raises:
+        InputError: there is no such program.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str] | None,
+        run_id: str,
+        output: str,
+        *,
+        stalled: float = STALLED,
+        run: Callable[[Sequence[str], Mapping[str, Any]], str | None] = notify,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if command and shutil.which(command[0]) is None:
+            raise InputError(
+                f"notify: there is no program {command[0]} on {socket.gethostname()}; install it,"
+                " give its absolute path, or leave notify out"
+            )
+        self._command: Sequence[str] = command or ()
+        self._run, self._clock = run, clock
+        self._run_id, self._output = run_id, output
+        self.status: Mapping[str, Any] = {}
+        """The run's, once it is known."""
+        self._waiting: queue.Queue[_Waiting] = queue.Queue(_MOST_WAITING)
+        self._progress_at: float | None = None
+        self._patience = self._stalled_after = stalled
+        self._is_stalled = self._ended = False
+        self._thread = threading.Thread(target=self._work, name="notify", daemon=True)
+        if command:
+            self._thread.start()
+
+    def tell(self, event: Told, reason: str = "", **details: Any) -> None:
+        """Tell of an event; returns at once. One too many for the command's pace is left out."""
+        if not self._command:
+            return
+        facts = {key: self.status[key] for key in _FACTS if _is_known(self.status.get(key))}
+        tree = {**facts, **details, "event": event, "run_id": self._run_id, "reason": reason}
+        tree |= {"time": round(time.time(), 3), "output": self._output}
+        tree |= {"host": socket.gethostname(), "text": _text(tree, _WORDS[event])}
+        try:
+            self._waiting.put_nowait((event, tree))
+        except queue.Full:
+            log.warning("notify: %s is left out: %d events wait", event, _MOST_WAITING)
+
+    def progressed(self, seconds: float = 0.0) -> None:
+        """Note that a step, which took so long, or something else was completed."""
+        self._progress_at = self._clock()
+        self._patience = max(self._stalled_after, _STEPS * seconds)
+        if self._is_stalled:
+            self._is_stalled = False
+            self.tell("recovered")
+
+    def ended(
+        self,
+        event: Literal["completed", "stopped", "failed", "nan", "budget"],
+        reason: str,
+        exit_code: int,
+    ) -> None:
+        """Tell of the run's end; the first call counts.
+
+        A failure after which a supervisor starts the run again is none: that supervisor tells if
+        it gives up.
+        """
+        again = exit_code in RESTARTED and SAVING_VARIABLE in os.environ
+        if not self._ended and not (event == "failed" and again):
+            self.tell(event, reason, exit_code=exit_code)
+        self._ended = True
+        self._progress_at = None
+
+    def close(self, wait: float = LAST) -> None:
+        """Wait for the events that are under way, a bounded time."""
+        if not self._thread.is_alive():
+            return
+        try:
+            self._waiting.put(None, timeout=wait)
+            self._thread.join(wait)
+        except queue.Full:
+            pass
+        if self._thread.is_alive():
+            log.warning("notify: not done within %.0f s; the run ends without it", wait)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                found = self._waiting.get(timeout=self._until_stalled())
+            except queue.Empty:
+                self._look()
+                continue
+            if found is None:
+                return
+            reason = self._run(self._command, found[1])
+            if reason is not None:
+                log.warning("notify: %s was not told: %s: %s", found[0], self._command[0], reason)
+
+    def _until_stalled(self) -> float:
+        """Return the seconds until the run counts as stalled, and at most those of a stall."""
+        at = self._progress_at
+        if at is None or self._is_stalled:
+            return self._stalled_after
+        return min(self._stalled_after, max(0.01, at + self._patience - self._clock()))
+
+    def _look(self) -> None:
+        at = self._progress_at
+        if at is None or self._is_stalled or self._clock() - at < self._patience:
+            return
+        self._is_stalled = True
+        since = self._clock() - at
+        why = f": {self.status['reason']}" if self.status.get("reason") else ""
+        self.tell("stalled", f"no step was completed for {since:.0f} s{why}", seconds=round(since))
+
+
+@contextmanager
+def telling_of_failure(notifier: Notifier) -> Iterator[None]:
+    """Tell of an error of the block as the run's end, and wait for what is to be told."""
+    try:
+        yield
+    except TrainerError as error:
+        kind = "nan" if isinstance(error, NonFiniteError) else "failed"
+        notifier.ended(kind, str(error), error.exit_code)
+        raise
+    except Exception as error:
+        notifier.ended("failed", f"a defect: {first_line(error)}", 1)
+        raise
+    finally:
+        notifier.close()
+
+
+def _is_known(value: Any) -> bool:
+    return value is not None and not (isinstance(value, float) and not math.isfinite(value))
+
+
+def _text(tree: Mapping[str, Any], words: str) -> str:
+    """Return what a person reads: which run, what happened, where it is, and why."""
+    at = f" at step {tree['step']} of {tree['total_steps']}" if tree.get("total_steps") else ""
+    loss = f", loss {tree['loss']:.4g}" if isinstance(tree.get("loss"), float) else ""
+    worker = f" ({tree['rank']} on {tree['worker_host']})" if "rank" in tree else ""
+    why = f": {tree['reason']}" if tree["reason"] else ""
+    return plain_text(f"{tree['run_id']} {words}{worker}{at}{loss}{why}")
