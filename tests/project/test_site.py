@@ -6,6 +6,7 @@ import hashlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,13 @@ def test_what_is_not_ours_is_what_was_published() -> None:
     assert hashlib.sha256(shim).hexdigest() == digest
 
 
+def test_every_page_has_its_place() -> None:
+    tree = tomllib.loads((ROOT / "scripts" / "site" / "zensical.toml").read_text())
+    placed = set(re.findall(r"'([^']+\.md)'", str(tree["project"]["nav"])))
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= placed
+    assert {page for page in placed if not (ROOT / page).exists()} == set()
+
+
 @pytest.mark.long
 @pytest.mark.needs("chromium")
 def test_the_site_loads_nothing_from_elsewhere_and_is_searched(tmp_path: Path) -> None:
@@ -35,10 +43,10 @@ def test_the_site_loads_nothing_from_elsewhere_and_is_searched(tmp_path: Path) -
     browser = Browser(tmp_path / "chromium")
     try:
         browser.open((SITE / "docs" / "planning.html").as_uri())
-        browser.wait("[...document.images].every((image) => image.complete)")
+        browser.wait("document.readyState === 'complete' && document.images.length > 1")
         assert browser.run("[...document.images].every((image) => image.naturalWidth > 0)")
         browser.run("document.querySelector('.md-search__button').click()")
-        browser.wait("document.activeElement.shadowRoot")
+        browser.wait("!!document.activeElement.shadowRoot")
         browser.call("Input.insertText", text="root_squash")
         found = "[...document.activeElement.shadowRoot.querySelectorAll('a')].map((a) => a.href)"
         browser.wait(f"{found}.includes('{(SITE / 'docs' / 'share.html').as_uri()}#the-server')")
