@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from trainer.config.dataset_info import NotTakenError, data_set
+from trainer.config.telling import Tracker
 from trainer.system.key_table import KeyTable
 
 Settings = dict[str, Any]
@@ -213,6 +214,16 @@ def _datasets(setting: str) -> Rule:
     return rule
 
 
+def _trackers(value: Any, _: Tree) -> Settings:
+    if value in ("all", ["all"]):  # of those that are installed, which is a matter of the machine
+        return {}
+    names = [] if value in ("none", ["none"]) else value if isinstance(value, list) else [value]
+    known = get_args(Tracker)
+    if not all(name in known for name in names):
+        raise NotTakenError(f"{value!r}: trackers are {', '.join(known)}; set tracking")
+    return {"tracking": names}
+
+
 _SHARED: dict[str, Rule] = {
     "lora_alpha": _is("lora.lora_alpha"),
     "lora_dropout": _only(0, 0.0, instead="adapters have no dropout; leave it out"),
@@ -230,6 +241,7 @@ _SHARED: dict[str, Rule] = {
     "save_total_limit": _steps("checkpoint.keep_last"),
     "seed": _is("training.seed"),
     "output_dir": _is("output"),
+    "report_to": _trackers,
     "bf16": _precision("bf16"),
     "fp16": _precision("fp16"),
     "gradient_checkpointing": _recompute,
@@ -243,7 +255,7 @@ _ADAMW = _only(
 )
 _LOGGING = frozenset(
     (
-        *("logging_steps", "report_to", "wandb_project", "wandb_entity", "wandb_name"),
+        *("logging_steps", "wandb_project", "wandb_entity", "wandb_name"),
         *("wandb_watch", "wandb_run_id", "wandb_log_model", "mlflow_tracking_uri", "plot_loss"),
         *("hub_model_id", "push_to_hub", "hub_strategy", "run_name", "use_tensorboard"),
         *("tf32", "dataloader_num_workers", "dataloader_pin_memory", "ddp_timeout", "seed_data"),

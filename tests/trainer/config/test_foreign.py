@@ -203,12 +203,31 @@ def test_a_data_set_for_pretraining_is_text(tmp_path: Path) -> None:
         ("bf16: full", "bf16"),
         ("eval_steps: 0.2", "eval_steps"),
         ("micro_batch_size: auto", "micro_batch_size"),
+        ("report_to: [wandb, swanlab]", "report_to"),
+        ("report_to: {}", "report_to"),
     ],
 )
 def test_a_value_without_a_counterpart_is_left_by_its_name(lines: str, key: str) -> None:
     _, settings, left = taken(f"base_model: m\n{lines}\n")
     assert list(left) == [key]
     assert settings == {"task": "causal-lm", "method": "full", "model.path": "m"}
+
+
+@pytest.mark.parametrize(
+    ("given", "trackers"),
+    [
+        ("none", ()),
+        ("[]", ()),
+        ("all", ("tensorboard",)),
+        ("wandb", ("wandb",)),
+        ("[tensorboard, mlflow]", ("tensorboard", "mlflow")),
+    ],
+)
+def test_trackers_are_those_of_report_to(given: str, trackers: tuple[str, ...]) -> None:
+    for text in (AXOLOTL, FACTORY):
+        _, settings, left = taken(f"{text}report_to: {given}\n")
+        assert "report_to" not in left
+        assert load(None, settings | {"data.train": "d.jsonl"}).tracking == trackers
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
