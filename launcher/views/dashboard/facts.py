@@ -147,6 +147,18 @@ class Facts:
             )
         return found
 
+    def answers(self) -> list[tuple[str, str, str]]:
+        """Return each prompt that the run answered, with its first and its last answer."""
+        found: dict[int, list[Tree]] = {}
+        for record in self._records:
+            if record["kind"] == "answer":
+                found.setdefault(record["number"], []).append(record)
+        rows: list[tuple[str, str, str]] = []
+        for first, *later in found.values():
+            texts = [f"step {each['step']:,}: {each['text']}" for each in (first, *later[-1:])]
+            rows.append((first["prompt"], texts[0], texts[1] if later else ""))
+        return rows
+
     def classes(self) -> list[str]:
         """Return the names of a classifier's classes; their numbers if they have none."""
         names = self._settings.get("class_names") or self._settings.get("num_classes")

@@ -39,6 +39,8 @@ def _sections(report: Report) -> str:
         parts.append("\n".join(_confusion(tree["classes"], *tree["confusion"])))
     if tree["faults"]:
         parts.append(_table(("step", "fault", "next step after", "back after"), _faults(tree)))
+    if tree["answers"]:
+        parts.append(_table(("prompt", "first answer", "last answer"), tree["answers"]))
     rows = [*tree["costs"], *((f"BLAKE3 of {what}", it) for what, it in tree["hashes"])]
     if rows:
         parts.append(_table(("", ""), rows))

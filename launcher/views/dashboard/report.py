@@ -93,6 +93,7 @@ def make_report(registry: Registry, run: Run) -> Report:
         "results": known.results(),
         "costs": [*known.traffic(), *spent],
         "faults": known.faults(),
+        "answers": known.answers(),
         "classes": known.classes(),
         "confusion": history.confusion,
         "hashes": hashes,

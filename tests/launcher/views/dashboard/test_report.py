@@ -143,6 +143,9 @@ def test_markdown_is_a_text_and_hosts_add_no_markup(
     assert "````yaml" in text
     assert "\x1b" not in text
     assert "| safe | 2 | 4 |" in text
+    hostile = "&#60;img src=x onerror=window.hacked=1&#62;"
+    said = f"step 0: as at step 0 {hostile} | step 10: as at step 10 {hostile}"
+    assert f"| first answer | last answer |\n| --- | --- | --- |\n| How are you? | {said} |" in text
 
 
 def test_the_card_is_the_trainers_with_the_report_below(
