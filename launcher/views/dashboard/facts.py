@@ -100,13 +100,9 @@ class Facts:
             found += [("tokens", f"{tokens:,}")] if tokens else []
         if proofs := [record for record in self._records if record.get("event") == "verified"]:
             last, ranks = proofs[-1], len(proofs[-1].get("ranks", ()))
-            found.append(
-                (
-                    "weights agree",
-                    f"{last['proofs']:,} proofs, the last of {ranks} workers at step "
-                    f"{last['step']:,}: {last.get('digest', '')}",
-                )
-            )
+            count = "1 proof" if last["proofs"] == 1 else f"{last['proofs']:,} proofs"
+            where = f"the last of {ranks} workers at step {last['step']:,}"
+            found.append(("weights agree", f"{count}, {where}: {last.get('digest', '')}"))
         shares = self._shares()
         found += [(f"share of worker {rank}", f"{part:.0%}") for rank, part in shares.items()]
         return found

@@ -77,7 +77,8 @@ def _seconds(value: float | None) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([_escaped(cell) for cell in row] for row in rows)]
+    titles, *cells = ([_escaped(cell) for cell in row] for row in (head, *rows))
+    lines = [titles, ["---"] * len(head), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -73,7 +73,7 @@ def test_a_run_shows_what_the_server_tells(server: Server, browser: Browser) -> 
     assert shown["Tokens/s"] == f"{training['tokens_per_second']:,.0f}"
     assert shown["Validation"] == "0.7500accuracy 0.500 · step 10"
     assert shown["Samples counted"] == "120each exactly once"
-    assert shown["Weights agree"] == "3 workers1 proofs, last at step 10: 5f5f5f5f5f5f"
+    assert shown["Weights agree"] == "3 workers1 proof, last at step 10: 5f5f5f5f5f5f"
     assert shown["Faults survived"] == "11 came back, 4 samples dealt again"
     lanes = "[...document.querySelectorAll('.lane .track')].map((lane) => lane.ariaLabel)"
     assert browser.run(lanes)[:2] == [

@@ -46,7 +46,7 @@ def test_what_was_trained_by_whom_and_what_it_survived(tmp_path: Path) -> None:
         "accuracy": "0.5000",
         "samples counted": "120, each exactly once",
         "tokens": f"{sum(round((1000 + n) * 0.5) for n in range(1, 11)):,}",
-        "weights agree": f"1 proofs, the last of 3 workers at step 10: {'5f' * 32}",
+        "weights agree": f"1 proof, the last of 3 workers at step 10: {'5f' * 32}",
         "share of worker 0": "37%",
         "share of worker 1": "27%",
         "share of worker 2": "37%",
@@ -143,6 +143,7 @@ def test_markdown_is_a_text_and_hosts_add_no_markup(
     assert "````yaml" in text
     assert "\x1b" not in text
     assert "| safe | 2 | 4 |" in text
+    assert "<img" not in text.partition("```")[0]
     hostile = "&#60;img src=x onerror=window.hacked=1&#62;"
     said = f"step 0: as at step 0 {hostile} | step 10: as at step 10 {hostile}"
     assert f"| first answer | last answer |\n| --- | --- | --- |\n| How are you? | {said} |" in text
