@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import ssl
+import struct
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -60,6 +61,20 @@ def test_the_last_message_reaches_a_peer_that_goes_on_sending() -> None:
                 frame = decoder.received(count)
             assert frame.type.name == "SHUTDOWN"
         await until(lambda: not links)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_reset_is_told_without_a_systems_number() -> None:
+    async def run() -> None:
+        reasons: list[str] = []
+        near, far = tcp_pair()
+        near.setblocking(False)
+        with far:
+            make_link(lambda _: None, closed=lambda _, reason: reasons.append(reason)).begin(near)
+            far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await until(lambda: len(reasons) == 1)
+        assert reasons == ["the connection broke: Connection reset by peer"]
 
     asyncio.run(asyncio.wait_for(run(), 60))
 

@@ -18,7 +18,7 @@ from trainer.exchange.transport.send_queue import RECORD, SendQueue
 from trainer.exchange.transport.shared_memory import SharedBlocks
 from trainer.exchange.transport.sockets import peer_of
 from trainer.exchange.transport.tls import Chain, ask
-from trainer.system.errors import ProtocolError
+from trainer.system.errors import ProtocolError, plain_reason
 
 FLUSH = 5.0
 """Seconds that a closing link may take to send what is queued."""
@@ -302,7 +302,7 @@ class Link:
         self._loop.remove_reader(self._socket)
         if error is not None and not self._closing:
             self.error = error
-            self._reason = f"the connection broke: {error}"
+            self._reason = f"the connection broke: {plain_reason(error)}"
         self._closing = True
         connection, self._socket = self._socket, None
         try:
