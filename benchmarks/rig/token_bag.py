@@ -73,6 +73,12 @@ class TokenBag:
         np.add.at(confusion, (labels, logits.argmax(1)), 1)
         return EvalResult(loss, len(batch), confusion.tolist())
 
+    def answer(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, stop: frozenset[int]
+    ) -> list[list[int]]:
+        """Raise NotImplementedError: it is no language model."""
+        raise NotImplementedError(prompts, new_tokens, stop)
+
     def _forward(self, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         up, up_bias, down, down_bias = self._views(self._weights)
         hidden = np.maximum(counts @ up.T + up_bias, 0)

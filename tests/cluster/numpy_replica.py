@@ -91,6 +91,11 @@ class LinearReplica:
             table[int(sample.labels)][0] += 1  # pyright: ignore[reportArgumentType]
         return EvalResult(self._loss(self.gradient(batch)), len(batch), table)
 
+    def answer(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, stop: frozenset[int]
+    ) -> list[list[int]]:
+        raise NotImplementedError(prompts, new_tokens, stop)
+
     def _loss(self, gradient: np.ndarray) -> float:
         return float(np.dot(self._weights.astype(np.float64), gradient)) / gradient.size
 

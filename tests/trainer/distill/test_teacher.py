@@ -72,6 +72,7 @@ def test_stored_log_probabilities_are_those_of_a_plain_forward(
     folder = tiny_model(architecture, **ARCHITECTURES[architecture])
     scheme = Scheme(kind="topk", top_k=8, tail_samples=4, temperature=1.25)
     teacher = make_teacher(folder, scheme, ids)
+    assert isinstance(teacher.engine, TorchEngine)
     hidden = teacher.engine._backbone(torch.tensor([[1, 2]]))
     assert (hidden.shape[-1] == teacher.engine.vocab_size) == (architecture == "gemma2")
     for piece, window in zip(pieces(ids), teacher.score(pieces(ids)), strict=True):

@@ -19,8 +19,8 @@ class MlflowRun(Tracker):
 
     def __init__(self, project: str, run_id: str, settings: dict[str, Any], output: Path) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it reports to its makers
-        from mlflow.entities import Metric, Param
-        from mlflow.tracking import MlflowClient
+        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports] - extra
+        from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
         self._metric: Any = Metric
         local = f"sqlite:///{output.absolute()}/mlflow.db"

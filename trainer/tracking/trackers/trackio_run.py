@@ -15,7 +15,7 @@ class TrackioRun(Tracker):
     """One run of a project; one that resumes continues it."""
 
     def __init__(self, project: str, run_id: str, settings: dict[str, Any], _: Path) -> None:
-        import trackio
+        import trackio  # pyright: ignore[reportMissingImports] - an extra
 
         with contextlib.redirect_stdout(sys.stderr):  # it prints where its data are
             self._run: Any = trackio.init(

@@ -19,7 +19,7 @@ class WandbRun(Tracker):
 
     def __init__(self, project: str, run_id: str, settings: dict[str, Any], output: Path) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it reports to its makers
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports] - an extra
 
         online = "online" if os.environ.get("WANDB_API_KEY") else "offline"
         self._run: Any = wandb.init(
