@@ -94,7 +94,7 @@ class LinearReplica:
     def answer(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, stop: frozenset[int]
     ) -> list[list[int]]:
-        raise NotImplementedError(prompts, new_tokens, stop)
+        raise NotImplementedError(prompts, new_tokens, stop)  # no run of it has prompts
 
     def _loss(self, gradient: np.ndarray) -> float:
         return float(np.dot(self._weights.astype(np.float64), gradient)) / gradient.size

@@ -152,8 +152,7 @@ class Student:
         if asked is None or not asked.due(self.step, last):
             return
         made = self.replica.answer(asked.prompts, asked.new_tokens, asked.stop)
-        answers = [asked.read(number, tokens) for number, tokens in enumerate(made)]
-        self.recorder.emit({"event": "answers", "at": self.step, "answers": answers})
+        self.recorder.emit({"event": "answers", "at": self.step, "answers": asked.told(made)})
 
     def _evaluate(self, samples: Dataset) -> dict[str, Any] | None:
         """Return the scores of all samples, None if stopped meanwhile."""

@@ -37,6 +37,10 @@ class Questions:
         prompts = tuple(tuple(self.prompts[number]) for number in numbers)
         return Asked(prompts=prompts, new_tokens=self.new_tokens, stop=tuple(sorted(self.stop)))
 
+    def told(self, made: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+        """Return what is logged of the answers to all prompts, in their order."""
+        return [self.read(number, tokens) for number, tokens in enumerate(made)]
+
 
 class Answers:
     """The state of the answers of a run."""
@@ -68,5 +72,6 @@ class Answers:
         """Return what is logged of a round that is complete."""
         assert self.questions is not None
         self._last = round_.step
-        made = [answer for result in round_.counted() for answer in result.answers or ()]
-        return [self.questions.read(number, tokens) for number, tokens in enumerate(made)]
+        return self.questions.told(
+            [answer for result in round_.counted() for answer in result.answers or ()]
+        )
