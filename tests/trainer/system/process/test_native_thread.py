@@ -36,6 +36,7 @@ class WhileTheInterpreterEnds:
 sys.modules["late"] = types.ModuleType("late")
 sys.modules["late"].late = WhileTheInterpreterEnds()
 os.kill(holder, signal.SIGSTOP)
+os.waitpid(holder, os.WUNTRACED)  # its threads run on until this tells that all have stopped
 answered = _in_time(lambda: store.get("key"), HOW_LONG)
 print("answered" if answered else "silent")
 atexit.register(print, "tidied")
