@@ -206,7 +206,7 @@ def test_whatever_ends_them_they_go_on_to_the_last_score(distillation: Distillat
     assert (ended["state"], ended["training"]["state"]) == ("completed", "completed")
     assert {process["state"] for process in ended["processes"]} == {"exited"}
     assert f"{run_id}: completed, step {total}/{total}" in distillation.launch("status").stdout
-    assert "shards" in distillation.launch("logs", "teacher-0").stdout
+    assert "shard" in distillation.launch("logs", "teacher-0").stdout
     assert run_id in distillation.launch("runs").stdout
     assert distillation.launch("cluster", "down").stdout == "nothing was running\n"
     distillation.check_whole(run_id, total)
