@@ -249,7 +249,7 @@ class ProcessSupervisor:
             self._catch_up()
 
     def _give_up(self, returncode: int) -> None:
-        """End for good and notify: the process expected another attempt, so it told nobody."""
+        """Give up for good and notify; the process did not, because it expected to be restarted."""
         reason = f"gave up after {self._failures} failures in a row"
         self._finish("failed", reason)
         if self._spec.notify:
