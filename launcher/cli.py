@@ -42,6 +42,19 @@ distill = LazyGroup(
     },
 )
 
+_QUEUE = "launcher.commands.queue"
+
+queue = LazyGroup(
+    name="queue",
+    help="Run one job after another on the hosts of a cluster.",
+    commands_at={
+        "add": (f"{_QUEUE}:add", "Add a run to the queue."),
+        "list": (f"{_QUEUE}:show", "List what waits, runs and is over."),
+        "remove": (f"{_QUEUE}:remove", "Remove what waits or is over."),
+        "run": (f"{_QUEUE}:run", "Run what waits, one after another."),
+    },
+)
+
 _SYNC = "launcher.commands.sync"
 
 sync = LazyGroup(
@@ -71,6 +84,7 @@ cli = LazyGroup(
         ),
         "report": ("launcher.commands.report:report", "Write a run as one file."),
         "runs": ("launcher.commands.runs:runs", "List the runs of a cluster."),
+        "queue": ("launcher.cli:queue", "Run one job after another."),
         "sync": ("launcher.cli:sync", "Move models, data, logits and checkpoints."),
         "plan": ("launcher.commands.plan:plan", "Plan memory, time and cost of each strategy."),
         "discover": (

@@ -50,6 +50,10 @@ class PreflightError(LauncherError):
     exit_code = 4
 
 
+class BusyError(PreflightError):
+    """Another run is active, or another start is under way."""
+
+
 class PartialError(LauncherError):
     """Some workers did not join, or some process could not be stopped."""
 

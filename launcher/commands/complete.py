@@ -50,6 +50,15 @@ def run_ids(context: click.Context) -> list[str]:
 
 
 @_quietly
+def queued_ids(context: click.Context) -> list[str]:
+    """Offer what waits in the queue or is over, the latest first."""
+    from launcher.runs.queue import queue_of
+
+    entries, _ = queue_of(context.params.get("inventory"))[0].entries()
+    return [entry.id for entry in reversed(entries) if entry.state != "started"]
+
+
+@_quietly
 def process_names(context: click.Context) -> list[str]:
     """Offer the processes of the run that is named, else of the latest."""
     runs = _runs(context)

@@ -149,6 +149,9 @@ config_options = together(
 )
 """Describe a fine-tune; see `config_order`."""
 
+timeout_option = click.option(
+    "--timeout", type=Number(min=1), metavar="SECONDS", help="Time limit for joining."
+)
 start_options = together(
     click.option(
         "--resume",
@@ -157,9 +160,7 @@ start_options = together(
         help="Resume a run from its config and checkpoints.",
     ),
     click.option("--wait", is_flag=True, help="Follow to the end; exit with the job's result."),
-    click.option(
-        "--timeout", type=Number(min=1), metavar="SECONDS", help="Time limit for joining."
-    ),
+    timeout_option,
     click.option(
         "--dry-run", is_flag=True, help="Print the commands for each host; start nothing."
     ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -51,6 +51,8 @@ class Order:
     source: str | None
     settings: Mapping[str, Any]
     """By dotted key; None sets one to null."""
+    folder: Path | None = None
+    """Where relative paths start; None: see `anchored`."""
 
     @property
     def own(self) -> set[str] | None:
@@ -74,20 +76,27 @@ class Order:
             self.source not in presets or Path(self.source).exists()
         )
 
+    def anchored(self, hosts: Sequence[Host]) -> Order:
+        """Return the order with the folder where its relative paths start, whoever reads it where.
+
+        Those of a fine-tune start at the current folder if the coordinator is on this machine, else
+        at that host's state folder: `launch sync inputs` puts a model in `inputs/model`.
+        """
+        head = head_of(hosts)
+        here = self.leader == "student" or head.is_local
+        folder = Path.cwd() if here else Path(head.state_folder or MANAGED_STATE)
+        return replace(self, folder=self.folder or folder)
+
     def job(self, hosts: Sequence[Host]) -> RunConfig | DistillJob:
         """Return the job on these hosts, with absolute paths.
-
-        Relative paths of a fine-tune are resolved from the current folder if the coordinator is on
-        this machine, else from that host's state folder: `launch sync inputs` puts a model in
-        `inputs/model`.
 
         Raises:
             ConfigError: no such file or preset, or a key or value is wrong.
         """
+        folder = self.anchored(hosts).folder
+        assert folder is not None
         if self.leader == "student":
-            return resolve_job(self.source, self.settings, hosts, Path.cwd())
-        head = head_of(hosts)
-        folder = Path.cwd() if head.is_local else Path(head.state_folder or MANAGED_STATE)
+            return resolve_job(self.source, self.settings, hosts, folder)
         return resolve(self.source, self.settings, folder)
 
 

@@ -108,13 +108,16 @@ class Cluster:
         with working("checking the hosts"):
             return diagnose(self.hosts, job, self.start.expect_workers, whole, order.own)
 
-    def prepare(self, order: Order, resume: str | None, only_to_plan: bool) -> Launch:
+    def prepare(
+        self, order: Order, resume: str | None, only_to_plan: bool, run_id: str | None = None
+    ) -> Launch:
         """Read the job, ask the hosts what they have, and plan; changes nothing.
 
         Args:
             resume: the id of a run that continues; it brings its own job.
             only_to_plan: for a dry run, which checks nothing but a model and data of the user's,
                 on the hosts that it asks.
+            run_id: the id of a new run; None makes one.
 
         Raises:
             LauncherError: the job cannot be used, or does not fit the hosts or the earlier start.
@@ -136,7 +139,7 @@ class Cluster:
         with working("asking the hosts what they have"):
             found = look_around(self.hosts, only_to_plan=only_to_plan and own is None)
         self.watch.lap("connect and survey")
-        plan = make_plan(found, job, self.start.expect_workers, resume)
+        plan = make_plan(found, job, self.start.expect_workers, resume or run_id)
         lines: list[str] = []
         if before is not None:
             lines = [f"resuming {plan.run_id} {self.start}".rstrip(), *differences(before, plan)]

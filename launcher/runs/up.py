@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.agent.checks.finding import Result
 from launcher.discovery.survey import Survey, survey
-from launcher.errors import InterruptedStartError, PartialError, PreflightError, raise_all
+from launcher.errors import (
+    BusyError,
+    InterruptedStartError,
+    PartialError,
+    PreflightError,
+    raise_all,
+)
 from launcher.files import default_state_folder
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import REACH, ask_hosts
@@ -116,7 +122,7 @@ def bring_up(
 
     Raises:
         UnreachableError: hosts do not answer; every one is named.
-        PreflightError: a check failed, or the cluster is busy; nothing was started.
+        PreflightError: a check failed, or the cluster is busy (BusyError); nothing was started.
         PartialError: processes are missing; names them with their last log lines.
         JobFailedError: the leader failed.
         InterruptedStartError: a signal came; whatever was started is stopped again.
@@ -184,7 +190,7 @@ def _refuse_if_busy(registry: Registry, report: Report) -> None:
             report(f"ending the rest of run {view.run.run_id} ({view.state})")
             tear_down(view.run)
             continue
-        raise PreflightError(
+        raise BusyError(
             f"the cluster is busy: run {view.run.run_id} is {view.state}; "
             "see: launch cluster status, end it: launch cluster down"
         )

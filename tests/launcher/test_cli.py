@@ -94,7 +94,7 @@ def test_every_listed_command_exists_and_its_help_line_is_its_own(
     assert visit(cli, []) > 20
 
 
-@pytest.mark.parametrize("path", [[], ["cluster"], ["distill"], ["sync"]])
+@pytest.mark.parametrize("path", [[], ["cluster"], ["distill"], ["queue"], ["sync"]])
 def test_a_group_alone_prints_its_help(capsys: pytest.CaptureFixture[str], path: list[str]) -> None:
     assert run(path) == 0
     alone = capsys.readouterr()

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from launcher import cli as launch
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place
 from launcher.plan.setting import Setting
+from launcher.runs.records.kept_configs import Start
+from launcher.runs.records.queued import Job
 from trainer import cli as trainer
 from trainer.config.run import load
 
@@ -34,6 +37,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         kept = tmp_path / "state" / "runs" / run_id
         kept.mkdir(parents=True)
         (kept / "plan.json").write_text(json.dumps({**json.loads(plan.to_json()), "started": 1.0}))
+    job = Job("coordinator", None, None, {}, "/", Start(), None, "who", 1.0)
+    (tmp_path / "state" / "queue").mkdir()
+    (tmp_path / "state" / "queue" / "next-1.json").write_text(json.dumps(asdict(job)))
     hosts = {"intel": {"ansible_host": "10.0.0.1"}, "lambda": {"ansible_host": "10.0.0.2"}}
     (tmp_path / "hosts.yml").write_text(json.dumps({"all": {"hosts": hosts}}))
     (tmp_path / "local.yml").write_text("all: {hosts: {here: {ansible_connection: local}}}")
@@ -129,6 +135,8 @@ def asked_here(line: str, folder: Path) -> list[str]:
         ("launch cluster up --resume fir", [RUNS[0]]),
         ("launch cluster down --run s", [RUNS[1]]),
         ("launch logs work", ["worker-0"]),
+        ("launch queue r", ["remove", "run"]),
+        ("launch queue remove ", ["next-1"]),
         ("launch cluster up -i hosts.yml --limit ", ["intel", "lambda"]),
         ("launch sync checkpoints -i hosts.yml --from la", ["lambda"]),
         ("launch sync logits --from la", []),

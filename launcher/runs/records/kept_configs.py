@@ -53,7 +53,7 @@ _JOB = {
 }
 _DATA = ("data.train", "data.validation", "teacher.data", "student.validation", "evaluation.data")
 """The paths that may be data sets of the hub."""
-_PRIVATE = ("ca", "configs", "inventories", "lock", "push", "runs")
+_PRIVATE = ("ca", "configs", "inventories", "lock", "push", "queue", "runs")
 """Names in a state folder that are the launcher's own."""
 _DEFAULT_OUTPUT = re.compile(r"runs/output(-\d+)?(/.*)?")
 """The default output, and those of its kind with a number."""
@@ -77,6 +77,12 @@ class Start:
             self.expect_workers or earlier.expect_workers,
         )
 
+    @property
+    def kept(self) -> Start:
+        """It without the variables that do not decide placement: they may hold a password."""
+        own = tuple(text for text in self.extra_vars if text.strip().startswith("motley_"))
+        return replace(self, extra_vars=own)
+
     def __str__(self) -> str:
         limit = ["--limit", self.limit] if self.limit != "all" else []
         extra = [word for variable in self.extra_vars for word in ("-e", variable)]
@@ -85,17 +91,33 @@ class Start:
 
 
 def keep_config(run_id: str, config: bytes, start: Start) -> None:
-    """Keep the config and arguments of a start; without them `--resume` here needs more flags.
-
-    Only the variables that decide placement are kept: others may hold a password.
-    """
+    """Keep the config and arguments of a start; without them `--resume` here needs more flags."""
     path = _own(run_id)
-    own = tuple(text for text in start.extra_vars if text.strip().startswith("motley_"))
     with contextlib.suppress(OSError):
         make_private_folder(path.parent)
         write_atomically(path, config)
-        tree = asdict(replace(start, extra_vars=own))
-        write_atomically(path.with_suffix(".start.json"), json.dumps(tree).encode())
+        write_atomically(path.with_suffix(".start.json"), json.dumps(asdict(start.kept)).encode())
+
+
+def keep_entry(run_id: str, entry: bytes) -> None:
+    """Keep what this machine adds to a queue on another host.
+
+    Raises:
+        ConfigError: the state folder cannot be written.
+    """
+    path = _own(run_id).with_suffix(".queue.json")
+    try:
+        make_private_folder(path.parent)
+        write_atomically(path, entry)
+    except OSError as error:
+        raise ConfigError(f"{path.parent}: {error.strerror}; set MOTLEY_STATE_DIR") from None
+
+
+def is_own_entry(run_id: str, entry: bytes) -> bool:
+    """Whether this machine has added just this to a queue."""
+    with contextlib.suppress(OSError):
+        return _own(run_id).with_suffix(".queue.json").read_bytes() == entry
+    return False
 
 
 def start_of(run_id: str | None) -> Start:

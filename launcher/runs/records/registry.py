@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from launcher.errors import ConfigError, LauncherError
+from launcher.errors import BusyError, ConfigError, LauncherError, PreflightError
 from launcher.files import default_state_folder, make_private_folder
 from launcher.hosts.fleet import LOOK, Answers, ask_hosts, at_once
 from launcher.hosts.local import LocalConnection
@@ -90,6 +90,16 @@ class Registry:
         """Whether the runs are kept on this machine, by this user."""
         return not self.hosts or (self.absence is None and head_of(self.hosts).is_local)
 
+    def writable(self) -> StateFolder:
+        """Return the state folder of the coordinator's host.
+
+        Raises:
+            UnreachableError: that host does not answer.
+        """
+        if self.absence is not None:
+            raise self.absence
+        return self._place
+
     @contextlib.contextmanager
     def lock(self, purpose: str) -> Generator[None]:
         """Hold the registry for one start; a second start fails with the holder's name.
@@ -97,16 +107,17 @@ class Registry:
         The kernel frees the lock when its holder dies, whatever the cause.
 
         Raises:
-            PreflightError: another start is under way.
+            BusyError: another start is under way.
             ConfigError: the state folder cannot be written.
             UnreachableError: the coordinator's host does not answer.
         """
-        if self.absence is not None:
-            raise self.absence
-        holder = f"{purpose} by {_who()} since {time.strftime('%H:%M:%S')}"
+        holder = f"{purpose} by {operator_name()} since {time.strftime('%H:%M:%S')}"
+        here = self.writable().connection
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(self._place.connection.lock(str(self.folder / "lock"), holder))
+                stack.enter_context(here.lock(str(self.folder / "lock"), holder))
+            except PreflightError as error:
+                raise BusyError(str(error), error.details) from None
             except OSError as error:
                 raise ConfigError(
                     f"state folder {self.folder}: {error.strerror}; set MOTLEY_STATE_DIR"
@@ -230,7 +241,7 @@ def time_of(run_id: str) -> float:
     return moment.replace(tzinfo=datetime.UTC).timestamp()
 
 
-def _who() -> str:
+def operator_name() -> str:
     """Return the operator as `user@laptop`."""
     try:
         user = getpass.getuser()
