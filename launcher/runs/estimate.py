@@ -121,6 +121,7 @@ def _cost(
         rank=config.lora.lora_rank,
         frozen_a=config.lora.freeze_a,
         adapted_layers=config.lora.adapted_layers,
+        whole=config.lora.modules_to_save if method != "full" else (),
         length=config.data.max_seq_len,
         tokens=tokens,
         prices=_prices(budget),

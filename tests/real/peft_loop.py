@@ -80,6 +80,7 @@ class PeftLoop:
                 r=config.lora.lora_rank,
                 lora_alpha=config.lora.lora_alpha,
                 use_rslora=config.lora.use_rslora,
+                modules_to_save=list(config.lora.modules_to_save) or None,
                 target_modules=list(config.lora.target_modules or LINEARS),
                 task_type="CAUSAL_LM" if classes is None else "SEQ_CLS",
             )

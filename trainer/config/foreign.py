@@ -143,6 +143,11 @@ def _targets(value: Any, _: Tree) -> Settings:
     return {"lora.target_modules": list(names)}
 
 
+def _whole(value: Any, _: Tree) -> Settings:
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    return {"lora.modules_to_save": list(names)}
+
+
 def _precision(name: str) -> Rule:
     def rule(value: Any, _: Tree) -> Settings:
         if value in ("auto", False):
@@ -282,6 +287,7 @@ _AXOLOTL: dict[str, Rule] = {
     "adapter": _adapter,
     "load_in_4bit": _bits,
     "lora_r": _is("lora.lora_rank"),
+    "lora_modules_to_save": _whole,
     "peft_use_dora": _is("lora.use_dora"),
     "peft_use_rslora": _is("lora.use_rslora"),
     "lora_target_modules": _targets,
@@ -302,6 +308,7 @@ _FACTORY: dict[str, Rule] = {
     "finetuning_type": _adapter,
     "quantization_bit": _bits,
     "lora_rank": _is("lora.lora_rank"),
+    "additional_target": _whole,
     "use_dora": _is("lora.use_dora"),
     "use_rslora": _is("lora.use_rslora"),
     "lora_target": _targets,
@@ -340,7 +347,6 @@ PROGRAMS = (
             | {
                 "chat_template": "is not taken: the model's own template is used",
                 "load_in_8bit": "stores the base in 8 bits; set model.quantization to nf4 or none",
-                "lora_modules_to_save": "trains more than the adapters; take method full",
                 "plugins": "change the training; leave them out",
                 "reward_model": "trains a reward model, which Motley does not",
                 "rl": "is preference training, which Motley does not do",
@@ -373,7 +379,6 @@ PROGRAMS = (
             },
             refused=_SHARED_REFUSED
             | {
-                "additional_target": "trains more than the adapters; take method full",
                 "freeze_trainable_layers": "trains a part of the model; take method lora or full",
                 "mask_history": "learns the last answer alone; split the conversations",
                 "max_samples": "takes a part of the data; make a shorter file",

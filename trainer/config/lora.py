@@ -43,6 +43,10 @@ class LoraSettings(Section):
     """Train the norm of each row of W + B A too, apart from its direction (DoRA,
     arXiv:2402.09353)."""
 
+    modules_to_save: tuple[Annotated[str, Field(pattern=r"^\w+$")], ...] = ()
+    """Train `lm_head`, the embedding (`embed_tokens`) or both whole beside the adapters, as PEFT
+    names it: tied ones apart. They are saved in the adapter."""
+
     @property
     def scale(self) -> float:
         """The factor of B A."""

@@ -263,6 +263,7 @@ class RunConfig(Section):
             "lora.freeze_a": adapts and lora.freeze_a,
             "lora.layers_to_transform": adapts and lora.layers_to_transform is not None,
             "lora.use_dora": adapts and lora.use_dora,
+            "lora.modules_to_save": adapts and bool(lora.modules_to_save),
             "model.adapter": adapts and self.model.adapter is not None,
             "training.label_smoothing": training.label_smoothing > 0,
             "training.class_weights": training.class_weights is not None,

@@ -34,6 +34,8 @@ class Named(NamedTuple):
     shape: tuple[int, ...]
     parameter: str = ""
     """The model's parameter that holds it, with others; empty: its own, of the same name."""
+    stored: str = ""
+    """The stored tensor that it begins as, if that has another name."""
 
 
 Tensors = Iterable[tuple[str, list[Named]]]
@@ -139,8 +141,8 @@ def header_tensors(stored: StoredModel, config: RunConfig) -> Tensors:
     if classes is not None and not stored.family.classifier:
         raise InputError(f"{stored.model_dir}: transformers has no classifier of this family")
     table = _table(stored)
-    head = None if classes is None else Named("score.weight", (classes, table[1]))
     if config.method == "full":
+        head = None if classes is None else Named("score.weight", (classes, table[1]))
         yield from _full(stored, head)
         return
     slots: dict[int, list[Named]] = {}
@@ -151,8 +153,39 @@ def header_tensors(stored: StoredModel, config: RunConfig) -> Tensors:
         slots[layer].append(Named(f"{stem}.lora_B.weight", (rows, rank)))
     for layer, found in slots.items():
         yield f"layers.{layer}", found
-    if head is not None:
-        yield "head", [head._replace(name=f"{PEFT_PREFIX}{head.name}")]
+    embedding = f"{stored.family.backbone}.{stored.family.embedding}"
+    yield from trained_whole(stored.model_dir, config, embedding, table, tied=_tied(stored))
+
+
+def trained_whole(
+    model_dir: Path, config: RunConfig, embedding: str, table: tuple[int, ...], *, tied: bool
+) -> Tensors:
+    """Yield what trains whole beside adapters: a classifier's head, and `lora.modules_to_save`.
+
+    Args:
+        embedding: its module.
+        table: its shape.
+        tied: it is the head too. The two then train apart, as in PEFT.
+
+    Raises:
+        InputError: the model has no such module.
+    """
+    classes, wanted = config.num_classes, config.lora.modules_to_save
+    rows = embedding.rpartition(".")[2]
+    known = (rows,) if classes is not None else ("lm_head", rows)
+    for name in wanted:
+        if name not in known:
+            raise InputError(
+                f"{model_dir}: lora.modules_to_save: no module {name} to train whole (it has"
+                f" {', '.join(known)})"
+            )
+    if classes is not None:
+        yield "head", [Named(f"{PEFT_PREFIX}score.weight", (classes, table[1]))]
+    elif "lm_head" in wanted:
+        begins = f"{embedding}.weight" if tied else ""
+        yield "head", [Named(f"{PEFT_PREFIX}lm_head.weight", table, stored=begins)]
+    if rows in wanted:
+        yield "embedding", [Named(f"{PEFT_PREFIX}{embedding}.weight", table)]
 
 
 def _full(stored: StoredModel, head: Named | None) -> Tensors:

@@ -94,7 +94,7 @@ def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
         "target_modules": sorted(modules),
         "layers_to_transform": config.lora.layers_to_transform,
         # The head is trained fully; without this PEFT would keep the base's random one.
-        "modules_to_save": ["score"] if classify else None,
+        "modules_to_save": [*(["score"] if classify else []), *config.lora.modules_to_save] or None,
         "bias": "none",
         "fan_in_fan_out": transposed,
         "init_lora_weights": True,

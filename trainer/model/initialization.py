@@ -44,7 +44,7 @@ def initial_tensor(headers: Mapping[str, TensorHeader], seed: int, slot: TensorS
     Args:
         headers: of the model directory.
     """
-    stored = stored_name(headers, slot.name)
+    stored = stored_name(headers, slot.stored or slot.name)
     if stored is not None:
         return read_tensor(headers[stored]).reshape(-1)
     if slot.name.endswith(".lora_B.weight"):

@@ -26,6 +26,7 @@ from trainer.model.header_layout import (
     Tensors,
     header_tensors,
     read_stored,
+    trained_whole,
     unknown_linear,
 )
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
@@ -61,6 +62,8 @@ class TensorSlot:
     start: int
     parameter: str = ""
     """The model's parameter that consecutive tensors fill together; empty: the tensor's own."""
+    stored: str = ""
+    """The stored tensor that it begins as, if that has another name."""
 
     @property
     def size(self) -> int:
@@ -291,7 +294,7 @@ def check_stored(
 def _without_a(layout: GradientLayout) -> GradientLayout:
     def kept(block: Block) -> list[Named]:
         slots = (slot for slot in block.tensors if not slot.name.endswith(SIDE_A))
-        return [Named(slot.name, slot.shape, slot.parameter) for slot in slots]
+        return [Named(slot.name, slot.shape, slot.parameter, slot.stored) for slot in slots]
 
     return _lay_out((block.name, kept(block)) for block in layout.blocks)
 
@@ -327,8 +330,8 @@ def _lora_tensors(model_dir: Path, model: Architecture, config: RunConfig) -> Te
             if config.lora.use_dora:
                 slots.append(Named(f"{stem}{MAGNITUDE}", (rows,)))
         yield f"layers.{layer}", slots
-    if config.num_classes is not None:
-        yield "head", [Named(f"{PEFT_PREFIX}score.weight", (config.num_classes, model.hidden_size))]
+    table = model.vocab_size, model.hidden_size
+    yield from trained_whole(model_dir, config, "model.embed_tokens", table, tied=model.tied)
 
 
 def _full_tensors(model: Architecture, num_classes: int | None) -> Tensors:
@@ -354,7 +357,8 @@ def _lay_out(tensors: Tensors) -> GradientLayout:
         slots: list[TensorSlot] = []
         start = offset
         for tensor in shapes:
-            slots.append(TensorSlot(tensor.name, tensor.shape, offset, tensor.parameter))
+            named = tensor.name, tensor.shape, offset, tensor.parameter, tensor.stored
+            slots.append(TensorSlot(*named))
             offset = slots[-1].stop
         blocks.append(Block(len(blocks), name, start, offset, tuple(slots)))
     return GradientLayout(tuple(blocks), sum(block.is_layer for block in blocks))

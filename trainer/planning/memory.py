@@ -74,6 +74,8 @@ class Held:
     """Of adapters what trains, and the head of a classifier."""
     still: float
     """Of adapters what does not train."""
+    tables: float = 0
+    """Of `new` the head and the embedding that train whole."""
 
     @property
     def base(self) -> float:
@@ -96,15 +98,19 @@ def held(shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: 
         rest += shape.small_parameters * share
         rest += shape.positions * shape.hidden if stage == 0 else 0
     new = (training.classes or 0) * shape.hidden if stage == stages - 1 else 0
+    whole = len(training.whole)
+    tables = whole * shape.table_parameters
+    # What trains takes the place of the base's; of a tied table both must.
+    rest -= max(0, whole - 1) * shape.table_parameters if shape.tied else tables
     if training.adapters is not None:
         new = training.adapters
     elif training.method != "full":
-        new += adapter_parameters(shape, training, tensor) * share
+        new += adapter_parameters(shape, training, tensor) * share + tables
     still = 0.0
     if training.frozen_a and training.method != "full":
         both = adapter_parameters(shape, replace(training, frozen_a=False), tensor)
         still = (both - adapter_parameters(shape, training, tensor)) * share
-    return Held(linears * share / tensor, rest, new, still)
+    return Held(linears * share / tensor, rest, new, still, tables)
 
 
 def adapter_parameters(shape: ModelShape, training: TrainingSetup, tensor: int = 1) -> float:
@@ -123,9 +129,11 @@ def adapter_parameters(shape: ModelShape, training: TrainingSetup, tensor: int =
 
 
 def trained_parameters(shape: ModelShape, training: TrainingSetup) -> float:
-    """Return the elements that train on the whole model: all of it, or the adapters."""
+    """Return the elements that train on the whole model: all of it, or what is beside it."""
     full = training.method == "full"
-    return shape.parameters if full else adapter_parameters(shape, training)
+    if full:
+        return shape.parameters
+    return adapter_parameters(shape, training) + len(training.whole) * shape.table_parameters
 
 
 def _of_stage(
@@ -186,7 +194,8 @@ def _gradients(
     stay = strategy.data != "fsdp" and (strategy.data != "ddp" or strategy.replicas > 1)
     if stay or strategy.microbatches > 1 or strategy.stages > 1:
         return (every,)
-    layers = (kept.linears if training.method == "full" else kept.new) * size / shards
+    layers = kept.linears if training.method == "full" else kept.new - kept.tables
+    layers *= size / shards
     return every, term(
         "of these, in place of activations", "-min(layers, freed)", OWN, layers=layers, freed=freed
     )
@@ -347,7 +356,8 @@ def logit_bytes(shape: ModelShape, training: TrainingSetup, strategy: Strategy) 
         )
     each = 4 if training.precision.activation == 4 else 6  # fp32, and a copy for the product
     each = 12 if training.taught else each
-    matrix = shape.table_parameters if training.method == "full" else 0
+    trains = training.method == "full" or "lm_head" in training.whole
+    matrix = shape.table_parameters if trains else 0
     return term(
         "a chunk of logits",
         "(each * min(most, tokens * vocab) + 4 * matrix) / tensor",

@@ -76,6 +76,7 @@ def training_of(
         frozen_a=config.freezes_a,
         adapted_layers=config.lora.adapted_layers,
         dora=config.method == "lora" and config.lora.use_dora,
+        whole=config.lora.modules_to_save if config.method == "lora" else (),
         length=config.data.max_seq_len,
         recompute="full" if recompute else "none",
         precision=replace(AUTOCAST if narrow else FP32, frozen=frozen),

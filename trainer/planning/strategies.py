@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -41,6 +41,8 @@ class Request:
     frozen_a: bool = False
     adapted_layers: int | None = None
     """None: all."""
+    whole: Collection[str] = ()
+    """Tables that train beside adapters."""
     length: int = 2048
     precision: Literal["auto"] | Precision = "auto"
     """Of products; `auto`: 16 bits on accelerators, fp32 on processors."""
@@ -140,6 +142,7 @@ def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[
                     rank=request.rank,
                     frozen_a=request.frozen_a,
                     adapted_layers=request.adapted_layers,
+                    whole=request.whole,
                     length=request.length,
                     rows=rows,
                     recompute=recompute,

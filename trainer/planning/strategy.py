@@ -122,6 +122,8 @@ class TrainingSetup:
     """Layers that have adapters; None: all."""
     dora: bool = False
     """Adapters scale the rows of their linears."""
+    whole: Collection[str] = ()
+    """The head `lm_head` and the embedding, if they train whole beside adapters."""
     adapters: int | None = None
     """Elements of adapters and a classifier's head by the layout; None: by the targets."""
     length: int = 2048

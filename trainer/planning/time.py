@@ -70,13 +70,14 @@ def flops_per_token(shape: ModelShape, training: TrainingSetup) -> Term:
     head = shape.table_parameters if training.classes is None else 0
     return term(
         "operations a token",
-        "2 * (passes + again) * weights + 2 * scored * scores + 2 * passes * head + 6 * new",
+        "2 * (passes + again) * weights + 2 * scored * scores + 2 * of_head * head + 6 * new",
         NARAYANAN,
         passes=passes,
         again=again,
         scored=scored,
         weights=weights,
         scores=scores,
+        of_head=3 if "lm_head" in training.whole else passes,
         head=head,
         new=new,
     )

@@ -25,6 +25,7 @@ lora_r: 8
 lora_alpha: 16
 lora_dropout: 0.05
 lora_target_modules: [q_proj, v_proj]
+lora_modules_to_save: [embed_tokens, lm_head]
 sequence_len: 1024
 sample_packing: true
 micro_batch_size: 2
@@ -50,6 +51,7 @@ do_train: true
 finetuning_type: lora
 lora_rank: 8
 lora_target: all
+additional_target: embed_tokens,lm_head
 dataset: identity,alpaca_en_demo
 template: qwen3
 cutoff_len: 2048
@@ -86,6 +88,7 @@ def test_axolotl() -> None:
     )
     assert (config.lora.lora_rank, config.lora.lora_alpha) == (8, 16)
     assert config.lora.target_modules == ("q_proj", "v_proj")
+    assert config.lora.modules_to_save == ("embed_tokens", "lm_head")
     assert (config.data.max_seq_len, config.data.validation_fraction) == (1024, 0.05)
     training = config.training
     assert (training.batch_size, training.micro_batch_size, training.epochs) == (8, "auto", 3)
@@ -100,6 +103,7 @@ def test_llama_factory() -> None:
     assert program.name == "LLaMA-Factory"
     config = load(None, settings | {"data.train": "d.jsonl"})
     assert (config.method, config.lora.lora_rank, config.data.max_seq_len) == ("lora", 8, 2048)
+    assert config.lora.modules_to_save == ("embed_tokens", "lm_head")
     assert (config.training.batch_size, config.training.epochs) == (8, 3)
     assert (config.training.max_steps, config.training.precision) == (500, "bf16")
     assert (config.optimizer.scheduler, config.optimizer.final_ratio) == ("linear", 0)

@@ -20,6 +20,7 @@ from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
 from trainer.model.layout import build_layout, read_headers
 from trainer.planning.activations import of_head, of_layer, of_layer_input
+from trainer.planning.memory import trained_parameters
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import (
     BUSY_TOKENS,
@@ -195,6 +196,25 @@ def test_parts(tiny: Tiny) -> None:
         for method in ("full", "lora")
     ]
     assert heads[0] - heads[1] == 4 * 300 * 64  # the gradient of the output layer
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("names", [["lm_head"], ["embed_tokens"], ["embed_tokens", "lm_head"]])
+def test_tables_that_train_whole(tiny: Tiny, names: list[str], tied: bool) -> None:
+    folder = tiny.model(tie_word_embeddings=tied)
+    chosen: dict[str, Any] = {"task": "causal-lm", "training__micro_batch_size": 1}
+    plain = plan_of(folder, tiny.config(folder, **chosen))
+    config = tiny.config(folder, **chosen, lora__modules_to_save=names)
+    plan, table = plan_of(folder, config), 4 * 300 * 64
+    assert plan.trainable == 4 * build_layout(folder, config).size
+    assert plan.trainable - plain.trainable == len(names) * table
+    assert plan.gradients - plain.gradients == len(names) * table
+    assert plan.state - plain.state == len(names) * 4 * table
+    assert plan.workspace - plain.workspace == ("lm_head" in names) * table
+    model = start(folder, config)[0]._model
+    assert plan.frozen == sum(part.nbytes for part in model.parameters() if not part.requires_grad)
+    training = training_of(config, accelerator=False, recompute=False)
+    assert trained_parameters(read_shape(folder), training) == build_layout(folder, config).size
 
 
 def test_split_keeps_every_sample_once_within_the_limit() -> None:

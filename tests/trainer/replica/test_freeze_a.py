@@ -139,6 +139,7 @@ OF_WHOLE_MODELS: list[dict[str, Any]] = [
     {"task": "causal-lm", "training__sample_prompts": "prompts.jsonl"},
     {"model__adapter": "adapter"},
     {"lora__use_dora": True},
+    {"lora__modules_to_save": ["embed_tokens"]},
     {"task": "classify", "training__class_weights": [1, 2, 3, 4, 5]},
     {"task": "classify", "training__label_smoothing": 0.1},
 ]

@@ -25,6 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 DORA: dict[str, Any] = {"lora__use_dora": True}
+WHOLE: dict[str, Any] = {"lora__modules_to_save": ["lm_head", "embed_tokens"]}
 OF_CLASSES: dict[str, dict[str, Any]] = {
     "weights": {"training__class_weights": [1, 2, 3, 40, 5]},
     "smoothing": {"training__label_smoothing": 0.1},
@@ -38,6 +39,7 @@ OF_CLASSES: dict[str, dict[str, Any]] = {
         *((task, chosen) for chosen in SETTINGS.values() for task in ("classify", "causal-lm")),
         *(("classify", chosen) for chosen in OF_CLASSES.values()),
         ("causal-lm", DORA),
+        ("causal-lm", WHOLE),
     ],
 )
 def test_shares_add_up_to_the_whole(tiny: Tiny, task: str, settings: dict[str, Any]) -> None:

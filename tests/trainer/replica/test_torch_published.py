@@ -196,6 +196,12 @@ def test_dora_computes_what_peft_computes(tiny: Tiny) -> None:
     compare_with_peft(tiny, "float32", lora__use_dora=True, lora__use_rslora=True)
 
 
+def test_an_embedding_that_trains_whole_computes_what_pefts_does(tiny: Tiny) -> None:
+    """Beside NF4: an embedding is stored as it is."""
+    chosen = {"lora__modules_to_save": ["embed_tokens"], "model__quantization": "nf4"}
+    compare_with_peft(tiny, "float32", **chosen)
+
+
 def compare_with_peft(tiny: Tiny, dtype: str, **chosen: Any) -> None:
     rounding = 5e-6 if dtype == "float32" else 1e-6
     folder = tiny.model()

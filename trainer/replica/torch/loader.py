@@ -16,7 +16,7 @@ from trainer.model.layout import check_stored, stored_name
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.replica.torch.decoder import Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear
-from trainer.replica.torch.model import prepare, reading
+from trainer.replica.torch.model import prepare, reading, train_whole
 from trainer.replica.torch.precision import compute_dtype
 from trainer.system.process.imports import importing
 
@@ -65,6 +65,8 @@ def load_model(
     for name, part in (*model.model.named_children(), *model.named_children()):
         if name not in ("layers", "model"):
             part.requires_grad_(config.method == "full" or name == "score")
+    if config.method == "lora":
+        train_whole(model, config.lora.modules_to_save)
     return model
 
 

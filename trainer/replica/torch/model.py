@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,23 @@ def prepare(
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # a plain flag
     model.train()
+
+
+def train_whole(model: nn.Module, names: Collection[str]) -> None:
+    """Give modules of these names a fp32 weight of their own that trains, tied ones too.
+
+    What an embedding returns keeps the format of the frozen weights.
+    """
+    for path, module in list(model.named_modules()):
+        if path.rpartition(".")[2] in names:
+            frozen: Any = module.weight
+            module.weight = nn.Parameter(frozen.detach().float())
+            if isinstance(module, nn.Embedding):
+                module.register_forward_hook(partial(_in_format, frozen.dtype))
+
+
+def _in_format(dtype: torch.dtype, _module: nn.Module, _inputs: object, found: Tensor) -> Tensor:
+    return found.to(dtype)
 
 
 def freeze_a(model: nn.Module, model_dir: Path, config: RunConfig) -> None:

@@ -20,7 +20,7 @@ from trainer.model.config_keys import CONFIG_KEYS, is_dropout
 from trainer.model.families import text_config
 from trainer.model.layout import adapted_modules
 from trainer.model.safetensors_headers import read_config
-from trainer.replica.torch.model import prepare, reading
+from trainer.replica.torch.model import prepare, reading, train_whole
 from trainer.replica.torch.precision import compute_dtype
 from trainer.system.errors import InputError
 from trainer.system.key_table import UnknownKeys
@@ -88,6 +88,8 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
         model.tie_weights()  # transformers does not if the file has a head of its own
     _say_unknown(model_dir, tree)
     prepare(model, model_dir, config, device, modules)
+    if not full:
+        train_whole(model, config.lora.modules_to_save)
     return model
 
 

@@ -66,6 +66,11 @@ class WgpuReplica:
                 "lora.use_dora: wgpu does not scale the rows of a product; leave it out, or take"
                 " --gpu-backend cuda or cpu"
             )
+        if config.method == "lora" and config.lora.modules_to_save:
+            raise InputError(
+                "lora.modules_to_save: wgpu trains no tables beside adapters; leave it out, or take"
+                " --gpu-backend cuda or cpu"
+            )
         if config.training.label_smoothing:
             raise InputError(
                 "training.label_smoothing: wgpu computes the loss of one class a sample; leave it"

@@ -73,11 +73,13 @@ def test_gradients_under_each_setting_are_those_of_torch(
     assert relative(mine, theirs) < 1e-5
 
 
-@pytest.mark.parametrize("chosen", [OF_CLASSES["smoothing"], DORA])
+@pytest.mark.parametrize(
+    "chosen", [OF_CLASSES["smoothing"], DORA, {"lora__modules_to_save": ["embed_tokens"]}]
+)
 def test_what_wgpu_does_not_compute_is_refused(
     device: Device, tiny: Tiny, chosen: dict[str, Any]
 ) -> None:
-    with pytest.raises(InputError, match=r"(training\.label_smoothing|lora\.use_dora): wgpu"):
+    with pytest.raises(InputError, match=r"(label_smoothing|use_dora|modules_to_save): wgpu"):
         tiny.wgpu(device, **chosen)
 
 
