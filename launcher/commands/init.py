@@ -14,7 +14,7 @@ _TEXT = """\
 # A run config of Motley; start the run with: launch cluster up --config {file}
 # Every setting: docs/config.md. Commented-out settings show their defaults.
 name: run                       # prefix of the run id
-task: {task:<26}# classify (with num_classes) or causal-lm
+task: {task:<26}# classify (with num_classes), causal-lm or dpo
 {classes}method: lora                    # or full: all weights train
 output: runs/output             # checkpoints, metrics and status
 model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from trainer.data.tokens import Encoded
 from trainer.model.layout import build_layout
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from tests.conftest import MakeConfig, TinyModel
     from trainer.replica.torch.replica import TorchReplica
     from trainer.replica.wgpu.gpu.device import Device
@@ -50,15 +52,27 @@ class Tiny:
         return replica, weights
 
     def batch(self, count: int, task: str = "classify", seed: int = 0) -> list[Encoded]:
-        """Return samples with lengths from 3 to 40 tokens."""
+        """Return samples with lengths from 3 to 40 tokens, or pairs of them."""
         generator = np.random.default_rng(seed)
         batch: list[Encoded] = []
         for index in range(count):
             ids = generator.integers(0, 300, generator.integers(3, 41)).astype(np.int32)
-            if task == "classify":
+            if task == "dpo":
+                batch.append(self._pair(ids, generator))
+            elif task == "classify":
                 batch.append(Encoded(ids, index % 5))
             else:
                 labels = ids.copy()
                 labels[: 1 + index % 3] = IGNORED
                 batch.append(Encoded(ids, labels))
         return batch
+
+    @staticmethod
+    def _pair(prompt: NDArray[np.int32], generator: np.random.Generator) -> Encoded:
+        """Return two answers to a prompt."""
+        rows: list[Encoded] = []
+        for length in generator.integers(1, 21, 2):
+            ids = np.concatenate([prompt, generator.integers(0, 300, length)]).astype(np.int32)
+            places = np.arange(len(ids))
+            rows.append(Encoded(ids, np.where(places < len(prompt), IGNORED, ids).astype(np.int32)))
+        return replace(rows[0], rejected=rows[1])

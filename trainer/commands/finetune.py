@@ -33,7 +33,7 @@ _SETTINGS = {
 
 @click.command()
 @click.argument("model_dir", required=False, type=click.Path())
-@click.option("--task", type=click.Choice(["classify", "causal-lm"]))
+@click.option("--task", type=click.Choice(["classify", "causal-lm", "dpo"]))
 @click.option("--num-classes", type=int, help="Number of classes of a classify task.")
 @click.option(
     "--data",

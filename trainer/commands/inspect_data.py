@@ -23,7 +23,9 @@ _SHOWN = 1500  # characters of a sample
 @click.argument("file", type=PATH)
 @click.option("--model", metavar="DIR|NAME", help="The model whose tokens are counted.")
 @click.option("--validation", type=click.Path(), help="Held-out data to compare.")
-@click.option("--task", type=click.Choice(["classify", "causal-lm"]), help="Default: by the data.")
+@click.option(
+    "--task", type=click.Choice(["classify", "causal-lm", "dpo"]), help="Default: by the data."
+)
 @click.option(
     "--max-seq-len", type=click.IntRange(min=1), help="Tokens; default: as a run would take."
 )

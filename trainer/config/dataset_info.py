@@ -23,7 +23,7 @@ ENTRY_KEYS = KeyTable(
         **dict.fromkeys(("hf_hub_url", "ms_hub_url", "om_hub_url"), _ELSEWHERE),
         **dict.fromkeys(("script_url", "cloud_file_name"), _ELSEWHERE),
         **dict.fromkeys(("num_samples", "subset", "folder"), _PART),
-        "ranking": "is of preference training, which Motley does not do",
+        "ranking": "is of preference training: give its file as data.train, and task dpo",
     },
 )
 _ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}

@@ -105,6 +105,16 @@ def _only(*accepted: Any, instead: str) -> Rule:
     return rule
 
 
+def _stage(value: Any, _: Tree) -> Settings:
+    if value == "dpo":
+        return {"task": "dpo"}
+    if value not in ("sft", "pt"):
+        raise NotTakenError(
+            f"{value!r}: Motley fine-tunes (sft), pre-trains (pt) and compares (dpo)"
+        )
+    return {}
+
+
 def _samples(per_device: str) -> Rule:
     def rule(_: Any, tree: Tree) -> Settings:
         counts = (tree.get(per_device, 1), tree.get("gradient_accumulation_steps", 1))
@@ -285,6 +295,9 @@ _AXOLOTL: dict[str, Rule] = {
     "test_datasets": _datasets("data.validation"),
     "val_set_size": _fraction,
     "adapter": _adapter,
+    "rl": _stage,
+    "rl_beta": _is("dpo.beta"),
+    "dpo_beta": _is("dpo.beta"),
     "load_in_4bit": _bits,
     "lora_r": _is("lora.lora_rank"),
     "lora_modules_to_save": _whole,
@@ -304,7 +317,9 @@ _FACTORY: dict[str, Rule] = {
     **_SHARED,
     "model_name_or_path": _is("model.path"),
     "adapter_name_or_path": _is("model.adapter"),
-    "stage": _only("sft", "pt", instead="Motley fine-tunes (sft) and pre-trains (pt)"),
+    "stage": _stage,
+    "pref_beta": _is("dpo.beta"),
+    "pref_loss": _only("sigmoid", instead="the loss is DPO's own; leave it out"),
     "finetuning_type": _adapter,
     "quantization_bit": _bits,
     "lora_rank": _is("lora.lora_rank"),
@@ -349,7 +364,6 @@ PROGRAMS = (
                 "load_in_8bit": "stores the base in 8 bits; set model.quantization to nf4 or none",
                 "plugins": "change the training; leave them out",
                 "reward_model": "trains a reward model, which Motley does not",
-                "rl": "is preference training, which Motley does not do",
                 "rope_scaling": _ROPE,
                 "special_tokens": "change the vocabulary; save the tokenizer with them",
                 "tokenizer_config": "is another tokenizer; put its files into the model's folder",
@@ -382,7 +396,6 @@ PROGRAMS = (
                 "freeze_trainable_layers": "trains a part of the model; take method lora or full",
                 "mask_history": "learns the last answer alone; split the conversations",
                 "max_samples": "takes a part of the data; make a shorter file",
-                "pref_beta": "is of preference training, which Motley does not do",
                 "pure_bf16": "keeps trained weights in 16 bits; they are fp32 here",
                 "rope_scaling": _ROPE,
                 "streaming": "reads data while it trains; give a file",

@@ -24,10 +24,10 @@ from trainer.config.optimizer import OptimizerConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.section import Section, load_settings
 from trainer.config.telling import Command, Trackers
-from trainer.config.training import Positive, Precision, TrainingConfig
+from trainer.config.training import DpoConfig, Positive, Precision, TrainingConfig
 from trainer.system.errors import InputError
 
-Task = Literal["classify", "causal-lm"]
+Task = Literal["classify", "causal-lm", "dpo"]
 Classes = int | tuple[str, ...]
 """The number of classes, or their names in order."""
 MOST_CLASSES = 100
@@ -174,6 +174,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
     distillation: DistillationConfig | None = None
+    dpo: DpoConfig = DpoConfig()
     budget: BudgetConfig | None = None
     notify: Command | None = None
     """Runs on the coordinator's host at each event of the run, which it gets as JSON."""
@@ -205,10 +206,10 @@ class RunConfig(Section):
             raise ValueError("model.adapter needs method lora, without lora.freeze_a")
         if self.task == "classify" and self.num_classes is None:
             raise ValueError("num_classes is required when task is classify")
-        if self.task == "causal-lm" and self.num_classes is not None:
+        if self.task != "classify" and self.num_classes is not None:
             raise ValueError("num_classes and class_names are only allowed when task is classify")
         loss = self.training
-        if self.task == "causal-lm" and (loss.label_smoothing or loss.class_weights):
+        if self.task != "classify" and (loss.label_smoothing or loss.class_weights):
             raise ValueError(
                 "training.label_smoothing and training.class_weights are only allowed when task is"
                 " classify"
@@ -238,17 +239,38 @@ class RunConfig(Section):
                 "training.early_stopping_patience counts validations: set training.evaluate_every,"
                 " and data.validation or data.validation_fraction"
             )
-        if self.training.sample_prompts is not None and self.task != "causal-lm":
-            raise ValueError("training.sample_prompts needs task causal-lm: a class is no answer")
+        if self.training.sample_prompts is not None and self.task == "classify":
+            raise ValueError("training.sample_prompts needs another task: a class is no answer")
         if self.training.sample_every and self.training.sample_prompts is None:
             raise ValueError("training.sample_every needs training.sample_prompts: a file of them")
         if self.training.pack and self.task != "causal-lm":
-            raise ValueError("training.pack needs task causal-lm: a row has one class")
+            raise ValueError("training.pack needs task causal-lm: a row has one class or answer")
+        if self.task == "dpo":
+            self._check_reference()
         if self.training.precision == "fp32" and self.model.dtype != "float32":
             raise ValueError(
                 "training.precision fp32 needs model.dtype float32: products take the stored format"
             )
         return self
+
+    def _check_reference(self) -> None:
+        """Check that the model without its adapter is what the training began as."""
+        if self.method == "full":
+            raise ValueError("task dpo needs method lora: its reference is the base, which stays")
+        for name, value in {
+            "model.adapter": self.model.adapter is not None,
+            "lora.modules_to_save": bool(self.lora.modules_to_save),
+        }.items():
+            if value:
+                raise ValueError(
+                    f"task dpo does not know {name}: its reference is the model without its"
+                    " adapter; merge what was trained into a model, and begin from that"
+                )
+
+    @property
+    def rows_each(self) -> int:
+        """The rows of a sample: its two answers for task `dpo`."""
+        return 2 if self.task == "dpo" else 1
 
     @property
     def freezes_a(self) -> bool:
@@ -268,6 +290,7 @@ class RunConfig(Section):
             "training.label_smoothing": training.label_smoothing > 0,
             "training.class_weights": training.class_weights is not None,
             "training.sample_prompts": training.sample_prompts is not None,
+            "task dpo": self.task == "dpo",
         }
         return next((name for name, value in chosen.items() if value), None)
 
@@ -329,6 +352,8 @@ class RunConfig(Section):
         tree = self.model_dump(mode="json")
         if self.method == "full":
             del tree["lora"]
+        if self.task != "dpo":
+            del tree["dpo"]
         if self.training.max_steps is not None:
             del tree["training"]["epochs"]  # the steps decide
         for name in RoundSettings.model_fields:

@@ -15,6 +15,13 @@ Samples = Annotated[int, Field(gt=0, le=1_000_000)]
 Precision = Literal["fp32", "bf16", "fp16"]
 
 
+class DpoConfig(Section):
+    """Learning preferences by comparison (DPO, arXiv:2305.18290), of task `dpo`."""
+
+    beta: float = Field(default=0.1, gt=0, le=1000)
+    """How strongly the model is held to the reference, which is itself without its adapter."""
+
+
 class TrainingConfig(Section):
     """Duration, batches, precision and memory of a step."""
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from trainer.data.labels import LABEL, ClassNumber
 from trainer.data.records import MAX_RECORD_BYTES, PIECE, Record, choose_columns
-from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS
+from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS, PAIR_KEYS
 from trainer.system.errors import InputError
 
 ROWS = 64
@@ -81,7 +81,7 @@ def _line(error: Exception) -> str:
 
 def _choose(pa: Any, schema: Any, columns: Mapping[str, str], place: str) -> dict[str, str]:
     """Return the columns to decode, our name to the file's."""
-    used = LINE_KEYS.used | LABELLED_KEYS.used
+    used = LINE_KEYS.used | LABELLED_KEYS.used | PAIR_KEYS.used
     wanted = used | LABELLED_KEYS.refused.keys()
     every = choose_columns(schema.names, columns, f"{place}:")
     chosen = {ours: theirs for ours, theirs in every.items() if columns or ours in wanted}

@@ -35,6 +35,21 @@ def encode_within(encoder: Encoder, sample: Sample, limit: int) -> tuple[list[in
     return (ids[:1], [IGNORED]) if fitted is None else encoder.conversation(fitted)
 
 
+def encode_answers(
+    encoder: Encoder, sample: Sample, limit: int
+) -> list[tuple[list[int], list[int]]]:
+    """Return the same of each answer; those of a preference are cut at their ends.
+
+    Both thus keep the same prompt.
+
+    Raises:
+        ConversationError: the chat template cannot express one.
+    """
+    if sample.rejected is None:
+        return [encode_within(encoder, sample, limit)]
+    return [(ids[:limit], labels[:limit]) for ids, labels in map(encoder.encode, sample.answers)]
+
+
 def fit(sample: Sample, count: Callable[[Sample], int], limit: int) -> Sample | None:
     """Return a conversation with as little cut as makes it fit; None if nothing does.
 

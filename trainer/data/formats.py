@@ -32,7 +32,7 @@ from typing import Any, BinaryIO
 
 from trainer.data import arrow, records
 from trainer.data.records import Problems, Record
-from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS
+from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS, PAIR_KEYS
 from trainer.data.sources import RECORDS, TEXTS, DataFiles, choose_files, find_data, kind_of
 from trainer.system.errors import InputError
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 HEAD_BYTES = 4096
 """Bytes that decide on the format; a shorter head is a whole file."""
 _TABLES = frozenset((".csv", ".tsv"))
-KEYS = LINE_KEYS.used | LABELLED_KEYS.used
+KEYS = LINE_KEYS.used | LABELLED_KEYS.used | PAIR_KEYS.used
 """The keys that `data.columns` can name."""
 _DELIMITERS = "\t;,|"
 _MOST_NESTED = 3

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainer.config.run import RunConfig
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.fitting import encode_within
+from trainer.data.fitting import encode_answers
 from trainer.data.formats import read_records
 from trainer.data.labels import TEXTS
 from trainer.data.measurement import Measurement, measure
@@ -131,7 +131,7 @@ def inspect(config: RunConfig, encoder: Encoder | None, examples: int) -> Inspec
     return Inspection(
         task=config.task,
         samples=len(file.samples),
-        shapes=_shapes(path, columns, labelled=classes is not None),
+        shapes=_shapes(path, columns, labelled=classes is not None, pairs=config.task == "dpo"),
         classes=names,
         unused=[*file.unused, *lost],
         max_seq_len=limit,
@@ -149,9 +149,13 @@ def inspect(config: RunConfig, encoder: Encoder | None, examples: int) -> Inspec
     )
 
 
-def _shapes(path: Path, columns: Mapping[str, str], *, labelled: bool) -> dict[str, int]:
+def _shapes(
+    path: Path, columns: Mapping[str, str], *, labelled: bool, pairs: bool
+) -> dict[str, int]:
     counts = Counter(
-        f"{{{next(key for key in TEXTS if key in record.tree)}, label}}"
+        "{chosen, rejected}"
+        if pairs
+        else f"{{{next(key for key in TEXTS if key in record.tree)}, label}}"
         if labelled
         else shape_of(record.tree).spelled
         for record in read_records(path, Problems(), columns)
@@ -162,17 +166,18 @@ def _shapes(path: Path, columns: Mapping[str, str], *, labelled: bool) -> dict[s
 def _pieces(sample: Sample, encoder: Encoder | None, limit: int) -> Iterator[Piece]:
     """Yield a sample's tokens as text, or its text without a tokenizer."""
     if encoder is None:
-        if sample.prompt:
-            yield Piece(sample.prompt, learned=False)
-        for turn in sample.messages:
-            yield Piece(f"{turn.role}: {turn.content}\n", learned=turn.target)
-        if sample.text:
-            yield Piece(sample.text, learned=sample.label is None)
+        for answer in sample.answers:
+            if answer.prompt:
+                yield Piece(answer.prompt, learned=False)
+            for turn in answer.messages:
+                yield Piece(f"{turn.role}: {turn.content}\n", learned=turn.target)
+            if answer.text:
+                yield Piece(answer.text, learned=answer.label is None)
         return
-    ids, labels = encode_within(encoder, sample, limit)
     known = sample.label is None
-    learned = [known and place > 0 and label != IGNORED for place, label in enumerate(labels)]
-    for is_learned, run in groupby(zip(ids, learned, strict=True), key=lambda each: each[1]):
-        tokens = [token for token, _ in run]
-        text = encoder.tokenizer.decode(tokens, skip_special_tokens=False)
-        yield Piece(text, learned=is_learned)
+    for ids, labels in encode_answers(encoder, sample, limit):
+        learned = [known and place > 0 and label != IGNORED for place, label in enumerate(labels)]
+        for is_learned, run in groupby(zip(ids, learned, strict=True), key=lambda each: each[1]):
+            tokens = [token for token, _ in run]
+            text = encoder.tokenizer.decode(tokens, skip_special_tokens=False)
+            yield Piece(text, learned=is_learned)

@@ -30,8 +30,10 @@ def measure_lengths(
     tokenizer_dir: Path,
     classes: Classes | None,
     columns: Mapping[str, str] | None = None,
+    *,
+    pairs: bool = False,
 ) -> list[int]:
-    """Return the tokens of samples from evenly spaced places of data.
+    """Return the tokens of samples from evenly spaced places of data: of each answer of pairs.
 
     A bad line is skipped: the reader of all lines reports it.
 
@@ -40,15 +42,14 @@ def measure_lengths(
     """
     encoder = Encoder(tokenizer_dir, "accept")  # the run itself refuses
     lengths: list[int] = []
-    for sample in _spread(path, classes, columns):
+    for sample in _spread(path, classes, columns, pairs):
         with contextlib.suppress(ConversationError):
-            ids, _ = encoder.encode(sample)
-            lengths.append(len(ids))
+            lengths += [len(encoder.encode(answer)[0]) for answer in sample.answers]
     return lengths
 
 
 def _spread(
-    path: Path, classes: Classes | None, columns: Mapping[str, str] | None
+    path: Path, classes: Classes | None, columns: Mapping[str, str] | None, pairs: bool
 ) -> Iterator[Sample]:
     """Yield all samples of little data, else some from evenly spread places."""
     labels = None if classes is None else LabelColumn(classes)
@@ -59,7 +60,7 @@ def _spread(
         trees = _of_records(record.tree for record in read_records(path, Problems(), columns))
     for tree in trees:
         with contextlib.suppress(BadLineError):
-            yield parse_sample(tree, 0, labels)
+            yield parse_sample(tree, 0, labels, pairs=pairs)
 
 
 def _of_records(trees: Iterator[Any]) -> Iterator[Any]:

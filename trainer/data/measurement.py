@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.fitting import encode_within
+from trainer.data.fitting import encode_answers
 from trainer.data.shapes import Sample
 
 
@@ -16,7 +16,7 @@ class Measurement:
 
     samples: int
     lengths: list[int] = field(default_factory=list[int])
-    """Of the measured samples, before they are cut."""
+    """Of the measured samples, before they are cut; of a preference the longer answer's."""
     cut: int = 0
     lost: int = 0
     """Tokens that are cut off."""
@@ -38,15 +38,17 @@ class Measurement:
         Raises:
             ConversationError: the chat template cannot express it.
         """
-        ids, labels = encoder.encode(sample)
-        self.lengths.append(len(ids))
-        if len(ids) > max_seq_len:
-            kept, labels = encode_within(encoder, sample, max_seq_len)
+        found = [encoder.encode(answer) for answer in sample.answers]
+        lengths = [len(ids) for ids, _ in found]
+        self.lengths.append(max(lengths))
+        if max(lengths) > max_seq_len:
+            found = encode_answers(encoder, sample, max_seq_len)
             self.cut += 1
-            self.lost += len(ids) - len(kept)
+            self.lost += sum(lengths) - sum(len(ids) for ids, _ in found)
         # The first token is never a target: nothing precedes it.
-        self.unlearned += sample.label is None and set(labels[1:]) <= {IGNORED}
-        return len(ids)
+        nothing = all(set(labels[1:]) <= {IGNORED} for _, labels in found)
+        self.unlearned += sample.label is None and nothing
+        return sum(lengths)
 
     def histogram(self) -> list[tuple[int, int]]:
         """Return how many measured samples have up to so many tokens, by powers of two."""
@@ -134,8 +136,11 @@ def _chosen(
 
 def size_of(sample: Sample) -> int:
     """Return the bytes of a sample's text."""
-    turns = sum(len(message.content.encode()) for message in sample.messages)
-    return len(sample.prompt.encode()) + len(sample.text.encode()) + turns
+    size = 0
+    for answer in sample.answers:
+        turns = sum(len(message.content.encode()) for message in answer.messages)
+        size += len(answer.prompt.encode()) + len(answer.text.encode()) + turns
+    return size
 
 
 def _may_be_cut(sample: Sample, size: int, encoder: Encoder, max_seq_len: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 Confusion = Sequence[Sequence[int]]
 
@@ -42,6 +43,32 @@ def class_scores(confusion: Confusion) -> dict[str, float]:
 def mean_loss(loss_sum: float, weight: int) -> float | None:
     """Return the loss per sample or token; None if nothing was counted."""
     return loss_sum / weight if weight else None
+
+
+class Rewards(NamedTuple):
+    """Of pairs of answers, summed: beta times how much likelier each became than it was."""
+
+    chosen: float
+    rejected: float
+    right: int
+    """Pairs of which the chosen answer has the higher reward."""
+
+
+def sum_rewards(parts: Iterable[Rewards | None]) -> Rewards | None:
+    """Return the sum of parts; None if there is none."""
+    known = [part for part in parts if part is not None]
+    return Rewards(*map(sum, zip(*known, strict=True))) if known else None
+
+
+def reward_scores(rewards: Rewards, pairs: int) -> dict[str, float]:
+    """Return the means over pairs by name; TRL's are `rewards/chosen` and so on."""
+    chosen, rejected, right = (part / max(pairs, 1) for part in rewards)
+    return {
+        "reward_chosen": chosen,
+        "reward_rejected": rejected,
+        "reward_margin": chosen - rejected,
+        "reward_accuracy": right,
+    }
 
 
 def sum_confusions(tables: Iterable[Confusion | None]) -> list[list[int]] | None:

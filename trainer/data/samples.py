@@ -103,9 +103,10 @@ def read_file(
     if note := find_data(path).note(path):
         log.info(note)
     labels = None if classes is None else LabelColumn(classes)
-    unused = UnusedKeys(labels)
+    pairs = task == "dpo"
+    unused = UnusedKeys(labels, pairs=pairs)
     with announced(f"reading {path}"):
-        found = iterate(path, labels, unused, columns, prompts=prompts)
+        found = iterate(path, labels, unused, columns, prompts=prompts, pairs=pairs)
         samples = _held(path, (sample for _, sample in found))
     if not samples:
         raise InputError(f"{path}: holds no samples")
@@ -124,8 +125,9 @@ def _held(path: Path, found: Iterator[Sample]) -> list[Sample]:
     unseen = 0
     for sample in found:
         samples.append(sample)
-        turns = sum(_OVERHEAD + len(turn.content) for turn in sample.messages)
-        unseen += _OVERHEAD + len(sample.prompt) + len(sample.text) + turns
+        for answer in sample.answers:
+            turns = sum(_OVERHEAD + len(turn.content) for turn in answer.messages)
+            unseen += _OVERHEAD + len(answer.prompt) + len(answer.text) + turns
         if unseen < _LOOK:
             continue
         unseen = 0
@@ -189,6 +191,7 @@ def iterate(
     columns: Mapping[str, str] | None = None,
     *,
     prompts: bool = False,
+    pairs: bool = False,
 ) -> Iterator[tuple[Record, Sample]]:
     """Yield each record with its sample, and count unused keys.
 
@@ -203,7 +206,8 @@ def iterate(
     for record in read_records(path, problems, columns):
         try:
             where = record.within(path)
-            sample = parse_sample(record.tree, record.number, labels, where=where, prompts=prompts)
+            kind = {"prompts": prompts, "pairs": pairs}
+            sample = parse_sample(record.tree, record.number, labels, where=where, **kind)
             unused.add(record.tree, sample)
         except BadLineError as error:
             problems.add(record.place, error)

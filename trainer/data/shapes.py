@@ -1,6 +1,7 @@
 """The allowed JSON objects of a line, and the samples that they become.
 
 - `classify`: `{input, label}` or `{text, label}`, see `labels.py`
+- `dpo`: `{prompt, chosen, rejected}`, texts or turns, or whole conversations without a prompt
 - `causal-lm`: one of `SHAPES`; an object of none or of two of them is refused, since only a part of
   it would be trained on
 """
@@ -40,11 +41,21 @@ class Sample:
     """Its line, or its number in a file without lines; counted from 1."""
     source: str = field(default="", compare=False)
     """What precedes `line` in a message, where that is not `file:`."""
+    rejected: Sample | None = None
+    """Of a preference the worse answer, after the same prompt."""
+
+    @property
+    def answers(self) -> tuple[Sample, ...]:
+        """Itself, and of a preference the worse answer."""
+        return (self,) if self.rejected is None else (self, self.rejected)
 
     def digest(self) -> bytes:
         """Return 32 bytes that identify its text, independent of its label and position."""
         from blake3 import blake3  # of the extras that train
 
+        if self.rejected is not None:
+            both = replace(self, rejected=None).digest() + self.rejected.digest()
+            return blake3(b"preference\0" + both).digest()
         turns = [
             [
                 message.role,
@@ -65,14 +76,52 @@ class Sample:
 Tree = dict[str, Any]
 
 
-def _prompt(tree: Tree) -> Sample:
+def _prompt(tree: Tree, key: str = "completion") -> Sample:
     """Read a completion; TRL has prompt and completion as turns, too."""
     if isinstance(tree["prompt"], list):
         asked = read_messages(tree["prompt"], "prompt")
-        context = tuple(replace(turn, learned=False) for turn in asked)
-        answer = read_messages(tree["completion"], "completion")
-        return _conversation(tree, (*context, *answer))
-    return Sample(text_of(tree, "completion"), prompt=string_of(tree, "prompt"))
+        return _conversation(tree, (*_context(asked), *read_messages(tree[key], key)))
+    return Sample(text_of(tree, key), prompt=string_of(tree, "prompt"))
+
+
+def _context(turns: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+    return tuple(replace(turn, learned=False) for turn in turns)
+
+
+def _read_pair(tree: Tree) -> Sample:
+    """Read a preference as TRL has it: two answers to a prompt, as texts or as turns.
+
+    Whole conversations begin with the prompt, which is then what both have in common; a text beside
+    them must be one of its turns (UltraFeedback).
+    """
+    if not {"chosen", "rejected"} <= tree.keys():
+        raise BadLineError("a preference has 'prompt', 'chosen' and 'rejected'")
+    prompt = tree.get("prompt")
+    if isinstance(prompt, list) or not isinstance(tree["chosen"], list):
+        if prompt is None:
+            raise BadLineError("'chosen' and 'rejected' are texts, and there is no 'prompt'")
+        if isinstance(prompt, str) and (beside := next((k for k in _BESIDE if tree.get(k)), None)):
+            raise BadLineError(f"'{beside}' needs turns, and 'prompt' is a text")
+        found = [_prompt(tree, key) for key in ("chosen", "rejected")]
+    else:
+        found = _with_common_prompt(tree, prompt)
+    chosen, rejected = found
+    if chosen == rejected:
+        raise BadLineError("'chosen' and 'rejected' are the same")
+    for key, answer in (("chosen", chosen), ("rejected", rejected)):
+        if answer.messages:
+            _check_target(key, answer.messages)
+    return replace(chosen, rejected=rejected)
+
+
+def _with_common_prompt(tree: Tree, prompt: Any) -> list[Sample]:
+    turns = [read_messages(tree[key], key) for key in ("chosen", "rejected")]
+    same = [one == other for one, other in zip(*turns, strict=False)]
+    common = (*same, False).index(False)
+    context = _context(turns[0][:common])
+    if prompt is not None and all(turn.content != prompt for turn in context):
+        raise BadLineError("'prompt' is no turn that both 'chosen' and 'rejected' begin with")
+    return [_conversation(tree, (*context, *answer[common:])) for answer in turns]
 
 
 def _instruction(tree: Tree, given: str, output: str) -> Sample:
@@ -207,8 +256,8 @@ KEYS = frozenset(key for shape in SHAPES for key in (*shape.keys, *shape.optiona
 
 _NO_MEDIA = "is not text, and only text is learned; remove the key, or the line"
 _NO_PAIRS = (
-    "is a preference, and one answer is learned, not a comparison; make it a conversation with the"
-    " better answer"
+    "is a preference: learn the comparison with task dpo, or make it a conversation with the better"
+    " answer"
 )
 _NO_WEIGHT = "weighs a whole line, which counts fully; remove the key, or repeat the line"
 LINE_KEYS = KeyTable(
@@ -224,6 +273,13 @@ LINE_KEYS = KeyTable(
         **dict.fromkeys(("image", "images", "videos", "audio", "audios"), _NO_MEDIA),
         **dict.fromkeys(("weight", "sample_weight"), _NO_WEIGHT),
     },
+)
+PAIR_KEYS = KeyTable(
+    "a preference",
+    used=frozenset(("prompt", "chosen", "rejected", *_BESIDE)),
+    harmless=LINE_KEYS.harmless
+    | {"messages", "score_chosen", "score_rejected", "chosen_score", "rejected_score"},
+    refused={key: why for key, why in LINE_KEYS.refused.items() if why != _NO_PAIRS},
 )
 _PAIR = "is one of two texts; write both into 'input', in the order that the model is to read them"
 LABELLED_KEYS = KeyTable(
@@ -244,19 +300,26 @@ _ANSWERS = ("answer", "answers", "target", "targets", "response", "completion", 
 class UnusedKeys:
     """Counts the keys of a file's lines and turns that are not used."""
 
-    def __init__(self, labels: LabelColumn | None = None) -> None:
-        self._lines = UnknownKeys(LINE_KEYS if labels is None else LABELLED_KEYS)
+    def __init__(self, labels: LabelColumn | None = None, *, pairs: bool = False) -> None:
+        self._lines = UnknownKeys(_table(labels, pairs))
         self._turns = UnknownKeys(TURN_KEYS)
 
     def add(self, tree: Any, sample: Sample) -> None:
         """Count those of one line."""
         self._lines.add(tree)
-        for message in sample.messages:
-            self._turns.add(message.more)
+        for answer in sample.answers:
+            for message in answer.messages:
+                self._turns.add(message.more)
 
     def report(self) -> list[str]:
         """Return a line for the unused keys of lines, and one for those of turns."""
         return [line for part in (self._lines, self._turns) if (line := part.report())]
+
+
+def _table(labels: LabelColumn | None, pairs: bool) -> KeyTable:
+    if pairs:
+        return PAIR_KEYS
+    return LINE_KEYS if labels is None else LABELLED_KEYS
 
 
 def parse_sample(
@@ -266,6 +329,7 @@ def parse_sample(
     *,
     where: str = "",
     prompts: bool = False,
+    pairs: bool = False,
 ) -> Sample:
     """Return the JSON value of line `number` as a sample.
 
@@ -273,17 +337,20 @@ def parse_sample(
         labels: reads the labels of a `classify` task; None: a `causal-lm` sample.
         where: names the line in errors of later labels.
         prompts: the lines are continued, not learned: a conversation may lack an answer.
+        pairs: the lines are preferences, of a `dpo` task.
 
     Raises:
         BadLineError: it is not a sample.
     """
     if not isinstance(tree, dict):
         raise BadLineError(f"expected an object, got {kind_of(tree)}")
-    table = LINE_KEYS if labels is None else LABELLED_KEYS
+    table = _table(labels, pairs)
     if refusal := table.refusal(key for key in tree if tree[key] not in (None, "", [], {})):
         raise BadLineError(refusal)
     if labels is not None:
         return Sample(*parse_labelled(tree, where, labels), line=number)
+    if pairs:
+        return replace(_read_pair(_given(tree)), line=number)
     shape = shape_of(tree)
     sample = shape.read(_given(tree))
     if sample.messages and not prompts:

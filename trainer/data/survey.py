@@ -73,7 +73,7 @@ def check_conversations(file: SampleFile, encoder: Encoder) -> list[str]:
     for sample in file.samples:
         if sample.messages:
             try:
-                lost += encoder.check(sample) is not None
+                lost += sum(encoder.check(answer) is not None for answer in sample.answers) > 0
             except ConversationError as error:
                 raise InputError(f"{file.place(sample)}: {error}") from None
     if not lost:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainer.config.run import Classes, Task
 from trainer.data.chat_marks import ConversationError
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.fitting import encode_within
+from trainer.data.fitting import encode_answers
 from trainer.data.samples import SampleFile, read_file
 from trainer.data.shapes import Sample
 from trainer.data.soft_targets import SoftTargets
@@ -34,6 +34,18 @@ class Encoded:
     tokens before it, or `IGNORED`. `labels[0]` is always ignored, so the valid ones count."""
     soft: SoftTargets | None = None
     """A teacher's prediction of each token, beside `labels`."""
+    rejected: Encoded | None = None
+    """Of a pair the worse answer, after the same prompt."""
+
+    @property
+    def answers(self) -> tuple[Encoded, ...]:
+        """The rows of a replica: itself, and of a pair the worse answer."""
+        return (self,) if self.rejected is None else (self, self.rejected)
+
+    @property
+    def tokens(self) -> int:
+        """Input tokens, of a pair those of both rows."""
+        return sum(len(row.input_ids) for row in self.answers)
 
 
 class Dataset:
@@ -59,8 +71,8 @@ class Dataset:
         row = self._kept.get(index)
         if row is None:
             row = self._encode(self._file.samples[index])
-            size = _OVERHEAD + row.input_ids.nbytes
-            size += 0 if isinstance(row.labels, int) else row.labels.nbytes
+            arrays = [part for each in row.answers for part in (each.input_ids, each.labels)]
+            size = _OVERHEAD + sum(0 if isinstance(part, int) else part.nbytes for part in arrays)
             if size <= self._room:
                 self._room -= size
                 self._kept[index] = row
@@ -72,18 +84,23 @@ class Dataset:
         Raises:
             InputError: it has no token, or one that the model has no embedding for.
         """
+        place = self._file.place(sample)
         try:
-            ids, labels = encode_within(self._encoder, sample, self._max_seq_len)
+            found = encode_answers(self._encoder, sample, self._max_seq_len)
         except ConversationError as error:
-            raise InputError(f"{self._file.place(sample)}: {error}") from None
+            raise InputError(f"{place}: {error}") from None
+        rows = [self._row(sample, place, *each) for each in found]
+        return rows[0] if len(rows) == 1 else replace(rows[0], rejected=rows[1])
+
+    def _row(self, sample: Sample, place: str, ids: list[int], labels: list[int]) -> Encoded:
         if not ids:
-            raise InputError(f"{self._file.place(sample)}: the tokenizer returns no token for it")
+            raise InputError(f"{place}: the tokenizer returns no token for it")
         input_ids = np.array(ids, dtype=np.int32)
         known = self._encoder.known
         if known is not None and (largest := int(input_ids.max())) >= known:
             # A device may not detect it.
             raise InputError(
-                f"{self._file.place(sample)}: the tokenizer makes token {largest} of it, the model"
+                f"{place}: the tokenizer makes token {largest} of it, the model"
                 f" has {known}; take the tokenizer that the model was trained with"
             )
         input_ids.flags.writeable = False
@@ -124,7 +141,9 @@ def make_dataset(file: SampleFile, encoder: Encoder, task: Task, max_seq_len: in
         for index in range(len(dataset)):  # now, not during the run
             dataset[index]
     rows = (dataset[index] for index in range(len(dataset)))
-    if task == "causal-lm" and not any(np.any(row.labels != IGNORED) for row in rows):
+    if task != "classify" and not any(
+        np.any(each.labels != IGNORED) for row in rows for each in row.answers
+    ):
         raise InputError(
             f"{file.path}: no token is left to learn from within max_seq_len {max_seq_len},"
             " raise it"

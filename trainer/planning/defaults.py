@@ -116,7 +116,7 @@ def check_task(config: RunConfig) -> None:
     labels = None if config.classes is None else LabelColumn(config.classes)
     for record in itertools.islice(objects(Path(data.train), data.columns), 1):
         try:
-            parse_sample(record.tree, record.number, labels)
+            parse_sample(record.tree, record.number, labels, pairs=config.task == "dpo")
         except BadLineError as error:
             raise InputError(f"{record.place}: {error}") from None
 
@@ -180,7 +180,7 @@ def _task(config: RunConfig, given: Collection[str], model_dir: Path | None) -> 
     """Yield the task and its classes; a task that is given needs no labels on all lines."""
     data, base = Path(config.data.train), ()
     named = min({"num_classes", "class_names"} & set(given), default=None)
-    if "task" in given and config.task == "causal-lm":
+    if "task" in given and config.task != "classify":
         return
     if model_dir is not None:
         base = read_class_names(read_config(model_dir))
@@ -264,7 +264,8 @@ def _lengths(config: RunConfig, model_dir: Path) -> list[int]:
     except ModuleNotFoundError:  # a laptop that drives a cluster has no library of tokenizers
         return []
     data = config.data
-    return measure_lengths(Path(data.train), model_dir, config.classes, data.columns)
+    path, pairs = Path(data.train), config.task == "dpo"
+    return measure_lengths(path, model_dir, config.classes, data.columns, pairs=pairs)
 
 
 def _length(lengths: Sequence[int], limit: int | None) -> Derived:

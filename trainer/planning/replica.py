@@ -85,6 +85,7 @@ def training_of(
         packed=config.training.pack,
         classes=config.num_classes,
         taught=config.distillation is not None,
+        rows=config.rows_each,
     )
 
 
@@ -113,12 +114,13 @@ def plan_memory(
     if config.method != "full":
         training = replace(training, adapters=layout.size)
     if config.training.micro_batch_size != "auto":  # the logits of all of its rows are held
-        training = replace(training, rows=config.training.micro_batch_size)
+        rows = config.training.micro_batch_size * config.rows_each
+        training = replace(training, rows=rows)
     parts = plan_memory_by_part(
         replace(model, counted=_counted(headers, config)), training, Strategy(data="motley")
     )
     size = parts.bytes()
-    rows = 8 * max(math.prod(shape) for shape in model.linears().values()) if training.dora else 0
+    scaled = 8 * max(math.prod(shape) for shape in model.linears().values()) if training.dora else 0
     trained = 4 * layout.size
     state = 2 * trained if moments else 0
     return MemoryPlan(
@@ -126,9 +128,9 @@ def plan_memory(
         trainable=trained,
         gradients=size["gradients"],
         state=state if accelerator else size["optimizer"],
-        workspace=size["logits"] + size["buffers"] + rows,
+        workspace=size["logits"] + size["buffers"] + scaled,
         per_token=math.ceil(size["activations"] / training.tokens),
-        sample_tokens=config.data.max_seq_len,
+        sample_tokens=config.data.max_seq_len * config.rows_each,
         recompute=recompute,
     )
 
@@ -144,7 +146,7 @@ def busy_tokens(config: RunConfig, *, accelerator: bool) -> int:
 
     A processor is as busy with one sample as with several.
     """
-    rows, length = config.training.micro_batch_size, config.data.max_seq_len
+    rows, length = config.training.micro_batch_size, config.data.max_seq_len * config.rows_each
     if rows != "auto":
         return rows * length
     return max(BUSY_TOKENS, length) if accelerator else length

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from trainer.data.metrics import class_scores, mean_loss, sum_confusions
+from trainer.data.metrics import (
+    Rewards,
+    class_scores,
+    mean_loss,
+    reward_scores,
+    sum_confusions,
+    sum_rewards,
+)
 from trainer.model.layout import GradientLayout
 
 if TYPE_CHECKING:
@@ -27,9 +34,9 @@ class StepResult:
     """The result of one shard's forward and backward."""
 
     loss_sum: float
-    """Sum of the loss over samples (classify) or valid target tokens (causal-lm)."""
+    """Sum of the loss over samples (classify), valid target tokens (causal-lm) or pairs (dpo)."""
     weight: int
-    """The number of samples or valid target tokens in that sum, or the sum of their
+    """The number of samples, valid target tokens or pairs in that sum, or the sum of their
     `training.class_weights`."""
     tokens: int
     """Input tokens without padding."""
@@ -48,19 +55,26 @@ class EvalResult:
     """Of the cross-entropy, also if samples have soft targets."""
     weight: int
     confusion: list[list[int]] | None
-    """Counts as `confusion[label][prediction]`; None for causal-lm."""
+    """Counts as `confusion[label][prediction]`; None but for a classifier."""
+    rewards: Rewards | None = None
+    """Of pairs."""
 
     @classmethod
     def total(cls, parts: Sequence[EvalResult]) -> EvalResult:
         """Return the result of all parts together."""
         loss_sum, weight = sum(part.loss_sum for part in parts), sum(part.weight for part in parts)
-        return cls(loss_sum, weight, sum_confusions(part.confusion for part in parts))
+        confusion = sum_confusions(part.confusion for part in parts)
+        return cls(loss_sum, weight, confusion, sum_rewards(part.rewards for part in parts))
 
     def scores(self) -> dict[str, Any]:
-        """Return the figures of a validation: loss; accuracy, mcc and confusion of a classifier."""
+        """Return the figures of a validation: loss; accuracy, mcc and confusion of a classifier;
+        rewards of pairs.
+        """
         scores: dict[str, Any] = {"loss": mean_loss(self.loss_sum, self.weight)}
         if self.confusion is not None:
             scores |= {**class_scores(self.confusion), "confusion": self.confusion}
+        if self.rewards is not None:
+            scores |= reward_scores(self.rewards, self.weight)
         return scores
 
 

@@ -184,7 +184,7 @@ class Worker:
         began = time.perf_counter()
         result = self.replica.evaluate(batch)
         seconds = time.perf_counter() - began
-        tokens = sum(len(sample.input_ids) for sample in batch)
+        tokens = sum(sample.tokens for sample in batch)
         self.exchange.send(
             result_message(
                 shard,
@@ -193,6 +193,7 @@ class Worker:
                 tokens,
                 seconds,
                 confusion=result.confusion,
+                rewards=result.rewards,
             ),
             shard.step,
         )
@@ -212,7 +213,9 @@ class Worker:
 
 
 def weight_of(batch: Sequence[Encoded], class_weights: Sequence[int] | None = None) -> int:
-    """Return what a mean over the batch divides by: samples by class, or valid target tokens."""
+    """Return what a mean over the batch divides by: samples by class, pairs, or target tokens."""
+    if batch and batch[0].rejected is not None:
+        return len(batch)
     return sum(
         (class_weights[sample.labels] if class_weights else 1)
         if isinstance(sample.labels, int)

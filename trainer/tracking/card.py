@@ -167,10 +167,11 @@ def _next(config: RunConfig) -> list[str]:
     """Return the next commands, for a shell in this folder."""
     output, commands = config.output, list[list[str]]()
     data = config.data.validation or config.data.train
-    if Path(data).is_file():  # not a folder of a teacher's logits
+    # Not a folder of a teacher's logits, and no pairs.
+    if Path(data).is_file() and config.task != "dpo":
         held_out = ["--held-out"] if config.data.validation_fraction else []
         commands.append(["evaluate", output, "--data", data, *held_out])
-    if config.task == "causal-lm":
+    if config.task != "classify":
         commands.append(["generate", output, _asks(config), "Hello"])
     if config.method == "lora":
         commands.append(["merge", output, "-o", str(Path(output) / "merged")])
@@ -180,7 +181,8 @@ def _next(config: RunConfig) -> list[str]:
 def _asks(config: RunConfig) -> str:
     """Return the option of `generate` that asks as the run's data does."""
     try:
-        samples = iterate(Path(config.data.train), None, UnusedKeys(), config.data.columns)
+        pairs, data = config.task == "dpo", config.data
+        samples = iterate(Path(data.train), None, UnusedKeys(), data.columns, pairs=pairs)
         talks = any(bool(sample.messages) for _, sample in islice(samples, 1))
     except TrainerError:  # a teacher's logits, or moved data
         talks = False

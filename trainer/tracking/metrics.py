@@ -101,7 +101,8 @@ class MetricsLog:
     def validation(
         self, step: int, confusion: list[list[int]] | None = None, **figures: float | None
     ) -> None:
-        """Record a validation: `loss`, and of a classifier `accuracy`, `mcc` and its matrix.
+        """Record a validation: `loss`, of a classifier `accuracy`, `mcc` and its matrix, of pairs
+        `reward_chosen`, `reward_rejected`, `reward_margin` and `reward_accuracy`.
 
         Args:
             confusion: counts as `confusion[label][prediction]`.

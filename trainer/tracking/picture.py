@@ -58,6 +58,8 @@ def progress_picture(
             figure("validation loss", validation.get("loss"), ".4f"),
             figure("accuracy", validation.get("accuracy"), ".3f"),
             figure("MCC", validation.get("mcc"), ".3f"),
+            figure("reward margin", validation.get("reward_margin"), ".3f"),
+            figure("pairs in order", validation.get("reward_accuracy"), ".3f"),
             figure("at step", validation.get("step"), "d"),
         ]
         parts += _lines(scores, width)

@@ -309,6 +309,9 @@ def figures(validation: Mapping[str, Any]) -> list[str]:
         parts.append(f"accuracy {validation['accuracy']:.3f}")
     if validation.get("mcc") is not None:
         parts.append(f"MCC {validation['mcc']:.3f}")
+    if validation.get("reward_margin") is not None:
+        parts.append(f"reward margin {validation['reward_margin']:.3f}")
+        parts.append(f"pairs in order {validation['reward_accuracy']:.1%}")
     return parts
 
 

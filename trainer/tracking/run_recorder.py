@@ -305,6 +305,8 @@ class RunRecorder:
             "loss": details["loss"],
             "accuracy": details.get("accuracy"),
             "mcc": details.get("mcc"),
+            "reward_margin": details.get("reward_margin"),
+            "reward_accuracy": details.get("reward_accuracy"),
         }
 
     def _happened(self, kind: Any, details: dict[str, Any]) -> None:

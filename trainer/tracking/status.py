@@ -54,12 +54,14 @@ class CheckpointStatus(TypedDict):
 
 
 class ValidationStatus(TypedDict):
-    """The last validation; accuracy and MCC of a classifier only."""
+    """The last validation; accuracy and MCC of a classifier, rewards of pairs."""
 
     step: int
     loss: float
     accuracy: float | None
     mcc: float | None
+    reward_margin: float | None
+    reward_accuracy: float | None
 
 
 class Status(TypedDict):

@@ -43,6 +43,8 @@ class _Validation(BaseModel):
 
     loss: float | None = None
     accuracy: float | None = None
+    reward_margin: float | None = None
+    reward_accuracy: float | None = None
     step: _Count | None = None
 
 

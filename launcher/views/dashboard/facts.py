@@ -87,9 +87,11 @@ class Facts:
         if self._score and self._score.get("loss") is not None:
             loss, at = self._score["loss"], f"step {self._score['step']:,}"
             found.append(("validation loss", f"{loss:.4f} at {at}"))
-            if not self._classifies and loss < 100:
+            pairs = self._settings.get("task") == "dpo"
+            if not self._classifies and not pairs and loss < 100:
                 found.append(("perplexity", f"{math.exp(loss):.4g}"))
-            for name, title in (("accuracy", "accuracy"), ("mcc", "MCC")):
+            titles = {"accuracy": "accuracy", "mcc": "MCC", "reward_margin": "reward margin"}
+            for name, title in {**titles, "reward_accuracy": "pairs in order"}.items():
                 if self._score.get(name) is not None:
                     found.append((title, f"{self._score[name]:.4f}"))
         if self._steps:

@@ -77,6 +77,10 @@ class _ValidationLine(_Line):
     loss: float | None = None
     accuracy: float | None = None
     mcc: float | None = None
+    reward_chosen: float | None = None
+    reward_rejected: float | None = None
+    reward_margin: float | None = None
+    reward_accuracy: float | None = None
     confusion: _Confusion | None = None
 
 

@@ -267,3 +267,19 @@ def test_the_command_writes_a_config_and_lists_the_rest(
     assert run(["init", "more.yaml", "--from", "run.yaml"]) == 2
     assert "run.yaml: not a config of axolotl or LLaMA-Factory" in capsys.readouterr().err
     assert not Path("more.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FACTORY.replace("stage: sft", "stage: dpo\npref_beta: 0.3\npref_loss: sigmoid"),
+        f"{AXOLOTL}rl: dpo\nrl_beta: 0.3\n".replace("sample_packing: true", ""),
+    ],
+)
+def test_preferences(text: str) -> None:
+    _, settings, left = taken(text)
+    config = load(None, settings | {"data.train": "d.jsonl", "lora.modules_to_save": []})
+    assert (config.task, config.dpo.beta) == ("dpo", 0.3)
+    assert not {"rl", "stage", "pref_beta", "rl_beta", "pref_loss"} & left.keys()
+    other = text.replace("rl: dpo", "rl: kto").replace("stage: dpo", "stage: kto")
+    assert {"rl", "stage"} & taken(other)[2].keys()

@@ -252,6 +252,27 @@ def test_confusion_matrices_of_another_shape(
     cluster.run_to_end()
 
 
+def test_rewards_of_a_task_without_pairs(problem: ExactProblem):
+    cluster = started(problem)
+    while open_round(cluster).kind == "train":
+        cluster.go_on()
+    liar = cluster.workers[0]
+    shard = open_round(cluster).ledger.open_shards(0)[0]
+    result = ShardResult(
+        shard=shard.id,
+        loss_sum=1.0,
+        weight=shard.size,
+        tokens=1,
+        seconds=1,
+        confusion=((1,) * 5,) * 5,
+        rewards=(1.0, 2.0, 3),
+    )
+    liar.send(result)
+    cluster.deliver_up(liar)
+    assert cluster.named("lost")[0]["reason"] == "rewards of pairs, and the task has none"
+    cluster.run_to_end()
+
+
 @pytest.mark.parametrize("weight", [6, 2**32 - 1])
 def test_one_shard_has_one_weight(problem: ExactProblem, weight: int):
     cluster = started(problem)

@@ -54,6 +54,7 @@ ALL: list[Message] = [
         overlap=0.05,
         residual=0.25,
         confusion=((1, 0), (2, 3)),
+        rewards=(1.5, -0.5, 3),
     ),
     StepCommit(
         step=2,

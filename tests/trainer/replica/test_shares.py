@@ -40,6 +40,8 @@ OF_CLASSES: dict[str, dict[str, Any]] = {
         *(("classify", chosen) for chosen in OF_CLASSES.values()),
         ("causal-lm", DORA),
         ("causal-lm", WHOLE),
+        *(("dpo", chosen) for chosen in SETTINGS.values()),
+        ("dpo", DORA),
     ],
 )
 def test_shares_add_up_to_the_whole(tiny: Tiny, task: str, settings: dict[str, Any]) -> None:

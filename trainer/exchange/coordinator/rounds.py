@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from trainer.data.metrics import sum_confusions
+from trainer.data.metrics import Rewards, reward_scores, sum_confusions, sum_rewards
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.host_groups import HostGroup, form_groups
 from trainer.exchange.coordinator.ledger import Ledger, Shard
@@ -168,6 +168,14 @@ class Round:
     def confusion(self) -> list[list[int]] | None:
         """Return the summed confusion matrix of a classifier's validation."""
         return sum_confusions(result.confusion for result in self.counted())
+
+    def rewards(self) -> dict[str, float]:
+        """Return the mean rewards of a validation on pairs by name; none if one is not finite."""
+        results = self.counted()
+        parts = [Rewards(*result.rewards) for result in results if result.rewards is not None]
+        total = sum_rewards(parts) if len(parts) == len(results) else None
+        pairs = sum(result.weight for result in results)
+        return {} if total is None else reward_scores(total, pairs)
 
 
 class RoundTimes:

@@ -21,6 +21,7 @@ class Validation:
         self.samples = range(samples)
         self._every = config.training.evaluate_every
         self._classes = config.num_classes
+        self._compares = config.task == "dpo"
         self._score = score
         self._last: tuple[int, dict[str, Any] | None] = (-1, None)
 
@@ -33,7 +34,8 @@ class Validation:
         """Refuse a result that is not of this task.
 
         Raises:
-            ProtocolError: its confusion matrix is missing, superfluous or of another size.
+            ProtocolError: its confusion matrix is missing, superfluous or of another size, or it
+                has rewards without pairs.
         """
         table, classes = result.confusion, self._classes
         if table is None or classes is None:
@@ -42,12 +44,16 @@ class Validation:
             fits = len(table) == classes and all(len(row) == classes for row in table)
         if not fits:
             raise ProtocolError(f"a confusion matrix that is not of {classes} classes")
+        if result.rewards is not None and not self._compares:
+            raise ProtocolError("rewards of pairs, and the task has none")
 
     def done(self, round_: Round) -> dict[str, Any]:
         """Keep and return the scores of a round that is complete."""
         scores: dict[str, Any] = {"loss": round_.loss()}
         if confusion := round_.confusion():
             scores |= {**self._score(confusion), "confusion": confusion}
+        if self._compares:
+            scores |= round_.rewards()
         self._last = (round_.step, scores)
         return scores
 

@@ -185,6 +185,8 @@ class ShardResult(Message):
     """The L2 norm of what the worker owes after this shard: what is lost with it."""
     confusion: tuple[tuple[Count, ...], ...] | None = None
     """`confusion[label][prediction]`, for evaluation of a classifier."""
+    rewards: tuple[float, float, Count] | None = None
+    """Of pairs: `trainer.data.metrics.Rewards`; None also if one is not finite."""
     answers: tuple[tuple[Count, ...], ...] | None = None
     """New tokens of each prompt that was `asked`."""
 

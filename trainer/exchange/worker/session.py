@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.data.metrics import Rewards
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
 from trainer.exchange.protocol.codecs import Bytes, Codec, Fp32
@@ -273,6 +274,7 @@ def result_message(
     seconds: float,
     overlap: float = 0.0,
     confusion: list[list[int]] | None = None,
+    rewards: Rewards | None = None,
     answers: list[list[int]] | None = None,
     watts: float | None = None,
 ) -> ShardResult:
@@ -286,5 +288,6 @@ def result_message(
         overlap=min(overlap, seconds),
         watts=watts,
         confusion=tuple(map(tuple, confusion)) if confusion is not None else None,
+        rewards=rewards if rewards is not None and np.isfinite(rewards).all() else None,
         answers=tuple(map(tuple, answers)) if answers is not None else None,
     )

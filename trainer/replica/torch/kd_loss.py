@@ -103,7 +103,7 @@ class _TokenLosses(torch.autograd.Function):
         head_gradient = torch.zeros_like(head) if to_head else None
         weight = head.to(dtype)
         ce, kl = hidden.new_zeros(2, dtype=torch.float64)
-        for part in _chunks(len(wanted), len(weight), soft):
+        for part in chunks(len(wanted), len(weight), soft):
             rows = hidden[part].to(dtype)
             logits = torch.mm(rows, weight.T)
             logits = logits.to(torch.promote_types(dtype, torch.float32))
@@ -157,7 +157,7 @@ def add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
         to += torch.mm(left, right)
 
 
-def _chunks(count: int, vocabulary: int, soft: SoftRows | None) -> Iterator[slice]:
+def chunks(count: int, vocabulary: int, soft: SoftRows | None) -> Iterator[slice]:
     """Yield rows whose logits may be held at once."""
     entries = 0 if soft is None else -(-len(soft.ids) // max(1, count))
     rows = max(1, LOGIT_ELEMENTS // (vocabulary + _ENTRY_COST * entries))

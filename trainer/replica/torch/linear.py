@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,9 +64,13 @@ class LoraLinear(nn.Module):
         if dora:
             self.lora_magnitude_vector = nn.Parameter(torch.zeros(rows, device=device))
         self._dora = dora
+        self.enabled = True
+        """Whether the adapter counts; else the product is the base's."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out]` in the dtype of the base's product."""
+        if not self.enabled:
+            return self.base_layer(x)
         if self._dora:
             return self._scaled_rows(x)
         frozen = self.base_layer(x)
@@ -93,6 +98,19 @@ class LoraLinear(nn.Module):
             x = x.to(self.lora_A.weight.dtype)
         product = factor * (frozen + self._scale * self.lora_B(self.lora_A(x)))
         return (product if base.bias is None else product + base.bias).to(frozen.dtype)
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Let a model compute what its base does."""
+    found = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    for module in found:
+        module.enabled = False
+    try:
+        yield
+    finally:
+        for module in found:
+            module.enabled = True
 
 
 def add_adapters(

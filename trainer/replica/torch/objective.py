@@ -29,7 +29,7 @@ def classify(
         smoothing: share of each target that is spread over all classes.
     """
     with autocast:
-        hidden = _hidden(model, batch)
+        hidden = hidden_states(model, batch)
     return class_loss(hidden, model.score, batch, weights, smoothing)
 
 
@@ -83,13 +83,15 @@ def language(
     assert targets is not None, "`MicroBatch.to` finds them"
     soft = None if mix is None else batch.soft
     with autocast:
-        hidden = _hidden(model, batch)[targets.rows, targets.places]  # the head runs on these alone
+        hidden = hidden_states(model, batch)[
+            targets.rows, targets.places
+        ]  # the head runs on these alone
         more = {} if shape == PLAIN else {"shape": shape}  # other `losses` have none
         found = losses(hidden, model.lm_head.weight, targets.wanted, soft, mix, **more)
     return found, len(targets.wanted)
 
 
-def _hidden(model: Any, batch: MicroBatch) -> Tensor:
+def hidden_states(model: Any, batch: MicroBatch) -> Tensor:
     """Return the final hidden states `[B, T, D]`.
 
     No attention mask: with padding on the right, causal attention hides it from real tokens, and

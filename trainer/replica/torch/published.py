@@ -40,10 +40,11 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
     transformers.logging.disable_progress_bar()
     # It reports on stderr that an optional kernel package is missing.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    auto = {
-        "classify": transformers.AutoModelForSequenceClassification,
-        "causal-lm": transformers.AutoModelForCausalLM,
-    }[config.task]
+    auto = (
+        transformers.AutoModelForSequenceClassification
+        if config.task == "classify"
+        else transformers.AutoModelForCausalLM
+    )
     settings: dict[str, Any] = {}
     if config.model.quantization == "nf4":
         settings["quantization_config"] = transformers.BitsAndBytesConfig(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.run import RunConfig
+from trainer.data.metrics import Rewards
 from trainer.model.families import logits_of
 from trainer.model.layout import GradientLayout, read_headers
 from trainer.model.safetensors_headers import read_config
@@ -45,6 +46,7 @@ from trainer.replica.torch.model import (
     trainable_parameters,
 )
 from trainer.replica.torch.precision import SCALE_OF_SUM, LossScale, autocast
+from trainer.replica.torch.preference import pair_losses
 from trainer.replica.torch.processors import Processors, SpeedWatch
 from trainer.replica.torch.recomputation import recomputes
 from trainer.system.errors import DoesNotFitError, is_out_of_memory
@@ -56,6 +58,11 @@ log = logging.getLogger(__name__)
 
 _UNBOUNDED = 1 << 62
 _Result = TypeVar("_Result")
+
+
+def _size(sample: Encoded) -> int:
+    """Return the tokens that a sample takes in a micro-batch: of a pair its longer row's, twice."""
+    return len(sample.answers) * max(len(row.input_ids) for row in sample.answers)
 
 
 class TorchReplica:
@@ -218,7 +225,7 @@ class TorchReplica:
         start: float,
         mix: KDWeights | None,
     ) -> StepResult:
-        tokens = sum(len(sample.input_ids) for sample in batch)
+        tokens = sum(sample.tokens for sample in batch)
         loss, ce, kl = sums.tolist()
         seconds = time.monotonic() - start
         if self._watch is not None and (line := self._watch.observe(tokens, seconds)):
@@ -266,6 +273,7 @@ class TorchReplica:
     def _score(self, batch: Sequence[Encoded]) -> EvalResult:
         classes = self._config.num_classes
         cells = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=self._device)
+        rewards = torch.zeros(3, dtype=torch.float64, device=self._device)
         sums = torch.zeros(3, dtype=torch.float64, device=self._device)
         weight = 0
         for micro, _ in self._micro_batches(batch, None):
@@ -274,6 +282,12 @@ class TorchReplica:
             weight += count
             if classes is not None and logits is not None:
                 objective.count_cells(cells, micro.labels, logits)
+            elif logits is not None:
+                rewards += torch.stack([*logits.sum(1), (logits[0] > logits[1]).sum()])
+        if self._config.task == "dpo":
+            chosen, rejected, right = rewards.tolist()
+            found = Rewards(chosen, rejected, round(right))
+            return EvalResult(float(sums[1]), weight, None, found)
         confusion = None if classes is None else cells.view(classes, classes).tolist()
         return EvalResult(float(sums[1]), weight, confusion)
 
@@ -302,12 +316,19 @@ class TorchReplica:
         weights: Tensor | None = None,
         smoothing: float = 0.0,
     ) -> tuple[Sums, int, Tensor | None]:
-        """Return the summed losses, the number of targets, and the logits of a classifier."""
+        """Return the summed losses, the number of targets, and the logits of a classifier.
+
+        In place of logits pairs have their rewards `[2, P]`.
+        """
         if self._config.task == "classify":
             loss, logits = objective.classify(
                 self._model, micro, self._autocast, weights, smoothing
             )
             return Sums(loss, loss, torch.zeros_like(loss)), len(logits), logits
+        if self._config.task == "dpo":
+            beta = self._config.dpo.beta
+            loss, rewards = pair_losses(self._model, micro, self._autocast, beta, self._logits)
+            return Sums(loss, loss, torch.zeros_like(loss)), rewards.shape[1], rewards
         found = objective.language(self._model, micro, self._autocast, mix, shape=self._logits)
         return *found, None
 
@@ -315,13 +336,16 @@ class TorchReplica:
         self, batch: Sequence[Encoded], mix: KDWeights | None
     ) -> Iterator[tuple[MicroBatch, bool]]:
         """Yield each micro-batch on the device, and whether it is the last."""
-        rows = self._rows([len(sample.input_ids) for sample in batch])
-        lengths = [sum(len(batch[index].input_ids) for index in row) for row in rows]
+        sizes = [_size(sample) for sample in batch]
+        rows = self._rows(sizes)
+        lengths = [sum(sizes[index] for index in row) for row in rows]
         groups = split(lengths, self.limit)
         for number, group in enumerate(groups, start=1):
             samples = [[batch[index] for index in rows[row]] for row in group]
+            count = sum(map(len, samples))
+            samples += [[pair.rejected] for (*_, pair) in samples if pair.rejected is not None]
             micro = collate(samples, soft=mix is not None)
-            self._tried = sum(map(len, samples)), micro.input_ids.numel()
+            self._tried = count, micro.input_ids.numel()
             yield micro.to(self._device), number == len(groups)
 
     def _rows(self, lengths: Sequence[int]) -> list[list[int]]:

@@ -71,6 +71,11 @@ class WgpuReplica:
                 "lora.modules_to_save: wgpu trains no tables beside adapters; leave it out, or take"
                 " --gpu-backend cuda or cpu"
             )
+        if config.task == "dpo":
+            raise InputError(
+                "task dpo: wgpu compares no answers; take --gpu-backend cuda or cpu, or another"
+                " task"
+            )
         if config.training.label_smoothing:
             raise InputError(
                 "training.label_smoothing: wgpu computes the loss of one class a sample; leave it"

@@ -74,12 +74,13 @@ def test_gradients_under_each_setting_are_those_of_torch(
 
 
 @pytest.mark.parametrize(
-    "chosen", [OF_CLASSES["smoothing"], DORA, {"lora__modules_to_save": ["embed_tokens"]}]
+    "chosen",
+    [OF_CLASSES["smoothing"], DORA, {"lora__modules_to_save": ["embed_tokens"]}, {"task": "dpo"}],
 )
 def test_what_wgpu_does_not_compute_is_refused(
     device: Device, tiny: Tiny, chosen: dict[str, Any]
 ) -> None:
-    with pytest.raises(InputError, match=r"(label_smoothing|use_dora|modules_to_save): wgpu"):
+    with pytest.raises(InputError, match=r"(label_smoothing|use_dora|modules_to_save|dpo): wgpu"):
         tiny.wgpu(device, **chosen)
 
 

@@ -1,0 +1,99 @@
+"""Direct preference optimisation: the better of two answers becomes the likelier one.
+
+    L = sum over pairs of  -log sigmoid(r_chosen - r_rejected)
+    r = beta (log p(answer | prompt) - log p_ref(answer | prompt))
+
+(Rafailov et al., arXiv:2305.18290, equation 7). The reference is the same model without its
+adapters. Each pair counts once, however long its answers are, so that losses and gradients of
+shares add up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from trainer.model.families import PLAIN, Logits
+from trainer.replica.torch.batch import MicroBatch
+from trainer.replica.torch.kd_loss import chunks, row_losses, shape_logits
+from trainer.replica.torch.linear import without_adapters
+from trainer.replica.torch.objective import hidden_states
+
+
+def pair_losses(
+    model: Any, batch: MicroBatch, autocast: torch.autocast, beta: float, shape: Logits = PLAIN
+) -> tuple[Tensor, Tensor]:
+    """Return the loss summed over P pairs, `[]`, and the rewards `[2, P]` without a gradient.
+
+    Args:
+        batch: P rows of chosen answers, and behind them those of the rejected ones.
+        shape: what becomes of the head's product.
+    """
+    with torch.no_grad(), without_adapters(model):
+        reference = _log_likelihoods(model, batch, autocast, shape)
+    ratios = _log_likelihoods(model, batch, autocast, shape) - reference
+    rewards = beta * ratios.view(2, -1)
+    return -F.logsigmoid(rewards[0] - rewards[1]).sum(), rewards.detach()
+
+
+def _log_likelihoods(
+    model: Any, batch: MicroBatch, autocast: torch.autocast, shape: Logits
+) -> Tensor:
+    """Return the log-probability of each row's target tokens together, fp64 `[B]`."""
+    targets = batch.targets
+    assert targets is not None, "`MicroBatch.to` finds them"
+    kind = batch.input_ids.device.type
+    with autocast:
+        hidden = hidden_states(model, batch)[targets.rows, targets.places]
+        wide = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if wide else hidden.dtype
+    head = model.lm_head.weight
+    trains = torch.is_grad_enabled()
+    found: Any = _TokenLikelihoods.apply(hidden, head, targets.wanted, shape, dtype, trains)
+    # Not by `index_add`, which adds in another order each time on a GPU.
+    placed = torch.zeros(batch.input_ids.shape, dtype=torch.float64, device=hidden.device)
+    return placed.index_put((targets.rows, targets.places), found.double()).sum(1)
+
+
+class _TokenLikelihoods(torch.autograd.Function):
+    """Log-probabilities `[N]` of tokens, of whose logits a few rows exist at a time.
+
+    A token's depends on one row of hidden states, so its slope is made in forward, while the logits
+    exist, and scaled in backward. The head is frozen.
+    """
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        wanted: Tensor,
+        shape: Logits,
+        dtype: torch.dtype,
+        trains: bool,
+    ) -> Tensor:
+        slopes = torch.empty_like(hidden) if trains and ctx.needs_input_grad[0] else None
+        weight = head.to(dtype)
+        wide = torch.promote_types(dtype, torch.float32)
+        found = torch.empty(len(wanted), dtype=wide, device=hidden.device)
+        for part in chunks(len(wanted), len(weight), None):
+            logits = torch.mm(hidden[part].to(dtype), weight.T).to(wide)
+            slope = shape_logits(logits, shape)
+            losses = row_losses(logits, wanted[part], None, None)
+            found[part] = -losses.ce
+            if slopes is not None:
+                gradient = losses.gradient if slope is None else losses.gradient.mul_(slope)
+                slopes[part] = torch.mm(gradient.to(dtype), weight).neg_()
+        ctx.slopes = slopes
+        return found
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, scale: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        assert ctx.slopes is not None, "backward runs once: it gives its buffer away"
+        found, ctx.slopes = ctx.slopes, None
+        return found.mul_(scale[:, None]), None, None, None, None, None
