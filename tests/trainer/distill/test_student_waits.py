@@ -9,6 +9,8 @@ import pytest
 
 from tests.trainer.bigram_teacher import BigramTeacher
 from tests.trainer.course import Course
+from trainer.distill.logits.dataset import TEACHERS, LogitsFolder
+from trainer.distill.logits.heartbeat import TeacherHeartbeat
 from trainer.system.errors import UnreachableError
 from trainer.tracking.status import read_status
 
@@ -48,3 +50,11 @@ def test_a_teacher_that_never_comes(
     assert (status["state"], status["exit_code"]) == ("failed", 3)
     assert "no teacher has started" in status["reason"]
     assert f"waiting for {tmp_path / 'logits' / 'dataset.json'}" in caplog.text
+
+
+def test_a_teacher_that_was_refused_before_it_wrote(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "logits" / TEACHERS).mkdir(parents=True)
+    TeacherHeartbeat(LogitsFolder(tmp_path / "logits"), "intel").failed("0.4 nats off; use torch")
+    course = Course(tmp_path / "out", model, tmp_path / "logits")
+    with pytest.raises(UnreachableError, match=r"\(intel 0\.4 nats off; use torch\)"):
+        course.run(timeout=0.1)

@@ -158,6 +158,15 @@ class TeacherWatch:
         ]
         return min([self._start.hear(), *silences])
 
+    def lost(self) -> str:
+        """Return what is known of the teachers that are not done, in one line; empty: nothing."""
+        return "; ".join(
+            f"{each.beat.name} {each.beat.reason or each.beat.state}"
+            + (f", silent for {each.silent:.0f} s" if each.beat.state != "failed" else "")
+            for each in self.look()
+            if each.beat.state != "done"
+        )
+
 
 def _parse(content: bytes) -> TeacherState:
     return receive_json(TeacherState, content, "heartbeat", lines=True, least=0)

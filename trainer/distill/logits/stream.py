@@ -182,12 +182,6 @@ class ShardStream:
                 f"{path}: shards {missing} are missing although every teacher is done; "
                 "run `trainer distill teacher` again with the same arguments: it writes only these"
             )
-        what = "; ".join(
-            f"{each.beat.name} {each.beat.reason or each.beat.state}"
-            + (f", silent for {each.silent:.0f} s" if each.beat.state != "failed" else "")
-            for each in teachers
-            if each.beat.state != "done"
-        )
         raise UnreachableError(
-            f"{path}: {name} is missing and no teacher is alive ({what}); {again}"
+            f"{path}: {name} is missing and no teacher is alive ({watch.lost()}); {again}"
         )

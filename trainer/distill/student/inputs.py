@@ -103,6 +103,11 @@ def await_description(
             on_wait(f"for {folder.path / DATASET}, {waited:.0f} s so far")
             due = waited + _TELL
         if watch.quiet() >= timeout:
+            if lost := watch.lost():
+                raise UnreachableError(
+                    f"{folder.path}: no teacher described what it writes here ({lost}); mend that"
+                    " and start it again"
+                )
             raise UnreachableError(
                 f"{folder.path}: no teacher has started here within {timeout:g} s; start `trainer "
                 f"distill teacher ... --out {folder.path}`"
