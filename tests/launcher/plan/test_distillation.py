@@ -199,6 +199,7 @@ def test_settings_reach_their_commands() -> None:
         **{
             "teacher.scheme": "sampled",
             "teacher.samples": 25,
+            "teacher.engine": "openvino",
             "teacher.tokenizer": "inputs/small",
             "student.distillation.alpha": 0.5,
             "student.training": {"batch_size": 8, "max_steps": 30},
@@ -216,6 +217,7 @@ def test_settings_reach_their_commands() -> None:
     ]
     assert (flags(teacher, "--scheme"), flags(teacher, "--samples")) == (["sampled"], ["25"])
     assert flags(teacher, "--tokenizer") == ["/var/lib/motley/inputs/small"]
+    assert flags(teacher, "--engine") == ["openvino"]
     assert flags(teacher, "--top-k") == []  # what the job does not say is the command's to choose
     assert "--stay" in teacher.argv
     assert flags(evaluator, "--tasks") == ["loss,generate"]

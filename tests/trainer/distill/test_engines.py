@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from tests.forked import CONTEXT
 from tests.trainer.small_teacher import load, teach, wish, write_corpus, write_teacher
+from trainer.config.distill_job import TeacherJob
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.logits.verify import verdicts
@@ -232,3 +235,15 @@ def test_a_killed_engine_is_replaced_and_nothing_is_lost_or_doubled(
     teach(by(Double))
     assert is_whole(out)
     assert contents(out).items() >= written.items()
+
+
+def test_flag_and_job_name_the_engines_of_the_table() -> None:
+    from trainer.commands.distill.audit import audit
+    from trainer.commands.distill.teacher import teacher
+
+    for command in (teacher, audit):
+        (flag,) = (each for each in command.params if each.name == "engine")
+        assert isinstance(flag.type, click.Choice)
+        assert list(flag.type.choices) == list(ENGINES)
+    (engines, _) = get_args(TeacherJob.model_fields["engine"].annotation)
+    assert list(get_args(engines)) == list(ENGINES)

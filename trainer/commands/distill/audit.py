@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     help="Fraction of the existing windows; at least one window.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sample.")
+@click.option(
+    "--engine",
+    type=click.Choice(["torch", "openvino"]),
+    help="What scores again; default: torch if the model fits the memory, else DIR's own engine.",
+)
 @place_options("auto", "cuda", "cpu")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def audit(
@@ -40,6 +45,7 @@ def audit(
     tokenizer: Path | None,
     fraction: float,
     seed: int,
+    engine: str | None,
     compute: Compute,
     as_json: bool,
 ) -> None:
@@ -48,16 +54,20 @@ def audit(
     Needs the teacher and the tokenizer, not the corpus: the tokens are in the shards.
     """
     from trainer.distill.logits.dataset import LogitsFolder
-    from trainer.distill.teacher.audit import LIMIT, check_teacher
     from trainer.distill.teacher.audit import audit as compare
+    from trainer.distill.teacher.audit import audit_limit, check_teacher, choose_engine
     from trainer.distill.teacher.scoring import open_teacher
     from trainer.model.files import resolve_model
 
     logits = LogitsFolder(folder)
     model_dir = resolve_model(model or logits.description.teacher.name)
     vocabulary = check_teacher(logits, model_dir, tokenizer or model_dir)
-    teacher = open_teacher(model_dir, vocabulary.teacher_ids, logits.description, compute)
-    found = compare(logits, teacher, fraction=fraction, seed=seed)
+    engine = engine or choose_engine(logits, model_dir)
+    teacher = open_teacher(
+        model_dir, vocabulary.teacher_ids, logits.description, compute, engine=engine
+    )
+    limit = audit_limit(logits.description.teacher.engine, engine)
+    found = compare(logits, teacher, fraction=fraction, seed=seed, limit=limit)
     if as_json:
         click.echo(json.dumps(found.as_json()))
     else:
@@ -71,5 +81,5 @@ def audit(
     if found.is_another_teacher:
         raise RefusedError(
             f"{folder}: the scores are {found.mean_kl:.3g} nats from this teacher's (rounding stays"
-            f" below {LIMIT}): another teacher wrote them; score again into another folder"
+            f" below {limit:g}): another teacher wrote them; score again into another folder"
         )

@@ -130,6 +130,12 @@ class Share(click.ParamType):
     default="bfloat16",
     help="Type of the weights and of the computation.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["torch", "openvino"]),
+    default="torch",
+    help="What computes; openvino: int8 weights on the CPU, compared with transformers first.",
+)
 def teacher(
     model: str,
     scheme: Kind,

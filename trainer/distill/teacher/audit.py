@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -17,12 +19,17 @@ from torch import Tensor
 from trainer.data.order import epoch_order
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme, Scores, Window
+from trainer.distill.teacher import admission
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.scoring import Teacher
+from trainer.distill.teacher.torch_engine import loaded_bytes
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.model.files import model_digest
+from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError, RefusedError
+
+log = logging.getLogger(__name__)
 
 LIMIT = 0.01
 """Mean KL in nats above which the teacher is another one. Float noise is far below: bf16 against
@@ -47,15 +54,17 @@ class AuditResult:
     """Of one position; None for `sampled`, where one position has no meaning."""
     same_draws: float | None
     """Share of the stored draws that recur; None if nothing is drawn."""
+    limit: float = LIMIT
+    """Of the mean: `LIMIT`, or more by what an admitted engine may differ."""
 
     @property
     def is_another_teacher(self) -> bool:
-        """Whether the mean is above `LIMIT` beyond the sampling error."""
-        return self.mean_kl - 3 * self.standard_error > LIMIT
+        """Whether the mean is above the limit beyond the sampling error."""
+        return self.mean_kl - 3 * self.standard_error > self.limit
 
     def as_json(self) -> dict[str, Any]:
         """Return what `trainer distill audit --json` prints."""
-        return {"schema": "motley.audit/1", **asdict(self), "limit": LIMIT}
+        return {"schema": "motley.audit/1", **asdict(self)}
 
 
 def check_teacher(folder: LogitsFolder, model: Path, tokenizer: Path) -> Vocabulary:
@@ -78,10 +87,38 @@ def check_teacher(folder: LogitsFolder, model: Path, tokenizer: Path) -> Vocabul
     return vocabulary
 
 
-def audit(folder: LogitsFolder, teacher: Teacher, *, fraction: float, seed: int = 0) -> AuditResult:
+def audit_limit(stored: str, engine: str) -> float:
+    """Return the limit for scores of one engine that another one scores again."""
+    return LIMIT if engine == stored else LIMIT + admission.LIMIT
+
+
+def choose_engine(folder: LogitsFolder, model: Path) -> str:
+    """Return torch, the independent check, if its weights fit the memory, else the folder's own."""
+    teacher = folder.description.teacher
+    need = loaded_bytes(model, getattr(torch, teacher.dtype))
+    if teacher.engine == "torch" or need <= free_memory(psutil.virtual_memory().available):
+        return "torch"
+    log.warning(
+        "%s does not fit the free memory by torch; the engine that wrote the scores, %s, scores"
+        " again, which finds no fault of its own",
+        model,
+        teacher.engine,
+    )
+    return teacher.engine
+
+
+def audit(
+    folder: LogitsFolder,
+    teacher: Teacher,
+    *,
+    fraction: float,
+    seed: int = 0,
+    limit: float = LIMIT,
+) -> AuditResult:
     """Score a sample of windows again and compare.
 
     Args:
+        limit: see `AuditResult`.
         fraction: of the existing windows; at least one is taken.
         seed: of the sample, which depends only on it and the existing windows.
 
@@ -108,6 +145,7 @@ def audit(folder: LogitsFolder, teacher: Teacher, *, fraction: float, seed: int 
         standard_error=float(kl.std()) / math.sqrt(kl.size),
         max_kl=None if description.scheme.kind == "sampled" else float(kl.max()),
         same_draws=again / drawn if drawn else None,
+        limit=limit,
     )
 
 

@@ -70,9 +70,16 @@ def _torch(model_dir: Path, dtype: str, compute: Compute) -> Engine:
     return open_torch(model_dir, dtype, compute)
 
 
+def _openvino(model_dir: Path, dtype: str, compute: Compute) -> Engine:
+    from trainer.distill.teacher.openvino_engine import open_openvino
+
+    return open_openvino(model_dir, dtype, compute)
+
+
 ENGINES = {
     # Transformers' own code, or the decoder that the tests compare with it.
     "torch": EngineKind(_torch, "none", is_reference=True),
+    "openvino": EngineKind(_openvino, "int8"),
 }
 
 

@@ -127,8 +127,12 @@ def open_teacher(
     compute: Compute,
     *,
     batch_tokens: int | None = None,
+    engine: str | None = None,
 ) -> Teacher:
-    """Load a folder's teacher by its engine, on CUDA if that works, else on the CPU.
+    """Load a folder's teacher, on CUDA if that works, else on the CPU.
+
+    Args:
+        engine: None: the folder's.
 
     Raises:
         InputError: the model cannot be loaded, or the engine is not here.
@@ -136,11 +140,11 @@ def open_teacher(
     if compute.threads is not None:
         torch.set_num_threads(compute.threads)
     there = description.teacher
-    engine = engine_kind(there.engine).open(model_dir, there.dtype, compute)
+    opened = engine_kind(engine or there.engine).open(model_dir, there.dtype, compute)
     return Teacher(
-        engine,
+        opened,
         description.scheme,
         teacher_ids,
         description.seed,
-        batch_tokens or (_CPU_BATCH if engine.device.type == "cpu" else _DEVICE_BATCH),
+        batch_tokens or (_CPU_BATCH if opened.device.type == "cpu" else _DEVICE_BATCH),
     )

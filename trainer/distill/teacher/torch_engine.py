@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from trainer.distill.teacher.parts import ModelParts
 from trainer.model.architecture import parse_architecture
 from trainer.model.families import left_to_transformers
-from trainer.model.safetensors_headers import read_config
+from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.replica.backend import (
     Compute,
@@ -62,23 +63,37 @@ class TorchEngine:
     @torch.no_grad()
     def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
         """See `Engine`."""
-        lengths = torch.tensor([len(tokens) for tokens in batch])
-        ids = torch.zeros((len(batch), int(lengths.max())), dtype=torch.int64)
-        for row, tokens in enumerate(batch):
-            ids[row, : len(tokens)] = torch.from_numpy(tokens)
-        # Causal attention ignores the right, so padding there needs no mask.
-        # Found here: the host would wait for a device that finds them.
-        is_read = (torch.arange(ids.shape[1]) < lengths[:, None] - 1).nonzero(as_tuple=True)
-        rows, places = (index.to(self.device, non_blocking=True) for index in is_read)
-        hidden = self._backbone(ids.to(self.device, non_blocking=True))
-        for part in hidden[rows, places].split(self.rows):
+        ids, rows, places = (part.to(self.device, non_blocking=True) for part in padded(batch))
+        hidden = self._backbone(ids)
+        for part in hidden[rows, places].split(rows_at_once(self.vocab_size, self.device)):
             yield self._head(part)
 
-    @property
-    def rows(self) -> int:
-        """Positions whose logits exist at once."""
-        elements = LOGIT_ELEMENTS * (1 if self.device.type == "cpu" else 8)
-        return max(1, elements // self.vocab_size)
+
+def padded(batch: Sequence[NDArray[np.int32]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return windows as rows of one batch, and the row and place of each token but the last ones.
+
+    Causal attention ignores the right, so padding there needs no mask. All are on the CPU: the
+    host would wait for a device that finds the places.
+    """
+    lengths = torch.tensor([len(tokens) for tokens in batch])
+    ids = torch.zeros((len(batch), int(lengths.max())), dtype=torch.int64)
+    for row, tokens in enumerate(batch):
+        ids[row, : len(tokens)] = torch.from_numpy(tokens)
+    rows, places = (torch.arange(ids.shape[1]) < lengths[:, None] - 1).nonzero(as_tuple=True)
+    return ids, rows, places
+
+
+def rows_at_once(vocab_size: int, device: torch.device) -> int:
+    """Return the positions whose logits exist at once."""
+    elements = LOGIT_ELEMENTS * (1 if device.type == "cpu" else 8)
+    return max(1, elements // vocab_size)
+
+
+def loaded_bytes(model_dir: Path, dtype: torch.dtype) -> int:
+    """Return the main memory that the weights take on the CPU; those stored so are mapped."""
+    stored = {torch.bfloat16: "BF16", torch.float32: "F32"}[dtype]
+    headers = read_headers(model_dir).values()
+    return dtype.itemsize * sum(math.prod(h.shape) for h in headers if h.dtype != stored)
 
 
 def _load(model_dir: Path, dtype: torch.dtype, device: torch.device, published: bool) -> ModelParts:

@@ -1,0 +1,255 @@
+"""The engine openvino: transformers' model, exported, with int8 weights, on the CPU.
+
+The weights of products are int8 with a scale for each output, the rest is computed in the dtype of
+the forward. torch.export gives the graph once, with lengths that vary. OpenVINO's own converter
+would do more, and reports its use to the package's makers: it is never imported.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from trainer.distill.teacher.published import load_published
+from trainer.distill.teacher.torch_engine import padded, rows_at_once
+from trainer.model.safetensors_headers import TensorHeader, read_headers
+from trainer.replica.backend import Compute
+from trainer.system.cgroups import free_memory
+from trainer.system.errors import InputError, is_out_of_memory
+
+log = logging.getLogger(__name__)
+
+_FIXED = 400 << 20
+"""Bytes of the libraries, the graph and its compiled code, for a small model as for a large one."""
+
+
+class OpenVinoEngine:
+    """A causal language model of transformers, computed by OpenVINO on the CPU.
+
+    Args:
+        dtype: of the forward; products in bfloat16 only on a CPU that has them.
+        threads: None: as many as OpenVINO takes.
+
+    Raises:
+        InputError: the package is missing, or the model cannot be loaded or exported.
+    """
+
+    def __init__(self, model_dir: Path, dtype: str, threads: int | None = None) -> None:
+        openvino = import_openvino(model_dir)
+        self.device = torch.device("cpu")
+        # As stored: such weights are mapped from the file, and take no memory of their own.
+        stored = stored_dtype(read_headers(model_dir))
+        parts = load_published(model_dir, stored, self.device)
+        self.vocab_size = parts.vocab_size
+        self._core = openvino.Core()
+        self._settings: dict[str, Any] = {
+            "NUM_STREAMS": 1,
+            "ENABLE_CPU_PINNING": False,  # other processes compute here too
+            "INFERENCE_PRECISION_HINT": self._precision(dtype),
+        }
+        if threads is not None:
+            self._settings["INFERENCE_NUM_THREADS"] = threads
+        ids = torch.zeros((2, 8), dtype=torch.int64)
+        backbone = _Part(parts.model, parts.backbone, stored)
+        with torch.no_grad():
+            hidden = backbone(ids)[0]
+        auto = torch.export.Dim.AUTO
+        try:
+            self._backbone = self._compile(backbone, ids, {0: auto, 1: auto})
+            head = _Part(parts.model, parts.head, stored)
+            self._head = self._compile(head, hidden, {0: auto})
+        # torch.export and OpenVINO raise errors of many types for what they cannot express.
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise InputError(
+                f"--engine openvino: {model_dir} cannot be exported: {_reason(error)}; use"
+                " --engine torch"
+            ) from None
+        del parts, backbone, head
+        gc.collect()  # exported programs are cycles that hold the weights
+
+    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+        """See `Engine`."""
+        ids, rows, places = padded(batch)
+        hidden = _infer(self._backbone, ids)[rows, places]
+        for part in hidden.split(rows_at_once(self.vocab_size, self.device)):
+            yield _infer(self._head, part)
+
+    def _precision(self, dtype: str) -> str:
+        able = self._core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        return "bf16" if dtype == "bfloat16" and "BF16" in able else "f32"
+
+    def _compile(self, part: nn.Module, example: Tensor, dynamic: dict[int, Any]) -> Any:
+        """Return a request that computes a part with int8 weights."""
+        from openvino.frontend import (  # pyright: ignore[reportMissingImports] - of an extra
+            FrontEndManager,
+        )
+        from openvino.frontend.pytorch.fx_decoder import (  # pyright: ignore[reportMissingImports] - as above
+            TorchFXPythonDecoder,
+        )
+        from openvino.frontend.pytorch.torchdynamo.export_decompositions import (  # pyright: ignore[reportMissingImports] - as above
+            ops_to_not_decompose,
+        )
+        from torch.export.decomp_utils import CustomDecompTable
+
+        # As `TorchFXPythonDecoder.from_exported_program`, which logs a traceback for each operator
+        # that this torch has no decomposition of.
+        table = CustomDecompTable()
+        for operator in ops_to_not_decompose():
+            if operator in table:
+                table.pop(operator)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch, about its own copies
+            exported = torch.export.export(
+                part, (example,), dynamic_shapes=(dynamic,), strict=False
+            ).run_decompositions(table)
+            decoder = TorchFXPythonDecoder(exported.module(), dynamic_shapes=True)
+        frontend = FrontEndManager().load_by_framework("pytorch")
+        graph = frontend.convert(frontend.load(decoder))
+        quantise(graph)
+        return self._core.compile_model(graph, "CPU", self._settings).create_infer_request()
+
+
+class _Part(nn.Module):
+    """One of `ModelParts` as a module, as torch.export takes it: fp32 in and out.
+
+    NumPy has no bf16, and OpenVINO's arrays of it read as another type.
+    """
+
+    def __init__(
+        self, model: nn.Module, function: Callable[[Tensor], Tensor], stored: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.model, self._function, self._stored = model, function, stored
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._function(x.to(self._stored) if x.is_floating_point() else x).float()
+
+
+def stored_dtype(headers: dict[str, TensorHeader]) -> torch.dtype:
+    """Return bfloat16 if most weights are stored so, else float32."""
+    sizes = Counter[str]()
+    for header in headers.values():
+        sizes[header.dtype] += math.prod(header.shape)
+    return torch.bfloat16 if sizes and sizes.most_common(1)[0][0] == "BF16" else torch.float32
+
+
+def needed_memory(headers: dict[str, TensorHeader]) -> int:
+    """Return the most main memory that opening takes, in bytes; an estimate from above.
+
+    Int8 weights, and once more while they are laid out for the processor; fp32 for what is not
+    stored as it is computed, and for the table of embeddings; one matrix on its way to int8.
+    """
+    stored = {torch.bfloat16: "BF16", torch.float32: "F32"}[stored_dtype(headers)]
+    sizes = [math.prod(header.shape) for header in headers.values()]
+    loaded = sum(
+        math.prod(header.shape) * (2 if stored == "BF16" else 4)
+        for header in headers.values()
+        if header.dtype != stored
+    )
+    return 2 * sum(sizes) + loaded + 4 * max(sizes) + 9 * max(sizes) + _FIXED
+
+
+def quantise(graph: Any) -> int:
+    """Replace the weights of a graph's products by int8 with a scale for each output.
+
+    Returns how many were replaced.
+    """
+    from openvino import (  # pyright: ignore[reportMissingImports] - of an extra
+        opset13 as ops,
+    )
+
+    count = 0
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() != "MatMul":
+            continue
+        weight = node.input_value(1).get_node()
+        if weight.get_type_name() != "Constant" or len(weight.shape) != 2:
+            continue
+        sides = node.get_attributes()
+        values = weight.get_data(dtype=np.float32)
+        inner = 1 if sides["transpose_b"] else 0
+        largest = np.maximum(
+            values.max(axis=inner, keepdims=True), -values.min(axis=inner, keepdims=True)
+        )
+        scales = np.where(largest == 0, np.float32(1), largest / np.float32(127))
+        values = values / scales
+        whole = ops.constant(np.rint(values, out=values).astype(np.int8))
+        scaled = ops.multiply(ops.convert(whole, "f32"), ops.constant(scales))
+        # The graph's types are those of the file. OpenVINO computes in its own, and drops these.
+        x = ops.convert(node.input_value(0), "f32")
+        product = ops.matmul(x, scaled, sides["transpose_a"], sides["transpose_b"])
+        stored = ops.convert(product, node.get_output_element_type(0))
+        node.output(0).replace(stored.output(0))
+        count += 1
+    return count
+
+
+def _infer(request: Any, x: Tensor) -> Tensor:
+    try:
+        request.infer({0: x.contiguous().numpy()})
+    except RuntimeError as error:
+        if is_out_of_memory(error) or "bad_alloc" in str(error):
+            raise MemoryError from None
+        raise
+    return torch.from_numpy(request.get_output_tensor(0).data)
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's first line that is more than OpenVINO's place in its sources."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith("Exception from ")]
+    return next(iter(told or lines), type(error).__name__)[:300]
+
+
+def import_openvino(model_dir: Path) -> Any:
+    """Return the package, without its converter.
+
+    Raises:
+        InputError: it is missing.
+    """
+    # An import of it fails then, as documented, and `openvino` goes on without.
+    sys.modules.setdefault("openvino.tools.ovc", None)  # pyright: ignore[reportArgumentType]
+    try:
+        import openvino  # pyright: ignore[reportMissingImports] - of an extra
+    except ImportError:
+        raise InputError(
+            f"{model_dir}: --engine openvino needs a package that is missing: pip install"
+            " 'motley[openvino]'"
+        ) from None
+    return openvino
+
+
+def open_openvino(model_dir: Path, dtype: str, compute: Compute) -> OpenVinoEngine:
+    """Load a teacher on the CPU.
+
+    Raises:
+        InputError: see `OpenVinoEngine`; or a GPU is asked for, or the model does not fit.
+    """
+    if compute.backend not in ("auto", "cpu") or compute.gpu:
+        raise InputError("--engine openvino computes on the CPU; leave out --gpu-backend and --gpu")
+    headers = read_headers(model_dir)
+    need, free = needed_memory(headers), free_memory(psutil.virtual_memory().available)
+    if need > free:
+        kind = "bfloat16" if stored_dtype(headers) is torch.bfloat16 else "float32"
+        raise InputError(
+            f"--engine openvino: {model_dir} needs {need / 1e9:.1f} GB of main memory to open, and"
+            f" {free / 1e9:.1f} GB are free; --engine torch --dtype {kind} reads the weights from"
+            " their file and fits"
+        )
+    log.info("the teacher is on cpu, by OpenVINO with int8 weights")
+    return OpenVinoEngine(model_dir, dtype, compute.threads)
