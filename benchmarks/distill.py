@@ -5,6 +5,7 @@
     python benchmarks/distill.py scoring [--hidden-size 2048] [--tokens 512] [--repeats 3]
     python benchmarks/distill.py step [--tokens 256] [--repeats 5]
     python benchmarks/distill.py loader [--tokens 16384]
+    python benchmarks/distill.py engines --model DIR [--tokens 1024] [--repeats 2]
 
 Prints ratios and writes benchmarks/results/distill-PART.json.
 """
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,15 @@ from rig.spectrum import WINDOW, describe, relabelled, synthetic
 from trainer.config.run import load
 from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
+from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.data.tokens import Encoded
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.logits.stream import ShardStream
 from trainer.distill.logits.targets import targets
 from trainer.distill.student.from_scratch import shapes
+from trainer.distill.teacher.admission import admit
+from trainer.distill.teacher.openvino_engine import OpenVinoEngine
 from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.distill.teacher.windows import UnscoredWindow
@@ -43,6 +48,7 @@ from trainer.distill.teacher.windows import UnscoredWindow
 VOCAB_SIZE = 151_936
 """Of Qwen3."""
 TOPK = Scheme(kind="topk", top_k=64, tail_samples=8)
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
@@ -57,10 +63,12 @@ def main() -> int:
         "scoring": {"tokens": 512, "hidden_size": 2048, "repeats": 3},
         "step": {"tokens": 256, "repeats": 5},
         "loader": {"tokens": 16384, "repeats": 3},
+        "engines": {"tokens": 1024, "repeats": 2},
     }.items():
         part = parts.add_parser(name)
         for setting, default in settings.items():
             part.add_argument(f"--{setting.replace('_', '-')}", type=int, default=default)
+    parts.choices["engines"].add_argument("--model", type=Path, required=True)
     arguments = parser.parse_args()
     report = Report(f"distill-{arguments.part}")
     measure = {
@@ -71,6 +79,7 @@ def main() -> int:
         "scoring": scoring,
         "step": step,
         "loader": loader,
+        "engines": engines,
     }
     measure[arguments.part](report, arguments)
     return report.write()
@@ -253,6 +262,40 @@ def loader(report: Report, arguments: argparse.Namespace) -> None:
         tokens=description.tokens,
         tokens_per_second=speed,
     )
+
+
+def engines(report: Report, arguments: argparse.Namespace) -> None:
+    """Each engine on one thread: scored tokens a CPU second, and its KL to transformers in fp32.
+
+    The texts are this project's documents, in windows of 256 tokens.
+    """
+    torch.set_num_threads(1)
+    model: Path = arguments.model
+    text = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
+    ids = np.array(load_tokenizer(model).encode(text[: 8 * arguments.tokens]).ids, np.int32)
+    tokens = [ids[first : first + WINDOW] for first in range(0, arguments.tokens, WINDOW)]
+    known = {
+        "transformers fp32": TorchEngine(model, torch.float32, published=True),
+        "transformers bf16": TorchEngine(model, torch.bfloat16, published=True),
+        "torch bf16": TorchEngine(model, torch.bfloat16),
+        "openvino int8": OpenVinoEngine(model, "bfloat16", threads=1),
+    }
+    own = np.arange(known["transformers fp32"].vocab_size, dtype=np.int32)
+    pieces = [UnscoredWindow(number, 0, window) for number, window in enumerate(tokens)]
+    teachers = {name: Teacher(each, TOPK, own, 0, 1024) for name, each in known.items()}
+    times = interleaved(
+        {name: partial(each.score, pieces) for name, each in teachers.items()}, arguments.repeats
+    )
+    distances = {name: admit(each, name, model, tokens[:2]) for name, each in known.items()}
+    speed = {name: arguments.tokens / min(each.processor) for name, each in times.items()}
+    for name, value in speed.items():
+        print(f"{name}: {value:,.0f} tokens per CPU second, {distances[name]:.2g} nats to fp32")
+    for against, target in (("transformers bf16", 1 / 1.25), ("transformers fp32", 1 / 2.3)):
+        report.add(
+            Ratio("openvino int8", speed[against] / speed["openvino int8"], against, target=target),
+            tokens_per_cpu_second=speed,
+            kl=distances,
+        )
 
 
 _QWEN3: dict[str, Any] = {  # shared by Qwen3-0.6B and 1.7B
