@@ -122,6 +122,7 @@ def _cost(
         frozen_a=config.lora.freeze_a,
         adapted_layers=config.lora.adapted_layers,
         whole=config.lora.modules_to_save if method != "full" else (),
+        compared=config.task == "dpo",
         length=config.data.max_seq_len,
         tokens=tokens,
         prices=_prices(budget),

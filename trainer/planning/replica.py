@@ -85,6 +85,7 @@ def training_of(
         packed=config.training.pack,
         classes=config.num_classes,
         taught=config.distillation is not None,
+        compared=config.task == "dpo",
         rows=config.rows_each,
     )
 

@@ -43,6 +43,8 @@ class Request:
     """None: all."""
     whole: Collection[str] = ()
     """Tables that train beside adapters."""
+    compared: bool = False
+    """Preferences are learned beside a frozen reference."""
     length: int = 2048
     precision: Literal["auto"] | Precision = "auto"
     """Of products; `auto`: 16 bits on accelerators, fp32 on processors."""
@@ -143,6 +145,7 @@ def _settings(request: Request, strategy: Strategy, method: Method) -> Iterator[
                     frozen_a=request.frozen_a,
                     adapted_layers=request.adapted_layers,
                     whole=request.whole,
+                    compared=request.compared,
                     length=request.length,
                     rows=rows,
                     recompute=recompute,

@@ -142,6 +142,8 @@ class TrainingSetup:
     """Of a classifier; None for a language model."""
     taught: bool = False
     """Learns from a teacher's logits beside the tokens."""
+    compared: bool = False
+    """Learns preferences beside a frozen reference, whose forward runs too."""
 
     @property
     def tokens(self) -> int:

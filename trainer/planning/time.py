@@ -58,14 +58,16 @@ def flops_per_token(shape: ModelShape, training: TrainingSetup) -> Term:
 
     Forward multiplies each weight once (2 operations) and the scores (`4 s q` a layer); backward
     takes twice that, and without gradients of frozen weights as much again for those alone.
-    Full recomputation repeats the layers' forward, selective the scores. For a GPT it is
+    Full recomputation repeats the layers' forward, selective the scores; the reference of a
+    comparison is a forward more. For a GPT it is
     `72 L h^2 (1 + s/6h + V/12Lh)`, and with recomputation `96 L h^2 (1 + s/6h + V/16Lh)`.
     """
     weights = shape.linear_parameters(active=True)
     scores = 2 * shape.layers * shape.queries * training.length
     again = 1 if training.recompute == "full" else 0
-    scored = 3 if training.recompute == "none" else 4
-    passes = 3 if training.method == "full" else 2
+    reference = 1 if training.compared else 0
+    scored = (3 if training.recompute == "none" else 4) + reference
+    passes = (3 if training.method == "full" else 2) + reference
     new = adapter_parameters(shape, training) if training.method != "full" else 0
     head = shape.table_parameters if training.classes is None else 0
     return term(
@@ -77,7 +79,7 @@ def flops_per_token(shape: ModelShape, training: TrainingSetup) -> Term:
         scored=scored,
         weights=weights,
         scores=scores,
-        of_head=3 if "lm_head" in training.whole else passes,
+        of_head=3 + reference if "lm_head" in training.whole else passes,
         head=head,
         new=new,
     )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from trainer.planning.shapes import NAMED
-from trainer.planning.strategy import SCHEDULES, Strategy, TrainingSetup
+from trainer.planning.strategy import SCHEDULES, Recompute, Strategy, TrainingSetup
 from trainer.planning.time import (
     all_reduce,
     bubble_share,
     bus_factor,
     flops_per_token,
+    forward_flops_per_token,
 )
 
 A100 = 312e12
@@ -74,6 +77,15 @@ def test_selective_recomputation_costs_the_scores() -> None:
     again = flops_per_token(shape, TrainingSetup(classes=2, recompute="selective")).value
     assert 100 * (again / kept - 1) == pytest.approx(1.8, abs=0.05)
     assert 100 * (again / kept - 1) < 4
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_reference_of_a_comparison_is_a_forward(recompute: Recompute) -> None:
+    shape = NAMED["gpt-22b"]
+    alone = TrainingSetup(method="lora", recompute=recompute)
+    beside = flops_per_token(shape, replace(alone, compared=True)).value
+    forward = forward_flops_per_token(shape, alone.length).value
+    assert beside - flops_per_token(shape, alone).value == pytest.approx(forward)
 
 
 @pytest.mark.parametrize(
