@@ -15,6 +15,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
+from launcher.cli import run as launch
 from tests.cluster.by_hand import Hands, typed
 from tests.cluster.real_process import Process
 from tests.ports import free_port
@@ -292,6 +293,19 @@ def test_torchrun_does_not_restart_what_its_budget_has_stopped(hands: Hands) -> 
     assert sum(line["money"] for line in spent) == pytest.approx(
         hands.status["budget"]["spent"], abs=1e-5
     )
+
+
+def test_the_line_of_launch_plan(hands: Hands, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it is printed, with two processes on CPUs in the place of two cards."""
+    assert launch(["plan", "--model", str(hands.model), "--cluster", "2xRTX4090"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1].strip()
+    assert line.startswith("torchrun --nproc-per-node 2 -m trainer finetune --distributed ")
+    less = f"--num-classes 3 --max-steps 1 --threads 1 -o {hands.output}"
+    torchrun = typed(hands, line.replace("--data FILE", "--data data.jsonl"), less)
+    assert torchrun.wait() == 0, torchrun.text
+    assert (hands.status["state"], hands.status["step"]) == ("completed", 1)
+    assert [worker["rank"] for worker in hands.status["workers"]] == [0, 1]
+    assert "Warning" not in torchrun.text
 
 
 @pytest.mark.long
