@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import math
 import time
 from pathlib import Path
 
@@ -53,16 +54,22 @@ def offset_at(marks: bytes, moment: float) -> int | None:
 
     None when there are no marks, as on a full disk.
     """
+    times, sizes = read_marks(marks)
+    if not times:
+        return None
+    position = bisect.bisect_right(times, moment)
+    return sizes[position - 1] if position else 0
+
+
+def read_marks(marks: bytes) -> tuple[list[float], list[int]]:
+    """Return the moments of marks, and how long the log was at each; both only grow."""
     times: list[float] = []
     sizes: list[int] = []
     for line in marks.splitlines():
         words = line.split()
         with contextlib.suppress(ValueError):  # a torn line of a full disk
-            if len(words) == 2:
+            if len(words) == 2 and math.isfinite(float(words[0])):
                 taken, size = float(words[0]), int(words[1])
                 times.append(max([taken, *times[-1:]]))  # a clock that was set back
                 sizes.append(size)
-    if not times:
-        return None
-    position = bisect.bisect_right(times, moment)
-    return sizes[position - 1] if position else 0
+    return times, sizes

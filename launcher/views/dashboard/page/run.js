@@ -112,6 +112,11 @@ export class RunPage {
     this.#show(plot);
   }
 
+  #chooseFirst(found) {
+    const index = this.#records.steps.findIndex(found);
+    if (index >= 0) this.#choose(index);
+  }
+
   #draw() {
     const { steps, validations, events, ranks } = this.#records;
     this.scores = new Map(validations.map((score) => [score.step, score]));
@@ -127,10 +132,9 @@ export class RunPage {
     put(this.happened, this.#events());
     put(this.answers, this.#answers());
     if (this.shards) put(this.shards, strip(this.state.distillation), checkpoints(this.state.distillation));
-    this.place.onclick = ({ target }) => {
-      const step = Number(target.dataset?.step);
-      const index = steps.findIndex((record) => record.step >= step);
-      if (target.dataset?.step && index >= 0) this.#choose(index);
+    this.place.onclick = ({ target: { dataset: { step, moment: second } = {} } }) => {
+      if (step) this.#chooseFirst((record) => record.step >= Number(step));
+      else if (second) this.#chooseFirst((record) => record.time >= Number(second)); // done in that second, or being done then
     };
     this.slider.max = Math.max(0, steps.length - 1);
     this.#choices.hidden = !steps.length;
@@ -147,7 +151,7 @@ export class RunPage {
       this.at.textContent = `${count(record.step)} · ${moment(record.time, true)}`;
       this.latest.disabled = this.#chosen == null;
       this.charts.show(index, plot);
-      this.log?.at(record.time);
+      this.log?.at(record.time, this.#chosen == null);
     }
     if (!this.waterfall) return;
     const [legend, ...lanes] = waterfall(record);

@@ -106,14 +106,7 @@ def test_a_step_is_chosen_by_keyboard_and_by_its_event(server: Server, browser: 
     browser.wait("document.querySelectorAll('canvas').length === 5")
     browser.run("document.querySelector('#step').focus()")
     for _ in range(5):
-        for kind in ("keyDown", "keyUp"):
-            browser.call(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key="ArrowLeft",
-                code="ArrowLeft",
-                windowsVirtualKeyCode=37,
-            )
+        press(browser, "ArrowLeft", 37)
     title = "document.querySelector('#waterfall').textContent"
     assert browser.run(title) == "One step: 5"
     assert "loss 0.4000" in browser.run("document.querySelector('#step').ariaValueText")
@@ -211,7 +204,8 @@ def test_a_log_follows_and_begins_at_the_second_of_the_chosen_step(
 ) -> None:
     first = f"11:06:40 {HOSTILE}\n"  # the time of BEGAN in some zone
     recorded.log("worker-2", first, 1, (BEGAN + 1, len(first)))
-    recorded.log("worker-2", "11:06:43 it is lost\n11:06:50 it is back\n")
+    later = "11:06:43 it is lost\n11:06:50 it is back\n"
+    recorded.log("worker-2", later, 1, (BEGAN + 12, len(first + later)))
     browser.open(f"{server.url}#/run/{RUN_ID}")
     browser.wait("document.querySelector('.events .bad button') !== null")
     browser.run("document.querySelector('#process').value = 'worker-2'")
@@ -226,11 +220,52 @@ def test_a_log_follows_and_begins_at_the_second_of_the_chosen_step(
     assert text(browser, ".lines span")[0] == "11:06:43 it is lost"
     assert text(browser, ".lines .now") == ["11:06:43 it is lost"]
     browser.run("document.querySelector('#since').click()")
+    browser.wait("document.querySelectorAll('.lines span').length === 4")
     browser.run("document.querySelector('#words').value = 'ONERROR'")
     browser.run("document.querySelector('#words').oninput()")
     browser.wait("document.querySelectorAll('.lines span').length === 1")
     assert text(browser, ".lines") == [first.strip()]
     assert browser.run("window.hacked") is None
+    assert browser.errors == []
+
+
+def press(browser: Browser, key: str, code: int) -> None:
+    """Press a key and let go of it."""
+    typed = {"text": "\r"} if key == "Enter" else {}
+    for kind, more in (("keyDown", typed), ("keyUp", {})):
+        names = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        browser.call("Input.dispatchKeyEvent", type=kind, **names, **more)
+
+
+def test_the_time_of_a_line_leads_to_its_second_in_the_curves(
+    recorded: RecordedRun, server: Server, browser: Browser
+) -> None:
+    lines = ("11:06:42 a\n", "no time\n", "11:06:44 b\n", f"11:06:45 {HOSTILE}\n")
+    recorded.log("worker-2", "".join(lines), 1, (BEGAN + 6, len("".join(lines))))
+    browser.open(f"{server.url}#/run/{RUN_ID}")
+    browser.wait("document.querySelectorAll('canvas').length === 5")
+    browser.run("document.querySelector('#process').value = 'worker-2'")
+    browser.run("document.querySelector('details:has(.lines)').open = true")
+    browser.wait("document.querySelectorAll('.lines span').length === 4")
+    assert text(browser, ".lines button") == ["11:06:42", "11:06:44", "11:06:45"]
+    assert text(browser, ".lines .now") == [], "the newest step was not chosen"
+    at = "document.querySelector('output').textContent"
+    browser.run("document.querySelector('.lines').focus()")
+    for key, code in (("ArrowUp", 38), ("ArrowUp", 38), ("Enter", 13)):
+        press(browser, key, code)
+    assert browser.run(at).startswith("8 ")  # at BEGAN + 4 s
+    assert text(browser, ".lines .now") == ["11:06:44 b"]
+    values = "document.querySelector('.chart .legend').textContent"
+    assert "training 0.2500" in browser.run(values)
+    recorded.step(11)
+    browser.wait("document.querySelector('#step').max === '10'")
+    recorded.log("worker-2", "11:06:46 new\n")
+    browser.wait("document.querySelectorAll('.lines span').length === 5")
+    assert browser.run("document.activeElement.textContent") == "11:06:44"
+    press(browser, "ArrowUp", 38)
+    press(browser, "Enter", 13)
+    assert browser.run(at).startswith("4 ")
+    assert text(browser, ".lines .now") == ["11:06:42 a"]
     assert browser.errors == []
 
 

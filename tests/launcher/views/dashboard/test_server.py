@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,8 @@ def test_a_log_is_bounded_filtered_and_begins_at_a_moment(tmp_path: Path) -> Non
         assert newest["lines"][-2].startswith(f"00:00:02 loss NaN \\x1b[2J{HOSTILE} xxx")
         assert len(newest["lines"][-2]) == 400
         assert newest["lines"][-1] == "half"  # the process is over
+        # The mark of the early ones was at 06:40 in its quarter of an hour; of the others is none.
+        assert newest["moments"] == [BEGAN - 400] * 498 + [None] * 2
         since = server.json(f"{path}?since={BEGAN + 1}")
         assert [line[:8] for line in since["lines"]] == ["00:00:02", "half"]
         assert [line[9:13] for line in server.json(f"{path}?find=LOSS+nan")["lines"]] == ["loss"]
@@ -113,8 +116,25 @@ def test_a_log_is_bounded_filtered_and_begins_at_a_moment(tmp_path: Path) -> Non
         after = f"{path}?after={newest['attempt']}.{newest['end']}"
         assert server.json(after)["lines"] == []
         recorded.log("worker-0", "again\n", 2)
-        assert server.json(after) == {"attempt": 2, "end": 6, "lines": ["again"]}
+        assert server.json(after) == {
+            "attempt": 2,
+            "end": 6,
+            "lines": ["again"],
+            "moments": [None],
+        }
         assert server.json(f"api/runs/{RUN_ID}/logs/coordinator")["lines"] == []
+
+
+def test_lines_of_a_log_are_dated_by_the_marks_at_the_end_of_a_long_file(tmp_path: Path) -> None:
+    recorded = RecordedRun(tmp_path / "state")
+    written = [BEGAN + 7 * number for number in range(10_000)]
+    lines = [time.strftime("%H:%M:%S x\n", time.gmtime(5.75 * 3600 + each)) for each in written]
+    marks = [(each + 4.5, 11 * (number + 1)) for number, each in enumerate(written)]
+    recorded.log("worker-1", "".join(lines), 1, *marks)
+    with serving(tmp_path / "state") as server:
+        path = f"api/runs/{RUN_ID}/logs/worker-1"
+        assert server.json(path)["moments"] == written[-500:]
+        assert server.json(f"{path}?since={written[50]}")["moments"] == written[50:550]
 
 
 def test_a_distillation_is_told_as_its_folders_are(tmp_path: Path) -> None:
