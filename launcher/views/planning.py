@@ -132,12 +132,17 @@ def _row(request: Request, option: StrategyOption, picked: bool) -> list[str]:
     time, cost = option.time, option.cost
     seconds = ["-"] * 4
     if time is not None:
-        values = (time.total, time.compute.value, time.exposed.value, time.bubble.value)
-        seconds = [f"{value:.3g}" for value in values]
+        strategy = option.strategy
+        seconds = [
+            _short(time.total),
+            _short(time.compute.value),
+            _short(time.exposed.value) if strategy.world > 1 else "-",
+            _short(time.bubble.value) if strategy.stages > 1 else "-",
+        ]
     hours = kwh = money = "-"
     if cost is not None:
-        hours = f"{cost.seconds / 3600:.3g}"
-        kwh = "-" if cost.kwh is None else f"{cost.kwh:.3g}"
+        hours = _short(cost.seconds / 3600)
+        kwh = "-" if cost.kwh is None else _short(cost.kwh)
         if cost.money is not None:
             money = f"{cost.money:.2f} {request.prices.currency}"
     return [
@@ -152,6 +157,13 @@ def _row(request: Request, option: StrategyOption, picked: bool) -> list[str]:
         kwh,
         money,
     ]
+
+
+def _short(value: float) -> str:
+    """Return three digits of a figure, without an exponent."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return "<0.001" if 0 < value < 0.001 else f"{value:.3g}"
 
 
 def explanation(option: StrategyOption) -> list[str]:

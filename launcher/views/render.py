@@ -26,7 +26,7 @@ from launcher.views.tables import COLOURS, Column, table
 from trainer.system.commandline.wrapping import wrapped, wrapped_card
 from trainer.tracking.picture import exchanged, figure, loss_text
 
-_BESIDE_ID = 30
+_BESIDE_ID = 31
 """Columns that the other columns of `launch runs` need at least."""
 _LEADS = ("coordinator", "student")
 _CHECKS = (
@@ -38,7 +38,7 @@ _CHECKS = (
 )
 _RUNS = (
     Column("RUN"),
-    Column("STATE", words=True),
+    Column("STATE", words=True, least=11),
     Column("STARTED", spare=1),
     Column("WORKERS", spare=2),
     Column("PROGRESS", words=True, least=16),

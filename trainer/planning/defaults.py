@@ -192,9 +192,7 @@ def _task(config: RunConfig, given: Collection[str], model_dir: Path | None) -> 
     if "task" not in given:
         task = "classify" if named else found.task
         has = "a" if task == "classify" else "no"
-        yield Derived(
-            "task", task, f"{min(named)} is given" if named else f"lines have {has} label"
-        )
+        yield Derived("task", task, f"{named} is given" if named else f"lines have {has} label")
     if found.classes is None:
         return
     names, count = (), found.classes

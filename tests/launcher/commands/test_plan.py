@@ -44,7 +44,8 @@ def test_unlike_devices_start_by_launch_with_the_same_model(
     assert shown[-2:] == ["next:", f"  launch cluster up --model {folder} --data FILE"]
     heading = next(line for line in shown if line.startswith("STRATEGY"))
     assert "KWH" in heading
-    assert "COST" not in heading, "a column of dashes alone"
+    for column in ("COST", "BUBBLE"):
+        assert column not in heading, "a column of dashes alone"
 
 
 def test_a_model_folder_is_read_by_its_headers(
@@ -142,6 +143,10 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr()
     assert "Nothing fits: " in shown.out
     assert shown.err == "launch: no strategy fits these devices\n"
+    (row,) = [line for line in shown.out.splitlines() if line.startswith("one device  ")]
+    assert "1,569" in row.split(), "seconds without an exponent"
+    heading = next(line for line in shown.out.splitlines() if line.startswith("STRATEGY"))
+    assert not {"COMM", "BUBBLE"} & set(heading.split()), "one device has neither"
 
 
 @pytest.mark.parametrize(

@@ -350,6 +350,7 @@ def test_a_run_without_ranks_goes_by_names(run: Run) -> None:
     assert "waiting" in table[2]
 
 
+ENDED = ("distill-20261121-130000-7f3a", "quickstart-20261121-130000-1c2d")
 LONG = "a-name-of-a-run-that-is-rather-long-20261121-130000-7f3a"
 
 
@@ -363,6 +364,11 @@ def test_status_and_runs_fit_the_terminal(run: Run, width: int) -> None:
     console.print(processes_table(view, width))
     console.print(render.runs_table([view, view], width))
     console.print(render.runs_table([long], width))
+    reason = "worker-1 has failed 5 times within 10 minutes"
+    ends = (replace(long, state="stopped"), replace(long, state="failed", reason=reason))
+    for end, run_id in zip(ends, ENDED, strict=True):
+        other = replace(run, plan=replace(run.plan, run_id=run_id))
+        console.print(render.runs_table([replace(end, run=other), view], width))
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert all(len(line) <= width or LONG in line for line in text.splitlines())
@@ -371,7 +377,7 @@ def test_status_and_runs_fit_the_terminal(run: Run, width: int) -> None:
     assert "exit code 5" in text
     assert "step 120/480, loss" in text
     assert ("OUTPUT" in text) == (width == 200)
-    assert LONG in text.split(), "what --resume takes is never cut"
+    assert {LONG, *ENDED} <= set(text.split()), "what --resume takes is never cut"
 
 
 def test_who_has_no_share_is_said_with_the_reason(run: Run) -> None:

@@ -74,6 +74,10 @@ def test_what_was_given_is_left_alone(home: Path) -> None:
 def test_classes_alone_make_a_classifier(home: Path) -> None:
     found = follow(home / "model", home / "labels.jsonl", num_classes=7)
     assert (found["task"], "num_classes" in found) == ("classify", False)
+    paths = {"model.path": str(home / "model"), "data.train": str(home / "labels.jsonl")}
+    config = load(None, paths | {"num_classes": 7})
+    why = {part.key: part.why for part in derive(config, {"num_classes": 7}, home / "model", ())}
+    assert why["task"] == "num_classes is given"
 
 
 @pytest.mark.parametrize("order", [(), ("spam", "ham"), ("ham", "x", "spam")])
