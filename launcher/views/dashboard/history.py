@@ -2,18 +2,22 @@
 
 A cursor is the offset behind a line of that file, so it holds for every dashboard of the run and
 survives its restart. What the page needs of a line is kept, as JSON; the rest is dropped. Of a
-very long run the older half keeps every 2nd step, later every 4th, and so on: what a step tells of
-all before it (`so_far`), and a proof (`proofs`), are sums, which no dropped line changes.
+very long run the older half keeps of every 8 steps, later of every 16, and so on, those with the
+least and the greatest loss and speed, so that no spike vanishes: what a step tells of all before
+it (`so_far`), and a proof (`proofs`), are sums, which no dropped line changes.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import threading
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import compress, pairwise
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import compress, groupby, pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
@@ -22,16 +26,18 @@ from launcher.hosts import ssh
 from launcher.runs.processes.log_pages import line_pages
 from launcher.runs.records.run import Run
 from trainer.config.run import MOST_CLASSES
-from trainer.system.received import parse, plain
+from trainer.system.received import LARGEST_FLOAT, parse, plain
 
 METRICS_FILE = "metrics.jsonl"
-MOST = 48 << 20
-"""Characters that the page's server keeps of a run."""
+MOST = 16 << 20
+"""Characters that the page's server keeps of a run, and a page loads: about 30,000 steps of three
+workers, of which a screen is a few thousand pixels wide."""
 _MOST_RANKS = 4096
 _MOST_BACK = 20_000
 """Steps behind the last one to which a resumed run can return without losing the sums."""
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+_Figure = Annotated[float, Field(gt=-LARGEST_FLOAT, lt=LARGEST_FLOAT)]
 _Word = Annotated[str, Field(max_length=64)]
 _Text = Annotated[str, Field(max_length=400)]
 _Said = Annotated[str, AfterValidator(lambda text: text[:400])]
@@ -41,15 +47,15 @@ _Confusion = Annotated[
     list[Annotated[list[_Count], Field(max_length=MOST_CLASSES)]], Field(max_length=MOST_CLASSES)
 ]
 _ByRank = Annotated[
-    dict[Annotated[str, Field(pattern=r"^\d{1,6}$")], float], Field(max_length=4096)
+    dict[Annotated[str, Field(pattern=r"^\d{1,6}$")], _Figure], Field(max_length=4096)
 ]
 
 
 class _Line(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
     step: _Count
-    time: float
+    time: _Figure
 
 
 class _StepLine(_Line):
@@ -57,15 +63,15 @@ class _StepLine(_Line):
 
     kind: Literal["step"]
     epoch: _Count = 0
-    loss: float | None = None
-    learning_rate: float | None = None
-    tokens_per_second: float | None = None
-    seconds: float | None = None
-    exchange_ms: float | None = None
-    exchange_exposed_ms: float | None = None
+    loss: _Figure | None = None
+    learning_rate: _Figure | None = None
+    tokens_per_second: _Figure | None = None
+    seconds: _Figure | None = None
+    exchange_ms: _Figure | None = None
+    exchange_exposed_ms: _Figure | None = None
     exchange_bytes: _Count = 0
-    ce: float | None = None
-    kl: float | None = None
+    ce: _Figure | None = None
+    kl: _Figure | None = None
     shares: _ByRank = {}
     worker_seconds: _ByRank | None = None
     worker_overlap_seconds: _ByRank | None = None
@@ -74,13 +80,13 @@ class _StepLine(_Line):
 
 class _ValidationLine(_Line):
     kind: Literal["validation"]
-    loss: float | None = None
-    accuracy: float | None = None
-    mcc: float | None = None
-    reward_chosen: float | None = None
-    reward_rejected: float | None = None
-    reward_margin: float | None = None
-    reward_accuracy: float | None = None
+    loss: _Figure | None = None
+    accuracy: _Figure | None = None
+    mcc: _Figure | None = None
+    reward_chosen: _Figure | None = None
+    reward_rejected: _Figure | None = None
+    reward_margin: _Figure | None = None
+    reward_accuracy: _Figure | None = None
     confusion: _Confusion | None = None
 
 
@@ -126,10 +132,12 @@ class History:
     def _begin(self) -> None:
         self._offset = 0
         self._ends, self._lines = array("Q"), list[str]()
-        self._steps = array("Q")
-        """Of each line that may be dropped its step, of others 0."""
+        self._steps = array("q")
+        """Of each line that may be dropped its step, of a proof negative, of others 0."""
+        self._figures: tuple[array[float], ...] = (array("d"), array("d"))
+        """Of each line the figures whose extremes are kept; NaN where there is none."""
         self._every = 1
-        """Of the older half, steps and proofs that are no multiple of this are dropped."""
+        """Steps of the older half of which the extremes are kept."""
         self._size = 0
         self._proofs = 0
         self.confusion: tuple[int, list[list[int]]] | None = None
@@ -187,10 +195,11 @@ class History:
         record = parsed(line)
         if record is None:
             return
-        kept = record.model_dump(exclude_none=True, exclude={"confusion", "exchange_bytes"})
-        droppable = False
+        added: dict[str, Any] = {}
+        unsent, droppable = {"confusion"}, False
         if isinstance(record, _StepLine):
-            kept["counted"], kept["so_far"] = counted(kept.pop("samples")), self._so_far.add(record)
+            added = {"counted": counted(record.samples), "so_far": self._so_far.add(record)}
+            unsent = {"samples", "exchange_bytes"}
             droppable, self._keep_next = not self._keep_next, False
         elif isinstance(record, _ValidationLine):
             if record.confusion:
@@ -199,35 +208,61 @@ class History:
             pass
         elif record.event == "verified":
             self._proofs += 1
-            kept["proofs"], droppable = self._proofs, True
+            added, droppable = {"proofs": self._proofs}, True
         elif record.event in ("lost", "resumed"):
             self._keep_next = True  # it tells how long this held up the run
             if record.event == "resumed":
                 self._so_far.return_to(record.step)
                 if self.confusion and self.confusion[0] > record.step:
                     self.confusion = None
-        text = json.dumps(kept, separators=(",", ":"))
+        text = record.model_dump_json(exclude_none=True, exclude=unsent)
+        if added:
+            text = f"{text[:-1]},{json.dumps(added, separators=(',', ':'))[1:]}"
         self._ends.append(end)
         self._lines.append(text)
-        self._steps.append(record.step if droppable else 0)
+        is_step = isinstance(record, _StepLine)
+        self._steps.append((record.step if is_step else -record.step) if droppable else 0)
+        shown = (record.loss, record.tokens_per_second) if is_step else (None, None)
+        for figures, value in zip(self._figures, shown, strict=True):
+            figures.append(math.nan if value is None else value)
         self._size += len(text)
 
     def _thin_out(self) -> bool:
         """Drop at least every second line of the older half that may be; return if any may be."""
         half = len(self._lines) // 2
-        older = self._steps[:half]
-        while (left := sum(not step % self._every for step in older)) > half // 2:
-            if self._every > max(older, default=0):
-                break
+        furthest = max(map(abs, self._steps[:half]), default=0)
+        keep = self._kept(half)
+        while sum(keep) > half // 2 and self._every <= furthest:
             self._every *= 2
-        keep = bytearray(not step % self._every for step in older) + b"\1" * (
-            len(self._lines) - half
-        )
+            keep = self._kept(half)
+        dropped = sum(keep) < half
+        keep += b"\1" * (len(self._lines) - half)
         self._ends = array("Q", compress(self._ends, keep))
-        self._steps = array("Q", compress(self._steps, keep))
+        self._steps = array("q", compress(self._steps, keep))
+        self._figures = tuple(array("d", compress(each, keep)) for each in self._figures)
         self._lines = list(compress(self._lines, keep))
         self._size = sum(map(len, self._lines))
-        return left < half
+        return dropped
+
+    def _kept(self, half: int) -> bytearray:
+        """Return for each line of the older half whether it is kept."""
+        keep = bytearray(not step for step in self._steps[:half])
+        for sign in (1, -1):
+            its = (at for at in range(half) if sign * self._steps[at] > 0)
+            for _, group in groupby(its, lambda at: abs(self._steps[at]) // self._every):
+                for at in self._extremes(list(group)) if sign > 0 else deque(group, 1):
+                    keep[at] = 1
+        return keep
+
+    def _extremes(self, lines: list[int]) -> Iterable[int]:
+        """Return of some lines those with the least and the greatest of each figure."""
+        if len(lines) <= 2 * len(self._figures):
+            return lines
+        found: set[int] = set()
+        for figures in self._figures:
+            if known := [at for at in lines if not math.isnan(figures[at])]:
+                found |= {min(known, key=figures.__getitem__), max(known, key=figures.__getitem__)}
+        return found or lines[:1]
 
 
 class SoFar:
@@ -267,6 +302,8 @@ class SoFar:
 
 def parsed(line: bytes) -> _Known | None:
     """Return what the page shows of a line; None for one that it does not."""
+    with suppress(ValueError):
+        return _LINE.validate_json(line)  # nearly all lines, in a fraction of the time
     try:
         tree: Any = parse(line, METRICS_FILE)
         return _LINE.validate_python(plain(tree) if isinstance(tree, dict) else tree)  # pyright: ignore[reportUnknownArgumentType] - JSON
