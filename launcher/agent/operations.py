@@ -218,6 +218,7 @@ OPERATIONS: dict[str, Operation] = {
     "own_settings": _of_job("own_settings"),
     "workload": _of_job("workload"),
     "scoring": _of_job("scoring"),
+    "measured": _of_job("measured"),
     "student": _of_job("student"),
 }
 """Every operation but those on the bytes of files and on locks, which differ over a pipe

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.commands.options import Currency, json_option
+from launcher.commands.teaching import refuse_mixed, teach, teaching_options
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH
 
@@ -99,6 +100,7 @@ class _Count(click.ParamType[float]):
     metavar="FILE.svg",
     help="Draw memory, speed by devices, and pipelines; needs matplotlib.",
 )
+@teaching_options
 @json_option
 def plan(
     model: str | None,
@@ -120,9 +122,16 @@ def plan(
     explain: str | None,
     diagram: str | None,
     picture: Path | None,
+    distill: bool,
+    student: str | None,
+    rates: tuple[str, ...],
+    scheme: Any,
+    top_k: int,
     as_json: bool,
 ) -> None:
     """Estimate memory, time and cost of each strategy, and pick one; start nothing.
+
+    With --distill: of each engine that may compute a teacher.
 
     Exits with 4 if nothing fits.
     """
@@ -130,8 +139,10 @@ def plan(
     from launcher.runs.planned import inventory_cluster, model_shape
     from trainer.planning.cost import Prices
     from trainer.planning.devices import parse_cluster
+    from trainer.planning.logits_size import Kept
     from trainer.planning.strategies import Request
 
+    refuse_mixed(distill)
     if text is not None and (inventory is not None and not _from_environment("inventory")):
         raise ConfigError("give --inventory or --cluster, not both")
     if (price_kwh is not None or price_hour is not None) and not currency:
@@ -141,6 +152,10 @@ def plan(
 
         check_plot(picture)
     found = model_shape(model, shape)
+    if distill:
+        kept = Kept(scheme=scheme, top_k=top_k)
+        teach(found, student, tokens, length, kept, inventory, text, rates, as_json)
+        return
     prices = Prices(kwh=price_kwh, hour=price_hour, currency=currency)
     if text:
         cluster = parse_cluster(text)

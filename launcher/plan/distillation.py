@@ -14,7 +14,8 @@ from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.plan.setting import Setting
 from trainer.config.distill_job import DistillJob
 
-_CPU = Device("cpu", "cpu")
+CPU = Device("cpu", "cpu")
+"""A host's processor, with its share of the cores."""
 
 
 def place_distillation(hosts: Sequence[Host], job: DistillJob, setting: Setting) -> LaunchPlan:
@@ -56,7 +57,7 @@ def _seats(hosts: Sequence[Host], job: DistillJob) -> list[Seat]:
     """Return the seat of each process, the student first."""
     student = student_host(hosts)
     teachers = teacher_hosts(hosts, student)
-    seats = [Seat("student", "student", student, _best(student))]
+    seats = [Seat("student", "student", student, student_device(student))]
     for number in range(job.teacher.processes or len(teachers)):
         host, turn = teachers[number % len(teachers)], number // len(teachers)
         device = _device(host, job.teacher.backend, turn)
@@ -64,9 +65,9 @@ def _seats(hosts: Sequence[Host], job: DistillJob) -> list[Seat]:
     if job.evaluation is not None:
         host = _only(hosts, "evaluator") or teachers[0]
         device = _device(host, job.evaluation.backend, 0)
-        if device == _CPU and host.cores is not None:
+        if device == CPU and host.cores is not None:
             # It waits most of the time, so teachers on the same host keep most of the cores.
-            device = replace(_CPU, threads=max(1, host.cores // 4))
+            device = replace(CPU, threads=max(1, host.cores // 4))
         seats.append(Seat("evaluator", "evaluator", host, device))
     return [_threaded(seat, seats) for seat in seats]
 
@@ -103,17 +104,17 @@ def _only(hosts: Sequence[Host], role: str) -> Host | None:
     return chosen[0] if chosen else None
 
 
-def _best(host: Host) -> Device:
+def student_device(host: Host) -> Device:
     """Return the device for a student: the card with the most memory, else the CPU."""
     cards = [device for device in host.devices or () if device.backend == "cuda"]
     listed = [device for device in host.devices or () if device.backend == "cpu"]
-    return max(cards, key=lambda card: card.memory or 0) if cards else (*listed, _CPU)[0]
+    return max(cards, key=lambda card: card.memory or 0) if cards else (*listed, CPU)[0]
 
 
 def _device(host: Host, backend: str, turn: int) -> Device:
     """Return the device of a backend for the n-th process on a host."""
     if backend == "cpu":
-        return _CPU
+        return CPU
     found = [device for device in host.devices or () if device.backend == backend]
     if not found:
         raise ConfigError(

@@ -23,7 +23,7 @@ from trainer.planning import devices as known
 from trainer.planning.cost import Prices
 from trainer.planning.devices import CORE_FLOPS, PCIE, ClusterShape, HostPool, LinkRates
 from trainer.planning.model_config import named_shape, parse_shape, read_shape
-from trainer.planning.shapes import ModelShape
+from trainer.planning.shapes import NAMED, ModelShape
 from trainer.planning.workers import MAIN_MEMORY
 from trainer.system.errors import InputError
 
@@ -52,6 +52,16 @@ def model_shape(model: str | None, shape: str | None) -> ModelShape:
     if snapshot is not None and (snapshot / "config.json").is_file():
         return replace(read_shape(snapshot), name=model)
     return _from_hub(model)
+
+
+def named_or_read(name: str) -> ModelShape:
+    """Return a named shape, else that of a folder, a GGUF file or a hub name.
+
+    Raises:
+        ConfigError: it is none of them.
+        UnreachableError: the hub does not answer.
+    """
+    return NAMED[name] if name in NAMED else model_shape(name, None)
 
 
 def _from_hub(name: str) -> ModelShape:

@@ -11,12 +11,14 @@ from pathlib import Path
 from trainer.config.run import RunConfig
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
-from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder
+from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.student.from_scratch import fresh_config
 from trainer.distill.teacher.windows import SHARD_BYTES, Windows, window_length
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import parse_shape, read_shape
 from trainer.planning.shapes import ModelShape
+from trainer.planning.teachers import Measured, Place
 from trainer.system.errors import InputError
 
 _MEASURED = 16
@@ -98,3 +100,35 @@ def taught_work(config: RunConfig) -> tuple[float, float]:
     there = LogitsFolder(Path(config.data.train)).description
     samples = config.training.samples(there.windows)
     return samples, samples * min(there.tokens / max(there.windows, 1), config.data.max_seq_len)
+
+
+def read_measured(logits: Path) -> list[Measured]:
+    """Return the rates that the teachers of a folder of logits measured, by the kind of device.
+
+    Empty if there is none yet: a rate needs two forwards.
+
+    Raises:
+        InputError: the folder has no usable description.
+    """
+    folder = LogitsFolder(logits)
+    there = folder.description.teacher
+    complete = [plan for plan in folder.description.shards if folder.is_complete(plan.number)]
+    size = sum((folder.shard_path(plan.number) / SHARD_FILE).stat().st_size for plan in complete)
+    tokens = sum(plan.tokens for plan in complete)
+    rates: dict[Place, dict[str, float]] = {}
+    for status in TeacherWatch(folder).look():
+        beat = status.beat
+        if beat.tokens_per_second and beat.device is not None:
+            place: Place = "cpu" if beat.device == "cpu" else "cuda"
+            rates.setdefault(place, {})[beat.name] = beat.tokens_per_second
+    return [
+        Measured(
+            engine=there.engine,
+            weights=there.dtype if there.quantization == "none" else there.quantization,
+            place=place,
+            vocab_size=there.vocab_size,
+            rates=by_name,
+            bytes_per_token=size / tokens if tokens else None,
+        )
+        for place, by_name in rates.items()
+    ]

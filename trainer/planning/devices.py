@@ -360,10 +360,15 @@ def processor(cores: int, memory: float) -> DeviceModel:
 
 
 def _sized(text: str) -> DeviceModel | None:
-    """Return a card of which only the memory is known, such as `8GB`, or this machine: `CPU`."""
+    """Return a card of which only the memory is known, such as `8GB`, or a processor.
+
+    `CPU` is this machine's, `CPU8-300GB` one of 8 cores with 300 GiB.
+    """
     if match := re.fullmatch(r"(\d+)\s*G(?:i?B)?", text, re.I):
         name, memory = f"{match[1]}GB", int(match[1]) * GIB
         return DeviceModel(name=name, flops=None, memory=memory, watts=None, source="assumed")
+    if match := re.fullmatch(r"cpu([1-9]\d*)-(\d+)\s*G(?:i?B)?", text, re.I):
+        return processor(int(match[1]), int(match[2]) * GIB)
     if text.lower() == "cpu":
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return processor(os.cpu_count() or 1, memory)

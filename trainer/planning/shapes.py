@@ -200,6 +200,7 @@ NAMED: dict[str, ModelShape] = {
         llama("65b", 80, 8192, 64, 64, 22_016, 32_000),
         llama("70b", 80, 8192, 64, 8, 28_672, 32_000),
         llama("405b", 126, 16_384, 128, 8, 53_248, 128_256),
+        replace(llama("albor-350m", 24, 1024, 16, 4, 4096, 32_768), tied=True),
         qwen3("qwen3-0.6b", 28, 1024, 16, 3072, tied=True),
         qwen3("qwen3-1.7b", 28, 2048, 16, 6144, tied=True),
         qwen3("qwen3-4b", 36, 2560, 32, 9728, tied=True),
@@ -207,6 +208,17 @@ NAMED: dict[str, ModelShape] = {
         qwen3("qwen3-14b", 40, 5120, 40, 17_408),
         replace(
             qwen3("qwen3-30b-a3b", 48, 2048, 32, 768), kv_heads=4, experts=128, active_experts=8
+        ),
+        replace(
+            qwen3("qwen3-next-80b-a3b", 48, 2048, 16, 512),
+            kv_heads=2,
+            head_dim=256,
+            experts=512,
+            active_experts=10,
+            shared_inner=512,
+            recurrent_layers=36,
+            recurrent_columns=8192,
+            counted=79_674_391_296,
         ),
         replace(
             llama("mixtral-8x7b", 32, 4096, 32, 8, 14_336, 32_000), experts=8, active_experts=2

@@ -33,6 +33,7 @@ from trainer.planning.defaults import Derived, check_task, derive, run_work
 from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import read_shape
 from trainer.planning.shapes import ModelShape
+from trainer.planning.teachers import Measured
 from trainer.planning.workers import Backend, Room, RunMemory, coordinator_memory
 from trainer.system.errors import InputError
 
@@ -281,6 +282,17 @@ def scoring(
         )
     except (InputError, OSError, ModuleNotFoundError):
         return None
+
+
+@validate_call
+def measured(logits: Path) -> list[Measured]:
+    """Return what the teachers of a folder of logits measured; nothing if it is not here."""
+    try:
+        from trainer.distill.workload import read_measured
+
+        return read_measured(logits)
+    except (InputError, OSError, ModuleNotFoundError):
+        return []
 
 
 @validate_call

@@ -44,6 +44,8 @@ class TeacherState:
     shards: int = 0
     """The number of this teacher's shards."""
     tokens_per_second: float | None = None
+    device: str | None = None
+    """What it computes on, as torch names it; None before the model is loaded."""
 
 
 class TeacherHeartbeat:
@@ -82,6 +84,7 @@ class TeacherHeartbeat:
         shards_done: int,
         shards: int,
         tokens_per_second: float | None = None,
+        device: str | None = None,
         state: Literal["running", "waiting"] = "running",
     ) -> None:
         """Report the teacher's progress; `waiting` is for requests, after its pass."""
@@ -91,6 +94,7 @@ class TeacherHeartbeat:
             shards_done=shards_done,
             shards=shards,
             tokens_per_second=tokens_per_second,
+            device=device,
         )
         self._write()
 

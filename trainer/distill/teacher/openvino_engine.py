@@ -26,14 +26,12 @@ from torch import Tensor, nn
 from trainer.distill.teacher.published import load_published
 from trainer.distill.teacher.torch_engine import padded, rows_at_once
 from trainer.model.safetensors_headers import TensorHeader, read_headers
+from trainer.planning.teachers import int8_opening_bytes
 from trainer.replica.backend import Compute
 from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError, is_out_of_memory
 
 log = logging.getLogger(__name__)
-
-_FIXED = 400 << 20
-"""Bytes of the libraries, the graph and its compiled code, for a small model as for a large one."""
 
 
 class OpenVinoEngine:
@@ -149,11 +147,7 @@ def stored_dtype(headers: dict[str, TensorHeader]) -> torch.dtype:
 
 
 def needed_memory(headers: dict[str, TensorHeader]) -> int:
-    """Return the most main memory that opening takes, in bytes; an estimate from above.
-
-    Int8 weights, and once more while they are laid out for the processor; fp32 for what is not
-    stored as it is computed, and for the table of embeddings; one matrix on its way to int8.
-    """
+    """Return the most main memory that opening takes, in bytes: see `int8_opening_bytes`."""
     stored = {torch.bfloat16: "BF16", torch.float32: "F32"}[stored_dtype(headers)]
     sizes = [math.prod(header.shape) for header in headers.values()]
     loaded = sum(
@@ -161,7 +155,7 @@ def needed_memory(headers: dict[str, TensorHeader]) -> int:
         for header in headers.values()
         if header.dtype != stored
     )
-    return 2 * sum(sizes) + loaded + 4 * max(sizes) + 9 * max(sizes) + _FIXED
+    return int8_opening_bytes(sum(sizes), max(sizes), loaded)
 
 
 def quantise(graph: Any) -> int:

@@ -191,9 +191,10 @@ class TeacherRun:
             beat.beat(**self._figures())
 
     def _figures(self) -> dict[str, Any]:
-        headway = self._tally.headway
+        headway, teacher = self._tally.headway, self._teacher
         return {
             "shards_done": headway.shards_done,
             "shards": headway.shards,
             "tokens_per_second": headway.tokens_per_second,
+            "device": None if teacher is None else str(teacher.engine.device),
         }

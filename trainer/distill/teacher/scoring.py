@@ -16,13 +16,12 @@ from trainer.distill.teacher.compress_logits import Scorer, uniforms
 from trainer.distill.teacher.engines import Engine, engine_kind
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.windows import UnscoredWindow
+from trainer.planning.teachers import BATCH
 from trainer.replica.backend import Compute
 from trainer.replica.microbatch import Limit, split
 from trainer.system.errors import InputError, NonFiniteError
 
 _ANY_NUMBER = 1 << 62
-_CPU_BATCH, _DEVICE_BATCH = 4096, 32768
-"""Tokens of a forward: enough that a large head is rarely read from memory."""
 
 
 class Teacher:
@@ -146,5 +145,5 @@ def open_teacher(
         description.scheme,
         teacher_ids,
         description.seed,
-        batch_tokens or (_CPU_BATCH if opened.device.type == "cpu" else _DEVICE_BATCH),
+        batch_tokens or BATCH["cpu" if opened.device.type == "cpu" else "cuda"],
     )

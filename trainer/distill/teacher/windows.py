@@ -16,12 +16,11 @@ from trainer.data.encoder import Encoder
 from trainer.data.shapes import Sample
 from trainer.distill.logits.description import ShardPlan
 from trainer.model.safetensors_headers import positions_of, read_config
+from trainer.planning.teachers import WINDOW
 from trainer.system.errors import InputError
 
 log = logging.getLogger(__name__)
 
-WINDOW = 1024
-"""Default number of tokens of a window."""
 SHARD_BYTES = 1 << 19
 """Text of a shard, which a killed teacher loses. At 300 tokens a second it takes ten minutes."""
 _BATCH_BYTES = 1 << 20  # of text tokenised at once: bounds the library's memory

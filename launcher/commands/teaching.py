@@ -1,0 +1,121 @@
+"""`launch plan --distill`: which engines fit a teacher, in how many hours, and who waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.commands.options import together
+
+if TYPE_CHECKING:
+    from trainer.planning.logits_size import Kept
+    from trainer.planning.shapes import ModelShape
+
+teaching_options = together(
+    click.option(
+        "--distill",
+        is_flag=True,
+        help="Plan a distillation whose teacher is the model: engines, hours, bytes on the share.",
+    ),
+    click.option(
+        "--student", metavar="DIR|NAME", help="With --distill: does it wait for teachers?"
+    ),
+    click.option(
+        "--rate",
+        "rates",
+        multiple=True,
+        metavar="TOKENS|DIR",
+        help="With --distill: tokens/s of a teacher, or logits whose teachers measured it.",
+    ),
+    click.option(
+        "--scheme",
+        type=click.Choice(["topk", "sampled", "full"]),
+        default="topk",
+        help="With --distill: what is kept.",
+    ),
+    click.option(
+        "--top-k",
+        type=click.IntRange(min=1),
+        default=64,
+        help="With --distill and topk: tokens kept.",
+    ),
+)
+
+_OF_DISTILL = ("student", "rates", "scheme", "top_k")
+_WITH_DISTILL = ("model", "shape", "inventory", "text", "tokens", "length", "distill", "as_json")
+
+
+def refuse_mixed(distill: bool) -> None:
+    """Refuse options of the other kind of plan.
+
+    Raises:
+        ConfigError: names the first one.
+    """
+    from launcher.errors import ConfigError
+
+    for parameter in click.get_current_context().command.params:
+        name = parameter.name or ""
+        if name not in _WITH_DISTILL and (name in _OF_DISTILL) != distill and _is_given(name):
+            flag = parameter.opts[0]
+            needs = "does not go with --distill" if distill else "needs --distill"
+            raise ConfigError(f"{flag} {needs}")
+
+
+def _is_given(name: str) -> bool:
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+def teach(
+    shape: ModelShape,
+    student: str | None,
+    tokens: float,
+    length: int,
+    kept: Kept,
+    inventory: Path | None,
+    text: str | None,
+    rates: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Print the plan of a distillation.
+
+    Raises:
+        ConfigError: the student or a rate cannot be read.
+        PreflightError: no engine fits.
+    """
+    from launcher.errors import PreflightError
+    from launcher.runs import teaching
+    from launcher.runs.planned import named_or_read
+    from launcher.views import render
+    from launcher.views import teaching as view
+    from trainer.planning.devices import parse_cluster
+    from trainer.planning.teachers import WINDOW
+
+    seats = (
+        teaching.described_seats(parse_cluster(text))
+        if text
+        else teaching.surveyed_seats(inventory)
+    )
+    given, measured = teaching.read_rates(rates, seats.found)
+    request = teaching.TeachingRequest(
+        shape=shape,
+        student=None if student is None else named_or_read(student),
+        tokens=tokens,
+        length=length if _is_given("length") else WINDOW,
+        kept=kept,
+        seats=seats,
+        given=given,
+        measured=measured,
+    )
+    planned = teaching.plan_teaching(request)
+    if as_json:
+        render.print_json(view.teaching_tree(request, planned))
+    else:
+        for line in view.heading(request):
+            render.say(line)
+        render.console().print(view.teacher_table(request, planned, render.width()))
+        render.say_result(view.verdict(request, planned))
+    if planned.pick is None:
+        raise PreflightError("no engine fits this teacher on these hosts")

@@ -1,0 +1,220 @@
+"""What `launch plan --distill` plans: the hosts that teach and learn, and what was measured."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from launcher.agent.checks import job
+from launcher.discovery.survey import Survey
+from launcher.errors import ConfigError
+from launcher.inventory.hosts import load_inventory
+from launcher.plan.distillation import CPU, student_device, student_host, teacher_hosts
+from launcher.runs.planned import cluster_of
+from launcher.runs.preflight.own_settings import DEADLINE
+from launcher.runs.up import look_around
+from launcher.terminal import working
+from trainer.planning.cost import Cost
+from trainer.planning.devices import ClusterShape, DeviceModel
+from trainer.planning.distillation import distillation_seconds
+from trainer.planning.logits_size import Kept, bytes_per_token
+from trainer.planning.shapes import ModelShape
+from trainer.planning.strategies import Request, StrategyOption
+from trainer.planning.strategies import plan as plan_strategy
+from trainer.planning.strategy import Strategy
+from trainer.planning.teachers import (
+    Measured,
+    Place,
+    TeacherOption,
+    pick_teacher,
+    teacher_options,
+)
+from trainer.system.received import receive
+
+Seat = tuple[Place, DeviceModel]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seats:
+    """The devices of a distillation."""
+
+    teachers: Sequence[Seat]
+    """What each teacher may compute on."""
+    student: ClusterShape
+    """One device."""
+    found: Survey | None = None
+    """The hosts; None if they were only described."""
+    remarks: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeachingRequest:
+    """What is planned."""
+
+    shape: ModelShape
+    """The teacher's."""
+    student: ModelShape | None
+    tokens: float
+    length: int
+    """Tokens of a window."""
+    kept: Kept
+    seats: Seats
+    given: float | None = None
+    """Tokens a second of a teacher."""
+    measured: Sequence[Measured] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeachingPlan:
+    """How a distillation would go."""
+
+    options: Sequence[TeacherOption]
+    pick: TeacherOption | None
+    bytes_per_token: float
+    bytes_measured: bool
+    learning: StrategyOption | None
+    """The student's part; None: no student is named."""
+
+    def seconds(self, tokens: float) -> float | None:
+        """Return the time of the whole, of a student that reads each window once; None: unknown."""
+        scoring = None if self.pick is None else self.pick.seconds(tokens)
+        learning = self.learning_cost
+        if scoring is None or learning is None:
+            return scoring
+        return distillation_seconds(scoring, learning.seconds, 1.0)
+
+    @property
+    def learning_cost(self) -> Cost | None:
+        """The student's; None if it does not fit, or its speed is unknown."""
+        learning = self.learning
+        return learning.cost if learning is not None and learning.fits else None
+
+
+def described_seats(cluster: ClusterShape) -> Seats:
+    """Return a cluster that was described: the student has the device with the highest speed.
+
+    The teachers have the others, or that one too if there is no other.
+    """
+    each = [group.device for group in cluster.groups for _ in range(group.hosts * group.devices)]
+    best = max(each, key=lambda device: (device.flops or 0, device.memory))
+    others = list(each)
+    others.remove(best)
+    seats: list[Seat] = [
+        ("cpu" if device.name.startswith("CPU") else "cuda", device) for device in others or each
+    ]
+    return Seats(teachers=seats, student=_alone(cluster, best), remarks=cluster.remarks)
+
+
+def surveyed_seats(inventory: Path | None) -> Seats:
+    """Return the hosts of an inventory, which are asked, in the roles of `launch distill up`.
+
+    Teachers may compute on the processor of their host, or on its CUDA cards.
+
+    Raises:
+        ConfigError: the inventory cannot be used.
+        UnreachableError: a host does not answer.
+    """
+    with working("asking the hosts what they have"):
+        found = look_around(load_inventory(inventory))
+    host = student_host(found.hosts)
+    taken = student_device(host)
+    seats, remarks = list[Seat](), list[str]()
+    for teacher in teacher_hosts(found.hosts, host):
+        cpu = replace(CPU, threads=teacher.cores)
+        cards = [card for card in teacher.devices or () if card.backend == "cuda"]
+        for device in (cpu, *(card for card in cards if teacher is not host or card != taken)):
+            alone = cluster_of([replace(teacher, devices=(device,))], None)
+            seats.append((cast("Place", device.backend), alone.groups[0].device))
+            remarks += alone.remarks
+    student = cluster_of([replace(host, devices=(taken,))], None)
+    told = tuple(dict.fromkeys((*remarks, *student.remarks)))
+    return Seats(teachers=seats, student=student, found=found, remarks=told)
+
+
+def read_rates(texts: Sequence[str], found: Survey | None) -> tuple[float | None, list[Measured]]:
+    """Return a rate that is given as a number, and what folders of logits have measured.
+
+    A folder is read on this machine, else on the first host that has it.
+
+    Raises:
+        ConfigError: it is neither, or no teacher has measured its rate there.
+        UnreachableError: a host does not answer.
+    """
+    given, measured = None, list[Measured]()
+    for text in texts:
+        try:
+            number = float(text)
+        except ValueError:
+            measured += _measured(Path(text), found)
+            continue
+        if not 0 < number < math.inf:
+            raise ConfigError(f"--rate {text}: give tokens a second, or a folder of logits")
+        given = number
+    return given, measured
+
+
+def _measured(folder: Path, found: Survey | None) -> list[Measured]:
+    answer = job.measured(folder)
+    hosts = () if found is None or not folder.is_absolute() else found.connections.values()
+    for connection in hosts:
+        if answer:
+            break
+        with contextlib.suppress(ValueError, RuntimeError):  # another version there
+            asked = connection.call("measured", {"logits": str(folder)}, DEADLINE)
+            answer = receive(list[Measured], asked, "measured", least=0)
+    if not answer:
+        raise ConfigError(
+            f"--rate {folder}: no folder of logits in which a teacher has measured its rate; let"
+            " `trainer distill teacher` score for a minute into one"
+        )
+    return answer
+
+
+def plan_teaching(request: TeachingRequest) -> TeachingPlan:
+    """Return the teacher's options, the student's part, and the bytes on the share.
+
+    Raises:
+        ConfigError: the rates were measured of a teacher with another vocabulary.
+    """
+    for one in request.measured:
+        if one.vocab_size != request.shape.vocab:
+            raise ConfigError(
+                f"--rate: it was measured with a teacher of {one.vocab_size:,} tokens, and"
+                f" {request.shape.name} has {request.shape.vocab:,}"
+            )
+    options = teacher_options(
+        request.shape,
+        request.seats.teachers,
+        request.length,
+        given=request.given,
+        measured=request.measured,
+    )
+    pick = pick_teacher(options)
+    learned = request.student or request.shape
+    sizes = [one.bytes_per_token for one in request.measured if one.bytes_per_token is not None]
+    learning = None
+    if request.student is not None:
+        asked = Request(
+            shape=request.student,
+            cluster=request.seats.student,
+            method="full",
+            length=request.length,
+            tokens=request.tokens,
+        )
+        learning = plan_strategy(asked, Strategy(), "full")
+    return TeachingPlan(
+        options=options,
+        pick=pick,
+        bytes_per_token=sizes[0] if sizes else bytes_per_token(request.kept, learned.vocab),
+        bytes_measured=bool(sizes),
+        learning=learning,
+    )
+
+
+def _alone(cluster: ClusterShape, device: DeviceModel) -> ClusterShape:
+    group = next(group for group in cluster.groups if group.device == device)
+    return ClusterShape(groups=(replace(group, hosts=1, devices=1),), between=None)

@@ -1,0 +1,220 @@
+"""A distillation's plan for people and programs: engines, hours, bytes, and who waits."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from launcher.runs.teaching import TeachingPlan, TeachingRequest
+from launcher.views.tables import Column, table
+from trainer.planning.devices import count_text, gib, size_text
+from trainer.planning.teachers import DISK_RATE, TeacherOption
+
+_COLUMNS = (
+    Column("ENGINE"),
+    Column("WEIGHTS"),
+    Column("ON"),
+    Column("PICK"),
+    Column("GiB", right=True),
+    Column("LEAST", spare=1, right=True),
+    Column("OF", spare=1, right=True),
+    Column("FITS"),
+    Column("TEACHERS", spare=2, right=True),
+    Column("TOKENS/S", right=True),
+    Column("RATE"),
+    Column("HOURS", right=True),
+)
+
+
+def heading(request: TeachingRequest) -> list[str]:
+    """Return what is planned, and what was guessed."""
+    shape = request.shape
+    size = f"{count_text(shape.parameters)} parameters"
+    if shape.active_parameters != shape.parameters:
+        size += f", {count_text(shape.active_parameters)} active"
+    lines = [
+        f"{shape.name}: {size}; scores {count_text(request.tokens)} tokens in windows of"
+        f" {request.length}"
+    ]
+    return lines + [f"note: {text}" for text in (shape.remark, *request.seats.remarks) if text]
+
+
+def teacher_table(request: TeachingRequest, plan: TeachingPlan, width: int | None) -> Table:
+    """Return a line for each engine and type of weights; the one that is picked is marked."""
+    rows = [_row(one, one is plan.pick, request.tokens) for one in plan.options]
+    return table(_COLUMNS, rows, width)
+
+
+def _row(option: TeacherOption, picked: bool, tokens: float) -> list[str]:
+    fits, seconds = option.fits != "no", option.seconds(tokens)
+    return [
+        option.format.engine or "none",
+        option.format.weights,
+        option.place,
+        "<-" if picked else "",
+        gib(option.total),
+        gib(option.least),
+        gib(option.room),
+        "from disk" if option.fits == "disk" else option.fits,
+        str(option.teachers) if fits else "-",
+        "-" if option.rate is None else f"{option.rate:.3g}",
+        option.source if option.rate is not None else "-",
+        "-" if seconds is None else _hours(seconds),
+    ]
+
+
+def verdict(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
+    """Return the hours, the bytes and who waits, in words, and the next command."""
+    refused = [f"{one.format.name}: {one.refused}" for one in plan.options if one.refused]
+    lines = [*_time(request, plan), *_student(request, plan), _share(request, plan)]
+    return [*lines, *refused, *_next(plan)]
+
+
+def _time(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
+    option = plan.pick
+    if option is None:
+        return _too_large(plan.options)
+    lines: list[str] = []
+    how = f"{option.format.name} on {option.device}"
+    seconds = option.seconds(request.tokens)
+    if seconds is None or option.rate is None:
+        lines.append(f"{how}: fits; its speed is not known, measure it: --rate")
+    else:
+        how += f", {option.teachers} teachers" if option.teachers > 1 else ""
+        lines.append(
+            f"{how}: {_hours(seconds)} hours at {option.rate:.3g} tokens/s, {option.source}"
+        )
+    if option.fits == "disk":
+        lines.append(
+            f"{gib(option.total)} GiB do not fit into {gib(option.room)}: each forward reads the"
+            f" weights from their file, at {DISK_RATE / 1e9:g} GB/s if that is as assumed"
+        )
+    return lines
+
+
+def _too_large(options: Sequence[TeacherOption]) -> list[str]:
+    """Return the format that needs least memory, and how much."""
+    able = [one for one in options if one.format.engine is not None and not one.refused]
+    if not able:
+        return ["No engine computes it on these devices"]
+    least = min(able, key=lambda one: one.least)
+    whole = "" if least.least == least.total else f"; {gib(least.total)} to read the disk once"
+    return [
+        f"No engine fits: the least is {least.format.name} on {least.place}, with"
+        f" {gib(least.least)} GiB of {gib(least.room)} there{whole}",
+        "Give a host with more memory, or take a smaller teacher",
+    ]
+
+
+def _student(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
+    """Return whether the student waits for the teachers."""
+    if request.student is None or plan.learning is None:
+        return []
+    (group,) = request.seats.student.groups
+    who = f"The student {request.student.name} on {group.device.name}"
+    learning = plan.learning
+    if not learning.fits:
+        return [
+            f"{who} needs {gib(learning.memory.total)} GiB, {gib(learning.room)} are there: take a"
+            " smaller one"
+        ]
+    cost, scoring = plan.learning_cost, None
+    if plan.pick is not None:
+        scoring = plan.pick.seconds(request.tokens)
+    if cost is None:
+        return [f"{who}: its speed is not known"]
+    learns = f"{who} learns an epoch in {_hours(cost.seconds)} hours, computed"
+    if scoring is None:
+        return [learns]
+    if scoring > cost.seconds:
+        waits = 1 - cost.seconds / scoring
+        return [f"{learns}, and waits for the teachers {waits:.0%} of the time"]
+    return [f"{learns}, and never waits: the teachers are faster"]
+
+
+def _share(request: TeachingRequest, plan: TeachingPlan) -> str:
+    each = plan.bytes_per_token
+    source = "measured" if plan.bytes_measured else "computed"
+    return (
+        f"On the share: {size_text(each * request.tokens)}, {each:.4g} bytes a token"
+        f" ({request.kept.scheme}), {source}"
+    )
+
+
+def _next(plan: TeachingPlan) -> list[str]:
+    option = plan.pick
+    if option is None:
+        return []
+    settings = [f"teacher.engine={option.format.engine}"]
+    if option.format.engine == "torch":
+        settings.append(f"teacher.dtype={option.format.weights}")
+    if option.place == "cuda":
+        settings.append("teacher.backend=cuda")
+    if option.teachers > 1:
+        settings.append(f"teacher.processes={option.teachers}")
+    command = ["launch", "distill", "up", "--config", "JOB"]
+    for setting in settings:
+        command += ["--set", setting]
+    return ["next:", f"  {shlex.join(command)}"]
+
+
+def _hours(seconds: float) -> str:
+    """Return hours for people, as a plan knows them."""
+    return f"{seconds / 3600:.3g}" if seconds < 3.6e6 else f"{seconds / 3600:,.0f}"
+
+
+def teaching_tree(request: TeachingRequest, plan: TeachingPlan) -> dict[str, Any]:
+    """Return a plan as JSON (`motley.teaching/1`)."""
+    shape, student, learning = request.shape, request.student, plan.learning
+    cost = plan.learning_cost
+    return {
+        "schema": "motley.teaching/1",
+        "model": {
+            "name": shape.name,
+            "parameters": shape.parameters,
+            "active_parameters": shape.active_parameters,
+            "remark": shape.remark,
+        },
+        "tokens": request.tokens,
+        "length": request.length,
+        "options": [_option_tree(one, request.tokens) for one in plan.options],
+        "pick": None if plan.pick is None else plan.options.index(plan.pick),
+        "share": {
+            "scheme": request.kept.scheme,
+            "bytes_per_token": plan.bytes_per_token,
+            "bytes": plan.bytes_per_token * request.tokens,
+            "measured": plan.bytes_measured,
+        },
+        "student": None
+        if student is None or learning is None
+        else {
+            "name": student.name,
+            "fits": learning.fits,
+            "seconds": None if cost is None else cost.seconds,
+        },
+        "seconds": plan.seconds(request.tokens),
+    }
+
+
+def _option_tree(option: TeacherOption, tokens: float) -> dict[str, Any]:
+    tree = asdict(option)
+    kind = tree.pop("format")
+    return {
+        "engine": kind["engine"],
+        "weights": kind["weights"],
+        "bits": kind["bits"],
+        "backend": tree["place"],
+        "device": tree["device"],
+        "bytes": {"weights": tree["weights"], "working": tree["working"], "least": tree["least"]},
+        "room": tree["room"],
+        "fits": tree["fits"],
+        "refused": tree["refused"],
+        "teachers": tree["teachers"],
+        "tokens_per_second": tree["rate"],
+        "source": tree["source"],
+        "seconds": option.seconds(tokens),
+    }

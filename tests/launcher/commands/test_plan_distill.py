@@ -1,0 +1,152 @@
+"""`launch plan --distill`: engines, hours, bytes, who waits, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli import run
+from tests.trainer.small_teacher import teach, wish, write_corpus, write_teacher
+from trainer.distill.logits.dataset import LogitsFolder
+
+TEACHER = ["plan", "--distill", "--shape", "qwen3-next-80b-a3b"]
+BOX = ["--cluster", "1xCPU8-300GB"]
+WITH_CARD = ["--cluster", "1xRTX4090; 1xCPU8-300GB, 1gbit"]
+
+
+def tree_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_published_tokens_a_second_are_published_hours(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """45.7 tokens/s of prefill on 8 threads: 61 hours for 10 million tokens."""
+    assert run([*TEACHER, *BOX, "--tokens", "10M", "--rate", "45.7"]) == 0
+    shown = capsys.readouterr().out
+    assert "79.7 billion parameters, 3.87 billion active; scores 10 million tokens" in shown
+    assert "torch bfloat16 on CPU, 8 cores: 60.8 hours at 45.7 tokens/s, given" in shown
+    assert "On the share: 2.6 GiB, 27" in shown
+    assert shown.splitlines()[-1].endswith(
+        "--set teacher.engine=torch --set teacher.dtype=bfloat16"
+    )
+
+
+def test_without_a_rate_it_is_computed_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    tree = tree_of(capsys, *TEACHER, *BOX, "--tokens", "10M")
+    refused = {one["engine"]: one["refused"] for one in tree["options"] if one["refused"]}
+    assert refused.keys() == {"openvino"}
+    assert tree["schema"] == "motley.teaching/1"
+    picked = tree["options"][tree["pick"]]
+    assert (picked["engine"], picked["weights"], picked["fits"]) == ("torch", "bfloat16", "yes")
+    assert picked["source"] == "computed"
+    assert tree["seconds"] == picked["seconds"] == pytest.approx(1e7 / picked["tokens_per_second"])
+    assert (tree["length"], tree["student"]) == (1024, None)
+    assert tree["share"]["bytes"] == pytest.approx(1e7 * tree["share"]["bytes_per_token"])
+
+
+def test_the_slower_one_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    student = ("--student", "albor-350m", "--tokens", "10M")
+    assert run([*TEACHER, *WITH_CARD, *student]) == 0
+    waits = r"The student albor-350m on RTX4090 learns .*, and waits for the teachers \d+% of"
+    assert re.search(waits, capsys.readouterr().out)
+    tree = tree_of(capsys, *TEACHER, *WITH_CARD, *student)
+    assert tree["seconds"] == pytest.approx(tree["options"][tree["pick"]]["seconds"])
+    assert run([*TEACHER, *WITH_CARD, *student, "--rate", "1e9"]) == 0
+    assert "never waits: the teachers are faster" in capsys.readouterr().out
+    tree = tree_of(capsys, *TEACHER, *WITH_CARD, *student, "--rate", "1e9")
+    assert tree["seconds"] == pytest.approx(tree["student"]["seconds"])
+    assert run([*TEACHER, *WITH_CARD, "--student", "70b"]) == 0
+    assert "are there: take a smaller one" in capsys.readouterr().out
+
+
+def test_a_teacher_that_does_not_fit_is_refused_with_what_would(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = ["--cluster", "1xCPU8-64GB"]
+    dense = ["plan", "--distill", "--shape", "70b"]
+    assert run([*dense, *small]) == 0
+    shown = capsys.readouterr().out
+    assert "each forward reads the weights from their file" in shown
+    assert re.search(r"torch bfloat16 on CPU, 8 cores: [\d,]{5,} hours", shown)
+    assert run([*dense, "--cluster", "1xRTX4090"]) == 4
+    shown = capsys.readouterr()
+    assert "No engine fits: the least is torch bfloat16 on cuda, with 13" in shown.out
+    assert shown.err == "launch: no engine fits this teacher on these hosts\n"
+    assert run([*dense, "--cluster", "1xCPU8-2GB"]) == 4
+    assert re.search(r"with \d\.\d GiB of 1\.8 there; 129\.\d to read", capsys.readouterr().out)
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model, and logits whose teacher has measured its rate."""
+    folder = tmp_path_factory.mktemp("taught")
+    corpus = write_corpus(folder / "texts.jsonl")
+    model = write_teacher(folder / "model", corpus)
+    teach(wish(model, corpus, folder / "logits"), name="near")
+    return model, folder / "logits"
+
+
+def test_a_folder_of_logits_gives_its_teachers_rate_and_bytes(
+    taught: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, logits = taught
+    asked = ("plan", "--distill", "--model", str(model), *BOX, "--rate", str(logits))
+    tree = tree_of(capsys, *asked)
+    picked = tree["options"][tree["pick"]]
+    beat = json.loads((logits / "teachers" / "near.json").read_bytes())
+    assert beat["device"] == "cpu"
+    assert (picked["engine"], picked["weights"], picked["source"]) == (
+        "torch",
+        "float32",
+        "measured",
+    )
+    assert picked["tokens_per_second"] == pytest.approx(beat["tokens_per_second"])
+    described = LogitsFolder(logits).description
+    size = sum(path.stat().st_size for path in logits.glob("shard-*/logits.parquet"))
+    assert tree["share"]["measured"]
+    assert tree["share"]["bytes_per_token"] == pytest.approx(size / described.tokens)
+
+
+def test_the_hosts_of_an_inventory_are_asked(
+    taught: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without one it is this machine, which teaches and learns."""
+    model, logits = taught
+    asked = ("plan", "--distill", "--model", str(model), "--student", str(model))
+    tree = tree_of(capsys, *asked, "--rate", str(logits))
+    assert tree["options"][tree["pick"]]["source"] == "measured"
+    assert tree["student"]["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*TEACHER, *BOX, "--rate", "0"], "--rate 0: give tokens a second, or a folder"),
+        ([*TEACHER, *BOX, "--rate", "nowhere"], "--rate nowhere: no folder of logits in which"),
+        ([*TEACHER, *BOX, "--student", "absent/"], "no model folder absent/"),
+        ([*TEACHER, *BOX, "--explain", "ddp"], "--explain does not go with --distill"),
+        ([*TEACHER, *BOX, "--method", "full"], "--method does not go with --distill"),
+        (["plan", "--shape", "7b", *BOX, "--rate", "3"], "--rate needs --distill"),
+        (["plan", "--shape", "7b", *BOX, "--scheme", "full"], "--scheme needs --distill"),
+        ([*TEACHER, "--cluster", "1xCPU0-3GB"], "unknown device CPU0-3GB"),
+    ],
+)
+def test_mistakes(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_a_rate_of_another_teacher_is_refused(
+    taught: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*TEACHER, *BOX, "--rate", str(taught[1])]) == 2
+    assert "it was measured with a teacher of 278 tokens, and" in capsys.readouterr().err

@@ -1,0 +1,144 @@
+"""Which engines hold a teacher, and how fast it scores: against sums by hand."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import trainer.distill
+from trainer.distill.teacher.engines import ENGINES
+from trainer.planning.devices import DEVICES, GIB, DeviceModel, parse_cluster, processor
+from trainer.planning.model_config import parse_shape
+from trainer.planning.replica import USABLE
+from trainer.planning.shapes import NAMED
+from trainer.planning.teachers import (
+    BATCH,
+    DISK_RATE,
+    FORMATS,
+    Measured,
+    Place,
+    TeacherOption,
+    int8_opening_bytes,
+    pick_teacher,
+    teacher_options,
+)
+from trainer.planning.time import forward_flops_per_token
+
+DENSE, SPARSE = NAMED["qwen3-4b"], NAMED["qwen3-next-80b-a3b"]
+BOX = processor(8, 300 * GIB)
+
+
+def of(options: list[TeacherOption], weights: str, place: str = "cpu") -> TeacherOption:
+    (found,) = (one for one in options if (one.format.weights, one.place) == (weights, place))
+    return found
+
+
+def test_engines_and_quantisations_are_those_of_the_table() -> None:
+    planned = {
+        (one.engine, "none" if one.engine == "torch" else one.weights)
+        for one in FORMATS
+        if one.engine is not None
+    }
+    assert planned == {(name, kind.quantization) for name, kind in ENGINES.items()}
+
+
+def test_the_teacher_of_80_billion_is_counted_as_published() -> None:
+    """Qwen3-Next-80B-A3B: 80 billion in all, 3.9 of them active with both tables."""
+    assert SPARSE.parameters == pytest.approx(79.67e9, rel=1e-3)
+    assert SPARSE.active_parameters == pytest.approx(3.87e9, rel=5e-3)
+
+
+def test_a_named_student_is_the_shipped_one() -> None:
+    path = Path(trainer.distill.__file__).parent / "students" / "albor-350m.json"
+    shape = parse_shape(json.loads(path.read_text()), str(path), "albor-350m")
+    assert replace(shape, kept=None) == replace(NAMED["albor-350m"], kept=None)
+
+
+def test_the_weights_of_each_format() -> None:
+    options = teacher_options(SPARSE, [("cpu", BOX)], 1024)
+    for weights, bits in (("float32", 32), ("bfloat16", 16), ("Q8_0", 8.5), ("Q4_0", 4.5)):
+        assert of(options, weights).weights == pytest.approx(SPARSE.parameters * bits / 8)
+    dense = of(teacher_options(DENSE, [("cpu", BOX)], 1024), "int8")
+    assert dense.weights == int8_opening_bytes(DENSE.parameters, DENSE.table_parameters)
+
+
+def test_80_billion_fit_300_gib_in_bf16_and_not_in_fp32() -> None:
+    options = teacher_options(SPARSE, [("cpu", BOX)], 1024)
+    fits = {one.format.weights: one.fits for one in options}
+    assert fits == {
+        "float32": "no",
+        "bfloat16": "yes",
+        "int8": "no",
+        "Q8_0": "yes",
+        "Q4_0": "yes",
+    }
+    assert of(options, "int8").refused
+    chosen = pick_teacher(options)
+    assert chosen is of(options, "bfloat16")
+    flops = forward_flops_per_token(SPARSE, 1024).value
+    assert chosen is not None
+    assert chosen.rate is not None
+    assert BOX.flops is not None
+    assert chosen.rate == pytest.approx(BOX.flops * 0.4 / flops)
+    assert chosen.seconds(1e6) == pytest.approx(1e6 / chosen.rate)
+
+
+def test_a_mapped_file_that_exceeds_the_memory_needs_a_layer_and_the_disk() -> None:
+    small = processor(8, 64 * GIB)
+    found = of(teacher_options(SPARSE, [("cpu", small)], 1024), "bfloat16")
+    assert found.fits == "disk"
+    in_use = SPARSE.layer_parameters + SPARSE.table_parameters
+    assert found.least == in_use * 2 + found.working
+    whole = of(teacher_options(SPARSE, [("cpu", BOX)], 1024), "bfloat16")
+    assert found.rate is not None
+    assert whole.rate is not None
+    assert 1 / found.rate - 1 / whole.rate == pytest.approx(
+        found.weights / DISK_RATE / BATCH["cpu"]
+    )
+    assert of(teacher_options(SPARSE, [("cpu", small)], 1024), "float32").fits == "no"
+    tiny = processor(8, 4 * GIB)
+    assert of(teacher_options(SPARSE, [("cpu", tiny)], 1024), "bfloat16").fits == "no"
+
+
+def test_cards_hold_every_weight_and_compute_at_their_own_speed() -> None:
+    card = DEVICES["RTX4090"]
+    options = teacher_options(DENSE, [("cpu", BOX), ("cuda", card)], 1024)
+    on_card = of(options, "bfloat16", "cuda")
+    assert (on_card.fits, on_card.room) == ("yes", int(24 * GIB * USABLE))
+    assert pick_teacher(options) is on_card
+    assert of(teacher_options(SPARSE, [("cuda", card)], 1024), "bfloat16", "cuda").fits == "no"
+    unknown = parse_cluster("1x24GB").groups[0].device
+    silent = of(teacher_options(DENSE, [("cuda", unknown)], 1024), "bfloat16", "cuda")
+    assert (silent.fits, silent.teachers, silent.rate) == ("yes", 1, None)
+
+
+@pytest.mark.parametrize(("cores", "teachers"), [((8, 8), 2), ((8, 4), 2), ((8, 3), 1)])
+def test_parts_are_equal_so_a_slow_teacher_may_be_left_out(
+    cores: tuple[int, int], teachers: int
+) -> None:
+    seats: list[tuple[Place, DeviceModel]] = [
+        ("cpu", processor(count, 300 * GIB)) for count in cores
+    ]
+    found = of(teacher_options(DENSE, seats, 1024), "bfloat16")
+    alone = of(teacher_options(DENSE, seats[:1], 1024), "bfloat16")
+    assert found.teachers == teachers
+    assert found.rate is not None
+    assert alone.rate is not None
+    assert found.rate == pytest.approx(max(alone.rate, 2 * alone.rate * cores[1] / 8))
+
+
+def test_what_was_measured_replaces_what_is_computed() -> None:
+    measured = Measured(
+        engine="torch",
+        weights="float32",
+        place="cpu",
+        vocab_size=DENSE.vocab,
+        rates={"a": 30.0, "b": 20.0},
+    )
+    options = teacher_options(DENSE, [("cpu", BOX)], 1024, measured=[measured])
+    found = of(options, "float32")
+    assert (found.rate, found.teachers, found.source) == (40.0, 2, "measured")
+    assert pick_teacher(options) is found
+    given = teacher_options(DENSE, [("cpu", BOX)], 1024, given=45.7)
+    assert {(one.rate, one.source) for one in given} == {(45.7, "given")}

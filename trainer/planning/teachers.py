@@ -1,0 +1,253 @@
+"""The engines that may compute a teacher: which fit, and how fast they score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from trainer.planning.devices import DeviceModel
+from trainer.planning.memory import LOGIT_ELEMENTS
+from trainer.planning.replica import USABLE
+from trainer.planning.shapes import ModelShape
+from trainer.planning.strategy import AUTOCAST, FP32, TrainingSetup
+from trainer.planning.time import EFFICIENCY, forward_flops_per_token, speed_of
+
+Place = Literal["cpu", "cuda"]
+BATCH: Mapping[Place, int] = {"cpu": 4096, "cuda": 32768}
+"""Tokens of a forward: enough that a large head is rarely read from memory."""
+WINDOW = 1024
+"""Default number of tokens of a window."""
+DISK_RATE = 1e9
+"""Bytes a second of weights that are read from their file again. A guess until it is measured."""
+_INT8_FIXED = 400 << 20
+"""Bytes of OpenVINO, the graph and its compiled code, for a small model as for a large one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightFormat:
+    """How an engine holds a teacher's weights."""
+
+    engine: str | None
+    """Of `distill.teacher.engines`; None: no engine of this version, planned to compare."""
+    weights: str
+    """Their type: the dtype, or the quantisation."""
+    bits: float
+    """Of a weight, with its part of a scale."""
+    mapped: bool = False
+    """On the CPU they are read from their file when they are used, and may leave the memory."""
+    places: tuple[Place, ...] = ("cpu",)
+    dense: bool = False
+    """Experts are not quantised, so that nothing is won for a mixture of them."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.engine or '-'} {self.weights}"
+
+
+FORMATS = (
+    WeightFormat(engine="torch", weights="float32", bits=32, places=("cpu", "cuda")),
+    # As most models are published, so that the file is mapped.
+    WeightFormat(engine="torch", weights="bfloat16", bits=16, mapped=True, places=("cpu", "cuda")),
+    WeightFormat(engine="openvino", weights="int8", bits=8, dense=True),
+    # A scale of 16 bits to 32 weights: ggml's block_q8_0 and block_q4_0.
+    WeightFormat(engine=None, weights="Q8_0", bits=8.5, mapped=True),
+    WeightFormat(engine=None, weights="Q4_0", bits=4.5, mapped=True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What teachers measured while they filled a folder of logits."""
+
+    engine: str
+    weights: str
+    """As in `WeightFormat`."""
+    place: Place
+    vocab_size: int
+    """Of the teacher, padding included."""
+    rates: Mapping[str, float]
+    """Tokens a second of each teacher, by name; at least one."""
+    bytes_per_token: float | None = None
+    """Of complete shards; None: there is none yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherOption:
+    """A format on the devices of one kind."""
+
+    format: WeightFormat
+    place: Place
+    device: str
+    weights: int
+    """Bytes in memory if all are."""
+    working: int
+    """Bytes of a forward."""
+    least: int
+    """Bytes below which it does not run: where weights are mapped, those in use at a time."""
+    room: int
+    """Bytes of the roomiest device that may be used."""
+    fits: Literal["yes", "disk", "no"]
+    """`disk`: each forward reads weights from their file again."""
+    refused: str = ""
+    """Why not, if memory is not the reason."""
+    teachers: int = 0
+    rate: float | None = None
+    """Tokens a second of all teachers until the last one is done; None: unknown."""
+    source: Literal["measured", "given", "computed"] = "computed"
+
+    @property
+    def total(self) -> int:
+        """Bytes in memory."""
+        return self.weights + self.working
+
+    def seconds(self, tokens: float) -> float | None:
+        """Return the time to score so many tokens."""
+        return tokens / self.rate if self.rate else None
+
+
+def int8_opening_bytes(weights: int, largest: int, loaded: int = 0) -> int:
+    """Return the most main memory that opening OpenVINO's int8 takes; an estimate from above.
+
+    Int8 weights, and once more while they are laid out for the processor; the table of embeddings
+    in fp32, and one matrix on its way to int8.
+
+    Args:
+        weights: elements of the model.
+        largest: elements of its largest matrix.
+        loaded: bytes of weights that are not mapped as they are stored.
+    """
+    return 2 * weights + loaded + 4 * largest + 9 * largest + _INT8_FIXED
+
+
+def forward_bytes(shape: ModelShape, place: Place, width: int) -> int:
+    """Return the bytes of a forward beside its weights: one layer's tensors and some logits."""
+    columns = max(shape.active_experts * shape.inner + shape.shared_inner, shape.dense_inner)
+    a_token = 4 * shape.hidden + 2 * (shape.queries + shape.keys) + shape.mlp_matrices * columns
+    logits = LOGIT_ELEMENTS * (1 if place == "cpu" else 8)
+    return BATCH[place] * a_token * width + 3 * 4 * logits
+
+
+def teacher_options(
+    shape: ModelShape,
+    devices: Sequence[tuple[Place, DeviceModel]],
+    length: int,
+    *,
+    given: float | None = None,
+    measured: Sequence[Measured] = (),
+) -> list[TeacherOption]:
+    """Return every format on every kind of device, those of an engine first.
+
+    Teachers split the corpus into equal parts, so that the slowest is waited for: as many of the
+    fastest take part as are done first together.
+
+    Args:
+        devices: what each teacher may compute on.
+        length: tokens of a window.
+        given: tokens a second of one teacher, whatever computes it.
+        measured: replaces what is computed of the same engine and weights.
+    """
+    found: list[TeacherOption] = []
+    for kind in FORMATS:
+        for place in kind.places:
+            here = [device for at, device in devices if at == place]
+            if here:
+                found.append(_option(shape, kind, place, here, length, given))
+    for each in measured:
+        found = _put_in(found, each)
+    return found
+
+
+def pick_teacher(options: Sequence[TeacherOption]) -> TeacherOption | None:
+    """Return the fastest option that an engine computes; a measured one before computed ones."""
+    able = [one for one in options if one.format.engine is not None and one.fits != "no"]
+    return max(
+        able, key=lambda one: (one.source != "computed", one.rate or 0.0, -one.least), default=None
+    )
+
+
+def _option(
+    shape: ModelShape,
+    kind: WeightFormat,
+    place: Place,
+    devices: Sequence[DeviceModel],
+    length: int,
+    given: float | None,
+) -> TeacherOption:
+    wide = kind.weights != "bfloat16"
+    working = forward_bytes(shape, place, 4 if wide else 2)
+    weights = int(shape.parameters * kind.bits / 8)
+    least = weights + working
+    if kind.engine == "openvino":
+        largest = max(shape.table_parameters, shape.widest_linear)
+        weights = int8_opening_bytes(shape.parameters, largest)
+        least = weights + working
+    elif kind.mapped and place == "cpu":
+        # A layer at a time, with all its experts: a batch has tokens for each of them.
+        least = int((shape.layer_parameters + shape.table_parameters) * kind.bits / 8) + working
+    room = int(max(device.memory for device in devices) * USABLE)
+    refused = (
+        "refuses a mixture of experts, which it would not quantise"
+        if kind.dense and shape.experts > 1
+        else ""
+    )
+    able = [] if refused else [one for one in devices if least <= one.memory * USABLE]
+    rates: list[float | None] = []
+    for device in able:
+        again = weights if weights + working > device.memory * USABLE else 0
+        rates.append(_rate(shape, device, place, length, wide, again, given))
+    known = sorted((rate for rate in rates if rate is not None), reverse=True)
+    together = [(count * rate, count) for count, rate in enumerate(known, 1)]
+    rate, teachers = max(together, default=(None, len(able)))
+    return TeacherOption(
+        format=kind,
+        place=place,
+        device=max(devices, key=lambda one: one.memory).name,
+        weights=weights,
+        working=working,
+        least=least,
+        room=room,
+        fits="no" if not able else "yes" if weights + working <= room else "disk",
+        refused=refused,
+        teachers=teachers,
+        rate=rate,
+        source="computed" if given is None else "given",
+    )
+
+
+def _rate(
+    shape: ModelShape,
+    device: DeviceModel,
+    place: Place,
+    length: int,
+    wide: bool,
+    again: int,
+    given: float | None,
+) -> float | None:
+    """Return the tokens a second of one teacher; None: the device's speed is unknown.
+
+    Processors are assumed to compute every format at their speed in fp32. A file that is larger
+    than the memory is read whole for each forward: pages that are used in turn are dropped in turn.
+    """
+    precision = FP32 if wide or place == "cpu" else AUTOCAST
+    peak = speed_of(device, TrainingSetup(precision=precision, on_host=place == "cpu"))
+    if given is None and peak is None:
+        return None
+    if given is not None:
+        seconds = 1 / given
+    else:
+        assert peak is not None
+        seconds = forward_flops_per_token(shape, length).value / (peak * EFFICIENCY)
+    return 1 / (seconds + again / DISK_RATE / BATCH[place])
+
+
+def _put_in(options: Sequence[TeacherOption], measured: Measured) -> list[TeacherOption]:
+    """Return options with what was measured in place of what was computed of it."""
+    wanted, rates = (measured.engine, measured.weights, measured.place), measured.rates.values()
+    return [
+        replace(one, rate=len(rates) * min(rates), teachers=len(rates), source="measured")
+        if (one.format.engine, one.format.weights, one.place) == wanted
+        else one
+        for one in options
+    ]
