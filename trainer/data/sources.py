@@ -139,6 +139,8 @@ def _find_in_folder(path: Path, folder: Path) -> DataFiles:
     if parts := _listed(folder / "state.json", "_data_files"):  # written by save_to_disk
         files = [folder / PurePath(str(part["filename"])).name for part in parts]
         return DataFiles(files, left_out=left_out)
+    if plans := _answer_shards(folder):
+        return DataFiles([folder / name / "answers.parquet" for name in plans])
     if folder.is_file():  # of the hub
         return DataFiles([folder])
     names, hidden = _visible(folder)
@@ -231,6 +233,28 @@ def _visible(folder: Path) -> tuple[list[str], int]:
             if name[0] != "." and path.is_file():  # no sockets, no broken links
                 names.append(str(path.relative_to(folder)))
     return sorted(names, key=os.fsencode), hidden
+
+
+def _answer_shards(folder: Path) -> list[str]:
+    """Return the shards of what `trainer distill generate` wrote; [] for another folder.
+
+    Raises:
+        InputError: some are missing: data of which a part is not there yet would be another.
+    """
+    try:
+        tree = json.loads((folder / "dataset.json").read_bytes())
+        if tree["schema"] != "motley.answers/1":
+            return []
+        names = [f"shard-{plan['number']:05d}" for plan in tree["shards"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    missing = [name for name in names if not (folder / name / "manifest.json").is_file()]
+    if missing:
+        raise InputError(
+            f"{spelled(folder)}: {len(missing)} of {len(names)} shards are missing, such as"
+            f" {missing[0]}; let `trainer distill generate` finish"
+        )
+    return names
 
 
 def _listed(file: Path, key: str) -> list[Any]:

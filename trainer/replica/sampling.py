@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +77,29 @@ class Sampling:
         point = _uniform(self.seed, sample, place) * sums[-1]
         # A product that rounds up to the last sum would be beyond the end.
         return int(order[min(int(np.searchsorted(sums, point, side="right")), len(sums) - 1)])
+
+
+@dataclass(frozen=True)
+class ScoredSampling(Sampling):
+    """Draws for some samples of a larger set, and keeps the log-probability of each token."""
+
+    numbers: Sequence[int] = ()
+    """The samples' numbers in the larger set, on which the draws depend."""
+    logprobs: dict[tuple[int, int], float] = field(
+        default_factory=dict[tuple[int, int], float], compare=False
+    )
+    """By sample and place, in nats: over the whole vocabulary, at temperature 1."""
+
+    def choose(self, logits: Logits, samples: Sequence[int], place: int) -> NDArray[np.int64]:
+        """See `Sampling.choose`."""
+        tokens = super().choose(logits, [self.numbers[sample] for sample in samples], place)
+        powers = logits - logits.max(axis=1, keepdims=True)
+        chosen = powers[np.arange(len(tokens)), tokens]
+        found = chosen - np.log(np.exp(powers).sum(axis=1, dtype=np.float64))
+        self.logprobs.update(
+            ((sample, place), value) for sample, value in zip(samples, found.tolist(), strict=True)
+        )
+        return tokens
 
 
 def _uniform(seed: int, sample: int, place: int) -> float:

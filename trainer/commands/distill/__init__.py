@@ -12,6 +12,10 @@ COMMANDS = {
         f"{_HERE}.teacher:teacher",
         "Score a corpus with a teacher: logits as sharded Parquet.",
     ),
+    "generate": (
+        f"{_HERE}.generate:generate",
+        "Continue prompts with a teacher: answers as sharded Parquet, which is data.",
+    ),
     "student": (
         f"{_HERE}.student:student",
         "Train a student on a teacher's logits, also while they are written.",

@@ -1,4 +1,4 @@
-"""`trainer distill verify`: check every byte of a folder of logits."""
+"""`trainer distill verify`: check every byte of a folder of logits or answers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from trainer.system.errors import StorageError
 @click.option("--complete", is_flag=True, help="Treat missing shards as an error.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify(folder: Path, complete: bool, as_json: bool) -> None:
-    """Read every byte of the logits in DIR and check that each token occurs exactly once.
+    """Read every byte of the logits or answers in DIR, and check that each occurs exactly once.
 
     Exit code 6 when a shard is damaged, or, with --complete, missing.
     """
+    from trainer.distill.answers.opened import open_shards
     from trainer.distill.logits.dataset import LogitsFolder
     from trainer.distill.logits.verify import verdicts
 
-    logits = LogitsFolder(folder)
+    logits = open_shards(folder)
     found = list(verdicts(logits))
     states = Counter(verdict.state for verdict in found)
     wrong = [each for each in found if each.state == "damaged"]
@@ -43,18 +44,18 @@ def verify(folder: Path, complete: bool, as_json: bool) -> None:
             click.echo(f"{each.name} is damaged: {each.reason}")
         if missing:
             click.echo(f"missing: {_ranges(missing)}")
-        tokens = sum(
-            logits.description.shards[each.number].tokens for each in found if each.state == "whole"
-        )
+        is_logits = isinstance(logits, LogitsFolder)
+        sizes = [plan.tokens if is_logits else plan.windows for plan in logits.plans]
+        whole = sum(sizes[each.number] for each in found if each.state == "whole")
         click.echo(
-            f"{states['whole']} of {len(found)} shards are whole: {tokens:,} of "
-            f"{logits.description.tokens:,} tokens, each exactly once"
+            f"{states['whole']} of {len(found)} shards are whole: {whole:,} of {sum(sizes):,}"
+            f" {'tokens' if is_logits else 'answers'}, each exactly once"
         )
     if wrong:
         names = ", ".join(each.name for each in wrong)
         raise StorageError(
-            f"{folder}: damaged: {names}; `trainer distill teacher` with the same arguments "
-            "writes them again"
+            f"{folder}: damaged: {names}; the command that wrote them writes them again, with the"
+            " same arguments"
         )
     if complete and missing:
         raise StorageError(f"{folder}: {len(missing)} of {len(found)} shards are missing")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache
+from typing import Any, ClassVar, Literal, Self
 
 from blake3 import blake3
 from pydantic import TypeAdapter
@@ -58,6 +59,11 @@ class CorpusInfo:
     documents: int
 
 
+def shard_name(number: int) -> str:
+    """Return the name of a shard's folder."""
+    return f"shard-{number:05d}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardPlan:
     """A range of documents, with its number of windows and tokens."""
@@ -71,16 +77,61 @@ class ShardPlan:
     @property
     def name(self) -> str:
         """The shard's folder."""
-        return f"shard-{self.number:05d}"
+        return shard_name(self.number)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Description:
-    """The contents of a complete folder of logits.
+class Described:
+    """The contents of a complete folder of shards, a dataclass; dataset.json holds it.
 
     Raises:
         ValueError: the shards do not cover the corpus, each document once and in order.
     """
+
+    schema: ClassVar[str]
+    corpus: CorpusInfo
+    shards: tuple[ShardPlan, ...]
+
+    def __post_init__(self) -> None:
+        document = 0
+        for number, shard in enumerate(self.shards):
+            if (shard.number, shard.first_document) != (number, document):
+                raise ValueError(f"shard {number} does not begin at document {document}")
+            document = shard.stop_document
+        if document != self.corpus.documents:
+            raise ValueError(f"the shards end at document {document} of {self.corpus.documents}")
+
+    def to_json(self) -> str:
+        """Return the text of dataset.json."""
+        return json.dumps({"schema": self.schema, **self.tree()}, indent=1) + "\n"
+
+    def tree(self) -> dict[str, Any]:
+        """Return every field as JSON has it."""
+        return _adapter(type(self)).dump_python(self, mode="json")
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: names what is wrong.
+        """
+        tree = receive_json(dict[str, Any], text, "description", least=0)
+        schema = tree.pop("schema", None)
+        if schema != cls.schema:
+            raise ValueError(f"schema is {schema!r}, this version reads {cls.schema!r}")
+        return receive(cls, tree, "description")
+
+    @property
+    def digest(self) -> str:
+        """BLAKE3 of everything that a reader depends on."""
+        return blake3(self.to_json().encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description(Described):
+    """The contents of a complete folder of logits."""
+
+    schema = SCHEMA
 
     teacher: TeacherInfo
     tokenizer: TokenizerInfo
@@ -93,15 +144,6 @@ class Description:
     seed: int
     """Of the draws."""
     shards: tuple[ShardPlan, ...]
-
-    def __post_init__(self) -> None:
-        document = 0
-        for number, shard in enumerate(self.shards):
-            if (shard.number, shard.first_document) != (number, document):
-                raise ValueError(f"shard {number} does not begin at document {document}")
-            document = shard.stop_document
-        if document != self.corpus.documents:
-            raise ValueError(f"the shards end at document {document} of {self.corpus.documents}")
 
     @property
     def windows(self) -> int:
@@ -120,37 +162,18 @@ class Description:
             f" {self.max_seq_len:,}"
         )
 
-    def to_json(self) -> str:
-        """Return the text of dataset.json."""
-        tree = {"schema": SCHEMA, **_description.dump_python(self, mode="json")}
-        return json.dumps(tree, indent=1) + "\n"
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Description:
-        """Read what `to_json` wrote.
-
-        Raises:
-            ValueError: names what is wrong.
-        """
-        tree = receive_json(dict[str, Any], text, "description", least=0)
-        schema = tree.pop("schema", None)
-        if schema != SCHEMA:
-            raise ValueError(f"schema is {schema!r}, this version reads {SCHEMA!r}")
-        return receive(Description, tree, "description")
-
-    @property
-    def digest(self) -> str:
-        """BLAKE3 of everything that a student's run depends on."""
-        return blake3(self.to_json().encode()).hexdigest()
+@cache
+def _adapter(kind: type[Described]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
-_description = TypeAdapter(Description)
 _NOT_COMPARED = {("teacher", "name"), ("teacher", "kl")}
 
 
-def difference(there: Description, here: Description) -> tuple[str, Any, Any] | None:
+def difference(there: Described, here: Described) -> tuple[str, Any, Any] | None:
     """Return the first field that differs, and both values; None if all are equal."""
-    left, right = (_description.dump_python(each, mode="json") for each in (there, here))
+    left, right = (each.tree() for each in (there, here))
     for section, value in left.items():
         if section == "shards":
             if value != right[section]:

@@ -17,9 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from trainer.distill.logits.dataset import TEACHERS, LogitsFolder
+from trainer.distill.logits.shard_folder import ShardFolder
 from trainer.system.process.sign_of_life import Silence, give_signs
 from trainer.system.received import receive_json
 from trainer.system.storage.atomic_file import replace_file
@@ -55,9 +55,11 @@ class TeacherHeartbeat:
     reports `failed` if an exception leaves the block.
     """
 
-    def __init__(self, folder: LogitsFolder, name: str, interval: float = INTERVAL) -> None:
+    def __init__(
+        self, folder: ShardFolder[Any, Any], name: str, interval: float = INTERVAL
+    ) -> None:
         assert Path(name).name == name
-        self._path = folder.path / TEACHERS / f"{name}.json"
+        self._path = folder.teachers / f"{name}.json"
         self._beat = TeacherState(name=name)
         self._counter = 0
         self._outage = Outage(self._path, logger.warning)
@@ -134,8 +136,10 @@ class TeacherStatus:
 class TeacherWatch:
     """Follows the heartbeats of a folder, on this machine's monotonic clock."""
 
-    def __init__(self, folder: LogitsFolder, clock: Callable[[], float] = time.monotonic) -> None:
-        self._folder = folder.path / TEACHERS
+    def __init__(
+        self, folder: ShardFolder[Any, Any], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder = folder.teachers
         self._start = Silence(clock)
         self._seen: dict[str, tuple[bytes, TeacherState]] = {}
         self._silences = defaultdict[str, Silence](lambda: Silence(clock))

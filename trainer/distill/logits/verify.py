@@ -1,15 +1,15 @@
-"""Check every byte of a folder of logits, shard by shard."""
+"""Check every byte of a folder of shards, one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.system.errors import StorageError
 
 if TYPE_CHECKING:
-    from trainer.distill.logits.dataset import LogitsFolder
+    from trainer.distill.logits.shard_folder import ShardFolder
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class ShardVerdict:
     reason: str | None = None
 
 
-def verdicts(folder: LogitsFolder) -> Iterator[ShardVerdict]:
+def verdicts(folder: ShardFolder[Any, Any]) -> Iterator[ShardVerdict]:
     """Read every byte of every shard, one after the other.
 
     Raises:
         InputError: the folder has no usable dataset.json.
     """
-    for plan in folder.description.shards:
+    for plan in folder.plans:
         try:
             if folder.is_there(plan.number):
                 folder.verify(plan.number)

@@ -1,4 +1,4 @@
-"""A teacher's pass over its share of the shards, each once, also after interruptions."""
+"""A pass over a share of the shards, each once, also after interruptions; a teacher's is one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from trainer.distill.logits.dataset import TEACHERS
 from trainer.distill.logits.description import ShardPlan
 from trainer.distill.logits.heartbeat import INTERVAL, TeacherHeartbeat
+from trainer.distill.logits.scores import Window
+from trainer.distill.logits.shard_folder import ShardFolder
 from trainer.distill.teacher.assignment import Assignment
 from trainer.distill.teacher.engines import engine_kind
 from trainer.distill.teacher.progress import Headway, Tally
@@ -31,17 +32,24 @@ POLL = 2.0
 """Seconds between two checks for requests after the pass."""
 
 
-class TeacherRun:
-    """Scores an assignment's shards, or each Nth of them.
+Items = TypeVar("Items")
+Make = Callable[[ShardPlan, Callable[[int], None]], Sequence[Items]]
+"""Makes what a shard holds, and calls its second argument with each number of finished tokens."""
 
-    Intact shards are kept; missing, damaged and requested ones are scored. One thread writes a
-    shard while the next one is scored.
+
+class ShardRun(Generic[Items]):
+    """Makes the shards of a folder, or each Nth of them.
+
+    Intact shards are kept; missing, damaged and requested ones are made. One thread writes a shard
+    while the next one is made.
 
     Args:
-        open_teacher: loads the model; called if the folder is not described or there is something
-            to score.
+        folder: the shards' folder, which may not be described yet.
+        shards: their plans.
+        open_maker: loads what makes them and describes the folder; called if the folder is not
+            described or there is something to make.
         share: the part's number I, from 1, and how many parts N there are.
-        name: of this teacher's heartbeat; by host and part without one.
+        name: of this process's heartbeat; by host and part without one.
         over: called between shards; returns whether no more shards are needed.
         on_headway: called after each batch and each shard with `Headway` as a mapping.
         check: called after each batch; may raise to end the pass.
@@ -49,8 +57,9 @@ class TeacherRun:
 
     def __init__(
         self,
-        assignment: Assignment,
-        open_teacher: Callable[[], Teacher],
+        folder: ShardFolder[Any, Items],
+        shards: Sequence[ShardPlan],
+        open_maker: Callable[[], Make[Items]],
         *,
         share: tuple[int, int] = (1, 1),
         name: str | None = None,
@@ -58,13 +67,11 @@ class TeacherRun:
         on_headway: Callable[[Mapping[str, Any]], None] = lambda _: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._assignment = assignment
-        self._folder, self._windows = assignment.folder, assignment.windows
-        self._open_teacher = open_teacher
-        self._teacher: Teacher | None = None
+        self._folder, self._open_maker = folder, open_maker
+        self._maker: Make[Items] | None = None
         index, count = share
-        self._part = self._folder.path / TEACHERS / f"part-{index}-of-{count}"
-        self._share = assignment.description.shards[index - 1 :: count]
+        self._part = self._folder.teachers / f"part-{index}-of-{count}"
+        self._share = shards[index - 1 :: count]
         self._name = name or f"{socket.gethostname()}-{index}-of-{count}"
         self._over = over
         self._on_headway, self._check = on_headway, check
@@ -73,7 +80,7 @@ class TeacherRun:
         self._beaten_at = -float("inf")
 
     def run(self, *, stay: bool = False) -> Headway:
-        """Score what is missing; with `stay` then wait for students' requests until `over`.
+        """Make what is missing; with `stay` then wait for students' requests until `over`.
 
         Raises:
             RefusedError: the engine is not admitted, or the folder is another teacher's.
@@ -96,25 +103,11 @@ class TeacherRun:
             beat.done()
         return self._tally.headway
 
-    def _open(self) -> Teacher:
-        """Return the teacher, whose engine is admitted before it writes the folder's description.
-
-        Raises:
-            RefusedError: it is not admitted, or the folder is another teacher's meanwhile.
-        """
-        if self._teacher is None:
-            teacher = self._open_teacher()
-            assigned, kl = self._assignment, None
-            engine = assigned.description.teacher.engine
-            if not engine_kind(engine).is_reference:
-                from trainer.distill.teacher.admission import TOKENS, admit
-
-                windows = assigned.first_windows(TOKENS)
-                kl = admit(teacher.engine, engine, assigned.model_dir, windows)
-            assigned.describe(kl)
-            self._teacher = teacher
+    def _open(self) -> Make[Items]:
+        if self._maker is None:
+            self._maker = self._open_maker()
             self._tally.begin()
-        return self._teacher
+        return self._maker
 
     def _pass(self, beat: TeacherHeartbeat, stay: bool) -> None:
         if not self._folder.is_described:
@@ -166,16 +159,16 @@ class TeacherRun:
         return True
 
     def _score(self, plan: ShardPlan, beat: TeacherHeartbeat, writer: ThreadPoolExecutor) -> None:
-        teacher = self._open()
+        make = self._open()
 
         def on_tokens(tokens: int) -> None:
             self._check()
             self._tally.read(tokens)
             self._show(beat)
 
-        windows = teacher.score(self._windows.cut(plan), on_tokens)
+        items = make(plan, on_tokens)
         self._finish_writing()  # at most one shard waits in memory
-        self._writing = plan, writer.submit(self._folder.write, plan.number, windows)
+        self._writing = plan, writer.submit(self._folder.write, plan.number, items)
 
     def _finish_writing(self) -> None:
         if self._writing is not None:
@@ -198,3 +191,35 @@ class TeacherRun:
             "tokens_per_second": headway.tokens_per_second,
             "device": None if teacher is None else str(teacher.engine.device),
         }
+
+
+class TeacherRun(ShardRun[Window]):
+    """Scores an assignment's shards, or each Nth of them; see `ShardRun`.
+
+    Args:
+        open_teacher: loads the model.
+    """
+
+    def __init__(
+        self, assignment: Assignment, open_teacher: Callable[[], Teacher], **options: Any
+    ) -> None:
+        self._assignment, self._open_teacher = assignment, open_teacher
+        shards = assignment.description.shards
+        super().__init__(assignment.folder, shards, self._open_scoring, **options)
+
+    def _open_scoring(self) -> Make[Window]:
+        """Load the teacher, whose engine is admitted before it writes the folder's description.
+
+        Raises:
+            RefusedError: it is not admitted, or the folder is another teacher's meanwhile.
+        """
+        teacher = self._open_teacher()
+        assigned, kl = self._assignment, None
+        engine = assigned.description.teacher.engine
+        if not engine_kind(engine).is_reference:
+            from trainer.distill.teacher.admission import TOKENS, admit
+
+            windows = assigned.first_windows(TOKENS)
+            kl = admit(teacher.engine, engine, assigned.model_dir, windows)
+        assigned.describe(kl)
+        return lambda plan, on_tokens: teacher.score(assigned.windows.cut(plan), on_tokens)

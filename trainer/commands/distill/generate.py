@@ -1,0 +1,131 @@
+"""`trainer distill generate`: a teacher's answers to prompts, shard by shard."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trainer.commands.distill.teacher import Share
+from trainer.commands.place import columns_option, place_options
+from trainer.system.commandline.number import Number
+from trainer.system.commandline.together import PATH
+from trainer.system.errors import InputError
+from trainer.system.process.imports import importing
+
+if TYPE_CHECKING:
+    from trainer.distill.answers.author import Generate
+    from trainer.replica.backend import Compute
+
+
+@click.command("generate")
+@click.argument("model")
+@click.option(
+    "--prompts",
+    type=PATH,
+    required=True,
+    help="Data of any format: texts, or conversations whose last answer is written again.",
+)
+@columns_option
+@click.option(
+    "--out",
+    "output",
+    type=PATH,
+    required=True,
+    help="The folder of answers; an existing one is completed.",
+)
+@click.option("--samples", type=click.IntRange(min=1), default=1, help="Answers to each prompt.")
+@click.option("--max-new-tokens", type=click.IntRange(1, 1_000_000), default=512)
+@click.option("--temperature", type=Number(), default=1.0, help="0 selects the most likely token.")
+@click.option("--top-k", type=int, help="Sample from this many of the most likely tokens.")
+@click.option(
+    "--top-p", type=Number(), help="Sample from the most likely tokens of this total probability."
+)
+@click.option(
+    "--stop",
+    "stops",
+    multiple=True,
+    help="A text that ends an answer, beside the model's own end; may be repeated.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sampling.")
+@click.option(
+    "--shard-prompts",
+    "prompts_per_shard",
+    type=click.IntRange(min=1),
+    default=64,
+    help="Prompts per shard.",
+)
+@click.option(
+    "--batch", type=click.IntRange(min=1), default=16, help="Answers that are written together."
+)
+@click.option(
+    "--workers",
+    "share",
+    type=Share(),
+    default="1/1",
+    help="Answer every Nth shard, starting with the Ith; other processes answer the rest.",
+)
+@click.option("--name", help="This process's name in the folder; default: host and part.")
+@place_options("auto", "cuda", "cpu")
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float32"]),
+    default="bfloat16",
+    help="Type of the weights and of the computation.",
+)
+def generate(
+    samples: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
+    batch: int,
+    share: tuple[int, int],
+    name: str | None,
+    compute: Compute,
+    **request: Any,
+) -> None:
+    """Continue prompts with MODEL, any language model that Motley trains: a folder or a hub name.
+
+    Complete shards are skipped, so the same command resumes where the last one ended. The folder is
+    data for `trainer finetune` and `trainer distill teacher`.
+    """
+    if "/" in (name or ""):
+        raise InputError(f"--name {name}: a file is named after it, so it must not contain a slash")
+    from trainer.distill.teacher.generating import AnswerRequest, AnswerRun, assign_answers
+    from trainer.distill.teacher.progress import open_teacher_view
+    from trainer.replica.sampling import Sampling
+    from trainer.system.process.interruption import Interrupted, Interruption
+
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    interruption = Interruption()
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(interruption.installed())
+            stack.enter_context(interruption.allowed())
+            assignment = assign_answers(
+                AnswerRequest(samples=samples, sampling=sampling, **request)
+            )
+            view = open_teacher_view()
+            stack.callback(view.close)
+
+            def open_model() -> Generate:
+                with importing("torch"):
+                    from trainer.distill.teacher.torch_author import open_generate
+                dtype = assignment.description.teacher.dtype
+                return open_generate(assignment.model_dir, dtype, compute, batch)
+
+            headway = AnswerRun(
+                assignment,
+                open_model,
+                share=share,
+                name=name,
+                on_headway=view.update,
+                check=interruption.check,
+            ).run()
+    except Interrupted as reason:
+        click.echo(f"{reason}; the same command resumes from here", err=True)
+        return
+    answers = assignment.description.answers
+    click.echo(f"{assignment.folder.path}: {headway.shards} shards of {answers:,} answers")

@@ -1,0 +1,1 @@
+"""A model's own continuations of prompts on disk: sharded Parquet that is data, too."""

@@ -1,0 +1,165 @@
+"""Continues prompts with a language model, and reads texts and scores of its answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from trainer.data.encoder import Encoder
+from trainer.data.prompts import encode_prompts
+from trainer.data.samples import read_prompts
+from trainer.data.shapes import Sample
+from trainer.distill.answers.answer import Answer, asked_of
+from trainer.replica.continuation import Until
+from trainer.replica.sampling import Sampling, ScoredSampling
+
+_TELL = 64
+"""New tokens between two reports."""
+
+
+class Generate(Protocol):
+    """Continues prompts, as a `Generator` of `trainer.evaluate.generation` does."""
+
+    def __call__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop: frozenset[int] = frozenset(),
+        until: Until | None = None,
+    ) -> list[list[int]]:
+        """Return the new tokens of each prompt."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """Prompts of a file, as one model's tokenizer lays them out."""
+
+    encoder: Encoder
+    samples: Sequence[Sample]
+    tokens: Sequence[Sequence[int]]
+
+    @classmethod
+    def read(cls, path: Path, columns: Mapping[str, str], model_dir: Path) -> Prompts:
+        """Read a file.
+
+        Raises:
+            DataError, InputError: the file cannot be used, or a prompt has no token or has tools.
+        """
+        encoder, samples = Encoder(model_dir), read_prompts(path, columns)
+        for sample in samples:
+            asked_of(sample)
+        return cls(encoder, samples, encode_prompts(encoder, model_dir, samples))
+
+    @property
+    def longest(self) -> int:
+        """The number of the longest prompt."""
+        return max(range(len(self.tokens)), key=lambda number: len(self.tokens[number]))
+
+
+class Place(NamedTuple):
+    """An answer that is to be written."""
+
+    document: int
+    sample: int
+    prompt: int
+    """The number of its prompt."""
+    number: int
+    """On which its draws depend, with the seed and nothing else."""
+
+
+class Author:
+    """Writes answers to prompts.
+
+    The draws of an answer depend on the seed and its number alone: neither batches nor shards nor
+    an interruption changes them.
+
+    Args:
+        stops: texts that end an answer, beside the model's own end.
+    """
+
+    def __init__(
+        self,
+        generate: Generate,
+        prompts: Prompts,
+        sampling: Sampling,
+        max_new_tokens: int,
+        stops: Sequence[str] = (),
+    ) -> None:
+        self._generate, self._prompts, self._sampling = generate, prompts, sampling
+        self._max_new_tokens, self._stops = max_new_tokens, stops
+
+    def write(
+        self, places: Sequence[Place], on_tokens: Callable[[int], None] = lambda _: None
+    ) -> list[Answer]:
+        """Return answers, in the order of their places.
+
+        Args:
+            on_tokens: called now and then with the number of new tokens; may raise to stop.
+
+        Raises:
+            NonFiniteError: the model computes NaN or Inf.
+            InputError: not even one prompt fits into the device's memory.
+        """
+        numbers = [place.number for place in places]
+        sampling = ScoredSampling(**asdict(self._sampling), numbers=numbers)
+        markers = [self._markers(place.prompt) for place in places]
+        untold = 0
+
+        def until(row: int, tokens: Sequence[int]) -> bool:
+            nonlocal untold
+            untold += 1
+            if untold == _TELL:
+                untold = 0
+                on_tokens(_TELL)
+            return bool(markers[row]) and self._text(tokens, markers[row])[1]
+
+        made = self._generate(
+            [self._prompts.tokens[place.prompt] for place in places],
+            max_new_tokens=self._max_new_tokens,
+            sampling=sampling,
+            stop=self._prompts.encoder.stops,
+            until=until,
+        )
+        on_tokens(untold)
+        return [
+            self._answer(
+                place, new, markers[row], [sampling.logprobs[row, at] for at in range(len(new))]
+            )
+            for row, (place, new) in enumerate(zip(places, made, strict=True))
+        ]
+
+    def _answer(
+        self, place: Place, new: Sequence[int], markers: Sequence[str], scores: Sequence[float]
+    ) -> Answer:
+        stopped = new[-1] in self._prompts.encoder.stops
+        text, marked = self._text(new[:-1] if stopped else new, markers)
+        asked = self._prompts.tokens[place.prompt]
+        return Answer(
+            document=place.document,
+            sample=place.sample,
+            prompt=asked_of(self._prompts.samples[place.prompt]),
+            text=text,
+            tokens=np.array([*asked, *new], np.int32),
+            asked=len(asked),
+            logprobs=np.array(scores, np.float32),
+            ended=stopped or marked,
+        )
+
+    def _markers(self, prompt: int) -> list[str]:
+        """Return the texts that end an answer."""
+        is_chat = bool(self._prompts.samples[prompt].messages)
+        turn = self._prompts.encoder.next_turn if is_chat else ""
+        return [marker for marker in (turn, *self._stops) if marker]
+
+    def _text(self, tokens: Sequence[int], markers: Sequence[str]) -> tuple[str, bool]:
+        """Return the text before the first marker, and whether there is one."""
+        text = self._prompts.encoder.tokenizer.decode(list(tokens), skip_special_tokens=False)
+        ends = [place for marker in markers if (place := text.find(marker)) >= 0]
+        return (text[: min(ends)], True) if ends else (text, False)

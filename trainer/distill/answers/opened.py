@@ -1,0 +1,21 @@
+"""A folder of shards of any kind, by its description."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trainer.distill.answers.description import AnswersDescription
+from trainer.distill.answers.folder import AnswersFolder
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.shard_folder import DATASET, ShardFolder
+
+
+def open_shards(path: Path) -> ShardFolder[Any, Any]:
+    """Return a folder of answers, or of logits, which says what is wrong with another one."""
+    schema = None
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        schema = json.loads((path / DATASET).read_bytes())["schema"]
+    return AnswersFolder(path) if schema == AnswersDescription.schema else LogitsFolder(path)
