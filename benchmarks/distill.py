@@ -6,6 +6,8 @@
     python benchmarks/distill.py step [--tokens 256] [--repeats 5]
     python benchmarks/distill.py loader [--tokens 16384]
     python benchmarks/distill.py engines --model DIR [--tokens 1024] [--repeats 2]
+    python benchmarks/distill.py generate --model DIR [--tokens 64]
+    python benchmarks/distill.py onpolicy --model DIR --text FILE --held-out FILE [--steps 200]
 
 Prints ratios and writes benchmarks/results/distill-PART.json.
 """
@@ -25,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from rig import answers
 from rig.codings import codings
 from rig.report import Ratio, Report
 from rig.spectrum import WINDOW, describe, relabelled, synthetic
@@ -64,11 +67,20 @@ def main() -> int:
         "step": {"tokens": 256, "repeats": 5},
         "loader": {"tokens": 16384, "repeats": 3},
         "engines": {"tokens": 1024, "repeats": 2},
+        "generate": {"tokens": 64},
+        "onpolicy": {"steps": 200, "batch_size": 8, "window": 160, "seeds": 3, "threads": 1},
     }.items():
         part = parts.add_parser(name)
         for setting, default in settings.items():
             part.add_argument(f"--{setting.replace('_', '-')}", type=int, default=default)
-    parts.choices["engines"].add_argument("--model", type=Path, required=True)
+    for name in ("engines", "generate", "onpolicy"):
+        parts.choices[name].add_argument("--model", type=Path, required=True)
+    healing = parts.choices["onpolicy"]
+    for name in ("--text", "--held-out"):
+        healing.add_argument(name, required=True)
+    healing.add_argument("--folder", help="keeps what it makes; default: a temporary folder")
+    healing.add_argument("--rates", type=float, nargs="+", default=[1e-4, 3e-4])
+    healing.add_argument("--backend", default="cpu")
     arguments = parser.parse_args()
     report = Report(f"distill-{arguments.part}")
     measure = {
@@ -80,6 +92,8 @@ def main() -> int:
         "step": step,
         "loader": loader,
         "engines": engines,
+        "generate": answers.generate,
+        "onpolicy": answers.on_policy,
     }
     measure[arguments.part](report, arguments)
     return report.write()

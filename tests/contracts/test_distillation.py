@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.tiny_logits import score
-from trainer.config.run import Divergence
+from trainer.config.distillation import Divergence
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
 from trainer.distill.logits.scores import Scheme
@@ -67,11 +67,12 @@ def plainly(
     def kl(a: Tensor, b: Tensor) -> Tensor:
         return (torch.xlogy(a, a) - torch.xlogy(a, b)).sum()
 
-    middle = (p + q) / 2
+    beta = mix.beta
+    middle = beta * p + (1 - beta) * q
     divergence = {
         "forward": lambda: kl(p, q),
         "reverse": lambda: kl(q, p),
-        "jsd": lambda: (kl(p, middle) + kl(q, middle)) / 2,
+        "jsd": lambda: beta * kl(p, middle) + (1 - beta) * kl(q, middle),
     }[mix.divergence]()
     ce = F.cross_entropy(logits, wanted, reduction="sum")
     return mix.alpha * mix.temperature**2 * divergence + (1 - mix.alpha) * ce, ce, divergence
@@ -166,14 +167,16 @@ def test_without_alpha_it_is_the_cross_entropy(divergence: Divergence) -> None:
             assert relative(mine, theirs) < 1e-7
 
 
-@pytest.mark.parametrize("divergence", DIVERGENCES)
+@pytest.mark.parametrize(
+    ("divergence", "beta"), [*((each, 0.5) for each in DIVERGENCES), ("jsd", 0.1), ("jsd", 0.9)]
+)
 @pytest.mark.parametrize("kept", [KEPT, VOCABULARY])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_the_gradient_is_that_of_the_definition(
-    divergence: Divergence, kept: int, temperature: float
+    divergence: Divergence, beta: float, kept: int, temperature: float
 ) -> None:
     """In fp32 against autograd in fp64, and in fp64 against finite differences."""
-    rows, mix = 40, KDWeights(0.7, temperature, divergence)
+    rows, mix = 40, KDWeights(0.7, temperature, divergence, beta)
     hidden, head = draw(9, rows, 12, scale=1.0), draw(10, VOCABULARY, 12, scale=1.0)
     wanted = torch.arange(rows) % VOCABULARY
     soft = teach(draw(11, rows, VOCABULARY), kept, temperature, torch.float32)

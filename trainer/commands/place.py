@@ -82,16 +82,19 @@ columns_option = click.option(
     help="The data's name of a key, as data.columns, such as text=body; may be repeated.",
 )
 
-corpus_options = together(
-    click.option(
-        "--data",
-        type=PATH,
-        multiple=True,
-        required=True,
-        help="A text file, data of any format, or a folder; may be repeated.",
-    ),
-    columns_option,
-)
+
+def corpus_options(*, required: bool) -> Callable[[Command], Command]:
+    """Return a decorator that adds --data, several times, and --column."""
+    return together(
+        click.option(
+            "--data",
+            type=PATH,
+            multiple=True,
+            required=required,
+            help="A text file, data of any format, or a folder; may be repeated.",
+        ),
+        columns_option,
+    )
 
 
 def open_ranks(parallel: str | None, compute: Compute) -> AbstractContextManager[Ranks | None]:

@@ -16,9 +16,9 @@ from pydantic import Field, model_validator
 
 from trainer.config import section as settings
 from trainer.config.budget import BudgetConfig
+from trainer.config.distillation import DistillationConfig
 from trainer.config.run import (
     CheckpointConfig,
-    DistillationConfig,
     LoraSettings,
     LostText,
     Method,
@@ -167,6 +167,11 @@ class DistillJob(Section):
     def _has_tokenizer(self) -> Self:
         if self.student.config is not None and self.teacher.tokenizer is None:
             raise ValueError("a student.config needs a teacher.tokenizer, which becomes its own")
+        if self.student.distillation.on_policy and self.teacher.scheme == "sampled":
+            raise ValueError(
+                "student.distillation.on_policy needs teacher.scheme topk or full: of `sampled` no"
+                " probabilities are kept"
+            )
         return self
 
     def to_yaml(self) -> str:

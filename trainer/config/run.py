@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from trainer.config import section as settings
 from trainer.config.budget import BudgetConfig
 from trainer.config.codec import read_codec
+from trainer.config.distillation import DistillationConfig
 from trainer.config.exchange import ExchangeConfig, RoundSettings
 from trainer.config.lora import LoraSettings
 from trainer.config.optimizer import OptimizerConfig
@@ -34,7 +35,6 @@ MOST_CLASSES = 100
 """Their confusion matrix must fit a control message."""
 Method = Literal["lora", "full"]
 Backend = Literal["auto", "cuda", "wgpu", "cpu"]
-Divergence = Literal["forward", "reverse", "jsd"]
 LostText = Literal["refuse", "accept"]
 
 ClassName = Annotated[str, Field(min_length=1, pattern=r"\S")]
@@ -121,21 +121,6 @@ class DataConfig(Section):
         if self.validation is not None and self.validation_fraction:
             raise ValueError("a validation file is given, so validation_fraction must be 0")
         return self
-
-
-class DistillationConfig(Section):
-    """Learning from a teacher's logits: alpha T^2 KL + (1 - alpha) CE (arXiv:1503.02531).
-
-    `data.train` is then a folder that `trainer distill teacher` wrote.
-    """
-
-    alpha: float = Field(default=0.7, ge=0, le=1)
-    """Weight of the divergence; 0 is only cross-entropy."""
-    alpha_final: float | None = Field(default=None, ge=0, le=1)
-    """Alpha at the last step, approached linearly; null keeps alpha constant."""
-    temperature: float = Field(default=1.0, gt=0, le=1000)
-    divergence: Divergence = "forward"
-    """KL(teacher || student), KL(student || teacher), or their mean around the mixture."""
 
 
 class CheckpointConfig(Section):
@@ -226,6 +211,11 @@ class RunConfig(Section):
             raise ValueError("method full needs model.quantization none: NF4 weights are frozen")
         if self.distillation is not None and self.task != "causal-lm":
             raise ValueError("distillation needs task causal-lm")
+        if self.own_answers == self.training.batch_size and not self.training.max_steps:
+            raise ValueError(
+                "training.max_steps is required where all samples of a step are answers"
+                " (distillation.on_policy.fraction): no corpus says how long the run is"
+            )
         if self.distillation is not None and self.data.validation_fraction:
             raise ValueError(
                 "data.validation_fraction must be 0 with distillation: a teacher's logits"
@@ -266,6 +256,12 @@ class RunConfig(Section):
                     f"task dpo does not know {name}: its reference is the model without its"
                     " adapter; merge what was trained into a model, and begin from that"
                 )
+
+    @property
+    def own_answers(self) -> int:
+        """How many samples of a step a student writes itself."""
+        own = self.distillation.on_policy if self.distillation else None
+        return own.answers(self.training.batch_size) if own else 0
 
     @property
     def rows_each(self) -> int:

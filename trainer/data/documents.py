@@ -37,6 +37,7 @@ class Documents(Sequence[Sample]):
 
     Args:
         paths: files, folders and data sets of the hub; their order is that of the documents.
+            None: no documents.
         columns: our name of a record's key to the data's, as `data.columns`.
 
     Raises:
@@ -62,7 +63,7 @@ class Documents(Sequence[Sample]):
         for path in paths:
             with announced(f"reading {path}"):
                 self._read(path, hasher)
-        if not self._place:
+        if not self._place and paths:
             names = ", ".join(map(str, paths))
             raise InputError(f"{names}: no documents: every file is empty or not text")
         self._copy.flush()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.run import DistillationConfig
+from trainer.config.distillation import DistillationConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,9 +17,11 @@ from trainer.data.prompts import SamplePrompts
 from trainer.data.samples import SampleFile, hash_files, read_file
 from trainer.data.survey import check_conversations, survey
 from trainer.data.tokens import Dataset, make_dataset
+from trainer.distill.answers.author import Prompts
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.student.distributed_dataset import content_digest, taught_folder
 from trainer.distill.student.inputs import check_student
+from trainer.distill.student.on_policy import read_own_prompts
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.architecture import fit_length
@@ -46,11 +48,15 @@ class RunInputs:
     validation: Dataset | None
     prompts: SamplePrompts | None = None
     """Those to answer, where they are read: by the coordinator."""
+    own_prompts: Prompts | None = None
+    """Those of a student that learns from its own answers."""
 
     @property
     def samples(self) -> int:
         """Samples in an epoch."""
-        train = self.train
+        train, training = self.train, self.config.training
+        if self.config.own_answers == training.batch_size:  # the answers of all steps
+            return training.batch_size * (training.max_steps or 0)
         return train.description.windows if isinstance(train, LogitsFolder) else len(train)
 
     @property
@@ -59,7 +65,7 @@ class RunInputs:
         training, exchange = self.config.training, self.config.exchange
         return StepPlan(
             self.samples,
-            training.batch_size,
+            training.batch_size - self.config.own_answers or training.batch_size,
             training.epochs,
             training.max_steps,
             settle_every=settle_periods(self.config),
@@ -174,7 +180,8 @@ def read_student_inputs(
         validation = make_dataset(validation_file, encoder, "causal-lm", length)
     job = _job(config, run_id, layout, model_dir, folder.digest)
     prompts = _read_prompts(config, encoder, model_dir)
-    return RunInputs(config, model_dir, layout, job, folder, validation, prompts)
+    own = read_own_prompts(config, folder.description, model_dir)
+    return RunInputs(config, model_dir, layout, job, folder, validation, prompts, own)
 
 
 def _read_prompts(config: RunConfig, encoder: Encoder, model_dir: Path) -> SamplePrompts | None:

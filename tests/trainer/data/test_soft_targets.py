@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trainer.config.run import DistillationConfig
+from trainer.config.distillation import DistillationConfig
 from trainer.data.soft_targets import SoftTargets, alpha_at
 
 

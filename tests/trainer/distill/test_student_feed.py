@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.bigram_teacher import LENGTHS, BigramTeacher
-from trainer.config.run import DistillationConfig
+from trainer.config.distillation import DistillationConfig
 from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
 from trainer.distill.logits.stream import Position, ShardStream

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.config.run import Divergence
+from trainer.config.distillation import Divergence
 from trainer.data.encoder import IGNORED
 from trainer.data.soft_targets import SoftTargets
 from trainer.data.tokens import Encoded

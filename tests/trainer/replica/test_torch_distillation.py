@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.replica.driving import gradient, relative, start, taught
-from trainer.config.run import Divergence
+from trainer.config.distillation import Divergence
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
 from trainer.replica.microbatch import Limit

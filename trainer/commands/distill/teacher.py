@@ -41,7 +41,7 @@ class Share(click.ParamType):
 
 @click.command("teacher")
 @click.argument("model")
-@corpus_options
+@corpus_options(required=False)
 @click.option(
     "--out",
     "output",
@@ -154,6 +154,9 @@ def teacher(
 ) -> None:
     """Score texts with MODEL, any causal language model: a folder, a GGUF file or a hub name.
 
+    The answers of students that learn on-policy are scored, too, with --stay also after the corpus;
+    without --data nothing else is.
+
     Complete shards are skipped, so the same command resumes where the last one ended.
     """
     if "/" in (name or ""):
@@ -162,6 +165,10 @@ def teacher(
         raise InputError("--gpu: one teacher takes one GPU; start several with --workers I/N")
     if with_student and until is None:
         raise InputError("--with-student: give --until STATUS, which is in the student's folder")
+    if not request["data"] and not stay:
+        raise InputError(
+            "give --data PATH, or --stay without it: then it scores the answers that students write"
+        )
     from trainer.distill.logits.scores import Scheme
     from trainer.distill.teacher.assignment import ScoringRequest, assign
     from trainer.distill.teacher.progress import open_teacher_view

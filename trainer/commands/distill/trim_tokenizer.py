@@ -14,7 +14,7 @@ from trainer.system.commandline.together import PATH
 
 @click.command("trim-tokenizer")
 @click.argument("tokenizer_dir", metavar="TOKENIZER", type=PATH)
-@corpus_options
+@corpus_options(required=True)
 @click.option(
     "--size", type=int, help="Tokens to keep. Default: 32768, or half of a smaller vocabulary."
 )

@@ -9,12 +9,18 @@ from typing import Any
 
 from trainer.distill.answers.description import AnswersDescription
 from trainer.distill.answers.folder import AnswersFolder
+from trainer.distill.answers.rounds import ANSWERS, RoundsFolder
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.shard_folder import DATASET, ShardFolder
 
 
 def open_shards(path: Path) -> ShardFolder[Any, Any]:
-    """Return a folder of answers, or of logits, which says what is wrong with another one."""
+    """Return a folder of answers, or of logits, which says what is wrong with another one.
+
+    The answers of a student's rounds are opened with their scores, one folder above them.
+    """
+    if (path / ANSWERS / DATASET).is_file():
+        return RoundsFolder(path)
     schema = None
     with suppress(OSError, ValueError, KeyError, TypeError):
         schema = json.loads((path / DATASET).read_bytes())["schema"]

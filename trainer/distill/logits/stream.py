@@ -94,7 +94,7 @@ class ShardStream:
                 if not late and number in postponed:
                     continue
                 # A group that was begun is finished, so that no window comes twice.
-                windows = self._load(number, patient=late or index > 0)
+                windows = self.load(number, patient=late or index > 0)
                 if windows is None:
                     postponed += (number,)
                 else:
@@ -111,6 +111,25 @@ class ShardStream:
                     behind = self._next_group(behind, len(groups))
                 yield shards[number][row], behind
             group, index = group + 1, 0
+
+    def load(self, number: int, *, patient: bool) -> Sequence[Window] | None:
+        """Return a shard's windows, waiting for it; None if it is damaged and `patient` is off.
+
+        Raises:
+            UnreachableError, InputError, StorageError: see `epoch`.
+        """
+        while True:
+            self._wait_for(number)
+            try:
+                return self._folder.read(number)
+            except StorageError as error:
+                if not self._folder.is_there(number):
+                    continue  # its share is gone, or another student moved it to quarantine
+                aside = self._folder.quarantine(number, str(error))
+                if aside is not None:
+                    self._on_damage(f"{error}; moved to {aside} and asked for again")
+                if not patient and not self._folder.is_there(number):
+                    return None
 
     def _groups(self, epoch: int) -> list[tuple[int, ...]]:
         count = len(self._shards)
@@ -141,21 +160,6 @@ class ShardStream:
             return Position(epoch=behind.epoch + 1)
         return Position(epoch=behind.epoch, group=behind.group + 1, postponed=behind.postponed)
 
-    def _load(self, number: int, *, patient: bool) -> Sequence[Window] | None:
-        """Return a shard's windows; None if it is damaged and `patient` is off."""
-        while True:
-            self._wait_for(number)
-            try:
-                return self._folder.read(number)
-            except StorageError as error:
-                if not self._folder.is_there(number):
-                    continue  # its share is gone, or another student moved it to quarantine
-                aside = self._folder.quarantine(number, str(error))
-                if aside is not None:
-                    self._on_damage(f"{error}; moved to {aside} and asked for again")
-                if not patient and not self._folder.is_there(number):
-                    return None
-
     def _wait_for(self, number: int) -> None:
         if self._folder.is_there(number):
             return
@@ -180,7 +184,8 @@ class ShardStream:
             missing = ", ".join(map(str, self._folder.missing()))
             raise InputError(
                 f"{path}: shards {missing} are missing although every teacher is done; "
-                "run `trainer distill teacher` again with the same arguments: it writes only these"
+                "run `trainer distill teacher` again with the same arguments, and with --stay if"
+                " they are scores of a student's own answers: it writes only these"
             )
         raise UnreachableError(
             f"{path}: {name} is missing and no teacher is alive ({watch.lost()}); {again}"

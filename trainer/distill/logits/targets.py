@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.run import Divergence
+from trainer.config.distillation import Divergence
 from trainer.data.soft_targets import SoftTargets
 from trainer.distill.logits.scores import Scheme, Scores
 from trainer.system.errors import InputError

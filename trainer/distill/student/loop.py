@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer.config.run import RunConfig
 from trainer.data.metrics import mean_loss
 from trainer.data.soft_targets import alpha_at
-from trainer.data.tokens import Dataset
+from trainer.data.tokens import Dataset, Encoded
 from trainer.distill.logits.stream import Position
+from trainer.distill.student.on_policy import OnPolicy
 from trainer.distill.student.optimizer import StudentOptimizer
 from trainer.distill.student.prefetch import Batch, Feed
 from trainer.exchange.coordinator.answers import Questions
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.learning_rate import learning_rate_at
-from trainer.replica.base import EvalResult
+from trainer.replica.base import EvalResult, StepResult
 from trainer.replica.torch.replica import TorchReplica
 from trainer.system.errors import NonFiniteError, TrainerError
 from trainer.system.process.stopping import Stop
@@ -39,6 +41,8 @@ class Student:
     replica: TorchReplica
     optimizer: StudentOptimizer
     feed: Feed
+    own: OnPolicy | None
+    """Its own answers, of `distillation.on_policy`."""
     recorder: RunRecorder
     validation: Dataset | None
     questions: Questions | None
@@ -68,9 +72,11 @@ class Student:
             while not self.is_done:
                 began = time.monotonic()
                 batch = self.feed.take(self._tell)
-                if batch is None:
+                waited = time.monotonic() - began
+                own = self.own.take(self.step, self._tell) if self.own and batch else []
+                if batch is None or own is None:
                     break
-                self._train(batch, waited=time.monotonic() - began)
+                self._train(batch, own, waited + (self.own.waited if self.own else 0.0))
                 self._look_up()
                 if failure := self.recorder.failure:
                     raise failure
@@ -90,8 +96,8 @@ class Student:
         """Whether all steps are done, or no more are worth it."""
         return self.step >= self.plan.total_steps or self.recorder.early.reason is not None
 
-    def _train(self, batch: Batch, waited: float) -> None:
-        """Forward, backward and update over one batch."""
+    def _train(self, batch: Batch, own: Sequence[Encoded], waited: float) -> None:
+        """Forward, backward and update over one batch, and answers of the student's own."""
         # 1. What the step takes.
         began, number = time.monotonic(), self.step + 1
         objective = self.config.distillation
@@ -99,36 +105,38 @@ class Student:
         alpha = alpha_at(objective, number, self.plan.total_steps)
         rate = learning_rate_at(self.step, self.plan.total_steps, self.config.optimizer)
         # 2. Forward and backward.
-        result = self.replica.accumulate(batch.samples, alpha)
-        if not math.isfinite(result.loss_sum):
+        result, answers = self.replica.accumulate_with(batch.samples, alpha, own)
+        loss_sum, weight = result.loss_sum + answers.loss_sum, result.weight + answers.weight
+        if not math.isfinite(loss_sum):
             documents = sorted(set(batch.documents))
             what = f"a loss that is not finite in one of the documents {documents}"
-            raise NonFiniteError.at(number, what)
+            raise NonFiniteError.at(number, what + (" or of its own answers" if own else ""))
         # 3. The update; from here on the step counts, and its windows are behind the run.
-        norm = self.optimizer.apply(number, rate, result.weight)
+        norm = self.optimizer.apply(number, rate, weight)
         self.step, self.position = number, batch.behind
         # 4. The record.
         seconds = time.monotonic() - began
-        at = self.plan.at(number - 1)
+        at, tokens = self.plan.at(number - 1), result.tokens + answers.tokens
 
-        def mean(total: float | None) -> float | None:
-            return None if total is None else mean_loss(total, result.weight)
+        def mean(total: float | None, of: StepResult = result) -> float | None:
+            return None if total is None or not of.weight else mean_loss(total, of.weight)
 
         self.recorder.step(
             Step(
                 step=number,
                 epoch=at.epoch,
                 generation=self.generation,
-                loss=mean(result.loss_sum),
+                loss=mean_loss(loss_sum, weight),
                 ce=mean(result.loss_sum if result.ce_sum is None else result.ce_sum),
                 kl=mean(result.kl_sum),
+                own_kl=mean(answers.kl_sum, answers),
                 alpha=alpha,
                 learning_rate=rate,
                 grad_norm=norm,
                 seconds=seconds,
                 waited_seconds=waited,
-                tokens_per_second=result.tokens / seconds,
-                worker_tokens_per_second={0: result.tokens / seconds},
+                tokens_per_second=tokens / seconds,
+                worker_tokens_per_second={0: tokens / seconds},
                 samples=[[0, at.start, at.stop]],
             )
         )
@@ -170,7 +178,8 @@ class Student:
             return
         self._saved = self.step
         snapshot = self.optimizer.snapshot(self.step)
-        self.recorder.save(Save(snapshot, self.generation, scores, asdict(self.position)))
+        stream = asdict(self.position) | ({"rounds": self.own.run} if self.own else {})
+        self.recorder.save(Save(snapshot, self.generation, scores, stream))
 
     def _tell(self, event: str, message: str) -> None:
         self.recorder.emit({"event": event, "reason": message.removeprefix("waits ")})

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from trainer.config.run import DistillationConfig
+from trainer.config.distillation import DistillationConfig
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
 from trainer.distill.logits.scores import Scheme, Window

@@ -38,7 +38,7 @@ class ScoringRequest:
     model: str
     """A local folder, or a hub name."""
     data: Sequence[Path]
-    """Files and folders, see `Documents`."""
+    """Files and folders, see `Documents`; none: only the answers that students write."""
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
     """See `data.columns`."""
     output: Path
@@ -102,6 +102,8 @@ def assign(request: ScoringRequest) -> Assignment:
         RefusedError: the tokenizer is not this teacher's, or the folder's description differs;
             names both hashes. Nothing was changed.
     """
+    if not request.data and not engine_kind(request.engine).is_reference:
+        raise InputError(f"--engine {request.engine} is compared on the corpus first: give --data")
     model_dir = resolve_model(request.model)
     tokenizer_dir = request.tokenizer or model_dir
     max_seq_len = window_length(model_dir, request.max_seq_len)
@@ -125,7 +127,7 @@ def assign(request: ScoringRequest) -> Assignment:
     ranges = windows.ranges(request.shard_bytes)
     known = _known_plan(folder, tokenizer, corpus, max_seq_len, ranges)
     plans = known or windows.plan(ranges)
-    if request.scheme.kind == "full":
+    if request.scheme.kind == "full" and plans:
         _check_size(plans, vocabulary.size)
     description = Description(
         teacher=teacher,

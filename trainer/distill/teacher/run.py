@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from trainer.distill.answers.rounds import RoundsFolder, find_rounds, rounds_description
 from trainer.distill.logits.description import ShardPlan
 from trainer.distill.logits.heartbeat import INTERVAL, TeacherHeartbeat
 from trainer.distill.logits.scores import Window
@@ -19,7 +20,8 @@ from trainer.distill.logits.shard_folder import ShardFolder
 from trainer.distill.teacher.assignment import Assignment
 from trainer.distill.teacher.engines import engine_kind
 from trainer.distill.teacher.progress import Headway, Tally
-from trainer.system.errors import StorageError
+from trainer.distill.teacher.windows import UnscoredWindow
+from trainer.system.errors import InputError, StorageError
 from trainer.system.process.interruption import Interrupted
 from trainer.system.storage.lease import take
 
@@ -70,6 +72,7 @@ class ShardRun(Generic[Items]):
         self._folder, self._open_maker = folder, open_maker
         self._maker: Make[Items] | None = None
         index, count = share
+        self._index, self._count = index - 1, count
         self._part = self._folder.teachers / f"part-{index}-of-{count}"
         self._share = shards[index - 1 :: count]
         self._name = name or f"{socket.gethostname()}-{index}-of-{count}"
@@ -116,16 +119,22 @@ class ShardRun(Generic[Items]):
             for plan in self._due():
                 if self._over():
                     break
+                self._between()
                 self._score(plan, beat, writer)
             self._finish_writing()
             self._on_headway(asdict(self._tally.headway))
             beat.beat(**self._figures())
             while stay and not self._over():
                 beat.beat(**self._figures(), state="waiting")
-                time.sleep(POLL)
+                if not self._between():
+                    time.sleep(POLL)
                 for plan in self._requested():
                     self._score(plan, beat, writer)
                 self._finish_writing()
+
+    def _between(self) -> bool:
+        """Do what is more urgent than the next shard; return whether there was anything."""
+        return False
 
     def _due(self) -> Iterator[ShardPlan]:
         """Yield the shards to score, in order, requested ones first."""
@@ -204,15 +213,24 @@ class TeacherRun(ShardRun[Window]):
         self, assignment: Assignment, open_teacher: Callable[[], Teacher], **options: Any
     ) -> None:
         self._assignment, self._open_teacher = assignment, open_teacher
+        self._teacher: Teacher | None = None
+        self._strange: set[Path] = set()
         shards = assignment.description.shards
         super().__init__(assignment.folder, shards, self._open_scoring, **options)
 
     def _open_scoring(self) -> Make[Window]:
+        teacher = self._load()
+        cut = self._assignment.windows.cut
+        return lambda plan, on_tokens: teacher.score(cut(plan), on_tokens)
+
+    def _load(self) -> Teacher:
         """Load the teacher, whose engine is admitted before it writes the folder's description.
 
         Raises:
             RefusedError: it is not admitted, or the folder is another teacher's meanwhile.
         """
+        if self._teacher is not None:
+            return self._teacher
         teacher = self._open_teacher()
         assigned, kl = self._assignment, None
         engine = assigned.description.teacher.engine
@@ -222,4 +240,48 @@ class TeacherRun(ShardRun[Window]):
             windows = assigned.first_windows(TOKENS)
             kl = admit(teacher.engine, engine, assigned.model_dir, windows)
         assigned.describe(kl)
-        return lambda plan, on_tokens: teacher.score(assigned.windows.cut(plan), on_tokens)
+        self._teacher = teacher
+        return teacher
+
+    def _between(self) -> bool:
+        """Score the rounds of answers that students wrote, of which this part has each Nth."""
+        scored = False
+        for rounds in find_rounds(self._folder.path):
+            if not self._is_ours(rounds):
+                continue
+            for plan in rounds.answers.plans:
+                if plan.number % self._count == self._index and not rounds.is_there(plan.number):
+                    scored |= self._score_round(rounds, plan.number)
+        return scored
+
+    def _is_ours(self, rounds: RoundsFolder) -> bool:
+        """Whether a student asks for what this teacher's folder says; if not, it is logged once."""
+        if rounds.path in self._strange:
+            return False
+        own = self._folder.description
+        try:
+            there = rounds.description
+        except InputError as error:
+            reason = str(error)
+        else:
+            if there == rounds_description(own, there.corpus.digest):
+                return True
+            reason = f"{rounds.path}: wants scores of another teacher or scheme than this one's"
+        log.warning("%s; its answers are not scored", reason)
+        self._strange.add(rounds.path)
+        return False
+
+    def _score_round(self, rounds: RoundsFolder, number: int) -> bool:
+        """Score one round of answers; return whether it was."""
+        try:
+            answers = rounds.answers.read(number)
+        except StorageError as error:
+            log.warning("%s; the student writes it again", error)
+            rounds.answers.quarantine(number, str(error))
+            return False
+        self._check()
+        teacher = self._load()
+        pieces = [UnscoredWindow(answer.document, 0, answer.tokens) for answer in answers]
+        rounds.planned(number, answers)
+        rounds.write(number, teacher.score(pieces, lambda _: self._check()))
+        return True

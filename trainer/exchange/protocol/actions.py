@@ -90,6 +90,8 @@ class Step:
     """Mean cross-entropy of a student with the text, in nats."""
     kl: float | None = None
     """Mean divergence of a student from its teacher, in nats."""
+    own_kl: float | None = None
+    """The same on the student's own answers; `ce` and `kl` are then of the corpus alone."""
     alpha: float | None = None
     waited_seconds: float | None = None
     """How long a student waited for its teacher before this step."""

@@ -8,10 +8,12 @@ buckets: each token that the teacher names is one, and all others together are a
 
     forward   KL(p || q)
     reverse   KL(q || p)
-    jsd       KL(p || m) / 2 + KL(q || m) / 2,  m = (p + q) / 2   (arXiv:2306.13649, equation 1)
+    jsd       beta KL(p || m) + (1 - beta) KL(q || m),  m = beta p + (1 - beta) q
+              (generalised Jensen-Shannon divergence, arXiv:2306.13649, equation 1)
 
-With g_b = dD/dq_b, which is -p_b / q_b, log(q_b / p_b) or log(q_b / m_b) / 2 up to a constant that
-cancels, the gradient to the logit of token j in bucket b is  q_j (g_b - sum_c q_c g_c) / T.
+With g_b = dD/dq_b, which is -p_b / q_b, log(q_b / p_b) or (1 - beta) log(q_b / m_b) up to a
+constant that cancels, the gradient to the logit of token j in bucket b is
+q_j (g_b - sum_c q_c g_c) / T.
 
 Logits and their gradient exist for a few rows at a time: both are made in one pass over the head,
 whose weight gradient adds up on the way (as arXiv:2410.10989 does for the cross-entropy).
@@ -27,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.config.run import Divergence
+from trainer.config.distillation import Divergence
 from trainer.model.families import PLAIN, Logits
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.replica.torch.batch import SoftChunk, SoftRows
@@ -44,6 +46,8 @@ class KDWeights:
     """Share of the divergence."""
     temperature: float
     divergence: Divergence
+    beta: float = 0.5
+    """The teacher's part in the mixture of `jsd`."""
 
 
 class Sums(NamedTuple):
@@ -197,7 +201,7 @@ def row_losses(
     for part in (student.peak, student.total.log()):
         log_named.sub_(teacher.spread(part))
     buckets = _Buckets(log_named.exp(), log_named, student.rest / student.total)
-    kl, pull, slope = _DIVERGENCES[mix.divergence](teacher, buckets)
+    kl, pull, slope = _DIVERGENCES[mix.divergence](teacher, buckets, mix.beta)
 
     strength, hard = mix.alpha * mix.temperature, 1 - mix.alpha
     shared = 0.0 if scaled else hard  # at temperature 1 both losses have one softmax
@@ -255,7 +259,7 @@ factor of q_j for all others `[n]`, without temperature and alpha. They overwrit
 whole distributions every further matrix costs as much as an exponential."""
 
 
-def _forward(teacher: SoftChunk, student: _Buckets) -> _Slopes:
+def _forward(teacher: SoftChunk, student: _Buckets, _: float) -> _Slopes:
     rest = student.rest.clamp(min=_LEAST)
     named = teacher.sum(student.log_named.mul_(teacher.weights))
     kl = -named - teacher.rest * rest.log() - teacher.entropy
@@ -264,27 +268,29 @@ def _forward(teacher: SoftChunk, student: _Buckets) -> _Slopes:
     return kl, pull, mass - teacher.rest / rest
 
 
-def _reverse(teacher: SoftChunk, student: _Buckets) -> _Slopes:
+def _reverse(teacher: SoftChunk, student: _Buckets, _: float) -> _Slopes:
     g = student.log_named - _log(teacher.weights)
     g_rest = _log(student.rest) - _log(teacher.rest)
     kl = teacher.sum(student.named * g) + student.rest * g_rest
     return kl, g.sub_(teacher.spread(kl)).mul_(student.named), g_rest - kl
 
 
-def _jsd(teacher: SoftChunk, student: _Buckets) -> _Slopes:
+def _jsd(teacher: SoftChunk, student: _Buckets, beta: float) -> _Slopes:
     log_p, log_p_rest, log_q_rest = map(_log, (teacher.weights, teacher.rest, student.rest))
-    log_m = torch.logaddexp(log_p, student.log_named) - math.log(2)
-    log_m_rest = torch.logaddexp(log_p_rest, log_q_rest) - math.log(2)
-    g, g_rest = (student.log_named - log_m) / 2, (log_q_rest - log_m_rest) / 2
+    of_p, of_q = math.log(beta), math.log(1 - beta)
+    log_m = torch.logaddexp(log_p + of_p, student.log_named + of_q)
+    log_m_rest = torch.logaddexp(log_p_rest + of_p, log_q_rest + of_q)
+    g = (student.log_named - log_m) * (1 - beta)
+    g_rest = (log_q_rest - log_m_rest) * (1 - beta)
     to_student = teacher.sum(student.named * g) + student.rest * g_rest
     to_teacher = teacher.sum(teacher.weights * (log_p - log_m)) + teacher.rest * (
         log_p_rest - log_m_rest
     )
     pull = g.sub_(teacher.spread(to_student)).mul_(student.named)
-    return to_student + to_teacher / 2, pull, g_rest - to_student
+    return to_student + beta * to_teacher, pull, g_rest - to_student
 
 
-_DIVERGENCES: dict[Divergence, Callable[[SoftChunk, _Buckets], _Slopes]] = {
+_DIVERGENCES: dict[Divergence, Callable[[SoftChunk, _Buckets, float], _Slopes]] = {
     "forward": _forward,
     "reverse": _reverse,
     "jsd": _jsd,

@@ -28,6 +28,7 @@ from trainer.planning.replica import (
     plan_memory,
 )
 from trainer.replica.base import EvalResult, OnBlock, StepResult
+from trainer.replica.continuation import Until
 from trainer.replica.microbatch import Limit, pack, split
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch import objective
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _UNBOUNDED = 1 << 62
+_BATCH = 32
+"""The most prompts that are continued together."""
 _Result = TypeVar("_Result")
 
 
@@ -173,10 +176,26 @@ class TorchReplica:
 
         For callers that update `weights` in place: only the loss leaves the device.
         """
-        start, mix = time.monotonic(), self._mix(batch, alpha)
+        return self.accumulate_with(batch, alpha, ())[0]
+
+    def accumulate_with(
+        self, batch: Sequence[Encoded], alpha: float | None, own: Sequence[Encoded]
+    ) -> tuple[StepResult, StepResult]:
+        """Do the same over a batch and a student's own answers; return the result of each.
+
+        The answers' loss is T^2 D alone, with the divergence of `distillation.on_policy`: their
+        tokens are no targets of a cross-entropy.
+        """
+        start = time.monotonic()
+        parts = [(batch, self._mix(batch, alpha)), (own, self._own_mix() if own else None)]
         self._choose_threads()
-        sums, weight = self._within_memory(lambda: self._train(batch, mix))
-        return self._result(batch, sums, weight, start, mix)
+        found = self._within_memory(lambda: self._train(parts))
+        first, second = (
+            _result(samples, sums, weight, start, mix)
+            for (samples, mix), (sums, weight) in zip(parts, found, strict=True)
+        )
+        self._observe(first.tokens + second.tokens, first.seconds)
+        return first, second
 
     def forward_backward(
         self, batch: Sequence[Encoded], on_block: OnBlock, alpha: float | None = None
@@ -185,8 +204,10 @@ class TorchReplica:
         start, mix = time.monotonic(), self._mix(batch, alpha)
         self._choose_threads()
         with self._stream().step(on_block):
-            sums, weight = self._within_memory(lambda: self._train(batch, mix))
-        return self._result(batch, sums, weight, start, mix)
+            ((sums, weight),) = self._within_memory(lambda: self._train([(batch, mix)]))
+        result = _result(batch, sums, weight, start, mix)
+        self._observe(result.tokens, result.seconds)
+        return result
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Run only the forward pass; see `Replica.evaluate`.
@@ -202,14 +223,27 @@ class TorchReplica:
         self, prompts: Sequence[Sequence[int]], new_tokens: int, stop: frozenset[int]
     ) -> list[list[int]]:
         """Return the likeliest new tokens of each prompt; see `Replica.answer`."""
+        return self.generate(prompts, max_new_tokens=new_tokens, sampling=Sampling(), stop=stop)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        sampling: Sampling,
+        stop: frozenset[int] = frozenset(),
+        until: Until | None = None,
+    ) -> list[list[int]]:
+        """Return new tokens of each prompt by the present weights; see `TorchGenerator`."""
         self._choose_threads()
-        made = generator_of(self._model, self._model_dir, self._config, self._device)
+        made = generator_of(self._model, self._model_dir, self._config, self._device, batch=_BATCH)
         # transformers drops the cache of a model in train mode that recomputes activations.
         is_ours = isinstance(self._model, Decoder)
         self._model.train(is_ours)
         try:
-            greedy = Sampling()
-            return made.generate(prompts, max_new_tokens=new_tokens, sampling=greedy, stop=stop)
+            return made.generate(
+                prompts, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop, until=until
+            )
         finally:
             self._model.train()
 
@@ -217,22 +251,9 @@ class TorchReplica:
         if self._processors is not None:
             torch.set_num_threads(self._processors.threads())
 
-    def _result(
-        self,
-        batch: Sequence[Encoded],
-        sums: Tensor,
-        weight: int,
-        start: float,
-        mix: KDWeights | None,
-    ) -> StepResult:
-        tokens = sum(sample.tokens for sample in batch)
-        loss, ce, kl = sums.tolist()
-        seconds = time.monotonic() - start
+    def _observe(self, tokens: int, seconds: float) -> None:
         if self._watch is not None and (line := self._watch.observe(tokens, seconds)):
             log.warning("%s", line)
-        if mix is None:
-            return StepResult(loss, weight, tokens, seconds)
-        return StepResult(loss, weight, tokens, seconds, ce_sum=ce, kl_sum=kl)
 
     def _stream(self) -> GradientStream:
         if self._gradients is None:  # an evaluation does not need its memory
@@ -248,27 +269,40 @@ class TorchReplica:
         alpha = settings.alpha if alpha is None else alpha
         return KDWeights(alpha, settings.temperature, settings.divergence) if alpha else None
 
-    def _train(self, batch: Sequence[Encoded], mix: KDWeights | None) -> tuple[Tensor, int]:
-        """Return a batch's `Sums` `[3]` and weight; its gradients go to the stream.
+    def _own_mix(self) -> KDWeights:
+        """Return the weights of a student's own answers."""
+        settings = self._config.distillation
+        assert settings is not None
+        own = settings.on_policy
+        assert own is not None
+        return KDWeights(1.0, settings.temperature, own.divergence, own.beta)
+
+    def _train(
+        self, parts: Sequence[tuple[Sequence[Encoded], KDWeights | None]]
+    ) -> list[tuple[Tensor, int]]:
+        """Return `Sums` `[3]` and weight of each part; the gradients of all go to the stream.
 
         With a loss scale they are final, and leave, when all of them are known to be finite.
         """
         gradients = self._stream()
+        final = max(number for number, (batch, _) in enumerate(parts) if batch or not number)
         while True:
             gradients.restart()
-            sums = torch.zeros(3, dtype=torch.float64, device=self._device)
-            weight, scale = 0, self._scale.value
-            for micro, is_last in self._micro_batches(batch, mix):
-                if is_last and not self._scale.on:
-                    gradients.last()
-                found, count, _ = self._loss(micro, mix, *self._class_loss)
-                (found.loss * scale if self._scale.on else found.loss).backward()
-                sums += torch.stack([part.detach() for part in found])
-                weight += count
+            sums = torch.zeros(len(parts), 3, dtype=torch.float64, device=self._device)
+            weights, scale = [0] * len(parts), self._scale.value
+            for number, (batch, mix) in enumerate(parts):
+                for micro, is_last in self._micro_batches(batch, mix):
+                    if is_last and number == final and not self._scale.on:
+                        gradients.last()
+                    found, count, _ = self._loss(micro, mix, *self._class_loss)
+                    (found.loss * scale if self._scale.on else found.loss).backward()
+                    sums[number] += torch.stack([part.detach() for part in found])
+                    weights[number] += count
             if self._scale.settle([gradients.flat], sums):
-                if weights := self._config.training.class_weights:
-                    weight = sum(weights[int(sample.labels)] for sample in batch)
-                return sums, weight
+                if of_classes := self._config.training.class_weights:
+                    batch = parts[0][0]
+                    weights[0] = sum(of_classes[int(sample.labels)] for sample in batch)
+                return list(zip(sums, weights, strict=True))
 
     def _score(self, batch: Sequence[Encoded]) -> EvalResult:
         classes = self._config.num_classes
@@ -362,3 +396,14 @@ class TorchReplica:
         if self._device.type == "cpu":
             tokens = min(tokens, CPU_TOKENS)
         return Limit(_UNBOUNDED, tokens)
+
+
+def _result(
+    batch: Sequence[Encoded], sums: Tensor, weight: int, start: float, mix: KDWeights | None
+) -> StepResult:
+    tokens = sum(sample.tokens for sample in batch)
+    loss, ce, kl = sums.tolist()
+    seconds = time.monotonic() - start
+    if mix is None:
+        return StepResult(loss, weight, tokens, seconds)
+    return StepResult(loss, weight, tokens, seconds, ce_sum=ce, kl_sum=kl)

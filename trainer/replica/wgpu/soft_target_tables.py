@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.run import DistillationConfig
+from trainer.config.distillation import DistillationConfig
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ from trainer.data.soft_targets import alpha_at
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.stream import Position, ShardStream
 from trainer.distill.student.distributed_dataset import TaughtDataset
+from trainer.distill.student.on_policy import OnPolicy
 from trainer.distill.student.prefetch import Preparation
 from trainer.exchange.coordinator.answers import Questions
 from trainer.exchange.coordinator.membership import Coordinator
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
     from trainer.checkpoint.store import Restored
     from trainer.distill.student.loop import Student
-    from trainer.distill.student.prefetch import Batch
     from trainer.exchange.worker.base import Exchange
     from trainer.replica.backend import ReplicaChoice
     from trainer.run.loop import Worker
@@ -183,7 +184,7 @@ def make_student(
         choice = open_replica()
         from trainer.distill.student.loop import Student
         from trainer.distill.student.optimizer import StudentOptimizer
-        from trainer.distill.student.prefetch import Feed, batches
+        from trainer.distill.student.prefetch import Batch, Feed, batches
         from trainer.replica.torch.replica import TorchReplica
 
         replica = choice.replica
@@ -192,9 +193,10 @@ def make_student(
             log.info("compiling the layers during the first steps ...")
             replica.compile()
         optimizer = StudentOptimizer(config.optimizer, layout, replica.weights, replica.gradient)
-        step, position = 0, Position()
+        step, position, rounds = 0, Position(), f"{job.run_id}-{secrets.token_hex(4)}"
         if restored:
-            step, position = restored.progress.step, _position(restored)
+            step = restored.progress.step
+            position, rounds = _position(restored)
             optimizer.restore(restored.state)
         else:
             replica.write_trainable(starting_weights(layout, inputs.model_dir, config))
@@ -211,8 +213,23 @@ def make_student(
         }
     )
     prepare = Preparation(folder.description.scheme, config.distillation, config.data.max_seq_len)
+    own = None
+    if inputs.own_prompts is not None:
+        own = OnPolicy(
+            config,
+            folder,
+            inputs.model_dir,
+            inputs.own_prompts,
+            replica.generate,
+            run=rounds,
+            steps=plan.total_steps,
+            timeout=teacher_timeout,
+            stop=stop,
+        )
 
     def source(feed: Feed) -> Iterator[Batch]:
+        if config.own_answers == config.training.batch_size:
+            return (Batch([], [], position) for _ in range(step, plan.total_steps))
         stream = ShardStream(
             folder,
             seed=config.training.seed,
@@ -229,6 +246,7 @@ def make_student(
         replica=replica,
         optimizer=optimizer,
         feed=Feed(source, stop),
+        own=own,
         recorder=recorder,
         validation=inputs.validation,
         questions=_questions(inputs),
@@ -239,11 +257,13 @@ def make_student(
     )
 
 
-def _position(restored: Restored) -> Position:
-    """Return a checkpoint's position in its stream."""
+def _position(restored: Restored) -> tuple[Position, str]:
+    """Return a checkpoint's position in its stream, and the name of its rounds of answers."""
     stream = restored.progress.stream
     if stream is None:
         raise InputError(
             f"{restored.path}: was not written by a student on its own; give another -o"
         )
-    return Position(**{**stream, "postponed": tuple(stream["postponed"])})
+    stream = {**stream, "postponed": tuple(stream["postponed"])}
+    rounds = stream.pop("rounds", "")
+    return Position(**stream), rounds

@@ -1,0 +1,283 @@
+"""A student that learns from its own answers, beside a teacher that scores them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.course import Course
+from tests.trainer.small_teacher import SIZES, load, wish, write_corpus, write_teacher
+from tests.waiting import wait_for
+from trainer.config.run import load as load_config
+from trainer.distill.answers.author import Author
+from trainer.distill.answers.opened import open_shards
+from trainer.distill.answers.rounds import RoundsFolder, find_rounds
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.scores import Scheme
+from trainer.distill.logits.verify import verdicts
+from trainer.distill.student.distributed_dataset import taught_folder
+from trainer.distill.teacher import run as teacher_run
+from trainer.distill.teacher.assignment import assign
+from trainer.distill.teacher.run import TeacherRun
+from trainer.init_model import init_model
+from trainer.system.errors import InputError, NonFiniteError
+from trainer.system.process.stopping import Stop
+
+PROMPTS = ["def f1", "def f2(x)", "return x", "def", "f3(x): return", "x + 1 def", "return"]
+OWN = "distillation__on_policy__"
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "texts.jsonl")
+
+
+@pytest.fixture(scope="module")
+def teacher(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_teacher(tmp_path_factory.mktemp("teacher") / "model", corpus, head_scale=10.0)
+
+
+@pytest.fixture(scope="module")
+def student(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return init_model(corpus, tmp_path_factory.mktemp("student") / "model", SIZES, seed=5)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher_run, "POLL", 0.02)
+
+
+@contextmanager
+def teaching(
+    model: Path, corpus: Path, output: Path, data: list[Path] | None = None
+) -> Iterator[None]:
+    """A teacher that stays, in a thread of this process."""
+    wanted = wish(model, corpus, output)
+    assignment = assign(replace(wanted, data=wanted.data if data is None else data))
+    over, failures = threading.Event(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            TeacherRun(assignment, lambda: load(assignment), over=over.is_set).run(stay=True)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert not failures
+
+
+def course(output: Path, student: Path, logits: Path, **settings: Any) -> Course:
+    prompts = output.with_suffix(".prompts.jsonl")
+    prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in PROMPTS))
+    usual: dict[str, Any] = {
+        f"{OWN}prompts": str(prompts),
+        f"{OWN}max_new_tokens": 8,
+        f"{OWN}staleness": 3,
+        f"{OWN}fraction": 0.4,
+        "training__max_steps": 8,
+        "training__batch_size": 5,
+        "checkpoint__every": 3,
+        "data__max_seq_len": 64,
+    }
+    return Course(output, student, logits, **usual | settings)
+
+
+def rounds_of(logits: Path) -> RoundsFolder:
+    (rounds,) = find_rounds(logits)
+    return rounds
+
+
+def test_each_answer_is_written_scored_and_learned_once_and_none_is_stale(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = course(tmp_path / "out", student, tmp_path / "logits")
+    written: dict[int, int] = {}
+    write = Author.write
+
+    def noting(author: Author, places: Any, *more: Any) -> Any:
+        steps = len(run.steps()) if (run.output / "metrics.jsonl").exists() else 0
+        for place in places:
+            assert place.document not in written
+            written[place.document] = steps
+        return write(author, places, *more)
+
+    monkeypatch.setattr(Author, "write", noting)
+    with teaching(teacher, corpus, tmp_path / "logits"):
+        assert run.run() == 0
+    rounds = rounds_of(tmp_path / "logits")
+    # 8 steps of 2 answers, of which 2 steps make a round.
+    assert [plan.number for plan in rounds.plans] == [0, 1, 2, 3]
+    assert sorted(written) == list(range(16))
+    stale = [document // 2 - steps for document, steps in sorted(written.items())]
+    assert max(stale) == 3, "the bound is used, and kept"
+    assert min(stale) >= 0
+    assert [verdict.state for verdict in verdicts(open_shards(rounds.path))] == ["whole"] * 4
+    assert [verdict.state for verdict in verdicts(rounds.answers)] == ["whole"] * 4
+    answers = [each for plan in rounds.plans for each in rounds.answers.read(plan.number)]
+    assert sorted(str(each.prompt) for each in answers[:7]) == sorted(PROMPTS), "an epoch of them"
+    assert np.all(np.isfinite(run.steps("own_kl")))
+    np.testing.assert_array_less(0, run.steps("own_kl"))
+    kl, ce, alpha = (np.array(run.steps(key)) for key in ("kl", "ce", "alpha"))
+    corpus_loss, own = alpha * kl + (1 - alpha) * ce, np.array(run.steps("own_kl"))
+    low, high = np.minimum(corpus_loss, own), np.maximum(corpus_loss, own)
+    assert np.all((low - 1e-6 <= run.steps("loss")) & (run.steps("loss") <= high + 1e-6))
+
+
+def test_it_learns_to_answer_as_its_teacher(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path
+) -> None:
+    settings = {f"{OWN}fraction": 1.0, f"{OWN}divergence": "jsd", "training__max_steps": 24}
+    run = course(tmp_path / "out", student, tmp_path / "logits", **settings)
+    with teaching(teacher, corpus, tmp_path / "logits", data=[]):
+        assert run.run() == 0
+    kl = np.array(run.steps("own_kl"))
+    assert kl[-6:].mean() < 0.8 * kl[:6].mean()
+    assert run.steps("loss") == pytest.approx(list(kl))
+    assert LogitsFolder(tmp_path / "logits").description.windows == 0
+
+
+def test_a_student_that_ends_unsaved_goes_on_with_the_rounds_that_it_had_written(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = course(tmp_path / "whole", student, tmp_path / "logits")
+    parts = course(tmp_path / "parts", student, tmp_path / "more")
+    write = Author.write
+
+    def dying(author: Author, places: Any, *more: Any) -> Any:
+        if places[0].document == 12:  # before step 5, after the checkpoint of step 3
+            raise NonFiniteError("the end")
+        return write(author, places, *more)
+
+    with teaching(teacher, corpus, tmp_path / "logits"):
+        assert whole.run() == 0
+    with teaching(teacher, corpus, tmp_path / "more"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Author, "write", dying)
+            with pytest.raises(NonFiniteError):
+                parts.run()
+        assert parts.steps("step") == [1, 2, 3, 4]
+        before = _files(rounds_of(tmp_path / "more"))
+        assert "answers/shard-00002/answers.parquet" in before
+        assert parts.run() == 0
+    after = _files(rounds_of(tmp_path / "more"))
+    assert {name: after[name] for name in before} == before
+    assert parts.steps("step") == list(range(1, 9))
+    np.testing.assert_allclose(parts.steps(), whole.steps(), rtol=1e-4)
+    np.testing.assert_allclose(parts.steps("own_kl"), whole.steps("own_kl"), rtol=1e-4)
+
+
+def _files(rounds: RoundsFolder) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(rounds.path)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(rounds.path.rglob("*.parquet"))
+    }
+
+
+def test_damaged_answers_and_damaged_scores_are_made_again(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path
+) -> None:
+    run = course(tmp_path / "out", student, tmp_path / "logits")
+    with teaching(teacher, corpus, tmp_path / "logits"):
+        run.run_until(3)
+        rounds = rounds_of(tmp_path / "logits")
+        wait_for(lambda: rounds.is_there(2), "the scores of round 2")
+        flip(rounds.shard_path(1) / "logits.parquet")
+        flip(rounds.answers.shard_path(2) / "answers.parquet")
+        assert run.run() == 0
+    assert run.steps("step") == list(range(1, 9))
+    reasons = " ".join(event["reason"] for event in run.events("quarantined"))
+    assert "logits.parquet" in reasons
+    assert "answers.parquet" in reasons
+    rounds = rounds_of(tmp_path / "logits")
+    assert [verdict.state for verdict in verdicts(rounds)] == ["whole"] * 4
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_scores_of_other_tokens_are_damage(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path
+) -> None:
+    settings = {"training__max_steps": 2}
+    run = course(tmp_path / "out", student, tmp_path / "logits", **settings)
+    with teaching(teacher, corpus, tmp_path / "logits"):
+        assert run.run() == 0
+    answers = rounds_of(tmp_path / "logits").answers
+    there = answers.read(0)
+    others = [replace(each, tokens=np.roll(each.tokens, 1)) for each in there]
+    shutil.rmtree(answers.shard_path(0))
+    answers.write(0, others)
+    (verdict,) = verdicts(rounds_of(tmp_path / "logits"))
+    assert verdict.state == "damaged"
+    assert "its tokens of answer 0 are not the student's" in str(verdict.reason)
+
+
+class StopsWaiting(Stop):
+    """Asks for an end once the student has said that it waits."""
+
+    def __init__(self, run: Course) -> None:
+        super().__init__()
+        self._run = run
+
+    def __bool__(self) -> bool:
+        if (self._run.output / "metrics.jsonl").exists() and self._run.events("waiting"):
+            self.ask("enough")
+        return bool(self.reason)
+
+
+def test_without_a_teacher_it_ends_and_a_stop_ends_its_wait(
+    student: Path, teacher: Path, corpus: Path, tmp_path: Path
+) -> None:
+    """A teacher that did the corpus has ended."""
+    assignment = assign(wish(teacher, corpus, tmp_path / "logits"))
+    TeacherRun(assignment, lambda: load(assignment)).run()
+    lost = course(tmp_path / "lost", student, tmp_path / "logits")
+    with pytest.raises(InputError, match=r"every teacher is done; .* with --stay"):
+        lost.run(timeout=0.1)
+    run = course(tmp_path / "out", student, tmp_path / "logits")
+    assert run.run(StopsWaiting(run), timeout=600) == 0
+    assert not run.steps()
+
+
+def test_what_makes_no_sense_is_refused_by_name(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path
+) -> None:
+    def refused(message: str, scheme: Scheme | None = None, **settings: Any) -> None:
+        logits = tmp_path / f"logits-{scheme.kind if scheme else 'topk'}"
+        request = wish(teacher, corpus, logits, **({"scheme": scheme} if scheme else {}))
+        assignment = assign(request)
+        assignment.describe(None)
+        with pytest.raises(InputError, match=message):
+            course(tmp_path / "out", student, logits, **settings).run(timeout=0.1)
+
+    refused(r"max_new_tokens 70 more than data\.max_seq_len, 64", **{f"{OWN}max_new_tokens": 70})
+    refused(
+        r"more than the windows of its teacher \(--max-seq-len\), 64",
+        **{f"{OWN}max_new_tokens": 70, "data__max_seq_len": 128},
+    )
+    refused(r"on_policy\.divergence reverse: draws \(`sampled`\)", Scheme(kind="sampled"))
+    whole = {f"{OWN}fraction": 1.0, "training__max_steps": None}
+    refused("training.max_steps is required where all samples", **whole)
+    settings = course(tmp_path / "out", student, tmp_path / "logits-topk").settings
+    with pytest.raises(InputError, match=r"on_policy: a run of several workers"):
+        taught_folder(load_config("student", settings), student)
+    with pytest.raises(InputError, match=r"on_policy\.divergence"):
+        load_config("student", settings | {"distillation.on_policy.divergence": "forward"})

@@ -1,0 +1,237 @@
+"""A student's own answers: written in rounds, scored by its teachers, learned from once.
+
+With E steps in a round, round r is learned from in the steps rE to rE + E - 1. It is written before
+step (r - 1)E, while its teachers may still score the round before; so the weights that wrote an
+answer are at most 2E - 1 steps old, which `staleness` bounds. This depends on the step alone: a
+student that goes on from a checkpoint finds the rounds that it had written, and takes them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.config.run import RunConfig
+from trainer.data.encoder import IGNORED
+from trainer.data.order import epoch_order
+from trainer.data.tokens import Encoded
+from trainer.distill.answers.answer import Answer
+from trainer.distill.answers.author import Author, Generate, Place, Prompts
+from trainer.distill.answers.description import AnswersDescription, Drawing, prompts_digest
+from trainer.distill.answers.rounds import ON_POLICY, RoundsFolder, rounds_description
+from trainer.distill.logits import targets
+from trainer.distill.logits.dataset import LogitsFolder
+from trainer.distill.logits.description import CorpusInfo, Description, TeacherInfo
+from trainer.distill.logits.scores import Window
+from trainer.distill.logits.stream import ShardStream
+from trainer.distill.student.prefetch import Tell
+from trainer.model.files import model_digest
+from trainer.model.safetensors_headers import read_config
+from trainer.replica.sampling import Sampling
+from trainer.system.errors import InputError, StorageError
+from trainer.system.process.stopping import Stop
+
+
+def read_own_prompts(
+    config: RunConfig, description: Description, model_dir: Path
+) -> Prompts | None:
+    """Return the prompts of a student that answers, after checking that it can be scored.
+
+    Raises:
+        DataError, InputError: the prompts cannot be used or are too long, or the logits keep too
+            little for the divergence.
+    """
+    objective = config.distillation
+    if objective is None or objective.on_policy is None:
+        return None
+    own = objective.on_policy
+    prompts = Prompts.read(Path(own.prompts), config.data.columns, model_dir)
+    length, new = len(prompts.tokens[prompts.longest]), own.max_new_tokens
+    limits = {
+        "data.max_seq_len": config.data.max_seq_len,
+        "the windows of its teacher (--max-seq-len)": description.max_seq_len,
+    }
+    for name, most in limits.items():
+        if length + new > most:
+            raise InputError(
+                f"{own.prompts}: prompt {prompts.longest + 1} has {length} tokens, with"
+                f" distillation.on_policy.max_new_tokens {new} more than {name}, {most}; shorten"
+                " one of them"
+            )
+    try:
+        targets.check(description.scheme, objective.temperature, own.divergence)
+    except InputError as error:
+        raise InputError(f"distillation.on_policy.{error}") from None
+    return prompts
+
+
+class OnPolicy:
+    """The rounds of one run.
+
+    Args:
+        run: names the run's folder; a run that goes on from a checkpoint has the same.
+        generate: continues prompts by the present weights.
+        steps: of the run.
+        timeout: seconds without a sign of a living teacher after which waiting is an error.
+        stop: ends a wait.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: LogitsFolder,
+        model_dir: Path,
+        prompts: Prompts,
+        generate: Generate,
+        *,
+        run: str,
+        steps: int,
+        timeout: float,
+        stop: Stop,
+    ) -> None:
+        assert config.distillation is not None
+        assert config.distillation.on_policy is not None
+        own = config.distillation.on_policy
+        self.run, self._config, self._own = run, config, own
+        self._each = config.own_answers
+        self._last_round = (steps - 1) // own.round_steps
+        self._prompts, self._stop = prompts, stop
+        sampling = Sampling(temperature=own.temperature, seed=config.training.seed)
+        self._author = Author(generate, prompts, sampling, own.max_new_tokens)
+        self._rounds = RoundsFolder(folder.path / ON_POLICY / run)
+        self._rounds.describe(rounds_description(folder.description, run))
+        self._rounds.answers.describe(_description(config, folder.description, model_dir, prompts))
+        self._said: Callable[[str], None] = lambda _: None
+        self._damaged: Callable[[str], None] = lambda _: None
+        self._stream = ShardStream(
+            self._rounds,
+            seed=config.training.seed,
+            order=epoch_order,
+            timeout=timeout,
+            on_wait=lambda message: self._said(message),
+            on_damage=lambda message: self._damaged(message),
+            poll=_POLL,
+        )
+        self._held: tuple[int, list[Encoded]] | None = None
+        self.waited = 0.0
+        """Seconds that the last `take` waited for scores; what it wrote before does not count."""
+        self._order = lru_cache(2)(
+            lambda epoch: epoch_order(config.training.seed, epoch, len(prompts.tokens))
+        )
+
+    def take(self, step: int, tell: Tell) -> list[Encoded] | None:
+        """Return the samples of a step, counted from 0; None if the run is to stop.
+
+        Rounds that are due are written first, by the present weights.
+
+        Raises:
+            UnreachableError, InputError, StorageError: the teachers are lost, or the folder.
+            NonFiniteError: the model computes NaN or Inf.
+        """
+        own, self.waited = self._own, 0.0
+        number, place = divmod(step, own.round_steps)
+        if self._held is None or self._held[0] != number:
+            for due in range(number, min(number + own.rounds_ahead, self._last_round) + 1):
+                self._answers(due, tell)
+            try:
+                self._held = number, self._scored(number, tell)
+            except _Stopped:
+                return None
+        return self._held[1][place * self._each : (place + 1) * self._each]
+
+    def _answers(self, number: int, tell: Tell) -> Sequence[Answer]:
+        """Return the answers of a round; they are written if they are not there."""
+        there = self._rounds.answers
+        if there.is_there(number):
+            try:
+                return there.read(number)
+            except StorageError as error:
+                there.quarantine(number, str(error))
+                tell("quarantined", f"{error}; written again")
+        plan = there.plan(number)
+        places = [
+            Place(document, 0, self._prompt(document), document)
+            for document in range(plan.first_document, plan.stop_document)
+        ]
+        answers = self._author.write(places)
+        there.write(number, answers)
+        self._rounds.planned(number, answers)
+        return answers
+
+    def _prompt(self, document: int) -> int:
+        """Return the number of the prompt of an answer, of which each comes once in an epoch."""
+        epoch, place = divmod(document, len(self._prompts.tokens))
+        return int(self._order(epoch)[place])
+
+    def _scored(self, number: int, tell: Tell) -> list[Encoded]:
+        """Return a round's samples, once a teacher has scored them."""
+        told: list[str] = []
+
+        def waits(message: str) -> None:
+            if self._stop:
+                raise _Stopped
+            if not told:
+                told.append(message)
+                tell("waiting", message)
+            if not self._rounds.answers.is_there(number):  # a teacher found them damaged
+                self._answers(number, tell)
+
+        self._said, self._damaged = waits, lambda message: tell("quarantined", message)
+        self._answers(number, tell)
+        began = time.monotonic()
+        windows = self._stream.load(number, patient=True)
+        self.waited = time.monotonic() - began
+        assert windows is not None, "a patient reader waits"
+        answers = self._rounds.answers.read(number)
+        return [self._sample(*pair) for pair in zip(windows, answers, strict=True)]
+
+    def _sample(self, window: Window, answer: Answer) -> Encoded:
+        """Return a scored answer, of whose prompt nothing is learned."""
+        objective = self._config.distillation
+        assert objective is not None
+        scheme = self._rounds.description.scheme
+        soft = targets.targets(window.scores, scheme, objective.temperature, self._own.divergence)
+        labels: NDArray[np.int32] = window.tokens.copy()
+        labels[: answer.asked] = IGNORED
+        return Encoded(window.tokens, labels, soft)
+
+
+_POLL = 0.2
+"""Seconds between two looks for a round's scores."""
+
+
+class _Stopped(Exception):  # noqa: N818 - not an error: the run is to stop
+    """Ends a wait."""
+
+
+def _description(
+    config: RunConfig, teachers: Description, model_dir: Path, prompts: Prompts
+) -> AnswersDescription:
+    assert config.distillation is not None
+    assert config.distillation.on_policy is not None
+    own = config.distillation.on_policy
+    return AnswersDescription(
+        teacher=TeacherInfo(
+            name=config.name,
+            digest=model_digest(model_dir),
+            engine="torch",
+            quantization=config.model.quantization,
+            dtype=config.model.dtype,
+            vocab_size=read_config(model_dir)["vocab_size"],
+            tokenizer_size=teachers.tokenizer.size,
+        ),
+        tokenizer=teachers.tokenizer,
+        corpus=CorpusInfo(digest=prompts_digest(prompts.samples), documents=0),
+        samples=config.own_answers * own.round_steps,
+        max_new_tokens=own.max_new_tokens,
+        drawing=Drawing(
+            temperature=own.temperature, top_k=None, top_p=None, seed=config.training.seed
+        ),
+        stops=(),
+        shards=(),
+    )
