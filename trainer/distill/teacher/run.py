@@ -19,11 +19,11 @@ from trainer.distill.logits.scores import Window
 from trainer.distill.logits.shard_folder import ShardFolder
 from trainer.distill.teacher.assignment import Assignment
 from trainer.distill.teacher.engines import engine_kind
+from trainer.distill.teacher.part_leases import Parts
 from trainer.distill.teacher.progress import Headway, Tally
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.system.errors import InputError, StorageError
 from trainer.system.process.interruption import Interrupted
-from trainer.system.storage.lease import take
 
 if TYPE_CHECKING:  # imports torch and transformers: not needed if all is scored
     from trainer.distill.teacher.scoring import Teacher
@@ -72,9 +72,8 @@ class ShardRun(Generic[Items]):
         self._folder, self._open_maker = folder, open_maker
         self._maker: Make[Items] | None = None
         index, count = share
-        self._index, self._count = index - 1, count
-        self._part = self._folder.teachers / f"part-{index}-of-{count}"
-        self._share = shards[index - 1 :: count]
+        self._parts = Parts(self._folder.teachers, index, count)
+        self._shards, self._share = shards, [*shards[index - 1 :: count]]
         self._name = name or f"{socket.gethostname()}-{index}-of-{count}"
         self._over = over
         self._on_headway, self._check = on_headway, check
@@ -85,6 +84,8 @@ class ShardRun(Generic[Items]):
     def run(self, *, stay: bool = False) -> Headway:
         """Make what is missing; with `stay` then wait for students' requests until `over`.
 
+        With `stay` it also makes the shards of parts whose process dies.
+
         Raises:
             RefusedError: the engine is not admitted, or the folder is another teacher's.
             NonFiniteError: the model computes NaN or Inf.
@@ -94,10 +95,10 @@ class ShardRun(Generic[Items]):
         """
         # One teacher a part: two would score everything twice, under one heartbeat.
         with contextlib.ExitStack() as stack:
-            stack.callback(take(self._part, self._name).release)
+            stack.callback(self._parts.take(self._name).release)
             beat = stack.enter_context(TeacherHeartbeat(self._folder, self._name))
             try:
-                self._pass(beat, stay)
+                self._pass(beat, stack if stay else None)
             except Interrupted:
                 # Not by the tally: what was written meanwhile is not counted yet.
                 if all(self._folder.is_there(plan.number) for plan in self._share):
@@ -112,7 +113,8 @@ class ShardRun(Generic[Items]):
             self._tally.begin()
         return self._maker
 
-    def _pass(self, beat: TeacherHeartbeat, stay: bool) -> None:
+    def _pass(self, beat: TeacherHeartbeat, stay: contextlib.ExitStack | None) -> None:
+        """Make this part's shards; with `stay`, which takes further leases, go on until `over`."""
         if not self._folder.is_described:
             self._open()
         with ThreadPoolExecutor(1, thread_name_prefix="shards") as writer:
@@ -124,13 +126,30 @@ class ShardRun(Generic[Items]):
             self._finish_writing()
             self._on_headway(asdict(self._tally.headway))
             beat.beat(**self._figures())
-            while stay and not self._over():
+            while stay is not None and not self._over():
                 beat.beat(**self._figures(), state="waiting")
+                self._take_over(stay, beat, writer)
                 if not self._between():
                     time.sleep(POLL)
                 for plan in self._requested():
                     self._score(plan, beat, writer)
                 self._finish_writing()
+
+    def _take_over(
+        self, stack: contextlib.ExitStack, beat: TeacherHeartbeat, writer: ThreadPoolExecutor
+    ) -> None:
+        """Make the shards of parts whose process died, which is then as if this one's were more."""
+        for part, lease in self._parts.abandoned(self._name):
+            stack.callback(lease.release)
+            more = self._shards[part - 1 :: self._parts.count]
+            log.info("part %d of %d is taken over: its process is gone", part, self._parts.count)
+            self._share.extend(more)
+            for plan in more:
+                if self._is_there(plan):
+                    self._tally.found(plan)
+                elif not self._over():
+                    self._score(plan, beat, writer)
+            self._finish_writing()
 
     def _between(self) -> bool:
         """Do what is more urgent than the next shard; return whether there was anything."""
@@ -250,7 +269,7 @@ class TeacherRun(ShardRun[Window]):
             if not self._is_ours(rounds):
                 continue
             for plan in rounds.answers.plans:
-                if plan.number % self._count == self._index and not rounds.is_there(plan.number):
+                if self._parts.has(plan.number) and not rounds.is_there(plan.number):
                     scored |= self._score_round(rounds, plan.number)
         return scored
 

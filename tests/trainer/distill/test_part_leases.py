@@ -1,0 +1,73 @@
+"""A part of a folder whose teacher was killed is taken over, and no other one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.small_teacher import load, wish, write_corpus, write_teacher
+from tests.waiting import wait_for
+from trainer.distill.teacher import run as teacher_run
+from trainer.distill.teacher.assignment import assign
+from trainer.distill.teacher.part_leases import Parts
+from trainer.distill.teacher.run import TeacherRun
+
+Holder = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Iterator[Holder]:
+    """A process that holds part 1 of 2 below `logits/teachers`."""
+    part = tmp_path / "logits" / "teachers" / "part-1-of-2"
+    part.parent.mkdir(parents=True)
+    command = [sys.executable, "-m", "tests.trainer.lease_holder", str(part), "30"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        yield holder
+        holder.kill()
+
+
+def test_only_a_dead_process_is_replaced(first: Holder, tmp_path: Path) -> None:
+    parts = Parts(tmp_path / "logits" / "teachers", 2, 3, silence=0.0)
+    assert not list(parts.abandoned("me")), "parts 1 and 3 of 3 never began"
+    parts = Parts(tmp_path / "logits" / "teachers", 2, 2, silence=0.0)
+    assert not list(parts.abandoned("me")), "its process lives"
+    first.kill()
+    first.wait()
+    ((part, lease),) = parts.abandoned("me")
+    assert part == 1
+    assert [parts.has(number) for number in (0, 1)] == [True, True]
+    lease.release()
+    other = Parts(tmp_path / "logits" / "teachers", 2, 2, silence=0.0)
+    assert not list(other.abandoned("me")), "it was released"
+
+
+def test_the_other_teacher_makes_the_shards_of_a_killed_one(
+    first: Holder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher_run, "POLL", 0.02)
+    monkeypatch.setattr(teacher_run, "Parts", partial(Parts, silence=0.1))
+    corpus = write_corpus(tmp_path / "texts.jsonl")
+    model = write_teacher(tmp_path / "model", corpus)
+    assignment = assign(wish(model, corpus, tmp_path / "logits"))
+    over = threading.Event()
+    second = TeacherRun(assignment, lambda: load(assignment), share=(2, 2), over=over.is_set)
+    thread = threading.Thread(target=partial(second.run, stay=True))
+    thread.start()
+    folder = assignment.folder
+    try:
+        theirs = [plan.number for plan in assignment.description.shards[::2]]
+        wait_for(lambda: folder.is_described and folder.missing() == theirs, "the own shards")
+        first.kill()
+        wait_for(lambda: not folder.missing(), "the shards of the killed one")
+    finally:
+        over.set()
+        thread.join()
+    assert not folder.missing()

@@ -1,0 +1,79 @@
+"""The parts of a folder's shards, each held by one process at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from trainer.system.errors import InUseError, StorageError
+from trainer.system.process.sign_of_life import Silence
+from trainer.system.storage.lease import SILENCE, Lease, take
+from trainer.system.storage.lease_folder import (
+    lease_path,
+    newest_lease,
+    newest_sign,
+    read_holder,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Parts:
+    """The parts that a process holds: its own, and those of processes that died.
+
+    A part of which nobody ever began is left to who will, and so is one that was released: its
+    process was stopped in order.
+
+    Args:
+        folder: of the leases.
+        index: this process's part, from 1.
+        count: how many parts there are.
+        silence: seconds without a sign of life after which a process is gone.
+    """
+
+    def __init__(self, folder: Path, index: int, count: int, silence: float = SILENCE) -> None:
+        self._folder, self._index, self.count = folder, index, count
+        self._silence = silence
+        self._held = {index}
+        self._silences = defaultdict[int, Silence](lambda: Silence(longest=silence / 2))
+
+    def take(self, name: str) -> Lease:
+        """Take this process's own part.
+
+        Raises:
+            InUseError: a living process holds it; names the process.
+        """
+        return take(self._path(self._index), name)
+
+    def has(self, number: int) -> bool:
+        """Whether a shard is of a part that this process holds."""
+        return number % self.count + 1 in self._held
+
+    def abandoned(self, name: str) -> Iterator[tuple[int, Lease]]:
+        """Yield further parts with their leases; their processes were silent for long enough.
+
+        Call it now and then: silence counts between two calls that are not far apart.
+        """
+        for part in range(1, self.count + 1):
+            if part in self._held or not self._is_silent(part):
+                continue
+            with suppress(InUseError, StorageError):  # it is back, or another one was faster
+                lease = take(self._path(part), name)
+                self._held.add(part)
+                yield part, lease
+
+    def _is_silent(self, part: int) -> bool:
+        folder = self._path(part)
+        with suppress(OSError):
+            newest = newest_lease(folder)
+            if newest is None or read_holder(lease_path(folder, newest))[1] == "released":
+                self._silences.pop(part, None)
+                return False
+            return self._silences[part].hear(newest_sign(folder)) >= self._silence
+        return False
+
+    def _path(self, part: int) -> Path:
+        return self._folder / f"part-{part}-of-{self.count}"
