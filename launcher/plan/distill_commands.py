@@ -108,6 +108,8 @@ def _student_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ...]
     if student.validation is not None:
         settings["data.validation"] = where.own(host, student.validation)
         settings |= {"data.columns": student.columns} if student.columns else {}
+    if (own := student.distillation.on_policy) is not None:
+        settings["distillation.on_policy.prompts"] = where.own(host, own.prompts)
     if job.budget is not None:
         settings["budget"] = job.budget.model_dump(mode="json", exclude_none=True)
     if job.notify is not None:
@@ -192,10 +194,11 @@ def reads(seat: Seat, job: DistillJob, where: Where) -> dict[str, tuple[str, ...
     match seat.role:
         case "student":
             texts = [job.teacher.tokenizer] if job.student.config is not None else []
+            own = job.student.distillation.on_policy
             wanted = {
                 "model": [job.student.model],
                 "data": texts,
-                "validation": [job.student.validation],
+                "validation": [job.student.validation, own and own.prompts],
             }
         case "teacher":
             texts = [*job.teacher.data, job.teacher.tokenizer]

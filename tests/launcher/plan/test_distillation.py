@@ -271,11 +271,31 @@ def test_nobody_evaluates_when_that_is_null(tmp_path: Path) -> None:
         ({"student.config": "albor-350m"}, "student: give model, or config for a new one"),
         ({"teacher.topk": 3}, "teacher.topk: unknown key .allowed: model, data"),
         ({"evaluation.backend": "tpu"}, "evaluation.backend: input should be 'cpu'"),
+        (
+            {"teacher.scheme": "sampled", "student.distillation.on_policy.prompts": "p.jsonl"},
+            r"student\.distillation\.on_policy needs teacher\.scheme topk or full",
+        ),
     ],
 )
 def test_a_wrong_job_is_one_line(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         job(**settings)
+
+
+def test_the_prompts_of_a_student_that_answers_are_on_its_host() -> None:
+    own = {"student.distillation.on_policy.prompts": "inputs/prompts.jsonl"}
+    given = job(**own, **{"student.distillation.on_policy.staleness": 4})
+    plan = place_distillation([replace(HERE, share_folder=None)], given, SETTING)
+    student = named(plan, "student")
+    found = parse_assignments(flags(student, "--set"), "--set")
+    config = run_config.load(
+        "student", {**found, "model.path": "m", "data.train": "l", "output": "o"}
+    )
+    assert config.distillation is not None
+    assert config.distillation.on_policy is not None
+    assert config.distillation.on_policy.prompts == "/state/inputs/prompts.jsonl"
+    assert config.distillation.on_policy.staleness == 4
+    assert "/state/inputs/prompts.jsonl" in student.reads["validation"]
 
 
 def test_corpora_of_the_hub_and_names_of_keys_reach_every_process() -> None:

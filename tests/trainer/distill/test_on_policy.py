@@ -260,7 +260,7 @@ def test_without_a_teacher_it_ends_and_a_stop_ends_its_wait(
 def test_what_makes_no_sense_is_refused_by_name(
     teacher: Path, student: Path, corpus: Path, tmp_path: Path
 ) -> None:
-    def refused(message: str, scheme: Scheme | None = None, **settings: Any) -> None:
+    def refused(message: str, settings: dict[str, Any], scheme: Scheme | None = None) -> None:
         logits = tmp_path / f"logits-{scheme.kind if scheme else 'topk'}"
         request = wish(teacher, corpus, logits, **({"scheme": scheme} if scheme else {}))
         assignment = assign(request)
@@ -268,14 +268,14 @@ def test_what_makes_no_sense_is_refused_by_name(
         with pytest.raises(InputError, match=message):
             course(tmp_path / "out", student, logits, **settings).run(timeout=0.1)
 
-    refused(r"max_new_tokens 70 more than data\.max_seq_len, 64", **{f"{OWN}max_new_tokens": 70})
+    refused(r"max_new_tokens 70 more than data\.max_seq_len, 64", {f"{OWN}max_new_tokens": 70})
     refused(
         r"more than the windows of its teacher \(--max-seq-len\), 64",
-        **{f"{OWN}max_new_tokens": 70, "data__max_seq_len": 128},
+        {f"{OWN}max_new_tokens": 70, "data__max_seq_len": 128},
     )
-    refused(r"on_policy\.divergence reverse: draws \(`sampled`\)", Scheme(kind="sampled"))
+    refused(r"on_policy\.divergence reverse: draws \(`sampled`\)", {}, Scheme(kind="sampled"))
     whole = {f"{OWN}fraction": 1.0, "training__max_steps": None}
-    refused("training.max_steps is required where all samples", **whole)
+    refused("training.max_steps is required where all samples", whole)
     settings = course(tmp_path / "out", student, tmp_path / "logits-topk").settings
     with pytest.raises(InputError, match=r"on_policy: a run of several workers"):
         taught_folder(load_config("student", settings), student)
