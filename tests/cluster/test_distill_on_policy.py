@@ -33,6 +33,7 @@ def written(rounds: RoundsFolder) -> dict[str, tuple[int, bytes]]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # four programs that load torch
 def test_both_are_killed_and_go_on_and_nothing_is_lost_or_twice(lesson: Lesson) -> None:
     prompts = lesson.folder / "prompts.jsonl"

@@ -295,6 +295,7 @@ def test_torchrun_does_not_restart_what_its_budget_has_stopped(hands: Hands) -> 
     )
 
 
+@pytest.mark.long
 def test_the_line_of_launch_plan(hands: Hands, capsys: pytest.CaptureFixture[str]) -> None:
     """As it is printed, with two processes on CPUs in the place of two cards."""
     assert launch(["plan", "--model", str(hands.model), "--cluster", "2xRTX4090"]) == 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.cli import run
+from tests.project.command_blocks import ROOT, command_block
 from tests.trainer.small_teacher import teach, wish, write_corpus, write_teacher
 from trainer.distill.logits.dataset import LogitsFolder
 
@@ -27,8 +29,10 @@ def test_published_tokens_a_second_are_published_hours(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """45.7 tokens/s of prefill on 8 threads: 61 hours for 10 million tokens."""
-    assert run([*TEACHER, *BOX, "--tokens", "10M", "--rate", "45.7"]) == 0
+    (command,) = command_block("docs/planning.md", "A distillation").commands
+    assert run(shlex.split(command)[1:]) == 0
     shown = capsys.readouterr().out
+    assert shown in (ROOT / "docs/planning.md").read_text()
     assert "79.7 billion parameters, 3.87 billion active; scores 10 million tokens" in shown
     assert "torch bfloat16 on CPU, 8 cores: 60.8 hours at 45.7 tokens/s, given" in shown
     assert "On the share: 2.6 GiB, 27" in shown

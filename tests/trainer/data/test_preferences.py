@@ -83,8 +83,8 @@ def test_each_answer_has_its_tokens_and_is_cut_at_its_end(tmp_path: Path) -> Non
     data = load_dataset(path, tmp_path, "dpo", None, max_seq_len=40)
     learned = [
         [
-            tokenizer.decode(row.labels[row.labels >= 0].tolist(), skip_special_tokens=False)
-            for row in data[index].answers
+            tokenizer.decode(labels[labels >= 0].tolist(), skip_special_tokens=False)
+            for labels in (np.asarray(row.labels) for row in data[index].answers)
         ]
         for index in range(3)
     ]

@@ -212,12 +212,11 @@ class ShardRun(Generic[Items]):
             beat.beat(**self._figures())
 
     def _figures(self) -> dict[str, Any]:
-        headway, teacher = self._tally.headway, self._teacher
+        headway = self._tally.headway
         return {
             "shards_done": headway.shards_done,
             "shards": headway.shards,
             "tokens_per_second": headway.tokens_per_second,
-            "device": None if teacher is None else str(teacher.engine.device),
         }
 
 
@@ -241,6 +240,10 @@ class TeacherRun(ShardRun[Window]):
         teacher = self._load()
         cut = self._assignment.windows.cut
         return lambda plan, on_tokens: teacher.score(cut(plan), on_tokens)
+
+    def _figures(self) -> dict[str, Any]:
+        device = None if self._teacher is None else str(self._teacher.engine.device)
+        return super()._figures() | {"device": device}
 
     def _load(self) -> Teacher:
         """Load the teacher, whose engine is admitted before it writes the folder's description.

@@ -40,7 +40,7 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
     transformers.logging.disable_progress_bar()
     # It reports on stderr that an optional kernel package is missing.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    auto = (
+    auto: Any = (
         transformers.AutoModelForSequenceClassification
         if config.task == "classify"
         else transformers.AutoModelForCausalLM
