@@ -25,7 +25,7 @@ from launcher.runs.records.self_reports import read_report
 from launcher.transfer.sync import _sizes
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, read_progress
 from trainer.checkpoint.reader import SCHEMA as RUN_SCHEMA
-from trainer.distill.logits.description import SCHEMA as LOGITS_SCHEMA
+from trainer.distill.answers.description import AnswersDescription
 from trainer.distill.logits.description import CorpusInfo, Description, ShardPlan
 from trainer.distill.logits.heartbeat import TeacherState, _parse
 from trainer.evaluate.claims import SCHEMA as CLAIM_SCHEMA
@@ -49,7 +49,7 @@ NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "1.7e308", "1" + 400 * "0", 
 TEXTS = (r'"a\nrank 0 lost"', r'"\u001b]0;title\u0007"', r'"\u202egnp"', r'"\u2028"', r'"\ud800"')
 TEXTS += ('"' + (LONGEST + 1) * "x" + '"',)
 ODD = (*NUMBERS, *TEXTS, "null", "[]", "{}", "true")
-SIGNED = {"loss_sum", "loss", "learning_rate", "grad_norm", "best", "metric", "accuracy"}
+SIGNED = {"loss_sum", "loss", "learning_rate", "grad_norm", "best", "metric", "accuracy", "rewards"}
 """Fields that may be negative, or say nothing about it where they are shown."""
 
 
@@ -212,9 +212,14 @@ def readers(folder: Path) -> dict[str, Reader]:
     holder = lease_path(folder, 1)
     corpus = CorpusInfo(digest="d", documents=1)
     shards = (ShardPlan(number=0, first_document=0, stop_document=1, windows=1, tokens=1),)
-    hints = typing.get_type_hints(Description)
-    parts = {name: example(hints[name]) for name in hints if name not in ("shards", "corpus")}
-    parts |= {"corpus": vars(corpus), "shards": [vars(each) for each in shards]}
+
+    def described(kind: type[Any]) -> dict[str, Any]:
+        hints = typing.get_type_hints(kind)
+        names = {field.name for field in dataclasses.fields(kind)} - {"shards", "corpus"}
+        parts = {name: example(hints[name]) for name in names}
+        parts |= {"corpus": vars(corpus), "shards": [vars(each) for each in shards]}
+        return {"schema": kind.schema, **parts}
+
     claims = folder / "claims"
     claims.mkdir()
     record = {"schema": EVALUATION_SCHEMA, "digest": "d", "step": 3, "time": 1.5, "tasks": {}}
@@ -251,7 +256,10 @@ def readers(folder: Path) -> dict[str, Reader]:
             json.loads((whole / "manifest.json").read_bytes()),
             file("whole/manifest.json", _sizes),
         ),
-        "dataset.json": Reader({"schema": LOGITS_SCHEMA, **parts}, Description.from_json),
+        "dataset.json": Reader(described(Description), Description.from_json),
+        "dataset.json, of answers": Reader(
+            described(AnswersDescription), AnswersDescription.from_json
+        ),
         "a teacher's heartbeat": Reader(
             example(TeacherState), lambda text: _parse(text.encode("utf-8"))
         ),
@@ -301,6 +309,7 @@ NAMES = (
     "manifest.json",
     "manifest.json, by the launcher",
     "dataset.json",
+    "dataset.json, of answers",
     "a teacher's heartbeat",
     "a lease's holder",
     "a claim",
@@ -313,7 +322,13 @@ NAMES = (
 )
 
 
-NEVER_NEGATIVE = ("spend.jsonl", "manifest.json", "dataset.json", "a teacher's heartbeat")
+NEVER_NEGATIVE = (
+    "spend.jsonl",
+    "manifest.json",
+    "dataset.json",
+    "dataset.json, of answers",
+    "a teacher's heartbeat",
+)
 
 
 def test_every_reader_is_tried(read: dict[str, Reader]) -> None:

@@ -40,6 +40,7 @@ BY_OTHER_MEANS = {
     "launcher.runs.records.registry": OWN,
     "launcher.session.process_supervisor": THERE,
     "launcher.session.spec": THERE,
+    "launcher.views.dashboard.history": "models with limits of their own",
     "launcher.views.dashboard.report": OWN,
     "launcher.views.dashboard.run_files": OWN,
     "trainer.checkpoint.merge_lora": OF_A_PERSON,

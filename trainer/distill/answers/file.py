@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from trainer.data.turns import ChatMessage
 from trainer.distill.answers.answer import Answer
 from trainer.distill.logits.description import ShardPlan
 from trainer.distill.logits.shard import LEVEL
+from trainer.system.received import receive_json
 
 SCHEMA = "motley.answers/1"
 _TURN = pa.struct([("role", pa.string()), ("content", pa.string()), ("weight", pa.int8())])
@@ -57,6 +58,18 @@ def encode(dataset: str, plan: ShardPlan, answers: Sequence[Answer]) -> memoryvi
     return memoryview(sink.getvalue())
 
 
+@dataclass(frozen=True)
+class _Blank:
+    """An answer without text, as the metadata has it."""
+
+    document: int
+    sample: int
+    asked: int
+    tokens: list[int]
+    logprobs: list[float]
+    ended: bool
+
+
 def decode(dataset: str, plan: ShardPlan, content: bytes) -> list[Answer]:
     """Return the answers of a shard's file.
 
@@ -77,10 +90,8 @@ def decode(dataset: str, plan: ShardPlan, content: bytes) -> list[Answer]:
     except pa.ArrowException as error:
         raise ValueError(f"not usable Parquet: {error}") from None
     try:
-        rows += [
-            {"prompt": "", "completion": "", **each}
-            for each in json.loads(metadata[b"motley.blank"])
-        ]
+        blank = receive_json(list[_Blank], metadata[b"motley.blank"], "motley.blank")
+        rows += [{"prompt": "", "completion": "", **vars(each)} for each in blank]
         answers = [_answer(row) for row in rows]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"a damaged answer: {error}") from None

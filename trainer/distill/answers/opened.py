@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from trainer.distill.answers.folder import AnswersFolder
 from trainer.distill.answers.rounds import ANSWERS, RoundsFolder
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.shard_folder import DATASET, ShardFolder
+from trainer.system.received import parse
 
 
 def open_shards(path: Path) -> ShardFolder[Any, Any]:
@@ -23,5 +23,5 @@ def open_shards(path: Path) -> ShardFolder[Any, Any]:
         return RoundsFolder(path)
     schema = None
     with suppress(OSError, ValueError, KeyError, TypeError):
-        schema = json.loads((path / DATASET).read_bytes())["schema"]
+        schema = parse((path / DATASET).read_bytes(), DATASET)["schema"]
     return AnswersFolder(path) if schema == AnswersDescription.schema else LogitsFolder(path)

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.system.commandline.visible import visible
 from trainer.system.errors import ProtocolError
+from trainer.system.received import LARGEST_FLOAT
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Rank = Annotated[int, Field(ge=0, lt=2**16)]
@@ -25,6 +26,8 @@ Kind = Literal["train", "evaluate", "answer"]
 """What a worker does with samples, or with prompts."""
 Size = Annotated[float, Field(ge=0, le=1e60)]
 """A norm of fp32 values, or a factor: its square is a finite float64."""
+
+Figure = Annotated[float, Field(gt=-LARGEST_FLOAT, lt=LARGEST_FLOAT)]
 
 
 def _line(text: str) -> str:
@@ -185,8 +188,8 @@ class ShardResult(Message):
     """The L2 norm of what the worker owes after this shard: what is lost with it."""
     confusion: tuple[tuple[Count, ...], ...] | None = None
     """`confusion[label][prediction]`, for evaluation of a classifier."""
-    rewards: tuple[float, float, Count] | None = None
-    """Of pairs: `trainer.data.metrics.Rewards`; None also if one is not finite."""
+    rewards: tuple[Figure, Figure, Count] | None = None
+    """Of pairs: `trainer.data.metrics.Rewards`; None also if one is no `Figure`."""
     answers: tuple[tuple[Count, ...], ...] | None = None
     """New tokens of each prompt that was `asked`."""
 

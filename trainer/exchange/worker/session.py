@@ -25,6 +25,7 @@ from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState
 from trainer.system.errors import ProtocolError
+from trainer.system.received import LARGEST_FLOAT
 
 Float32 = NDArray[np.float32]
 
@@ -288,6 +289,6 @@ def result_message(
         overlap=min(overlap, seconds),
         watts=watts,
         confusion=tuple(map(tuple, confusion)) if confusion is not None else None,
-        rewards=rewards if rewards is not None and np.isfinite(rewards).all() else None,
+        rewards=rewards if rewards is not None and np.abs(rewards).max() < LARGEST_FLOAT else None,
         answers=tuple(map(tuple, answers)) if answers is not None else None,
     )
