@@ -38,9 +38,9 @@ FULL = {"method": "full"}
 NF4 = {"model.quantization": "nf4"}
 CLASSIFY = {"task": "classify"}
 
-WORKER = {"TorchReplica._result": 1, "_Pinned.wait": 1}
+WORKER = {"TorchReplica._results": 1, "_Pinned.wait": 1}
 """For the loss, and for the last block of the gradient, which no more work hides."""
-STUDENT = {"TorchReplica._result": 1, "StudentOptimizer.apply": 1}
+STUDENT = {"TorchReplica._results": 1, "StudentOptimizer.apply": 1}
 """For the loss, and for the gradient's norm, which may end the run."""
 RANK = {
     "ParallelReplica._agree": 1,

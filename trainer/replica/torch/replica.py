@@ -61,6 +61,8 @@ _UNBOUNDED = 1 << 62
 _BATCH = 32
 """The most prompts that are continued together."""
 _Result = TypeVar("_Result")
+_Part = tuple[Sequence["Encoded"], KDWeights | None]
+"""Samples of a step, and how they learn from a teacher."""
 
 
 def _size(sample: Encoded) -> int:
@@ -189,25 +191,19 @@ class TorchReplica:
         start = time.monotonic()
         parts = [(batch, self._mix(batch, alpha)), (own, self._own_mix() if own else None)]
         self._choose_threads()
-        found = self._within_memory(lambda: self._train(parts))
-        first, second = (
-            _result(samples, sums, weight, start, mix)
-            for (samples, mix), (sums, weight) in zip(parts, found, strict=True)
-        )
-        self._observe(first.tokens + second.tokens, first.seconds)
+        sums, weights = self._within_memory(lambda: self._train(parts))
+        first, second = self._results(parts, sums, weights, start)
         return first, second
 
     def forward_backward(
         self, batch: Sequence[Encoded], on_block: OnBlock, alpha: float | None = None
     ) -> StepResult:
         """Run one shard; see `Replica.forward_backward`."""
-        start, mix = time.monotonic(), self._mix(batch, alpha)
+        start, parts = time.monotonic(), [(batch, self._mix(batch, alpha))]
         self._choose_threads()
         with self._stream().step(on_block):
-            ((sums, weight),) = self._within_memory(lambda: self._train([(batch, mix)]))
-        result = _result(batch, sums, weight, start, mix)
-        self._observe(result.tokens, result.seconds)
-        return result
+            sums, weights = self._within_memory(lambda: self._train(parts))
+        return self._results(parts, sums, weights, start)[0]
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Run only the forward pass; see `Replica.evaluate`.
@@ -251,9 +247,23 @@ class TorchReplica:
         if self._processors is not None:
             torch.set_num_threads(self._processors.threads())
 
-    def _observe(self, tokens: int, seconds: float) -> None:
-        if self._watch is not None and (line := self._watch.observe(tokens, seconds)):
+    def _results(
+        self, parts: Sequence[_Part], sums: Tensor, weights: Sequence[int], start: float
+    ) -> list[StepResult]:
+        """Return the result of each part, after waiting for the device once."""
+        totals = sums.tolist()
+        seconds = time.monotonic() - start
+        tokens = [sum(sample.tokens for sample in batch) for batch, _ in parts]
+        if self._watch is not None and (line := self._watch.observe(sum(tokens), seconds)):
             log.warning("%s", line)
+        return [
+            StepResult(loss, weight, size, seconds)
+            if mix is None
+            else StepResult(loss, weight, size, seconds, ce_sum=ce, kl_sum=kl)
+            for (_, mix), (loss, ce, kl), weight, size in zip(
+                parts, totals, weights, tokens, strict=True
+            )
+        ]
 
     def _stream(self) -> GradientStream:
         if self._gradients is None:  # an evaluation does not need its memory
@@ -277,10 +287,8 @@ class TorchReplica:
         assert own is not None
         return KDWeights(1.0, settings.temperature, own.divergence, own.beta)
 
-    def _train(
-        self, parts: Sequence[tuple[Sequence[Encoded], KDWeights | None]]
-    ) -> list[tuple[Tensor, int]]:
-        """Return `Sums` `[3]` and weight of each part; the gradients of all go to the stream.
+    def _train(self, parts: Sequence[_Part]) -> tuple[Tensor, list[int]]:
+        """Return `Sums` `[P, 3]` and weights of P parts; the gradients of all go to the stream.
 
         With a loss scale they are final, and leave, when all of them are known to be finite.
         """
@@ -302,7 +310,7 @@ class TorchReplica:
                 if of_classes := self._config.training.class_weights:
                     batch = parts[0][0]
                     weights[0] = sum(of_classes[int(sample.labels)] for sample in batch)
-                return list(zip(sums, weights, strict=True))
+                return sums, weights
 
     def _score(self, batch: Sequence[Encoded]) -> EvalResult:
         classes = self._config.num_classes
@@ -396,14 +404,3 @@ class TorchReplica:
         if self._device.type == "cpu":
             tokens = min(tokens, CPU_TOKENS)
         return Limit(_UNBOUNDED, tokens)
-
-
-def _result(
-    batch: Sequence[Encoded], sums: Tensor, weight: int, start: float, mix: KDWeights | None
-) -> StepResult:
-    tokens = sum(sample.tokens for sample in batch)
-    loss, ce, kl = sums.tolist()
-    seconds = time.monotonic() - start
-    if mix is None:
-        return StepResult(loss, weight, tokens, seconds)
-    return StepResult(loss, weight, tokens, seconds, ce_sum=ce, kl_sum=kl)

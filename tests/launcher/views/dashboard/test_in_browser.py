@@ -216,7 +216,7 @@ def test_a_log_follows_and_begins_at_the_second_of_the_chosen_step(
     # Step 6 was at BEGAN + 3 s.
     browser.run("document.querySelector('.events .good button').click()")
     browser.run("document.querySelector('#since').click()")
-    browser.wait("document.querySelector('.lines .now') !== null")
+    browser.wait("document.querySelectorAll('.lines span').length === 3")
     assert text(browser, ".lines span")[0] == "11:06:43 it is lost"
     assert text(browser, ".lines .now") == ["11:06:43 it is lost"]
     browser.run("document.querySelector('#since').click()")
