@@ -9,7 +9,7 @@ sections as conversations, SpamAssassin's mails as classes, and pieces of manual
 LoRA of rank 16 is on all linears, or all weights train. Sweeps take the first and last five
 layers of the model, the last table all 30.
 
-The learning rate is the best of three for fp32 with seed 0, and all arms take it; rounds and top-k
+The learning rate is the best of a few for fp32 with seed 0, and all arms take it; rounds and top-k
 also half and twice of it. Rounds of 50 are more than a run of this length is allowed otherwise.
 "Score" is the share of answers that greedy decoding gets right, of classes or of next tokens.
 `topk:0.1, none owed` drops what the codec drops.
@@ -60,7 +60,7 @@ from trainer.run.inputs import RunInputs, read_inputs
 WORKERS, STEPS, ROWS = 3, 200, 12
 CURVE, POINTS = 50, 5
 """Held-out rows that a point of a curve is of, and points, the last of all rows."""
-RATES = {"lora": (5e-4, 1e-3, 2e-3), "full": (3e-5, 1e-4, 3e-4)}
+RATES = {"lora": (5e-4, 1e-3, 2e-3, 4e-3), "full": (3e-5, 1e-4, 3e-4)}
 GROUPS = (("sections", 10), ("mails", 10), ("pages", 10), ("sections", 30))
 """Data and layers, in the order in which they are trained."""
 
