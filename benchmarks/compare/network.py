@@ -87,6 +87,14 @@ class ShapedNetwork:
         """Return what to put before a command so that it runs on a host."""
         return _entering(self._holders[host])
 
+    def unplug(self, host: int) -> None:
+        """Pull the cable of a host: its card notices that, its connections are not told."""
+        self._run(self._switch, f"ip link set port{host} down")
+
+    def plug(self, host: int) -> None:
+        """Plug the cable of a host in again."""
+        self._run(self._switch, f"ip link set port{host} up")
+
     def counted(self, host: int) -> tuple[int, int]:
         """Return the bytes that a host has sent and received so far, as a cable would carry them.
 
