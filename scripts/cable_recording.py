@@ -46,7 +46,7 @@ BIN = Path(sys.executable).parent
 HOSTS = ("box", "tower", "laptop")
 """The last has the cable that is pulled."""
 SETTINGS = (
-    *("training.max_steps=600", "training.epochs=100", "training.batch_size=12", "method=full"),
+    *("training.max_steps=2000", "training.epochs=100", "training.batch_size=12", "method=full"),
     *("training.evaluate_every=1000", "checkpoint.every=1000", "data.max_seq_len=64"),
     "exchange.shares=equal",
 )
@@ -248,7 +248,7 @@ def pull_and_plug(recorder: Recorder, network: ShapedNetwork, output: Path) -> l
             for worker in status(output).get("workers", ())
         )
 
-    shown = re.compile(rf"worker-{rank} .*\bactive\b")
+    shown = re.compile(rf"worker-{rank} .*active")  # with escape sequences around its words
     recorder.watch(lambda: works() and any(map(shown.search, recorder.rows)))
     first = len(recorder.frames) - 1
     recorder.watch_for(_BEFORE)

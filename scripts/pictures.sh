@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The documentation's pictures: a plan, and two of one run on the demo's data and base (`make demo` first).
-# Benchmarks draw the others. `scripts/pictures.sh plan` draws the plan alone, which needs no demo.
+# The documentation's pictures: a plan, and the curve of a run on the demo's data and base (`make demo` first).
+# Benchmarks draw the others, and `scripts/cable_recording.py` the recording in README.md. `scripts/pictures.sh plan` draws the plan alone, which needs no demo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=${VENV:-.venv}/bin
@@ -12,6 +12,5 @@ trap '"$bin/launch" cluster down >/dev/null 2>&1 || true' EXIT
 
 rm -rf demo/pictures
 "$bin/launch" cluster up --expect-workers 3 --preset quickstart --set output=demo/pictures
-"$bin/python" scripts/status_picture.py
 "$bin/launch" status --watch </dev/null >/dev/null # until the run's end
 "$bin/python" scripts/loss_picture.py demo/pictures

@@ -8,7 +8,6 @@ import os
 import re
 import struct
 import subprocess
-import sys
 import termios
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests import ROOT
 from tests.cluster.stand_in_cluster import LAUNCH, Cluster, cluster
 from tests.waiting import PATIENCE
 
@@ -83,32 +81,6 @@ def on_a_terminal(
     os.close(terminal)
     assert not left, (left[0], screen.decode())
     return view.wait(PATIENCE), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
-
-
-def test_the_picture_of_the_documentation_is_drawn_from_a_run(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    assert cluster.up().returncode == 0
-    drawn = tmp_path / "drawn.svg"
-    done = subprocess.run(
-        [sys.executable, "scripts/status_picture.py", "--step", "1", "-o", str(drawn)],
-        cwd=ROOT,
-        env=cluster.environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    for picture in (drawn, ROOT / "docs" / "status-watch.svg"):
-        text = text_of(picture)
-        assert "http" not in picture.read_text().replace("http://www.w3.org/2000/svg", "").replace(
-            "https://www.textualize.io", ""
-        )
-        assert re.search(r"running +(\d+:)?\d+:\d\d", text), text
-        assert re.search(r"NAME +HOST +DEVICE +STATE +SHARE( +TOKENS/S)? +MEMORY", text), text
-        assert re.search(r"step \d+/\d+ .* \d+ % +epoch \d+", text), text
-        assert re.search(r"^coordinator +localhost +- +running", text, re.M), text
-        assert re.search(r"^worker-1 +localhost +cpu +active +\d+ % ", text, re.M), text
 
 
 def text_of(picture: Path) -> str:

@@ -73,6 +73,22 @@ def test_what_a_live_view_draws_becomes_frames(recording: ModuleType) -> None:
     assert "20.00%{transform:translateY(-72px)}" in picture  # 1 of 2 + 3 seconds, 4 lines high
 
 
+def test_the_picture_of_the_documentation_shows_a_lost_worker_that_returns() -> None:
+    text = (ROOT / "docs" / "cable.svg").read_text(encoding="utf-8")
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "prefers-reduced-motion" in text
+    frames = ["\n".join(lines) for lines in drawn(text)]
+    said = [re.search(r"^worker-2 laptop \S+ (\w+)", frame, re.M) for frame in frames]
+    states = [found[1] for found in said if found]
+    assert len(states) == len(frames)
+    assert list(dict.fromkeys(states))[:2] == ["active", "rejoining"]
+    assert states[-1] == "active"
+    steps = [int(found[1]) for frame in frames if (found := re.search(r"step (\d+)/", frame))]
+    assert steps == sorted(steps)
+    without = [step for step, state in zip(steps, states, strict=True) if state == "rejoining"]
+    assert without[-1] > without[0], "the run goes on"
+
+
 def test_a_cable_is_pulled_and_plugged_in_again() -> None:
     if reason := missing():
         pytest.skip(reason)
