@@ -50,7 +50,10 @@ def drawn(picture: str) -> list[list[str]]:
     return list(frames.values())
 
 
-def test_what_a_live_view_draws_becomes_frames(recording: ModuleType) -> None:
+def test_what_a_live_view_draws_becomes_frames(
+    recording: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")  # rich draws nothing on a dumb one
     file, screen = io.StringIO(), recording.Screen()
     console = Console(file=file, force_terminal=True, width=30, color_system="truecolor")
     shown = (["one  <1>", "two"], ["one"], ["ä", "", "█▏", "c"])
