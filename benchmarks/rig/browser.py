@@ -98,11 +98,14 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
-    def picture(self, path: Path, height: int | None = None) -> None:
-        """Write the page as PNG, from its top."""
+    def picture(self, path: Path, height: int | None = None, part: str = "") -> None:
+        """Write the page as PNG, from its top, or the element that a selector finds."""
         size: Mapping[str, float] = self.call("Page.getLayoutMetrics")["cssContentSize"]
         shown = min(size["height"], height or size["height"])
         clip = {"x": 0, "y": 0, "width": size["width"], "height": shown}
+        if part:
+            place = "({x, y, width, height}) => ({x, y: y + scrollY, width, height})"
+            clip = self.run(f"({place})(document.querySelector({part!r}).getBoundingClientRect())")
         shot = self.call(
             "Page.captureScreenshot", captureBeyondViewport=True, clip={**clip, "scale": 1}
         )

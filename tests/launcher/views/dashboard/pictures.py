@@ -1,7 +1,7 @@
 """Pictures of the page, for the documentation; from a dashboard that runs:
 
 python -m tests.launcher.views.dashboard.pictures http://127.0.0.1:8642/ docs \
-    cluster= run=run/RUN runs=runs/RUN/OTHER
+    cluster= run=run/RUN runs=runs/RUN/OTHER answers=run/RUN distillation=run/RUN
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ _READY = {
     "runs": "document.querySelectorAll('canvas').length === 2",
     "report": "document.querySelectorAll('canvas').length === 5",
     "distillation": "document.querySelectorAll('canvas').length === 4",
+    "answers": "document.querySelector('[aria-labelledby=answers] li') !== null",
 }
 """By the name of a page, when it is drawn."""
+_PARTS = {"answers": "section[aria-labelledby=answers]"}
+"""By the name of a page, the part that is taken; else all from its top."""
 
 
 def take_pictures(
@@ -50,7 +53,7 @@ def take_pictures(
             browser.wait(f"{_READY[name]} && {live}")
             browser.run("new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
             picture = folder / f"dashboard-{name}-{width}-{'dark' if dark else 'light'}.png"
-            browser.picture(picture, _HEIGHTS[width])
+            browser.picture(picture, _HEIGHTS[width], _PARTS.get(name, ""))
             made.append(picture)
             examine(picture.stem)
     return made

@@ -354,6 +354,7 @@ def test_axe_finds_nothing_and_pictures_are_taken(
         "run": f"run/{RUN_ID}",
         "runs": f"runs/{RUN_ID}/{OTHER_ID}",
         "distillation": f"run/{TAUGHT_ID}",
+        "answers": f"run/{RUN_ID}",
     }
 
     def examine(name: str) -> None:
