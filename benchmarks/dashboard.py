@@ -6,9 +6,11 @@
 2. A curve of 100,000 points in Chromium, from the data to the canvas: processor time of the page's
    thread, and the wall clock beside it, over 100 ms. Beside it the whole page of a run of 100,000
    steps of three workers, whose five figures have ten such curves: at first, and with a new step.
-3. Processor seconds of a training's processes a step while a page is open in Chromium, over those
-   while none is, in windows that alternate; and what the dashboard itself takes of a core.
-4. Memory of the server for the history of a run of a million steps of three workers, over 100 MB.
+3. A step of a training while a page is open over one while none is, in windows that alternate:
+   processor seconds of its processes, and the wall clock; the page in Chromium on the same cores,
+   and elsewhere, which is a reader of its stream. What the dashboard itself takes of a core.
+4. A run of a million steps of three workers: memory of the server for its history over 50 MB, the
+   time to read one step, and the report.
 
 Chromium runs on the same cores; elsewhere it is the reader's.
 JSON: benchmarks/results/dashboard.json.
@@ -25,10 +27,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from rig.browser import Browser
 from rig.report import Ratio, Report, skip
@@ -36,14 +42,17 @@ from rig.report import Ratio, Report, skip
 from benchmarks.start import BIN, a_run, cpu_of, environment_of, prepare, processes, steps_of
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
+from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run
 from launcher.views.dashboard.history import History
+from launcher.views.dashboard.report import as_html, make_report
 from launcher.views.dashboard.server import PAGE
 
 KB = 60.0
 MILLISECONDS = 100.0
 SLOWER = 1.01
-MEGABYTES = 100.0
+MEGABYTES = 50.0
+MICROSECONDS = 100.0
 HERE = Host(name="localhost", connection="local")
 RUN = "bench-20261120-110300-7f3a"
 SYNTHETIC = """
@@ -169,46 +178,95 @@ def task_seconds(browser: Browser) -> float:
     return next(float(one["value"]) for one in metrics if one["name"] == "TaskDuration")
 
 
+class Window(NamedTuple):
+    """A step's cost in some seconds of a training."""
+
+    cpu: float
+    """Processor seconds of all of its processes."""
+    wall: float
+
+
 def step(report: Report, folder: Path, windows: int, seconds: float) -> None:
-    """Measure a step's processor time with an open page and without, in turn."""
+    """Measure a step's cost with an open page and without, in turn: A B, B A, A B."""
     folder.mkdir()
     prepare(folder)
-    without: list[float] = []
-    beside: list[float] = []
-    server: list[float] = []
     with a_run(folder) as run:
         state = f"MOTLEY_STATE_DIR={run.state.parents[1]}"
         pids = [pid for pid in processes() if state in environment_of(pid)]
         a_step(run.metrics, pids, seconds)  # the shares settle
-        for _ in range(windows):
-            without.append(a_step(run.metrics, pids, seconds))
-            with serving(run.state.parents[1]) as url, a_browser(folder) as browser:
-                browser.open(f"{url}#/run/{run.state.name}")
-                browser.wait("document.querySelectorAll('canvas').length === 5")
-                more = [pid for pid in processes() if state in environment_of(pid)]
-                own = [pid for pid in more if pid not in pids]
-                began = time.monotonic(), sum(map(cpu_of, own))
-                beside.append(a_step(run.metrics, pids, seconds))
-                server.append((sum(map(cpu_of, own)) - began[1]) / (time.monotonic() - began[0]))
-    ratios = [one / other for one, other in zip(beside, without, strict=True)]
-    report.add(
-        Ratio(
-            "a step of three workers with the page open, processor time of the training",
-            statistics.median(ratios),
-            "without",
-            SLOWER,
-        ),
-        ratios=[round(value, 4) for value in ratios],
-        cpu_seconds_without=[round(value, 4) for value in without],
-        dashboard_cores=round(statistics.median(server), 3),
-    )
+        for reader, opened in READERS.items():
+            pairs: list[tuple[Window, Window]] = []
+            cores: list[float] = []
+            for number in range(windows):
+                found: dict[bool, Window] = {}
+                for read in (False, True) if number % 2 else (True, False):
+                    if not read:
+                        found[read] = a_step(run.metrics, pids, seconds)
+                        continue
+                    with serving(run.state.parents[1]) as url, opened(folder, url, run.state.name):
+                        more = [pid for pid in processes() if state in environment_of(pid)]
+                        own = [pid for pid in more if pid not in pids]
+                        began = time.monotonic(), sum(map(cpu_of, own))
+                        found[read] = a_step(run.metrics, pids, seconds)
+                        spent = sum(map(cpu_of, own)) - began[1]
+                        cores.append(spent / (time.monotonic() - began[0]))
+                pairs.append((found[True], found[False]))
+            add_step(report, reader, pairs, cores)
 
 
-def a_step(metrics: Path, pids: Sequence[int], seconds: float) -> float:
-    """Return the processor seconds that some processes take for a step."""
-    steps, cpu = len(steps_of(metrics)), sum(map(cpu_of, pids))
+def add_step(
+    report: Report, reader: str, pairs: Sequence[tuple[Window, Window]], cores: Sequence[float]
+) -> None:
+    """Take the ratios of pairs of windows into a report, with their spread."""
+    for name, at in (("processor time of the training", 0), ("wall clock", 1)):
+        ratios = sorted(with_page[at] / without[at] for with_page, without in pairs)
+        report.add(
+            # A browser on the same cores takes of the clock what elsewhere its reader's would give.
+            Ratio(
+                f"a step of three workers, {reader}, {name}",
+                statistics.median(ratios),
+                "without",
+                SLOWER if name != "wall clock" or reader != IN_CHROMIUM else None,
+            ),
+            ratios=[round(value, 4) for value in ratios],
+            quartiles=[round(value, 4) for value in statistics.quantiles(ratios, n=4)],
+            seconds_without=[round(without[at], 4) for _, without in pairs],
+            dashboard_cores=round(statistics.median(cores), 3),
+        )
+
+
+def a_step(metrics: Path, pids: Sequence[int], seconds: float) -> Window:
+    """Return what a training's step takes in some seconds."""
+    steps, cpu, began = len(steps_of(metrics)), sum(map(cpu_of, pids)), time.monotonic()
     time.sleep(seconds)
-    return (sum(map(cpu_of, pids)) - cpu) / max(1, len(steps_of(metrics)) - steps)
+    done = max(1, len(steps_of(metrics)) - steps)
+    return Window((sum(map(cpu_of, pids)) - cpu) / done, (time.monotonic() - began) / done)
+
+
+@contextmanager
+def in_chromium(folder: Path, url: str, run_id: str) -> Iterator[None]:
+    """Have the page of a run open in Chromium."""
+    with a_browser(folder) as browser:
+        browser.open(f"{url}#/run/{run_id}")
+        browser.wait("document.querySelectorAll('canvas').length === 5")
+        yield
+
+
+@contextmanager
+def by_stream(_: Path, url: str, run_id: str) -> Iterator[None]:
+    """Read what an open page gets, as if it was drawn elsewhere."""
+    at = urlsplit(url)
+    connection = HTTPConnection(str(at.hostname), at.port)
+    connection.request("GET", f"{at.path}api/runs/{run_id}/events?after=0")
+    answer = connection.getresponse()
+    reader = threading.Thread(target=lambda: [*iter(answer.readline, b"")], daemon=True)
+    reader.start()
+    yield
+    assert reader.is_alive(), "the server ended the stream"
+
+
+IN_CHROMIUM = "the page in Chromium on the same cores"
+READERS = {IN_CHROMIUM: in_chromium, "the page elsewhere": by_stream}
 
 
 def memory(report: Report, folder: Path, steps: int) -> None:
@@ -246,17 +304,29 @@ def memory(report: Report, folder: Path, steps: int) -> None:
         folder=str(folder),
     )
     plan = LaunchPlan(run_id=RUN, output=str(folder), hosts=(HERE,), processes=(leader,))
-    history = History(Run(plan, 0.0, (HERE,)))
+    run = Run(plan, 0.0, (HERE,))
+    history = History(run)
     before, began = resident(), time.process_time()
     history.read_on()
     taken, cpu = (resident() - before) / 1e6, time.process_time() - began
     _, text = history.after(0) or (0, "[]")
     report.add(
-        Ratio(f"memory for the history of {steps:,} steps", taken / MEGABYTES, "100 MB", 1.0),
+        Ratio(f"memory for the history of {steps:,} steps", taken / MEGABYTES, "50 MB", 1.0),
         megabytes=round(taken, 1),
         sent_megabytes=round(len(text) / 1e6, 1),
         sent_steps=len(json.loads(text)),
-        cpu_microseconds_a_step=round(1e6 * cpu / steps, 1),
+    )
+    one = 1e6 * cpu / steps
+    report.add(
+        Ratio("processor time to read a step of it", one / MICROSECONDS, "100 us", 1.0),
+        microseconds=round(one, 1),
+    )
+    began = time.process_time()
+    page = as_html(make_report(Registry.default(), run))
+    spent = time.process_time() - began
+    report.add(
+        Ratio(f"a report of {steps:,} steps, processor time", spent, "a second"),
+        megabytes=round(len(page) / 1e6, 1),
     )
 
 
