@@ -20,7 +20,7 @@ import pytest
 from hypothesis import settings
 
 from tests import ROOT, passed_elsewhere
-from tests.families import FAMILIES
+from tests.families import FAMILIES, TEACHERS
 
 if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
@@ -282,7 +282,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
             "tie_word_embeddings": True,
             "num_labels": 5,
         }
-        own = {"head_dim": 16, **FAMILIES[model_type], **settings}
+        own = {"head_dim": 16, **(FAMILIES | TEACHERS)[model_type], **settings}
         given = {key: value for key, value in {**sizes, **own}.items() if value is not None}
         config = transformers.AutoConfig.for_model(model_type, **given)
         auto = {

@@ -14,6 +14,9 @@ from trainer.model.safetensors_headers import TensorHeader, read_config, read_he
 from trainer.planning.shapes import NAMED, ModelShape
 from trainer.system.errors import InputError
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""The families' names of the number of experts in a layer."""
+
 
 def named_shape(name: str) -> ModelShape:
     """Return a shape by its name.
@@ -64,7 +67,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
     heads = size("num_attention_heads", "n_head")
     family = FAMILIES.get(kind)
     gated = _has_gate(tree) if family is None else family.gated
-    experts = size("num_experts", "num_local_experts", "n_routed_experts", default=1)
+    experts = size(*EXPERTS, default=1)
     inner = size("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     sparse = size("moe_intermediate_size", default=inner) if experts > 1 else inner
     shared = size("shared_expert_intermediate_size", default=0)

@@ -13,7 +13,7 @@ import math
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from torch import Tensor, nn
 
 from trainer.distill.teacher.published import load_published
 from trainer.distill.teacher.torch_engine import padded, rows_at_once
-from trainer.model.safetensors_headers import TensorHeader, read_headers
+from trainer.model.families import text_config
+from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
+from trainer.planning.model_config import EXPERTS
 from trainer.planning.teachers import int8_opening_bytes
 from trainer.replica.backend import Compute
 from trainer.system.cgroups import free_memory
@@ -228,14 +230,29 @@ def import_openvino(model_dir: Path) -> Any:
     return openvino
 
 
+def _not_exported(config: Mapping[str, Any]) -> str | None:
+    """Return why a model is refused before it is loaded; None if it is not."""
+    # Chosen by an operator that OpenVINO lacks, or copied for each token.
+    if any((config.get(key) or 1) > 1 for key in EXPERTS):
+        return "is a mixture of experts, which it does not quantise"
+    # Their loop over pieces of a window depends on its length: of two small layers no export ended
+    # within a minute of processor time.
+    if "linear_attention" in (config.get("layer_types") or ()):
+        return "has recurrent layers, which are not exported"
+    return None
+
+
 def open_openvino(model_dir: Path, dtype: str, compute: Compute) -> OpenVinoEngine:
     """Load a teacher on the CPU.
 
     Raises:
-        InputError: see `OpenVinoEngine`; or a GPU is asked for, or the model does not fit.
+        InputError: see `OpenVinoEngine`; or a GPU is asked for, or the model has experts or
+            recurrent layers, or does not fit.
     """
     if compute.backend not in ("auto", "cpu") or compute.gpu:
         raise InputError("--engine openvino computes on the CPU; leave out --gpu-backend and --gpu")
+    if (reason := _not_exported(text_config(read_config(model_dir)))) is not None:
+        raise InputError(f"--engine openvino: {model_dir} {reason}; use --engine torch")
     headers = read_headers(model_dir)
     need, free = needed_memory(headers), free_memory(psutil.virtual_memory().available)
     if need > free:
