@@ -25,6 +25,7 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.distill.trim_tokenizer import trim_tokenizer
 from trainer.model.architecture import parse_architecture, read_architecture
 from trainer.model.files import resolve_model
+from trainer.model.gguf import conversion
 from trainer.model.hf_export import encode, safetensors_pieces
 from trainer.model.initialization import random_weights, read_tensor
 from trainer.model.safetensors_headers import read_config, read_headers
@@ -261,6 +262,21 @@ def test_two_processes_convert_once(model: Path, tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         first, second = pool.map(_resolve, [str(file)] * 2, chunksize=1)
     assert first == second == _resolve(str(file))
+
+
+def test_a_file_that_is_replaced_while_it_is_converted_leaves_nothing(
+    model: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_gguf(tmp_path / "m.gguf", model)
+
+    def slow(values: np.ndarray, dtype: str) -> Any:
+        file.touch()
+        return encode(values, dtype)
+
+    monkeypatch.setattr(conversion, "encode", slow)
+    with pytest.raises(InputError, match="was changed, replaced or removed while it was read"):
+        resolve_model(str(file))
+    assert [path.name for path in cache.iterdir()] == [".lock"]
 
 
 def test_a_full_disk_leaves_nothing(

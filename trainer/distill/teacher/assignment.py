@@ -24,9 +24,11 @@ from trainer.distill.logits.description import (
 )
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.teacher.engines import engine_kind
+from trainer.distill.teacher.same_ids import check_same_ids
 from trainer.distill.teacher.windows import SHARD_BYTES, Range, Windows, window_length
 from trainer.distill.tokenizer.vocabulary import Vocabulary, tokenizer_size
 from trainer.model.files import model_digest, resolve_model
+from trainer.model.formats import lasting_name
 from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError
 
@@ -112,9 +114,9 @@ def assign(request: ScoringRequest) -> Assignment:
     encoder = Encoder(tokenizer_dir, request.lost_text or "refuse")
     windows = Windows(documents, encoder, max_seq_len)
     folder = LogitsFolder(request.output)
-    is_local = Path(request.model).expanduser().is_dir()
+    is_local = Path(request.model).expanduser().exists()
     teacher = TeacherInfo(
-        name=str(model_dir) if is_local else request.model,
+        name=lasting_name(request.model, model_dir) if is_local else request.model,
         digest=model_digest(model_dir),
         engine=request.engine,
         quantization=engine_kind(request.engine).quantization,
@@ -126,6 +128,8 @@ def assign(request: ScoringRequest) -> Assignment:
     corpus = CorpusInfo(digest=documents.digest, documents=len(documents))
     ranges = windows.ranges(request.shard_bytes)
     known = _known_plan(folder, tokenizer, corpus, max_seq_len, ranges)
+    if known is None and not vocabulary.is_proven:
+        check_same_ids(documents, tokenizer_dir, model_dir, encoder)
     plans = known or windows.plan(ranges)
     if request.scheme.kind == "full" and plans:
         _check_size(plans, vocabulary.size)

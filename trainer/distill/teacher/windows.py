@@ -65,7 +65,7 @@ class Windows:
         """
         plans: list[ShardPlan] = []
         for number, (first, stop) in enumerate(ranges):
-            lengths = [len(ids) for _, ids in self._tokens(first, stop)]
+            lengths = [len(ids) for _, ids in self.tokens(first, stop)]
             plans.append(
                 ShardPlan(
                     number=number,
@@ -87,12 +87,16 @@ class Windows:
             UnscoredWindow(
                 document, start, np.array(ids[start : start + self._max_seq_len], np.int32)
             )
-            for document, ids in self._tokens(shard.first_document, shard.stop_document)
+            for document, ids in self.tokens(shard.first_document, shard.stop_document)
             for start in range(0, len(ids), self._max_seq_len)
         ]
 
-    def _tokens(self, first: int, stop: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield documents with their tokens, at least one."""
+    def tokens(self, first: int, stop: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield numbers of documents, and their student token ids, at least one.
+
+        Raises:
+            InputError: a document has none, or has changed since it was hashed.
+        """
         sizes = (_size(self._documents[number]) for number in range(first, stop))
         for begin, end in _spans(sizes, _BATCH_BYTES):
             numbers = range(first + begin, first + end)

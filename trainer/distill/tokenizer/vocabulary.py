@@ -19,6 +19,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from trainer.data.tokenizer_folder import load_tokenizer
+from trainer.model.gguf.source import is_converted
 from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError, RefusedError, readable
 
@@ -36,6 +37,8 @@ class Vocabulary:
     """BLAKE3 hex of the student's tokenizer.json."""
     teacher_tokenizer: str
     """BLAKE3 hex of the teacher's; equal to `tokenizer` if the student uses it unchanged."""
+    is_proven: bool = True
+    """Whether the files show that both cut every text alike; else each text has to."""
 
     @property
     def size(self) -> int:
@@ -46,8 +49,12 @@ class Vocabulary:
     def load(cls, tokenizer_dir: Path, teacher_dir: Path) -> Vocabulary:
         """Return the map from one folder's tokenizer to the teacher's.
 
+        A tokenizer that was rebuilt from a GGUF file is never its publisher's byte for byte: there
+        each of the student's tokens must have the teacher's id, and nothing is proven of texts.
+
         Raises:
-            RefusedError: the tokenizer was not made from this teacher's; names both hashes.
+            RefusedError: the tokenizer was not made from this teacher's; names both hashes, or of a
+                GGUF file's the first token that differs.
             InputError: a file is missing or damaged, or the teacher's tokenizer makes tokens that
                 its model lacks.
         """
@@ -56,6 +63,9 @@ class Vocabulary:
         if ours == theirs:
             return cls(np.arange(teacher_size, dtype=np.int32), ours, theirs)
         if not (tokenizer_dir / FILE).is_file():
+            if is_converted(teacher_dir):
+                size = _check_ids(tokenizer_dir, teacher_dir)
+                return cls(np.arange(size, dtype=np.int32), ours, theirs, is_proven=False)
             raise RefusedError(
                 f"{tokenizer_dir}: its tokenizer is not the teacher's ({ours[:16]}, that of"
                 f" {teacher_dir} is {theirs[:16]}), and no {FILE} maps one to the other;"
@@ -104,6 +114,27 @@ def _check_known(teacher_dir: Path) -> int:
             " tokenizer that the model was trained with"
         )
     return size
+
+
+def _check_ids(tokenizer_dir: Path, teacher_dir: Path) -> int:
+    """Return the size of a student's tokenizer, whose tokens have the same ids in the teacher's.
+
+    The teacher may have more of them behind.
+    """
+    ours, theirs = (_by_id(folder) for folder in (tokenizer_dir, teacher_dir))
+    for number, token in sorted(ours.items()):
+        if token != theirs.get(number):
+            there = f"is {theirs[number]!r}" if number in theirs else "does not exist"
+            raise RefusedError(
+                f"{tokenizer_dir}: its tokenizer is not that of {teacher_dir}: the token {number}"
+                f" is {token!r} here and {there} there; take the GGUF file's own, or one that"
+                " `trainer distill trim-tokenizer` makes of it"
+            )
+    return max(ours) + 1
+
+
+def _by_id(folder: Path) -> dict[int, str]:
+    return {number: token for token, number in load_tokenizer(folder).get_vocab().items()}
 
 
 def _read(path: Path) -> Vocabulary:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,7 @@ from trainer.model.gguf.description import (
     model_config,
     model_type_of,
 )
+from trainer.model.gguf.source import TYPES_FILE, Source, remember, types_text
 from trainer.model.gguf.tokenizer import tokenizer_files
 from trainer.model.hf_export import MODEL_CONFIG, MODEL_FILE, encode, safetensors_header
 from trainer.system.errors import InputError, readable
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_VERSION = 1
+_VERSION = 2
 """Of this conversion: another one makes another folder of the same file."""
 _ROPE = "rope_freqs.weight"
 
@@ -52,15 +55,19 @@ def converted(path: Path) -> Path:
         StorageError: the cache cannot be written.
     """
     refuse_pointer(path)
+    source = Source.of(path)
     with readable(path, InputError):
         hasher = blake3(max_threads=blake3.AUTO)
         with announced(f"hashing {path}"):
             hasher.update_mmap(path)
     digest = hasher.update(f"\0{_VERSION}".encode()).hexdigest()
-    return cached(path.stem, digest, lambda: _files(path))
+    folder = cached(path.stem, digest, lambda: _files(source))
+    remember(folder, source)
+    return folder
 
 
-def _files(path: Path) -> Files:
+def _files(source: Source) -> Files:
+    path = source.path
     reader = _open(path)
     log.info("converting %s, once on this machine", path)
     metadata = {key: field.contents() for key, field in reader.fields.items()}
@@ -78,7 +85,7 @@ def _files(path: Path) -> Files:
     if (rope := tensors.pop(_ROPE, None)) is not None:
         factors = np.asarray(rope.data, dtype=np.float32).reshape(-1)
         config["rope_parameters"] |= llama3_scaling(factors, config, path)
-    weights = _Weights(path, config, tensors, shapes)
+    weights = _Weights(source, config, tensors, shapes)
     config["dtype"] = weights.dtype
     of_tokenizer = {
         key.removeprefix("tokenizer."): value
@@ -94,6 +101,7 @@ def _files(path: Path) -> Files:
         MODEL_CONFIG: json.dumps(config, indent=2),
         "generation_config.json": json.dumps(generation, indent=2),
         **tokenizer_files(of_tokenizer, path, config["max_position_embeddings"]),
+        TYPES_FILE: types_text(weights.types),
     }
     return {
         **{name: [(text + "\n").encode()] for name, text in texts.items()},
@@ -122,12 +130,15 @@ class _Weights:
 
     def __init__(
         self,
-        path: Path,
+        source: Source,
         config: Mapping[str, Any],
         tensors: Mapping[str, ReaderTensor],
         shapes: Mapping[str, tuple[int, ...]],
     ) -> None:
-        self._config = config
+        path = source.path
+        self._source, self._config = source, config
+        self.types: Counter[str] = Counter()
+        """How many weights of matrices the file stores in each type."""
         self._tensors: dict[str, ReaderTensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, str] = {}
@@ -139,6 +150,8 @@ class _Weights:
                 raise InputError(f"{path}: {stored} {held}, {list(shape)} is needed")
             self._tensors[name], self._shapes[name] = tensor, shape
             kind = tensor.tensor_type.name
+            if len(shape) > 1:
+                self.types[kind] += math.prod(shape)
             self._dtypes[name] = kind if kind in ("F32", "F16") else "BF16"
         if left:
             more = f" and {len(left) - 1} more" if len(left) > 1 else ""
@@ -151,7 +164,11 @@ class _Weights:
         self.dtype = names[self._dtypes["model.embed_tokens.weight"]]
 
     def pieces(self) -> Iterator[bytes | memoryview]:
-        """Yield a safetensors file."""
+        """Yield a safetensors file.
+
+        Raises:
+            InputError: the GGUF file was replaced meanwhile.
+        """
         from gguf.quants import dequantize
 
         yield safetensors_header(self._shapes, {"format": "pt"}, self._dtypes)
@@ -163,6 +180,7 @@ class _Weights:
             elif interleaved and ".self_attn.k_proj." in name:
                 values = _in_halves(values, self._config["num_key_value_heads"])
             yield encode(values, self._dtypes[name])
+        self._source.check()
 
 
 def _in_halves(values: np.ndarray, heads: int) -> np.ndarray:
