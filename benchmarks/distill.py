@@ -5,7 +5,7 @@
     python benchmarks/distill.py scoring [--hidden-size 2048] [--tokens 512] [--repeats 3]
     python benchmarks/distill.py step [--tokens 256] [--repeats 5]
     python benchmarks/distill.py loader [--tokens 16384]
-    python benchmarks/distill.py engines --model DIR [--tokens 1024] [--repeats 2]
+    python benchmarks/distill.py engines --model MODEL [--only NAME ...] [--tokens 1024]
     python benchmarks/distill.py generate --model DIR [--tokens 64]
     python benchmarks/distill.py onpolicy --model DIR --text FILE --held-out FILE [--steps 200]
 
@@ -21,6 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,14 @@ from trainer.distill.logits.stream import ShardStream
 from trainer.distill.logits.targets import targets
 from trainer.distill.student.from_scratch import shapes
 from trainer.distill.teacher.admission import admit
+from trainer.distill.teacher.engines import Engine
+from trainer.distill.teacher.gguf_engine import GgufEngine
 from trainer.distill.teacher.openvino_engine import OpenVinoEngine
 from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.distill.teacher.windows import UnscoredWindow
+from trainer.model.files import resolve_model
+from trainer.model.gguf.source import source_of
 
 VOCAB_SIZE = 151_936
 """Of Qwen3."""
@@ -73,7 +78,9 @@ def main() -> int:
         part = parts.add_parser(name)
         for setting, default in settings.items():
             part.add_argument(f"--{setting.replace('_', '-')}", type=int, default=default)
-    for name in ("engines", "generate", "onpolicy"):
+    parts.choices["engines"].add_argument("--model", required=True)
+    parts.choices["engines"].add_argument("--only", nargs="+", metavar="NAME")
+    for name in ("generate", "onpolicy"):
         parts.choices[name].add_argument("--model", type=Path, required=True)
     healing = parts.choices["onpolicy"]
     for name in ("--text", "--held-out"):
@@ -284,17 +291,20 @@ def engines(report: Report, arguments: argparse.Namespace) -> None:
     The texts are this project's documents, in windows of 256 tokens.
     """
     torch.set_num_threads(1)
-    model: Path = arguments.model
+    model = resolve_model(arguments.model)
     text = "".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))
     ids = np.array(load_tokenizer(model).encode(text[: 8 * arguments.tokens]).ids, np.int32)
     tokens = [ids[first : first + WINDOW] for first in range(0, arguments.tokens, WINDOW)]
-    known = {
-        "transformers fp32": TorchEngine(model, torch.float32, published=True),
-        "transformers bf16": TorchEngine(model, torch.bfloat16, published=True),
-        "torch bf16": TorchEngine(model, torch.bfloat16),
-        "openvino int8": OpenVinoEngine(model, "bfloat16", threads=1),
+    openers: dict[str, Callable[[], Engine]] = {
+        "transformers fp32": lambda: TorchEngine(model, torch.float32, published=True),
+        "transformers bf16": lambda: TorchEngine(model, torch.bfloat16, published=True),
+        "torch bf16": lambda: TorchEngine(model, torch.bfloat16),
+        "openvino int8": lambda: OpenVinoEngine(model, "bfloat16", threads=1),
     }
-    own = np.arange(known["transformers fp32"].vocab_size, dtype=np.int32)
+    if (source := source_of(model)) is not None:
+        openers["gguf"] = lambda: GgufEngine(source, threads=1)
+    known = {name: openers[name]() for name in arguments.only or openers}
+    own = np.arange(next(iter(known.values())).vocab_size, dtype=np.int32)
     pieces = [UnscoredWindow(number, 0, window) for number, window in enumerate(tokens)]
     teachers = {name: Teacher(each, TOPK, own, 0, 1024) for name, each in known.items()}
     times = interleaved(
@@ -304,12 +314,15 @@ def engines(report: Report, arguments: argparse.Namespace) -> None:
     speed = {name: arguments.tokens / min(each.processor) for name, each in times.items()}
     for name, value in speed.items():
         print(f"{name}: {value:,.0f} tokens per CPU second, {distances[name]:.2g} nats to fp32")
-    for against, target in (("transformers bf16", 1 / 1.25), ("transformers fp32", 1 / 2.3)):
-        report.add(
-            Ratio("openvino int8", speed[against] / speed["openvino int8"], against, target=target),
-            tokens_per_cpu_second=speed,
-            kl=distances,
-        )
+    targets = {"transformers bf16": 1 / 1.25, "transformers fp32": 1 / 2.3}
+    for name, against in product(("openvino int8", "gguf"), targets):
+        if {name, against} <= speed.keys():
+            target = targets[against] if name == "openvino int8" else None
+            report.add(
+                Ratio(name, speed[against] / speed[name], against, target=target),
+                tokens_per_cpu_second=speed,
+                kl=distances,
+            )
 
 
 _QWEN3: dict[str, Any] = {  # shared by Qwen3-0.6B and 1.7B

@@ -64,7 +64,7 @@ EXPECTED_SKIPS = (
     r"needs (cc|g\+\+)$",
     r"needs IPv6 on loopback$",
     r"needs lm-eval\b",
-    r"the extra (mlflow|openvino|trackio|wandb) is not installed$",
+    r"the extra (gguf-engine|mlflow|openvino|trackio|wandb) is not installed$",
     r"needs npm$",
     r"no Debian package lists\b",
     r"no [@/a-z0-9-]+ [0-9.]+ by (pip|npm): ",

@@ -58,13 +58,13 @@ class TeacherJob(Section):
     shard_bytes: Positive | None = None
     batch_tokens: Positive | None = None
     dtype: Literal["bfloat16", "float32"] | None = None
-    engine: Literal["torch", "openvino"] | None = None
+    engine: Literal["torch", "openvino", "gguf"] | None = None
     seed: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _computes_where_it_is(self) -> Self:
-        if self.engine == "openvino" and self.backend != "cpu":
-            raise ValueError("the engine openvino computes on the CPU; leave out backend")
+        if self.engine in ("openvino", "gguf") and self.backend != "cpu":
+            raise ValueError(f"the engine {self.engine} computes on the CPU; leave out backend")
         return self
 
 

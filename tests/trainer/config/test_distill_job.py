@@ -55,7 +55,7 @@ def test_what_a_student_gets_is_what_a_run_config_takes() -> None:
         ({"student.model": None, "student.config": "albor-350m"}, "needs a teacher.tokenizer"),
         ({"student.exchange": {}}, "student.exchange: unknown key"),
         ({"teacher.data": []}, "teacher.data: "),
-        ({"teacher.engine": "gguf"}, "teacher.engine: "),
+        ({"teacher.engine": "vllm"}, "teacher.engine: "),
         (
             {"teacher.engine": "openvino", "teacher.backend": "cuda"},
             "teacher: the engine openvino computes on the CPU",

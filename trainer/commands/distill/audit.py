@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sample.")
 @click.option(
     "--engine",
-    type=click.Choice(["torch", "openvino"]),
+    type=click.Choice(["torch", "openvino", "gguf"]),
     help="What scores again; default: torch if the model fits the memory, else DIR's own engine.",
 )
 @place_options("auto", "cuda", "cpu")

@@ -132,9 +132,10 @@ class Share(click.ParamType):
 )
 @click.option(
     "--engine",
-    type=click.Choice(["torch", "openvino"]),
+    type=click.Choice(["torch", "openvino", "gguf"]),
     default="torch",
-    help="What computes; openvino: int8 weights on the CPU, compared with transformers first.",
+    help="What computes; on the CPU: openvino, with int8 weights, and gguf, with those of a GGUF"
+    " file as they are. Both are compared with transformers first.",
 )
 def teacher(
     model: str,

@@ -23,7 +23,7 @@ from trainer.distill.logits.description import (
     Values,
 )
 from trainer.distill.logits.scores import Scheme
-from trainer.distill.teacher.engines import engine_kind
+from trainer.distill.teacher.engines import quantization
 from trainer.distill.teacher.same_ids import check_same_ids
 from trainer.distill.teacher.windows import SHARD_BYTES, Range, Windows, window_length
 from trainer.distill.tokenizer.vocabulary import Vocabulary, tokenizer_size
@@ -119,7 +119,7 @@ def assign(request: ScoringRequest) -> Assignment:
         name=lasting_name(request.model, model_dir) if is_local else request.model,
         digest=model_digest(model_dir),
         engine=request.engine,
-        quantization=engine_kind(request.engine).quantization,
+        quantization=quantization(request.engine, model_dir),
         dtype=request.dtype,
         vocab_size=read_config(model_dir)["vocab_size"],
         tokenizer_size=tokenizer_size(model_dir),

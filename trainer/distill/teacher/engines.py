@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.model.gguf.source import is_converted, stored_types
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ class EngineKind:
 
     open: Callable[[Path, str, Compute], Engine]
     """Takes the model's folder and the dtype of the forward; raises InputError."""
-    quantization: str
-    """Of the weights, as the description of a folder of logits names it."""
+    quantization: str | None
+    """Of the weights, as the description of a folder of logits names it; None: the one of the GGUF
+    file, without which the engine cannot be."""
     is_reference: bool = False
     """Whether it computes as transformers does without a proof at each start."""
 
@@ -76,10 +78,17 @@ def _openvino(model_dir: Path, dtype: str, compute: Compute) -> Engine:
     return open_openvino(model_dir, dtype, compute)
 
 
+def _gguf(model_dir: Path, _dtype: str, compute: Compute) -> Engine:
+    from trainer.distill.teacher.gguf_engine import open_gguf
+
+    return open_gguf(model_dir, compute)
+
+
 ENGINES = {
     # Transformers' own code, or the decoder that the tests compare with it.
     "torch": EngineKind(_torch, "none", is_reference=True),
     "openvino": EngineKind(_openvino, "int8"),
+    "gguf": EngineKind(_gguf, None),
 }
 
 
@@ -92,3 +101,18 @@ def engine_kind(name: str) -> EngineKind:
     if name not in ENGINES:
         raise InputError(f"engine {name!r} is unknown; this version has {', '.join(ENGINES)}")
     return ENGINES[name]
+
+
+def quantization(name: str, model_dir: Path) -> str:
+    """Return how an engine holds a model's weights.
+
+    Raises:
+        InputError: the engine reads GGUF files alone, and this model is none.
+    """
+    if (known := engine_kind(name).quantization) is not None:
+        return known
+    if not is_converted(model_dir):
+        raise InputError(
+            f"--engine {name}: {model_dir} is no GGUF file; give one, or use --engine torch"
+        )
+    return stored_types(model_dir)

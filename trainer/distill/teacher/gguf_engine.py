@@ -1,0 +1,169 @@
+"""The engine gguf: a GGUF file's weights as they are stored, computed by llama.cpp on the CPU."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trainer.distill.teacher.llama_cpp import LlamaCpp, last, load_llama_cpp
+from trainer.distill.teacher.torch_engine import rows_at_once
+from trainer.distill.teacher.windows import WINDOW
+from trainer.model.architecture import Architecture, read_architecture
+from trainer.model.gguf.source import Source, source_of, stored_types
+from trainer.planning.memory import LOGIT_ELEMENTS
+from trainer.replica.backend import Compute
+from trainer.system.cgroups import free_memory
+from trainer.system.errors import InputError
+
+log = logging.getLogger(__name__)
+
+_ROWS = 512
+"""Tokens of one forward: more are not faster, and their activations need memory."""
+_WINDOWS = 64
+"""Windows of one forward; llama.cpp allows 256, and no more than tokens."""
+_PAGE = 256
+"""llama.cpp rounds the number of tokens with keys and values up to this."""
+
+
+class GgufEngine:
+    """A causal language model in a GGUF file, mapped.
+
+    Short windows are read together; a long one is read in parts, with keys and values in fp32.
+
+    Args:
+        threads: None: as many as torch takes.
+
+    Raises:
+        InputError: the package is missing, or llama.cpp cannot open the file.
+    """
+
+    def __init__(self, source: Source, threads: int | None = None) -> None:
+        self.device = torch.device("cpu")
+        self._source = source
+        self._library = load_llama_cpp(f"{source.path}: --engine gguf")
+        self._threads = threads or torch.get_num_threads()
+        self._model = self._library.open_model(source.path)
+        if not self._model:
+            raise InputError(
+                f"{source.path}: llama.cpp cannot open it: {last(self._library.errors)}; use"
+                " --engine torch"
+            )
+        self.vocab_size = self._library.vocab_size(self._model)
+        self._rows = min(_ROWS, rows_at_once(self.vocab_size, self.device))
+        self._cells = 0
+        self._opened: list[int] = []
+        weakref.finalize(self, _close, self._library, self._opened, self._model)
+
+    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+        """See `Engine`."""
+        for group in _together(batch, self._rows):
+            yield from self._read(group)
+
+    def _read(self, windows: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+        """Yield the logits of every token of windows, some rows at a time."""
+        tokens = np.concatenate(windows)
+        places = np.concatenate([np.arange(len(each), dtype=np.int32) for each in windows])
+        numbers = np.repeat(
+            np.arange(len(windows), dtype=np.int32), [len(each) for each in windows]
+        )
+        context = self._context_of(len(tokens))
+        self._library.forget(context)
+        for first in range(0, len(tokens), self._rows):
+            part = slice(first, first + self._rows)
+            logits = self._library.forward(
+                context, tokens[part], places[part], numbers[part], self.vocab_size
+            )
+            self._source.check()  # else these are of other weights
+            yield torch.from_numpy(logits)
+
+    def _context_of(self, tokens: int) -> int:
+        """Return a context with room for so many tokens."""
+        if tokens > self._cells:
+            if self._opened:
+                self._library.close_context(self._opened.pop())
+            self._cells = 0  # without one, should the next not fit
+            cells = max(self._rows, tokens)
+            cells += -cells % _PAGE
+            self._opened.append(
+                self._library.open_context(
+                    self._model,
+                    cells=cells,
+                    rows=self._rows,
+                    windows=min(_WINDOWS, self._rows),
+                    threads=self._threads,
+                )
+            )
+            self._cells = cells
+        return self._opened[0]
+
+
+def _close(library: LlamaCpp, contexts: list[int], model: int) -> None:
+    for context in contexts:
+        library.close_context(context)
+    library.close_model(model)
+
+
+def _together(batch: Sequence[NDArray[np.int32]], rows: int) -> Iterator[list[NDArray[np.int32]]]:
+    """Yield windows without their last tokens, which predict nothing, as groups for one forward.
+
+    A group has at most `rows` tokens, or is one window.
+    """
+    group: list[NDArray[np.int32]] = []
+    size = 0
+    for window in batch:
+        tokens = window[:-1]
+        if group and (size + len(tokens) > rows or len(group) == min(_WINDOWS, rows)):
+            yield group
+            group, size = [], 0
+        if len(tokens):
+            group.append(tokens)
+            size += len(tokens)
+    if group:
+        yield group
+
+
+def needed_memory(file: Path, model: Architecture) -> int:
+    """Return the main memory that a file takes when it is computed, in bytes; an estimate.
+
+    Its pages, which the system reads again for each forward if it has to drop them; keys and values
+    of a window; logits; activations of one forward.
+    """
+    cells = max(WINDOW, _ROWS)
+    kept = 8 * model.num_layers * model.num_kv_heads * model.head_dim * cells
+    wide = max(model.intermediate_size, model.num_heads * (cells + model.head_dim))
+    return file.stat().st_size + kept + 4 * LOGIT_ELEMENTS + 4 * _ROWS * 4 * wide
+
+
+def open_gguf(model_dir: Path, compute: Compute) -> GgufEngine:
+    """Open a teacher's GGUF file on the CPU.
+
+    Args:
+        model_dir: the folder that this process converted the file to.
+
+    Raises:
+        InputError: see `GgufEngine`; or a GPU is asked for, the model is no GGUF file, or it does
+            not fit.
+    """
+    if compute.backend not in ("auto", "cpu") or compute.gpu:
+        raise InputError("--engine gguf computes on the CPU; leave out --gpu-backend and --gpu")
+    source = source_of(model_dir)
+    if source is None:
+        raise InputError(f"--engine gguf: {model_dir} is no GGUF file; give one, or another engine")
+    source.check()
+    need = needed_memory(source.path, read_architecture(model_dir))
+    free = free_memory(psutil.virtual_memory().available)
+    if need > free:
+        raise InputError(
+            f"--engine gguf: {source.path} needs {need / 1e9:.1f} GB of main memory, and"
+            f" {free / 1e9:.1f} GB are free; take a file with fewer bits a weight"
+        )
+    log.info("the teacher is on cpu, by llama.cpp with weights in %s", stored_types(model_dir))
+    return GgufEngine(source, compute.threads)
