@@ -17,7 +17,7 @@ from trainer.distill.teacher import assignment as module
 from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign
 from trainer.distill.tokenizer.vocabulary import tokenizer_digest
 from trainer.model.files import resolve_model
-from trainer.system.errors import RefusedError
+from trainer.system.errors import InputError, RefusedError
 
 
 @pytest.fixture(autouse=True)
@@ -40,12 +40,12 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def assigned(teacher: Path, tokenizer: Path | None, corpus: Path, tmp_path: Path) -> Assignment:
-    out = tmp_path / "logits"
+def assigned(
+    teacher: Path, tokenizer: Path | None, corpus: Path | None, tmp_path: Path
+) -> Assignment:
+    out, data = tmp_path / "logits", [corpus] if corpus else []
     return assign(
-        ScoringRequest(
-            model=str(teacher), data=[corpus], output=out, tokenizer=tokenizer, scheme=TOPK
-        )
+        ScoringRequest(model=str(teacher), data=data, output=out, tokenizer=tokenizer, scheme=TOPK)
     )
 
 
@@ -77,6 +77,14 @@ def test_a_text_that_is_cut_otherwise_is_named_with_its_first_token(
     assert f" by the teacher {resolve_model(str(file))}, so their tokenizers differ" in message
     assert "\n" not in message
     assigned(file, None, corpus, tmp_path)  # with its own one it is what it is
+
+
+def test_without_documents_nothing_is_proven(publisher: Path, tmp_path: Path) -> None:
+    """A teacher may score a student's answers alone."""
+    file = write_gguf(tmp_path / "m.gguf", publisher)
+    with pytest.raises(InputError, match=f"--tokenizer {publisher} .*: give --data"):
+        assigned(file, publisher, None, tmp_path)
+    assert assigned(file, None, None, tmp_path).description.corpus.documents == 0
 
 
 def test_another_vocabulary_is_refused_with_its_first_token(

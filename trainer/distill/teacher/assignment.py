@@ -23,7 +23,7 @@ from trainer.distill.logits.description import (
     Values,
 )
 from trainer.distill.logits.scores import Scheme
-from trainer.distill.teacher.engines import quantization
+from trainer.distill.teacher.engines import engine_kind, quantization
 from trainer.distill.teacher.same_ids import check_same_ids
 from trainer.distill.teacher.windows import SHARD_BYTES, Range, Windows, window_length
 from trainer.distill.tokenizer.vocabulary import Vocabulary, tokenizer_size
@@ -110,6 +110,11 @@ def assign(request: ScoringRequest) -> Assignment:
     tokenizer_dir = request.tokenizer or model_dir
     max_seq_len = window_length(model_dir, request.max_seq_len)
     vocabulary = Vocabulary.load(tokenizer_dir, model_dir)
+    if not request.data and not vocabulary.is_proven:
+        raise InputError(
+            f"--tokenizer {tokenizer_dir} is compared with that of a GGUF file on the corpus: give"
+            " --data"
+        )
     documents = Documents(request.data, request.columns)
     encoder = Encoder(tokenizer_dir, request.lost_text or "refuse")
     windows = Windows(documents, encoder, max_seq_len)
