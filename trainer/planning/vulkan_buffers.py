@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["f32", "u32", "bf16", "nf4"]
@@ -29,6 +30,19 @@ PROMPT_CHUNKS = (128, 64, 32, 16)
 _STEP = 16
 """Widths are rounded up to its multiples: fewer recordings, and whole vectors in every row."""
 _WORDS = ALIGNMENT // 4
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """A layer's attention, whose keys and values are kept."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    def nbytes(self, batch: int, slots: int) -> int:
+        """Return the bytes of a layer's keys and values together, for `slots` tokens a sample."""
+        return 2 * 4 * batch * self.num_kv_heads * slots_for(slots, 0) * self.head_dim
 
 
 def nbytes(shape: tuple[int, ...], kind: Kind) -> int:
