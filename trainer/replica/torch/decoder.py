@@ -28,8 +28,8 @@ _FUSED_WIDTH = 256
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines, `[B, T, head_dim]` each."""
-Join = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""`Cache.join` of a layer."""
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor | None]
+"""`Cache.attend` of a layer."""
 Finish = Callable[[int, "Layer"], None]
 
 
@@ -143,18 +143,19 @@ class Backbone(nn.Module):
         places = position_ids
         if places is None:
             places = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        mask = None
         if cache is not None:
-            mask = cache.advance(position_ids, input_ids.shape[1])
-        else:
-            mask = None if position_ids is None else _within_samples(position_ids)
+            cache.advance(position_ids, input_ids.shape[1])
+        elif position_ids is not None:
+            mask = _within_samples(position_ids)
         angles = places[..., None].float() * self._turns
         rotation = angles.cos().to(hidden.dtype), angles.sin().to(hidden.dtype)
         for number, layer in enumerate(self.layers):
             if self.recompute and torch.is_grad_enabled():
                 hidden = checkpoint(layer, hidden, rotation, mask, use_reentrant=False)
             else:
-                join = None if cache is None else partial(cache.join, number)
-                hidden = layer(hidden, rotation, mask, join)
+                attend = None if cache is None else partial(cache.attend, number)
+                hidden = layer(hidden, rotation, mask, attend)
         return Hidden(hidden if self.norm is None else self.norm(hidden))
 
 
@@ -172,11 +173,11 @@ class Layer(nn.Module):
         self.mlp = MLP(architecture, f"{name}.mlp", stored)
 
     def forward(
-        self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, join: Join | None = None
+        self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, attend: Attend | None = None
     ) -> Tensor:
         """Return the next hidden states."""
         turns = rotation if self._rotates else None
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), turns, mask, join)
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), turns, mask, attend)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
@@ -205,19 +206,16 @@ class Attention(nn.Module):
         x: Tensor,
         rotation: Rotation | None,
         mask: Tensor | None,
-        join: Join | None = None,
+        attend: Attend | None = None,
     ) -> Tensor:
         """Return `[B, T, D]`; without a mask every token sees those before it."""
         heads = (*x.shape[:-1], -1, self._head_dim)
         queries = _turned(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), rotation)
         keys = _turned(self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2), rotation)
         values = self.v_proj(x).view(heads).transpose(1, 2)
-        if join is not None:
-            keys, values = join(keys, values)
-            if mask is not None:  # one token a row: queries that share keys are rows of a product
-                queries = queries.reshape(len(x), keys.shape[1], self._group, self._head_dim)
-                mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-                return self.o_proj(mixed.reshape(*x.shape[:-1], -1))
+        mixed = None if attend is None else attend(queries, keys, values)
+        if mixed is not None:
+            return self.o_proj(mixed.reshape(*x.shape[:-1], -1))
         fused = mask is None and self._head_dim <= _FUSED_WIDTH
         if not fused:
             keys, values = (part.repeat_interleave(self._group, 1) for part in (keys, values))

@@ -21,7 +21,7 @@ from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
 from trainer.replica.continuation import Continuation, Until
 from trainer.replica.sampling import Sampling
-from trainer.replica.torch.cache import Cache
+from trainer.replica.torch.cache import Cache, LayerStore
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.kd_loss import shape_logits
 from trainer.replica.torch.loader import load_model
@@ -99,8 +99,12 @@ class TorchGenerator:
     ) -> None:
         self.device = str(device) if ranks == 1 else f"{ranks} x {device.type}"
         self._model, self._device = model, device
-        self._batch, self._ranks = batch, ranks
+        self._ranks = ranks
+        self.batch = batch
+        """The most samples that are continued together; fewer once memory has run out."""
         self._head = head or model.lm_head
+        self.store: LayerStore | None = None
+        """Keeps keys and values of some layers; None keeps all here."""
         self._autocast = autocast(config, device)
 
     def generate(
@@ -116,7 +120,7 @@ class TorchGenerator:
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
         made: dict[int, list[int]] = {}
         while order:
-            group = order[: self._batch]
+            group = order[: self.batch]
             chosen = [prompts[index] for index in group]
             batch = Continuation(group, max_new_tokens, sampling, stop, until)
             try:
@@ -135,7 +139,7 @@ class TorchGenerator:
                     f"{self._device}: {len(group)} prompts of up to {len(chosen[0])} tokens with"
                     f" {max_new_tokens} new ones do not fit; ask for fewer"
                 )
-            self._batch = len(group) // 2
+            self.batch = len(group) // 2
         return [made[index] for index in range(len(prompts))]
 
     @torch.no_grad()
@@ -159,26 +163,38 @@ class TorchGenerator:
 
     def _backbone(self, lengths: Tensor, slots: int) -> Callable[..., Any]:
         """Return what takes prompts `[B, T]`, then a token a row at its place, both `[B, 1]`."""
+        if self.store is not None:
+            self.store.begin(len(lengths), slots)
         if isinstance(self._model, Decoder):
-            return partial(self._model.model, cache=Cache(slots))
-        return _Published(backbone(self._model), lengths)
+            return partial(self._model.model, cache=Cache(slots, self.store))
+        return _Published(backbone(self._model), lengths, self.store)
 
 
 class _Published:
     """A backbone of transformers with its cache, in which padding stays behind shorter prompts."""
 
-    def __init__(self, backbone: Any, lengths: Tensor) -> None:
+    def __init__(self, backbone: Any, lengths: Tensor, store: LayerStore | None) -> None:
+        from trainer.replica.torch.published_cache import StoredLayers, forget_store
+
         self._backbone, self._lengths = backbone, lengths
         self._seen = torch.empty(0)
         self._cache: Any = None
+        self._stored: StoredLayers | None = None
+        if store is None:
+            forget_store(backbone)
+        else:
+            self._stored = StoredLayers(backbone, store)
+            self._cache = self._stored.cache
 
     def __call__(self, ids: Tensor, position_ids: Tensor | None = None) -> Any:
         """Return hidden states as `decoder.Backbone` does."""
-        if self._cache is None:
+        if position_ids is None:
             places = torch.arange(ids.shape[1], device=ids.device)
             self._seen = (places < self._lengths[:, None]).long()
         else:
             self._seen = torch.cat((self._seen, torch.ones_like(ids)), 1)
+        if self._stored is not None:
+            self._stored.places = position_ids
         found = self._backbone(
             ids,
             attention_mask=self._seen,
