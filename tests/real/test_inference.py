@@ -97,6 +97,22 @@ def test_a_teachers_scores_are_those_of_transformers(
     assert seen > 40
 
 
+def test_keys_and_values_on_a_vulkan_device_change_no_token(smollm2: Path, vulkan: Adapter) -> None:
+    from tests.trainer.distill.test_kv_offload import generator_for, written
+    from trainer.planning.vulkan_buffers import KVShape
+    from trainer.replica.wgpu.generation.kv_store import KVStore
+
+    torch.set_num_threads(1)
+    generator = generator_for(smollm2)
+    expected, logits = written(generator, new=24)
+    generator.store = KVStore(Device(vulkan), KVShape(9, 3, 64), range(30))
+    found, with_store = written(generator, new=24)
+    error = max(abs(a - b).max() for a, b in zip(with_store, logits, strict=True))
+    print(f"off by {error:.1e}")
+    assert found == expected
+    assert error < 1e-4
+
+
 def test_gradients_on_wgpu_are_within_1e_5_of_float64(
     smollm2: Path, sections: list[Described], vulkan: Adapter
 ) -> None:

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from trainer.replica.backend import Compute
 
 
+def _gpu_of(_: click.Context, param: click.Parameter, given: str | None) -> str | None:
+    if given is None:
+        return None
+    backend, *gpu = given.split(":", 1)
+    if backend != "wgpu":
+        raise click.BadParameter("expected wgpu or wgpu:ID, such as wgpu:0", param=param)
+    return "".join(gpu)
+
+
 @click.command("generate")
 @click.argument("model")
 @click.option(
@@ -74,6 +83,20 @@ if TYPE_CHECKING:
     default="bfloat16",
     help="Type of the weights and of the computation.",
 )
+@click.option(
+    "--kv-offload",
+    "kv_gpu",
+    metavar="wgpu[:ID]",
+    callback=_gpu_of,
+    help="A spare Vulkan device, by index, PCI address or name, that keeps keys and values of "
+    "layers and attends to them; refused if it is slower.",
+)
+@click.option(
+    "--kv-layers",
+    type=click.IntRange(min=1),
+    help="How many layers --kv-offload is for; default: as many as fit.",
+)
+@click.option("--kv-even-if-slower", is_flag=True, help="Use --kv-offload also if it is slower.")
 def generate(
     samples: int,
     temperature: float,
@@ -84,6 +107,9 @@ def generate(
     share: tuple[int, int],
     name: str | None,
     compute: Compute,
+    kv_gpu: str | None,
+    kv_layers: int | None,
+    kv_even_if_slower: bool,
     **request: Any,
 ) -> None:
     """Continue prompts with MODEL, any language model that Motley trains: a folder or a hub name.
@@ -93,6 +119,8 @@ def generate(
     """
     if "/" in (name or ""):
         raise InputError(f"--name {name}: a file is named after it, so it must not contain a slash")
+    if kv_gpu is None and (kv_layers is not None or kv_even_if_slower):
+        raise InputError("--kv-layers and --kv-even-if-slower need --kv-offload")
     from trainer.distill.teacher.generating import AnswerRequest, AnswerRun, assign_answers
     from trainer.distill.teacher.progress import open_teacher_view
     from trainer.replica.sampling import Sampling
@@ -112,9 +140,14 @@ def generate(
 
             def open_model() -> Generate:
                 with importing("torch"):
+                    from trainer.distill.teacher.kv_offload import KVOffload
                     from trainer.distill.teacher.torch_author import open_generate
+                offload = None
+                if kv_gpu is not None:
+                    size = assignment.shard_answers, assignment.slots
+                    offload = KVOffload(kv_gpu, *size, kv_layers, kv_even_if_slower)
                 dtype = assignment.description.teacher.dtype
-                return open_generate(assignment.model_dir, dtype, compute, batch)
+                return open_generate(assignment.model_dir, dtype, compute, batch, offload)
 
             headway = AnswerRun(
                 assignment,

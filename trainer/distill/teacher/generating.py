@@ -56,6 +56,19 @@ class AnswerAssignment:
     folder: AnswersFolder
     description: AnswersDescription
 
+    @property
+    def slots(self) -> int:
+        """Tokens of the longest prompt and its answer."""
+        return len(self.prompts.tokens[self.prompts.longest]) + self.description.max_new_tokens
+
+    @property
+    def shard_answers(self) -> int:
+        """Answers of the largest shard."""
+        return max(
+            self.description.samples * (plan.stop_document - plan.first_document)
+            for plan in self.description.shards
+        )
+
 
 def assign_answers(request: AnswerRequest) -> AnswerAssignment:
     """Return what a request asks for, after comparing it with an existing output folder.

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainer.config.run import load
 from trainer.distill.answers.author import Generate
 from trainer.distill.teacher.torch_engine import open_torch
+from trainer.model.architecture import read_architecture
 from trainer.model.families import family_of
 from trainer.model.safetensors_headers import read_config
+from trainer.planning.vulkan_buffers import KVShape
 from trainer.replica.backend import Compute
+from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.generator import generator_of
+from trainer.replica.torch.model import backbone
+from trainer.system.errors import InputError
+
+if TYPE_CHECKING:
+    from trainer.distill.teacher.kv_offload import KVOffload
 
 
-def open_generate(model_dir: Path, dtype: str, compute: Compute, batch: int) -> Generate:
+def open_generate(
+    model_dir: Path, dtype: str, compute: Compute, batch: int, offload: KVOffload | None = None
+) -> Generate:
     """Load a model on CUDA if that works, else on the CPU, and return what continues prompts.
 
     Args:
         batch: the most answers that are written together.
+        offload: keeps keys and values of layers elsewhere.
 
     Raises:
-        InputError: the model cannot be loaded, or is of an architecture that Motley does not know.
+        InputError: the model cannot be loaded, is of an architecture that Motley does not know, or
+            its keys and values cannot be kept as asked.
     """
     if compute.threads is not None:
         torch.set_num_threads(compute.threads)
@@ -36,4 +50,33 @@ def open_generate(model_dir: Path, dtype: str, compute: Compute, batch: int) -> 
         "training.precision": "fp32",  # products take the weights' own dtype
     }
     config = load(None, settings)
-    return generator_of(engine.model, model_dir, config, engine.device, batch=batch).generate
+    generator = generator_of(engine.model, model_dir, config, engine.device, batch=batch)
+    if offload is None:
+        return generator.generate
+    from trainer.distill.teacher.kv_offload import open_store, with_fallback
+
+    shape, layers = _storable(engine.model, model_dir)
+    rows, like = min(offload.answers, generator.batch), next(engine.model.parameters())
+    generator.store = open_store(offload, shape, layers, rows, like)
+    return with_fallback(generator)
+
+
+def _storable(model: Any, model_dir: Path) -> tuple[KVShape, Sequence[int]]:
+    """Return the layers whose keys and values may be kept elsewhere, and their shape.
+
+    Raises:
+        InputError: there are none.
+    """
+    if isinstance(model, Decoder):
+        found = read_architecture(model_dir)
+        shape = KVShape(found.num_heads, found.num_kv_heads, found.head_dim)
+        return shape, range(found.num_layers)
+    from trainer.replica.torch.published_cache import storable_layers
+
+    shape, layers = storable_layers(backbone(model))
+    if shape is None:
+        raise InputError(
+            f"{model_dir}: --kv-offload needs layers that attend to all tokens by scaled dot"
+            " products alone, and this model has none; leave it out"
+        )
+    return shape, layers
