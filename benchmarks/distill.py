@@ -7,6 +7,7 @@
     python benchmarks/distill.py loader [--tokens 16384]
     python benchmarks/distill.py engines --model MODEL [--only NAME ...] [--tokens 1024]
     python benchmarks/distill.py generate --model DIR [--tokens 64]
+    python benchmarks/distill.py kv [--gpu 0]
     python benchmarks/distill.py onpolicy --model DIR --text FILE --held-out FILE [--steps 200]
 
 Prints ratios and writes benchmarks/results/distill-PART.json.
@@ -30,6 +31,7 @@ import torch
 import transformers
 from rig import answers
 from rig.codings import codings
+from rig.kv import kv
 from rig.report import Ratio, Report
 from rig.spectrum import WINDOW, describe, relabelled, synthetic
 
@@ -73,6 +75,7 @@ def main() -> int:
         "loader": {"tokens": 16384, "repeats": 3},
         "engines": {"tokens": 1024, "repeats": 2},
         "generate": {"tokens": 64},
+        "kv": {},
         "onpolicy": {"steps": 200, "batch_size": 8, "window": 160, "seeds": 3, "threads": 1},
     }.items():
         part = parts.add_parser(name)
@@ -82,6 +85,7 @@ def main() -> int:
     parts.choices["engines"].add_argument("--only", nargs="+", metavar="NAME")
     for name in ("generate", "onpolicy"):
         parts.choices[name].add_argument("--model", type=Path, required=True)
+    parts.choices["kv"].add_argument("--gpu", default="", help="index, PCI address or name")
     healing = parts.choices["onpolicy"]
     for name in ("--text", "--held-out"):
         healing.add_argument(name, required=True)
@@ -100,6 +104,7 @@ def main() -> int:
         "loader": loader,
         "engines": engines,
         "generate": answers.generate,
+        "kv": kv,
         "onpolicy": answers.on_policy,
     }
     measure[arguments.part](report, arguments)

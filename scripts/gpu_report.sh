@@ -2,10 +2,10 @@
 # Everything that only a real GPU can show, in one go: `scripts/gpu_report.sh [ADAPTER [PEAK]]`, after
 # `make setup`. ADAPTER is an index, a PCI address or a part of the name; default: the first GPU. PEAK
 # is the card's fp32 TFLOP/s by its data sheet, for the share of it.
-# Tunes the card, then measures products, Qwen3-0.6B- and 4B-shaped steps with random weights (next
-# to torch CUDA where there is one), every strategy of torch.distributed on models of these shapes
-# where there are two CUDA cards (tokens/s, MFU, peak memory), and a mixed run. JSON goes to
-# benchmarks/results/.
+# Tunes the card, then measures products, attention (also of a teacher whose keys and values are on
+# the card), Qwen3-0.6B- and 4B-shaped steps with random weights (next to torch CUDA where there is
+# one), every strategy of torch.distributed on models of these shapes where there are two CUDA cards
+# (tokens/s, MFU, peak memory), and a mixed run. JSON goes to benchmarks/results/.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin=${VENV:-.venv}/bin
@@ -21,6 +21,7 @@ try() {
 try trainer autotune --gpu "$gpu"
 try python benchmarks/wgpu_gemm.py --gpu "$gpu" ${2:+--peak "$2"}
 try python benchmarks/wgpu_attention.py --gpu "$gpu"
+try python benchmarks/distill.py kv --gpu "$gpu"
 for tokens in 256 512; do
     try python benchmarks/wgpu_step.py --gpu "$gpu" --shape layer --tokens "$tokens"
     try python benchmarks/wgpu_step.py --gpu "$gpu" --shape 0.6b --tokens "$tokens" --against $against
