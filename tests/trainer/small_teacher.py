@@ -80,7 +80,7 @@ def load(assignment: Assignment, batch_tokens: int = 256) -> Teacher:
     torch.set_num_threads(1)
     return open_teacher(
         assignment.model_dir,
-        assignment.vocabulary.teacher_ids,
+        assignment.vocabulary,
         assignment.description,
         Compute("cpu"),
         batch_tokens=batch_tokens,

@@ -52,6 +52,8 @@ class TeacherJob(Section):
     tail_samples: int | None = Field(default=None, ge=0)
     samples: Positive | None = None
     temperature: float | None = Field(default=None, gt=0)
+    removed_tokens: Literal["tail", "first-piece"] | None = None
+    """What receives the probability of the tokens that a trimmed tokenizer lacks."""
     values: Literal["float16", "float32"] | None = None
     max_seq_len: Positive | None = None
     lost_text: LostText | None = None

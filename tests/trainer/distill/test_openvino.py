@@ -56,8 +56,8 @@ def test_its_scores_are_admitted_and_hold_beside_torch_without_a_word(
     assert [each.getMessage() for each in caplog.records if each.levelno > logging.INFO] == []
     assert choose_engine(folder, done.model_dir) == "torch"
     limit = audit_limit("openvino", "torch")
-    ids = done.vocabulary.teacher_ids
-    other = open_teacher(done.model_dir, ids, folder.description, CPU, engine="torch")
+    wanted = folder.description
+    other = open_teacher(done.model_dir, done.vocabulary, wanted, CPU, engine="torch")
     found = audit(folder, other, fraction=1, limit=limit)
     assert not found.is_another_teacher
     assert found.as_json()["limit"] == limit > LIMIT

@@ -63,9 +63,7 @@ def audit(
     model_dir = resolve_model(model or logits.description.teacher.name)
     vocabulary = check_teacher(logits, model_dir, tokenizer or model_dir)
     engine = engine or choose_engine(logits, model_dir)
-    teacher = open_teacher(
-        model_dir, vocabulary.teacher_ids, logits.description, compute, engine=engine
-    )
+    teacher = open_teacher(model_dir, vocabulary, logits.description, compute, engine=engine)
     limit = audit_limit(logits.description.teacher.engine, engine)
     found = compare(logits, teacher, fraction=fraction, seed=seed, limit=limit)
     if as_json:

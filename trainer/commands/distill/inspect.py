@@ -84,6 +84,8 @@ def _report(
         "sampled": f"{scheme.samples} draws",
         "full": "every token",
     }[scheme.kind]
+    if scheme.removed_tokens == "first-piece":
+        kept += ", removed tokens as their first piece"
     lines = [
         f"{teacher.name} ({computed}): {kept} at temperature {scheme.temperature:g}, "
         f"{description.values}",

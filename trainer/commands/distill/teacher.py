@@ -15,7 +15,7 @@ from trainer.system.errors import InputError
 from trainer.system.process.imports import importing
 
 if TYPE_CHECKING:
-    from trainer.distill.logits.scores import Kind
+    from trainer.distill.logits.scores import Kind, RemovedTokens
     from trainer.distill.teacher.scoring import Teacher
     from trainer.replica.backend import Compute
 
@@ -78,6 +78,12 @@ class Share(click.ParamType):
     type=Number(min=0, min_open=True),
     default=1.0,
     help="Temperature of the kept probabilities.",
+)
+@click.option(
+    "--removed-tokens",
+    type=click.Choice(["tail", "first-piece"]),
+    default="tail",
+    help="With a trimmed --tokenizer: what receives the probability of removed tokens.",
 )
 @click.option(
     "--values",
@@ -144,6 +150,7 @@ def teacher(
     tail_samples: int,
     samples: int,
     temperature: float,
+    removed_tokens: RemovedTokens,
     share: tuple[int, int],
     name: str | None,
     stay: bool,
@@ -191,6 +198,7 @@ def teacher(
                 tail_samples=tail_samples,
                 samples=samples,
                 temperature=temperature,
+                removed_tokens=removed_tokens,
             )
             assignment = assign(ScoringRequest(model=model, scheme=kept, **request))
             view = open_teacher_view()
@@ -201,7 +209,7 @@ def teacher(
                     from trainer.distill.teacher.scoring import open_teacher
                 return open_teacher(
                     assignment.model_dir,
-                    assignment.vocabulary.teacher_ids,
+                    assignment.vocabulary,
                     assignment.description,
                     compute,
                     batch_tokens=batch_tokens,

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Kind = Literal["topk", "sampled", "full"]
+RemovedTokens = Literal["tail", "first-piece"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,9 @@ class Scheme:
     """Draws with replacement at a position, of `sampled`."""
     temperature: float = 1.0
     """Of the kept distribution: softmax(logits / temperature)."""
+    removed_tokens: RemovedTokens = "tail"
+    """Where the probability of the teacher's tokens goes that the student's vocabulary lacks: to
+    the tail, or to the first of the student's tokens that spell each of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +56,8 @@ class Scores:
     tail: NDArray[np.float32]
     """`[T]` probability of everything not kept exactly, dropped tokens included."""
     dropped: NDArray[np.float32]
-    """`[T]` probability of teacher tokens that the student's vocabulary lacks."""
+    """`[T]` probability of teacher tokens that the student's vocabulary lacks, less what first
+    pieces received (`Scheme.removed_tokens`)."""
     entropy: NDArray[np.float32]
     """`[T]` in nats, of the distribution over the student's vocabulary that the scores represent:
     `topk` spreads the dropped mass over the student's tokens below the top k, in proportion;

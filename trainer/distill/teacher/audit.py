@@ -75,7 +75,8 @@ def check_teacher(folder: LogitsFolder, model: Path, tokenizer: Path) -> Vocabul
         InputError: they cannot be used.
     """
     description = folder.description
-    vocabulary = Vocabulary.load(tokenizer, model)
+    with_pieces = description.scheme.removed_tokens == "first-piece"
+    vocabulary = Vocabulary.load(tokenizer, model, with_pieces=with_pieces)
     for name, there, here, where in (
         ("tokenizer", description.tokenizer.digest, vocabulary.tokenizer, tokenizer),
         ("teacher", description.teacher.digest, model_digest(model), model),
@@ -132,7 +133,7 @@ def audit(
     for window in _sample(folder, fraction, seed):
         windows += 1
         for stored, rows, log_p in _again(teacher, window, description.scheme.temperature):
-            kls.append(_divergence(stored, log_p, teacher.teacher_ids, description.scheme))
+            kls.append(_divergence(stored, log_p, description.scheme))
             again += _common_draws(stored, rows)
             drawn += int(stored.counts.sum())
     kl = np.concatenate(kls) if kls else np.zeros(0)
@@ -165,14 +166,14 @@ def _sample(folder: LogitsFolder, fraction: float, seed: int) -> Iterator[Window
 def _again(
     teacher: Teacher, window: Window, temperature: float
 ) -> Iterator[tuple[Scores, Rows, Tensor]]:
-    """Yield positions with the stored scores, the new ones, and the teacher's log p `[n, V]`."""
+    """Yield positions with the stored scores, the new ones, and the teacher's log p `[n, S]`."""
     piece = UnscoredWindow(window.document, window.start, window.tokens)
     points = teacher.uniforms(piece)
     done = 0
     for logits in teacher.engine.prefill([teacher.teacher_ids[window.tokens]]):
         stop = done + len(logits)
         rows = teacher.scorer.score(logits, points[done:stop])
-        yield _part(window.scores, done + 1, stop + 1), rows, _log_p(logits, temperature)
+        yield _part(window.scores, done + 1, stop + 1), rows, _log_p(logits, temperature, teacher)
         done = stop
 
 
@@ -190,25 +191,33 @@ def _part(scores: Scores, first: int, stop: int) -> Scores:
     )
 
 
-def _log_p(logits: Tensor, temperature: float) -> Tensor:
-    return (logits.float() / temperature).log_softmax(1)
+def _log_p(logits: Tensor, temperature: float, teacher: Teacher) -> Tensor:
+    """Return the teacher's log-probabilities of the student's tokens, `[n, S]`."""
+    log_p = (logits.float() / temperature).log_softmax(1)
+    own = torch.from_numpy(teacher.teacher_ids).long().to(log_p.device)
+    if teacher.first_pieces is None:
+        return log_p.index_select(1, own)
+    (known,) = np.nonzero(teacher.first_pieces >= 0)
+    pieces, known = (
+        torch.from_numpy(each).long().to(log_p.device)
+        for each in (teacher.first_pieces[known], known)
+    )
+    p = torch.zeros(len(log_p), len(own), dtype=torch.float64, device=log_p.device)
+    return p.index_add_(1, pieces, log_p.index_select(1, known).double().exp()).log()
 
 
-def _divergence(
-    stored: Scores, log_p: Tensor, teacher_ids: NDArray[np.int32], scheme: Scheme
-) -> _Floats:
+def _divergence(stored: Scores, log_p: Tensor, scheme: Scheme) -> _Floats:
     """Return KL(stored || live) of each position, see `AuditResult.mean_kl`, `[n]`."""
     count = len(stored.tail)
     row = np.repeat(np.arange(count), np.diff(stored.offsets))
-    columns = torch.from_numpy(teacher_ids[stored.ids]).long().to(log_p.device)
+    columns = torch.from_numpy(stored.ids).long().to(log_p.device)
     log_q = log_p[torch.from_numpy(row).to(log_p.device), columns].double().cpu().numpy()
 
     def total(values: NDArray[Any], of: NDArray[np.bool_] | slice = slice(None)) -> _Floats:
         return np.bincount(row[of], values, count).astype(np.float64)
 
     if scheme.kind == "sampled":
-        student = torch.from_numpy(teacher_ids).long().to(log_p.device)
-        mass = log_p.index_select(1, student).double().logsumexp(1).cpu().numpy()
+        mass = log_p.double().logsumexp(1).cpu().numpy()
         surprise = total(stored.counts * (mass[row] - log_q)) / scheme.samples
         return surprise - stored.entropy
     assert stored.logprobs is not None

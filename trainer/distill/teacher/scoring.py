@@ -16,6 +16,7 @@ from trainer.distill.teacher.compress_logits import Scorer, uniforms
 from trainer.distill.teacher.engines import Engine, engine_kind
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.windows import UnscoredWindow
+from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.planning.teachers import BATCH
 from trainer.replica.backend import Compute
 from trainer.replica.microbatch import Limit, split
@@ -31,6 +32,7 @@ class Teacher:
         teacher_ids: the teacher's token for each of the student's, `[S]`.
         seed: of the draws.
         batch_tokens: the most tokens of one forward, padding included.
+        first_pieces: see `Scorer`.
     """
 
     def __init__(
@@ -40,9 +42,13 @@ class Teacher:
         teacher_ids: NDArray[np.int32],
         seed: int,
         batch_tokens: int,
+        first_pieces: NDArray[np.int32] | None = None,
     ) -> None:
         self.engine, self.teacher_ids, self._seed = engine, teacher_ids, seed
-        self.scorer = Scorer(scheme, teacher_ids, engine.vocab_size, engine.device)
+        self.first_pieces = first_pieces
+        self.scorer = Scorer(
+            scheme, teacher_ids, engine.vocab_size, engine.device, first_pieces=first_pieces
+        )
         self._with_logprobs = scheme.kind != "sampled"
         self._limit = Limit(_ANY_NUMBER, batch_tokens)
 
@@ -121,7 +127,7 @@ class Teacher:
 
 def open_teacher(
     model_dir: Path,
-    teacher_ids: NDArray[np.int32],
+    vocabulary: Vocabulary,
     description: Description,
     compute: Compute,
     *,
@@ -143,7 +149,8 @@ def open_teacher(
     return Teacher(
         opened,
         description.scheme,
-        teacher_ids,
+        vocabulary.teacher_ids,
         description.seed,
         batch_tokens or BATCH["cpu" if opened.device.type == "cpu" else "cuda"],
+        vocabulary.first_pieces,
     )
