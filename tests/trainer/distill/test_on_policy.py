@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -136,6 +137,33 @@ def test_each_answer_is_written_scored_and_learned_once_and_none_is_stale(
     corpus_loss, own = alpha * kl + (1 - alpha) * ce, np.array(run.steps("own_kl"))
     low, high = np.minimum(corpus_loss, own), np.maximum(corpus_loss, own)
     assert np.all((low - 1e-6 <= run.steps("loss")) & (run.steps("loss") <= high + 1e-6))
+
+
+def test_the_time_of_its_writing_is_a_figure_of_its_own(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = course(tmp_path / "out", student, tmp_path / "logits")
+    spent: dict[int, float] = {}
+    write = Author.write
+
+    def timed(*arguments: Any) -> Any:
+        steps = len(run.steps()) if (run.output / "metrics.jsonl").exists() else 0
+        began = time.monotonic()
+        answers = write(*arguments)
+        spent[steps] = spent.get(steps, 0.0) + time.monotonic() - began
+        return answers
+
+    monkeypatch.setattr(Author, "write", timed)
+    began = time.monotonic()
+    with teaching(teacher, corpus, tmp_path / "logits"):
+        assert run.run() == 0
+    wall = time.monotonic() - began
+    wrote = run.steps("wrote_seconds")
+    assert sorted(spent) == [0, 2, 4], "rounds of two steps: two of them ahead, then one by one"
+    for step, seconds in enumerate(wrote):
+        assert seconds >= spent.get(step, 0.0)
+        assert (seconds > 0) == (step in spent)
+    assert sum(wrote) + sum(run.steps("waited_seconds")) + sum(run.steps("seconds")) <= wall
 
 
 def test_it_learns_to_answer_as_its_teacher(

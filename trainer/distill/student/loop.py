@@ -135,6 +135,7 @@ class Student:
                 grad_norm=norm,
                 seconds=seconds,
                 waited_seconds=waited,
+                wrote_seconds=self.own.wrote if self.own else None,
                 tokens_per_second=tokens / seconds,
                 worker_tokens_per_second={0: tokens / seconds},
                 samples=[[0, at.start, at.stop]],

@@ -119,7 +119,9 @@ class OnPolicy:
         )
         self._held: tuple[int, list[Encoded]] | None = None
         self.waited = 0.0
-        """Seconds that the last `take` waited for scores; what it wrote before does not count."""
+        """Seconds that the last `take` waited for scores."""
+        self.wrote = 0.0
+        """Seconds in which it wrote answers."""
         self._order = lru_cache(2)(
             lambda epoch: epoch_order(config.training.seed, epoch, len(prompts.tokens))
         )
@@ -133,7 +135,7 @@ class OnPolicy:
             UnreachableError, InputError, StorageError: the teachers are lost, or the folder.
             NonFiniteError: the model computes NaN or Inf.
         """
-        own, self.waited = self._own, 0.0
+        own, self.waited, self.wrote = self._own, 0.0, 0.0
         number, place = divmod(step, own.round_steps)
         if self._held is None or self._held[0] != number:
             for due in range(number, min(number + own.rounds_ahead, self._last_round) + 1):
@@ -153,7 +155,7 @@ class OnPolicy:
             except StorageError as error:
                 there.quarantine(number, str(error))
                 tell("quarantined", f"{error}; written again")
-        plan = there.plan(number)
+        began, plan = time.monotonic(), there.plan(number)
         places = [
             Place(document, 0, self._prompt(document), document)
             for document in range(plan.first_document, plan.stop_document)
@@ -161,6 +163,7 @@ class OnPolicy:
         answers = self._author.write(places)
         there.write(number, answers)
         self._rounds.planned(number, answers)
+        self.wrote += time.monotonic() - began
         return answers
 
     def _prompt(self, document: int) -> int:
@@ -183,9 +186,9 @@ class OnPolicy:
 
         self._said, self._damaged = waits, lambda message: tell("quarantined", message)
         self._answers(number, tell)
-        began = time.monotonic()
+        began, wrote = time.monotonic(), self.wrote
         windows = self._stream.load(number, patient=True)
-        self.waited = time.monotonic() - began
+        self.waited = time.monotonic() - began - (self.wrote - wrote)
         assert windows is not None, "a patient reader waits"
         answers = self._rounds.answers.read(number)
         return [self._sample(*pair) for pair in zip(windows, answers, strict=True)]

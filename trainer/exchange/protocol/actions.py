@@ -95,6 +95,8 @@ class Step:
     alpha: float | None = None
     waited_seconds: float | None = None
     """How long a student waited for its teacher before this step."""
+    wrote_seconds: float | None = None
+    """How long it wrote answers of its own before this step, which no other seconds contain."""
     seconds: float
     codec: str | None = None
     round_of: int | None = None
