@@ -39,22 +39,33 @@ FAULTS_A_MINUTE = 12
     show_default=True,
     help="What it writes; what an earlier soak left there is removed.",
 )
-def soak(minutes: float, seed: int, faults: int | None, exchange: str, folder: Path) -> None:
+@click.option("--distill", is_flag=True, help="A distillation: teacher and student die in turn.")
+def soak(
+    minutes: float, seed: int, faults: int | None, exchange: str, folder: Path, distill: bool
+) -> None:
     """Disturb one run of real processes, then check that nothing was lost, doubled or left over.
 
     Ends with 1 if a check failed; the folder is then kept for a look.
     """
+    from tests.soak import distillation
     from tests.soak.run import soak as run
 
+    if distill and faults:
+        raise click.UsageError("--distill has as many deaths as there is time for; omit --faults")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     folder = folder.absolute()
     _clear(folder)
     count = faults or round(minutes * FAULTS_A_MINUTE)
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
     try:
-        report = run(
-            folder, seed, minutes, count, lambda line: click.echo(line, err=True), exchange
-        )
+        if distill:
+            report = distillation.soak(folder, seed, minutes, say)
+        else:
+            report = run(folder, seed, minutes, count, say, exchange)
     except (LaunchError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     (folder / "report.json").write_text(json.dumps(report.tree(), indent=1) + "\n")

@@ -34,6 +34,23 @@ def test_a_short_soak_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     assert [path for path in folder.iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.long
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_a_teacher_and_a_student_that_die_in_turn_lose_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "soak"
+    flags = ["--distill", "--minutes", "1", "--seed", "7", "--folder", str(folder)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.soak", *flags], capture_output=True, text=True
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    tree = json.loads((folder / "report.json").read_text())
+    assert tree["passed"]
+    assert {fault["target"] for fault in tree["faults"]} == {"teacher", "student"}
+    assert [path for path in folder.iterdir() if path.is_dir()] == []
+
+
 @pytest.mark.parametrize("passed", [True, False])
 def test_a_failed_check_is_the_exit_code_and_keeps_the_folder(
     passed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
