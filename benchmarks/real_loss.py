@@ -22,19 +22,18 @@ the picture `real-loss` of the docs.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from rig.factors import Folding, Rotated
+from rig.finished import Found, best, keep, read
 from rig.one_process import OneProcess
 from rig.picture import picture
 from rig.real_data import DATA, cut
@@ -155,7 +154,7 @@ class Case:
     steps: int = STEPS
 
 
-Results = dict[Case, dict[str, Any]]
+Results = dict[Case, Found]
 
 
 def main() -> int:
@@ -174,7 +173,7 @@ def main() -> int:
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--picture", action="store_true")
     options = parser.parse_args()
-    done = read(options.results)
+    done = read(options.results, Case)
     if options.report:
         return report(done, draws=options.picture)
     options.work = options.work or options.results.parent / "work"
@@ -184,25 +183,10 @@ def main() -> int:
         if case is None:
             break
         found = train(case, options.model.resolve(), options.work)
-        with options.results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**asdict(case), **found}) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        keep(options.results, case, found)
         done[case] = found
         print(f"{case}: {found['loss']:.4f}, {found['score']:.3f}", flush=True)
     return 0
-
-
-def read(path: Path) -> Results:
-    """Return the finished runs of a file, less a line that was cut off."""
-    done: Results = {}
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    for line in lines:
-        if line.endswith("}"):
-            found = json.loads(line)
-            names = Case.__dataclass_fields__
-            done[Case(**{key: found[key] for key in names})] = found
-    return done
 
 
 def wanted(options: argparse.Namespace, done: Results) -> Iterator[Case]:
@@ -236,11 +220,6 @@ def _other_rates(case: Case, done: Results) -> Iterator[Case]:
         yield from first
     elif all(other in done for other in first):
         yield replace(best(first, done), seed=case.seed)
-
-
-def best(cases: Sequence[Case], done: Results) -> Case:
-    """Return the run with the least held-out loss."""
-    return min(cases, key=lambda case: done[case]["loss"])
 
 
 class Judge(TorchReplica):

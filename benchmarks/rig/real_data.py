@@ -7,7 +7,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -91,24 +91,32 @@ def cut(model: Path, folder: Path, layers: int) -> Path:
     Of ten layers, five are the first and five the last: on the sections its loss begins at 18.3,
     that of the first ten at 40.9, of all at 11.4.
     """
-    tree = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    if layers >= (every := tree["num_hidden_layers"]):
+    every = layers_of(model)
+    if layers >= every:
         return model
+    first = layers - layers // 2
+    return with_layers(model, folder, [*range(first), *range(every - layers // 2, every)])
+
+
+def layers_of(model: Path) -> int:
+    """Return how many layers a model has."""
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    return config["num_hidden_layers"]
+
+
+def with_layers(model: Path, folder: Path, olds: Sequence[int]) -> Path:
+    """Return the model with these of its layers alone; it is written once."""
     if folder.exists():
         return folder
     from safetensors.torch import load_file, save_file
 
-    first = layers - layers // 2
-    olds = [*range(first), *range(every - layers // 2, every)]
     new = {old: place for place, old in enumerate(olds)}
-    unfinished = folder.with_name(f".{folder.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    for file in (*model.glob("*.json"), *model.glob("*.jinja")):
-        shutil.copy(file, unfinished)
-    (unfinished / "manifest.json").unlink(missing_ok=True)
-    text = json.dumps(tree | {"num_hidden_layers": layers})
-    (unfinished / "config.json").write_text(text, encoding="utf-8")
+    unfinished = unfinished_copy(model, folder)
+    tree = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    tree["num_hidden_layers"] = len(olds)
+    if kinds := tree.get("layer_types"):
+        tree["layer_types"] = [kinds[old] for old in olds]
+    (unfinished / "config.json").write_text(json.dumps(tree), encoding="utf-8")
     kept: dict[str, Any] = {}
     for name, tensor in load_file(model / "model.safetensors").items():
         found = re.search(r"layers\.(\d+)\.", name)
@@ -118,3 +126,14 @@ def cut(model: Path, folder: Path, layers: int) -> Path:
             kept[name.replace(found[0], f"layers.{new[old]}.")] = tensor
     save_file(kept, unfinished / "model.safetensors", metadata={"format": "pt"})
     return unfinished.rename(folder)
+
+
+def unfinished_copy(folder: Path, place: Path) -> Path:
+    """Return a new hidden folder beside `place` with the small files of a model or tokenizer."""
+    unfinished = place.with_name(f".{place.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    for file in (*folder.glob("*.json"), *folder.glob("*.jinja")):
+        shutil.copy(file, unfinished)
+    (unfinished / "manifest.json").unlink(missing_ok=True)
+    return unfinished
