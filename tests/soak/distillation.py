@@ -46,7 +46,7 @@ def soak(folder: Path, seed: int, minutes: float, say: Callable[[str], None]) ->
     """Run distillations until the time is over, leave nothing running, return what was found."""
     began, draw = time.monotonic(), random.Random(f"distillation {seed}")
     undisturbed = Distillation(folder / "undisturbed")
-    found = undisturbed.run(draw, 0.0, _ALONE / _END)
+    found = undisturbed.run(None, began, _ALONE / _END)
     alone = time.monotonic() - began
     deadline = time.monotonic() + 60 * minutes
     say(f"{STEPS} steps without a death took {alone:.0f} s")
@@ -105,10 +105,11 @@ class Distillation:
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    def run(self, draw: random.Random, deadline: float, alone: float) -> list[Check]:
+    def run(self, draw: random.Random | None, deadline: float, alone: float) -> list[Check]:
         """Run it to its end, with deaths in turn until the deadline; return what must hold.
 
         Args:
+            draw: of the deaths, of which each role has one at least; None: nobody dies.
             alone: seconds that it takes without a death.
         """
         began = time.monotonic()
@@ -116,7 +117,7 @@ class Distillation:
         try:
             for role in ROLES:
                 self._start(role)
-            while time.monotonic() < deadline:
+            while draw and (time.monotonic() < deadline or len(self.deaths) < len(ROLES)):
                 if self._ends("student", alone * draw.uniform(*_LIFE)):
                     break
                 role = ROLES[len(self.deaths) % len(ROLES)]

@@ -39,7 +39,7 @@ def test_a_short_soak_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_a_teacher_and_a_student_that_die_in_turn_lose_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "soak"
-    flags = ["--distill", "--minutes", "1", "--seed", "7", "--folder", str(folder)]
+    flags = ["--distill", "--minutes", "0.5", "--seed", "7", "--folder", str(folder)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.soak", *flags], capture_output=True, text=True
     )
