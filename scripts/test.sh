@@ -22,6 +22,12 @@ vulkan() {
     # Apart, since every process compiles its kernels again; they skip without Vulkan.
     "${pytest[@]}" tests/trainer/replica/wgpu -m 'not exhaustive' -n 2 "${by_file[@]}"
 }
+swiftshader() {
+    # The same by a second driver, whose `max` drops a NaN; Debian's chromium contains it.
+    local manifest=/usr/lib/chromium/vk_swiftshader_icd.json
+    [ -e $manifest ] || { echo "skipped: no $manifest (Debian: apt install chromium)" && return; }
+    VK_DRIVER_FILES=$manifest vulkan
+}
 cluster() {
     # Four at a time: they mostly wait. The files are named, since to import all the others costs
     # each process seconds of CPU time.

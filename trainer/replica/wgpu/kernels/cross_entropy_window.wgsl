@@ -35,6 +35,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
   score = sum_over_group(score, lane);
   if (lane == 0u) {
     let rescaled = before.y * exp(before.x - largest) + sum;
-    state[row] = vec4<f32>(largest, rescaled, before.z + score, 0.0);
+    let seen = nan_unless_finite(largest, rescaled);
+    state[row] = vec4<f32>(seen, rescaled, before.z + score, 0.0);
   }
 }

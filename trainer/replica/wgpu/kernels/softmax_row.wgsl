@@ -11,6 +11,7 @@ fn softmax_row(row: u32, visible: u32, lane: u32) {
     sum += value;
   }
   sum = sum_over_group(sum, lane);
+  sum = nan_unless_finite(sum, sum);
   for (var i = lane; i < visible; i += 64u) { scores[base + i] /= sum; }
   for (var i = visible + lane; i < p.width; i += 64u) { scores[base + i] = 0.0; }
 }
