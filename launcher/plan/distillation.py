@@ -64,11 +64,12 @@ def _seats(hosts: Sequence[Host], job: DistillJob) -> list[Seat]:
         seats.append(Seat(f"teacher-{number}", "teacher", host, device))
     if job.evaluation is not None:
         host = _only(hosts, "evaluator") or teachers[0]
-        device = _device(host, job.evaluation.backend, 0)
-        if device == CPU and host.cores is not None:
-            # It waits most of the time, so teachers on the same host keep most of the cores.
-            device = replace(CPU, threads=max(1, host.cores // 4))
-        seats.append(Seat("evaluator", "evaluator", host, device))
+        for number in range(job.evaluation.processes):
+            device = _device(host, job.evaluation.backend, number)
+            if device == CPU and host.cores is not None:
+                # They wait most of the time, so teachers on the same host keep most of the cores.
+                device = replace(CPU, threads=max(1, host.cores // 4 // job.evaluation.processes))
+            seats.append(Seat(f"evaluator-{number}", "evaluator", host, device))
     return [_threaded(seat, seats) for seat in seats]
 
 

@@ -48,7 +48,7 @@ from trainer.system.storage.atomic_file import write_atomically
 
 STATE_SCHEMA = "motley.process/1"
 
-_INSTANCE = r"[a-z0-9][a-z0-9._-]*:((worker|teacher)-[0-9]+|coordinator|student|evaluator)"
+_INSTANCE = r"[a-z0-9][a-z0-9._-]*:((worker|teacher|evaluator)-[0-9]+|coordinator|student)"
 _LEADER_POLL = GRANULARITY  # how often it wakes without a signal
 WANTED_VARIABLE = "MOTLEY_UNIT_WANTED"
 """Set by the units: the link that is there while systemd starts this one at boot."""

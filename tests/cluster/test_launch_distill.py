@@ -149,7 +149,7 @@ def test_whatever_ends_them_they_go_on_to_the_last_score(distillation: Distillat
     assert where == {
         "student": ("student", "localhost"),
         "teacher-0": ("teacher", "localhost"),
-        "evaluator": ("evaluator", "localhost"),
+        "evaluator-0": ("evaluator", "localhost"),
     }
     assert begun["state"] in ("waiting", "running")
     says = distillation.process("teacher-0")["says"]

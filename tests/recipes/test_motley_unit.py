@@ -49,7 +49,7 @@ def test_start_enables_so_that_a_reboot_takes_it_up_again(unit: Unit) -> None:
     assert unit.calls == [f"reset-failed {WORKER}", f"--quiet enable --now {WORKER}"]
 
 
-@pytest.mark.parametrize("name", ["student", "teacher-0", "teacher-12", "evaluator"])
+@pytest.mark.parametrize("name", ["student", "teacher-0", "teacher-12", "evaluator-1"])
 def test_what_computes_is_a_worker(unit: Unit, name: str) -> None:
     whole = f"motley-worker@demo-20261121-130000-7f3a:{name}.service"
     assert unit("start", whole).returncode == 0
@@ -86,9 +86,10 @@ def test_what_systemd_refuses_is_an_error(unit: Unit, tmp_path: Path) -> None:
         "motley-coordinator@run:worker-1.service",
         "motley-coordinator@run:student.service",
         "motley-worker@run:student-1.service",
-        "motley-worker@run:evaluator.service.service",
+        "motley-worker@run:evaluator-0.service.service",
         "motley-worker@run:x:student.service",
         "motley-worker@run:teacher.service",
+        "motley-worker@run:evaluator.service",
         "motley-worker@run:teacher-.service",
         "motley-worker@run:teacher-1-2.service",
         "motley-worker@run:teacher-x.service",

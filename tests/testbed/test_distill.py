@@ -138,7 +138,7 @@ def test_a_distillation_over_the_share_that_is_cut_for_half_a_minute(pair: Pair)
     begun = pair.operator.json("distill", "up", "--config", str(job))
     print(f"distill up: {begun['timings']}")
     where = {process["name"]: process["host"] for process in begun["processes"]}
-    assert where == {"student": "lambda", "teacher-0": "intel", "evaluator": "intel"}
+    assert where == {"student": "lambda", "teacher-0": "intel", "evaluator-0": "intel"}
 
     def step() -> int:
         return (pair.status().get("training") or {}).get("step") or 0
@@ -162,7 +162,7 @@ def test_a_distillation_over_the_share_that_is_cut_for_half_a_minute(pair: Pair)
     )
     attempts = {p["name"]: p["attempt"] for p in status["processes"]}
     print(f"attempts: {attempts}")
-    assert (attempts["teacher-0"], attempts["evaluator"]) == (1, 1)
+    assert (attempts["teacher-0"], attempts["evaluator-0"]) == (1, 1)
 
     # Every document once, by both hosts' reading of the same bytes.
     ledgers = [trainer(host, "distill", "verify", "/srv/motley/logits/pair") for host in pair.hosts]

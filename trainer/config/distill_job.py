@@ -139,6 +139,8 @@ class EvaluationJob(Section):
     temperature: float | None = Field(default=None, ge=0)
     every: float | None = Field(default=None, gt=0)
     """Seconds between two checks for new checkpoints."""
+    processes: Positive = 1
+    """Runners that divide the checkpoints, on one host: on its first devices of the backend."""
     backend: Literal["cpu", "cuda", "wgpu"] = "cpu"
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ MOST = 4 << 20
 RUN_ID = r"[a-z0-9][a-z0-9._-]{0,127}"
 """The form of a run id: it becomes part of paths and of units' names."""
 
-_NAMES = r"^((worker|teacher)-[0-9]{1,5}|coordinator|student|evaluator)$"
+_NAMES = r"^((worker|teacher|evaluator)-[0-9]{1,5}|coordinator|student)$"
 _Name = Annotated[str, Field(pattern=_NAMES)]
 _HostName = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f-\x9f]+$", max_length=253)]
 _Text = Annotated[str, Field(max_length=4096)]

@@ -78,7 +78,7 @@ def named(plan: LaunchPlan, name: str) -> ProcessPlan:
 
 def test_the_reference_cluster_needs_no_word_about_roles() -> None:
     plan = place_distillation([INTEL, LAMBDA], job(), SETTING)
-    assert who_is_where(plan) == {"student": "lambda", "teacher-0": "intel", "evaluator": "intel"}
+    assert who_is_where(plan) == {"student": "lambda", "teacher-0": "intel", "evaluator-0": "intel"}
     assert plan.leader.role == "student"
     assert (plan.leader.device, plan.leader.backend, plan.leader.threads) == (
         "GPU-4090",
@@ -142,7 +142,7 @@ def test_the_shipped_job_on_the_reference_inventory(capsys: pytest.CaptureFixtur
     ]
     assert [line for line in hosts[0].splitlines()[1:] if line[0] == "#"] == [
         "# teacher-0",
-        "# evaluator",
+        "# evaluator-0",
     ]
     assert (
         "--student-config albor-350m --tokenizer /var/lib/motley/inputs/tokenizer-32k" in hosts[1]
@@ -158,7 +158,7 @@ def test_the_inventory_has_the_last_word() -> None:
         replace(LAMBDA, name="third", evaluator=True),
     ]
     plan = place_distillation(hosts, job(), SETTING)
-    assert who_is_where(plan) == {"student": "intel", "teacher-0": "lambda", "evaluator": "third"}
+    assert who_is_where(plan) == {"student": "intel", "teacher-0": "lambda", "evaluator-0": "third"}
     assert plan.leader.backend == "cpu"  # students are trained by torch: no Radeon
 
 
@@ -177,7 +177,7 @@ def test_teachers_split_the_corpus_over_their_hosts() -> None:
     assert [flags(t, "--name") for t in teachers] == [["teacher-0"], ["teacher-1"], ["teacher-2"]]
     # The evaluator, beside the first teacher, has a quarter of the cores; teachers share the rest.
     assert [t.threads for t in teachers] == [12, 32, 12]
-    assert named(plan, "evaluator").threads == 8
+    assert named(plan, "evaluator-0").threads == 8
     assert len(place_distillation(hosts, job(), SETTING).processes) == 4  # one on each such host
 
 
@@ -224,6 +224,20 @@ def test_settings_reach_their_commands() -> None:
     assert (evaluator.device, flags(evaluator, "--gpu")) == (RADEON.id, [RADEON.id])
 
 
+def test_eval_runners_have_a_card_each_while_the_processor_teaches() -> None:
+    second = replace(RADEON, id="0000:0f:00.0")
+    wanted = job(**{"evaluation.backend": "wgpu", "evaluation.processes": 2})
+    pair = replace(INTEL, devices=(RADEON, second))
+    _, teacher, *evaluators = place_distillation([pair, LAMBDA], wanted, SETTING).processes
+    assert (teacher.host, teacher.backend) == ("intel", "cpu")
+    assert [flags(each, "--gpu") for each in evaluators] == [[RADEON.id], [second.id]]
+    assert [flags(each, "--runner") for each in evaluators] == [["evaluator-0"], ["evaluator-1"]]
+    assert len({flags(each, "--watch")[0] for each in evaluators}) == 1
+    on_cpu = job(**{"evaluation.processes": 2})
+    plan = place_distillation([INTEL, LAMBDA], on_cpu, SETTING)
+    assert [each.threads for each in plan.processes[2:]] == [4, 4]  # a quarter of the cores
+
+
 @pytest.mark.parametrize(
     ("hosts", "settings", "message"),
     [
@@ -245,7 +259,7 @@ def test_absolute_paths_need_no_share() -> None:
     settings = {"logits": "/nfs/logits", "student.checkpoint.folder": "/nfs/checkpoints"}
     plan = place_distillation(hosts, job(**settings), SETTING)
     assert flags(named(plan, "teacher-0"), "--out") == ["/nfs/logits"]
-    assert flags(named(plan, "evaluator"), "--watch") == ["/nfs/checkpoints"]
+    assert flags(named(plan, "evaluator-0"), "--watch") == ["/nfs/checkpoints"]
 
 
 def test_a_resumed_job_is_the_same_job(tmp_path: Path) -> None:
@@ -317,7 +331,7 @@ def test_corpora_of_the_hub_and_names_of_keys_reach_every_process() -> None:
     assert flags(teacher, "--column") == ["text=body"]
     assert teacher.reads["data"] == (hub, "/state/inputs/more")
     assert {f"data.validation={hub}", "data.columns={text: own}"} <= set(flags(student, "--set"))
-    evaluator = named(plan, "evaluator")
+    evaluator = named(plan, "evaluator-0")
     assert flags(evaluator, "--data") == [hub]
     assert flags(evaluator, "--column") == ["prompt=q", "completion=a"]
 

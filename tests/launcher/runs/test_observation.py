@@ -163,7 +163,7 @@ def test_a_distillation_from_start_to_the_last_score(distillation: Distillation)
     distillation.keeper("student", "exited")
     view = monitor.observe()
     assert (view.state, view.is_live) == ("scoring", True)
-    distillation.keeper("evaluator", "exited")
+    distillation.keeper("evaluator-0", "exited")
     assert monitor.observe().state == "completed"
 
 

@@ -129,7 +129,7 @@ def test_units_are_asked_about_every_folder(tmp_path: Path) -> None:
     units = asked["fences"]["units"]
     assert set(units) == {
         "motley-worker@x-1:teacher-0.service",
-        "motley-worker@x-1:evaluator.service",
+        "motley-worker@x-1:evaluator-0.service",
     }
     teacher = units["motley-worker@x-1:teacher-0.service"]
     assert teacher["reads"] == [f"{tmp_path}/inputs/t", f"{tmp_path}/inputs/text"]

@@ -180,7 +180,7 @@ def test_a_run_that_was_taken_down_is_not_started_again(place: Place) -> None:
     assert place.supervisor.attempts(process) == []
 
 
-@pytest.mark.parametrize("name", ["student", "teacher-0", "evaluator", "coordinator"])
+@pytest.mark.parametrize("name", ["student", "teacher-0", "evaluator-0", "coordinator"])
 def test_every_process_of_a_run_can_be_an_instance(tmp_path: Path, name: str) -> None:
     """One that was never started has nothing to take up after a reboot, and that is no error."""
     done = subprocess.run(
