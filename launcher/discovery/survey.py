@@ -25,8 +25,8 @@ from launcher.inventory.hosts import Host
 from launcher.plan import routes as routing
 from trainer.system.received import receive
 
-SOFTWARE_VULKAN = "llvmpipe"
-"""The id of the CPU's Vulkan device in an inventory; detection otherwise leaves it out."""
+SOFTWARE_VULKAN = ("llvmpipe", "swiftshader")
+"""The ids of the CPU's Vulkan devices in an inventory; detection otherwise leaves them out."""
 
 _DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 """A UUID, a PCI address, or a name: it becomes part of a process's command on that host."""
@@ -154,7 +154,7 @@ def _wanted(host: Host) -> dict[str, Any] | None:
     accelerators = [device for device in host.devices if device.backend != "cpu"]
     if not accelerators:
         return None
-    return {"allow_software": any(device.id == SOFTWARE_VULKAN for device in accelerators)}
+    return {"allow_software": any(device.id.lower() in SOFTWARE_VULKAN for device in accelerators)}
 
 
 def _with_machine(host: Host, machines: Mapping[str, Machine], connection: Connection) -> Host:

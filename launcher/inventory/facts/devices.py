@@ -41,7 +41,7 @@ class Device:
 
     backend: Backend
     id: str
-    """UUID (cuda) or PCI address (wgpu); `llvmpipe` for that software, `cpu` for the CPU."""
+    """UUID (cuda) or PCI address (wgpu); a software's driver (`llvmpipe`); `cpu` for the CPU."""
     name: str = ""
     memory: int | None = None
     """Bytes of device memory; None when the device does not report it."""
@@ -142,7 +142,8 @@ def _detect_vulkan(
 
 def _wgpu(adapter: vulkan.Adapter, others: Sequence[Card]) -> Device:
     memory = next((card.memory for card in others if card.address == adapter.pci), None)
-    name = adapter.driver if adapter.kind == "software" else adapter.uuid
+    # SwiftShader's driver is called `SwiftShader driver`; a trainer finds a device by its name.
+    name = adapter.driver.partition(" ")[0] if adapter.kind == "software" else adapter.uuid
     return Device(
         "wgpu", adapter.pci or name, adapter.name, memory, pci=adapter.pci, kind=adapter.kind
     )

@@ -100,6 +100,21 @@ def test_cards_that_nobody_uses_are_known(
     assert [device.id for device in found.spare["a"]] == spare
 
 
+@pytest.mark.parametrize(
+    ("listed", "allowed"), [("llvmpipe", True), ("SwiftShader", True), ("0000:0b:00.0", False)]
+)
+def test_software_devices_count_only_where_one_is_listed(listed: str, allowed: bool) -> None:
+    asked: list[Any] = []
+
+    class Asked(Equipped):
+        def call(self, *question: Any, **more: Any) -> Any:
+            asked.extend(question[1:2] if question[0] == "devices" else ())
+            return super().call(*question, **more)
+
+    survey([Host(name="a", devices=(Device("wgpu", listed),))], {"a": Asked()})
+    assert asked == [{"allow_software": allowed}]
+
+
 def test_hosts_without_a_connection_are_left_as_the_inventory_has_them() -> None:
     host = Host(name="a", devices=())
     assert survey([host], {}).hosts == (host,)

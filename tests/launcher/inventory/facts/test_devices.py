@@ -216,6 +216,16 @@ def test_software_vulkan_is_a_device_only_when_allowed(tmp_path: Path) -> None:
     )
 
 
+def test_software_devices_are_named_by_their_driver(tmp_path: Path) -> None:
+    run = answering(vulkaninfo=recorded("vulkaninfo-two-drivers.txt"))
+    found = detect(run, tmp_path, allow_software=True).vulkan
+    assert [(device.id, device.kind) for device in found] == [
+        ("SwiftShader", "software"),
+        ("llvmpipe", "software"),
+    ]
+    assert all(device.id in device.name for device in found), "a trainer finds each by its id"
+
+
 def test_a_cpu_answers_to_its_id_alone() -> None:
     assert not Device("cpu", "cpu").answers_to("")
     assert normal_address("00000000:0B:00.0") == "0000:0b:00.0"
