@@ -27,14 +27,17 @@ swiftshader() {
     local manifest=/usr/lib/chromium/vk_swiftshader_icd.json
     [ -e $manifest ] || { echo "skipped: no $manifest (Debian: apt install chromium)" && return; }
     VK_DRIVER_FILES=$manifest vulkan
+    local alone=$? files
+    mapfile -t files < <(grep -rl 'mark\.swiftshader\b' tests --include='test_*.py' | sort)
+    "${pytest[@]}" "${files[@]}" -m swiftshader && return $alone
 }
 cluster() {
     # Four at a time: they mostly wait. The files are named, since to import all the others costs
     # each process seconds of CPU time.
     local files
     mapfile -t files < <(grep -rlE 'mark\.(cluster|slow)\b' tests --include='test_*.py' | sort)
-    "${pytest[@]}" "${files[@]}" -m '(cluster or slow) and not (exhaustive or long)' -n 4 "${by_file[@]}" \
-        --durations=15
+    "${pytest[@]}" "${files[@]}" -m '(cluster or slow) and not (exhaustive or long or swiftshader)' \
+        -n 4 "${by_file[@]}" --durations=15
 }
 exhaustive() {
     # Further cells of the matrices that the tiers above cover in part, and the longest runs.

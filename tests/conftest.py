@@ -78,6 +78,9 @@ _END_WITH_US = (
 )
 """Children that end with their parent, in their command lines."""
 
+SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
+"""The Vulkan driver in Debian's chromium, as its loader finds it; scripts/test.sh names it too."""
+
 _DURATIONS = ROOT / "tests" / "durations.json"
 """Seconds of each long file; `PYTEST_ADDOPTS=--write-durations make test` writes them."""
 
@@ -245,6 +248,18 @@ def vulkan() -> Adapter:
     if not found:
         pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
     return found[0]
+
+
+@pytest.fixture(scope="session")
+def two_drivers() -> str:
+    """Return `VK_DRIVER_FILES` of two drivers that compute on the CPU: llvmpipe and SwiftShader.
+
+    They stand in for two cards of a host.
+    """
+    mesa = [str(path) for path in Path("/usr/share/vulkan/icd.d").glob("lvp_icd*.json")]
+    if not (mesa and SWIFTSHADER.exists()):
+        pytest.skip("no Vulkan device by two drivers (Debian: mesa-vulkan-drivers, chromium)")
+    return ":".join([*mesa, str(SWIFTSHADER)])
 
 
 @pytest.fixture(scope="session")

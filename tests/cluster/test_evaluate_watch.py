@@ -19,11 +19,14 @@ from tests.cluster.real_process import Process
 from tests.waiting import wait_for
 from trainer.checkpoint.reader import BEST_EVALUATED, complete_checkpoints
 from trainer.checkpoint.store import CheckpointStore, RunProgress
+from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import load
 from trainer.evaluate.results import read_evaluations
+from trainer.evaluate.scoring import score
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
+from trainer.replica.backend import Compute
 from trainer.system.storage.atomic_folder import verify
 
 pytestmark = pytest.mark.cluster
@@ -64,11 +67,12 @@ class Trainee:
         tree = {"schema": "motley.status/1", "state": state}
         (self.output / "status.json").write_text(json.dumps(tree))
 
-    def runner(self, name: str, *flags: str, timeout: float = 60.0) -> Process:
+    def runner(self, name: str, *flags: str, timeout: float = 60.0, **environment: str) -> Process:
+        """Start one on the CPU, unless the flags say otherwise."""
         command = [sys.executable, "-m", "trainer.cli", "evaluate", "--watch", str(self.output)]
         command += ["--data", str(self.bench.validation), "--gpu-backend", "cpu", "--threads", "1"]
         command += ["--runner", name, "--every", "0.2", "--claim-timeout", str(timeout), *flags]
-        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
         process = Process(name, command, self.folder, environment)
         self.processes.append(process)
         return process
@@ -138,6 +142,31 @@ def test_two_runners_never_score_one_twice(trainee: Trainee) -> None:
     assert len(trainee.claims("held")) == len(trainee.claims("done")) == 12
     best = min(lines, key=lambda line: line["tasks"]["loss"]["figures"]["loss"])
     assert _shown(trainee.output) == best["checkpoint"]
+
+
+@pytest.mark.swiftshader
+@pytest.mark.timeout(900)  # SwiftShader takes minutes to compile the kernels
+def test_two_devices_of_a_host_divide_the_checkpoints(trainee: Trainee, two_drivers: str) -> None:
+    """Two drivers stand in for two cards; the figures are those of the CPU."""
+    runners = [
+        trainee.runner(name, "--gpu-backend", "wgpu", "--gpu", name, VK_DRIVER_FILES=two_drivers)
+        for name in ("llvmpipe", "SwiftShader")
+    ]
+    for process in runners:
+        process.says("no checkpoint there, waiting")
+    hidden = trainee.folder / "hidden"
+    store = trainee.store(hidden)
+    names = {trainee.save(store, step).name for step in range(1, 7)}
+    hidden.rename(trainee.output)
+    trainee.status("completed")
+    assert [process.wait(600) for process in runners] == [0, 0]
+    lines = trainee.lines
+    assert sorted(line["checkpoint"] for line in lines) == sorted(names)
+    assert {line["runner"] for line in lines} == {"llvmpipe", "SwiftShader"}
+    for line in lines:
+        trained = load_trained(trainee.output / "checkpoints" / line["checkpoint"])
+        right = score(trained, trainee.bench.validation, Compute("cpu", threads=1))
+        assert line["tasks"]["loss"]["figures"]["loss"] == pytest.approx(right.loss, rel=1e-5)
 
 
 def test_kill_9_in_the_middle_and_another_takes_over(trainee: Trainee) -> None:
