@@ -129,7 +129,12 @@ def asked_here(line: str, folder: Path) -> list[str]:
         ("launch distill up --config albor", ["compopt -o default", "albor-350m"]),
         (
             "launch distill up --set evaluation.pro",
-            ["compopt -o nospace", "evaluation.prompts=", "evaluation.problems="],
+            [
+                "compopt -o nospace",
+                "evaluation.prompts=",
+                "evaluation.problems=",
+                "evaluation.processes=",
+            ],
         ),
         ("launch status --run ", [RUNS[1], RUNS[0]]),
         ("launch cluster up --resume fir", [RUNS[0]]),
