@@ -52,8 +52,8 @@ FORMATS = (
     WeightFormat(engine="torch", weights="bfloat16", bits=16, mapped=True, places=("cpu", "cuda")),
     WeightFormat(engine="openvino", weights="int8", bits=8, dense=True),
     # A scale of 16 bits to 32 weights: ggml's block_q8_0 and block_q4_0.
-    WeightFormat(engine=None, weights="Q8_0", bits=8.5, mapped=True),
-    WeightFormat(engine=None, weights="Q4_0", bits=4.5, mapped=True),
+    WeightFormat(engine="gguf", weights="Q8_0", bits=8.5, mapped=True),
+    WeightFormat(engine="gguf", weights="Q4_0", bits=4.5, mapped=True),
 )
 
 
@@ -160,11 +160,16 @@ def teacher_options(
 
 
 def pick_teacher(options: Sequence[TeacherOption]) -> TeacherOption | None:
-    """Return the fastest option that an engine computes; a measured one before computed ones."""
+    """Return the fastest option that an engine computes; a measured one before computed ones.
+
+    A GGUF file, which the teacher may not be, is for what is slower in any other form.
+    """
     able = [one for one in options if one.format.engine is not None and one.fits != "no"]
-    return max(
-        able, key=lambda one: (one.source != "computed", one.rate or 0.0, -one.least), default=None
-    )
+
+    def merit(one: TeacherOption) -> tuple[object, ...]:
+        return one.source != "computed", one.rate or 0.0, one.format.engine != "gguf", -one.least
+
+    return max(able, key=merit, default=None)
 
 
 def _option(
@@ -175,6 +180,8 @@ def _option(
     length: int,
     given: float | None,
 ) -> TeacherOption:
+    if kind.engine == "gguf" and shape.experts > 1:
+        kind = replace(kind, engine=None)  # such files are not converted
     wide = kind.weights != "bfloat16"
     working = forward_bytes(shape, place, 4 if wide else 2)
     weights = int(shape.parameters * kind.bits / 8)

@@ -35,12 +35,20 @@ def of(options: list[TeacherOption], weights: str, place: str = "cpu") -> Teache
 
 
 def test_engines_and_quantisations_are_those_of_the_table() -> None:
-    planned = {
-        (one.engine, "none" if one.engine == "torch" else one.weights)
-        for one in FORMATS
-        if one.engine is not None
-    }
+    stored = {"torch": "none", "gguf": None}
+    planned = {(one.engine, stored.get(str(one.engine), one.weights)) for one in FORMATS}
     assert planned == {(name, kind.quantization) for name, kind in ENGINES.items()}
+
+
+def test_a_gguf_file_is_picked_for_what_fits_in_no_other_form() -> None:
+    def picked(gib: int) -> tuple[str | None, str] | None:
+        pick = pick_teacher(teacher_options(DENSE, [("cpu", processor(8, gib * GIB))], 1024))
+        return pick and (pick.format.engine, pick.format.weights)
+
+    assert picked(64) == ("torch", "bfloat16")
+    assert picked(8) == ("gguf", "Q4_0")
+    experts = teacher_options(SPARSE, [("cpu", BOX)], 1024)
+    assert of(experts, "Q4_0").format.engine is None, "such a file is not converted"
 
 
 def test_the_teacher_of_80_billion_is_counted_as_published() -> None:
