@@ -77,7 +77,7 @@ class Order:
         )
 
     def anchored(self, hosts: Sequence[Host]) -> Order:
-        """Return the order with the folder where its relative paths start, whoever reads it where.
+        """Return the order with the folder where its relative paths start, on whichever host.
 
         Those of a fine-tune start at the current folder if the coordinator is on this machine, else
         at that host's state folder: `launch sync inputs` puts a model in `inputs/model`.

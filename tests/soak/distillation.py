@@ -1,7 +1,7 @@
 """A teacher and a student that die in turn, each at any moment, and are started again.
 
 One distillation after the other, also on answers of the student's own, until the time is over. All
-are the same, so the losses of each must be those of the first, in which nobody dies.
+are the same, so the losses of each must be those of the first, in which no process is killed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ALONE = 900.0
 """Seconds in which a distillation without a death has to be over."""
 _LIFE, _LAST_DEATH, _END = (0.02, 0.5), 2.5, 10.0
 """In multiples of the time that it took: until the next death, which may be in the middle of a
-start; until nobody dies any more; and until a distillation has to be over."""
+start; until the last death; and the longest that a distillation may take."""
 
 
 def soak(folder: Path, seed: int, minutes: float, say: Callable[[str], None]) -> Report:
@@ -109,7 +109,7 @@ class Distillation:
         """Run it to its end, with deaths in turn until the deadline; return what must hold.
 
         Args:
-            draw: of the deaths, of which each role has one at least; None: nobody dies.
+            draw: of the deaths, of which each role has one at least; None: there are none.
             alone: seconds that it takes without a death.
         """
         began = time.monotonic()
@@ -173,7 +173,7 @@ class Distillation:
         if numbers != [*range(STEPS)]:
             bad.append(f"the rounds of answers are {numbers}")
         found = f"{len(states)} shards are whole, each token once, each answer once"
-        # The rounds of a student that died before its first checkpoint are nobody's.
+        # The rounds of a student that died before its first checkpoint belong to no run.
         kept = [
             str(path.relative_to(self.folder))
             for path in self.folder.rglob("*")

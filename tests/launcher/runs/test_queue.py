@@ -1,4 +1,4 @@
-"""The queue: what its files say, whoever was killed when, and jobs that end without a start."""
+"""The queue: what its files say after any process was killed, and jobs that end without a start."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.commands.distill.teacher import Share
+from trainer.commands.distill.teacher import Share, dtype_option
 from trainer.commands.place import columns_option, place_options
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH
@@ -77,12 +77,7 @@ def _gpu_of(_: click.Context, param: click.Parameter, given: str | None) -> str 
 )
 @click.option("--name", help="This process's name in the folder; default: host and part.")
 @place_options("auto", "cuda", "cpu")
-@click.option(
-    "--dtype",
-    type=click.Choice(["bfloat16", "float32"]),
-    default="bfloat16",
-    help="Type of the weights and of the computation.",
-)
+@dtype_option
 @click.option(
     "--kv-offload",
     "kv_gpu",

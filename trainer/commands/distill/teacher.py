@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from trainer.replica.backend import Compute
 
 
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float32"]),
+    default="bfloat16",
+    help="Type of the weights and of the computation.",
+)
+
+
 class Share(click.ParamType):
     """Which part of the shards one of several teachers scores, as `2/3`."""
 
@@ -130,12 +138,7 @@ class Share(click.ParamType):
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sampling.")
 @place_options("auto", "cuda", "cpu")
-@click.option(
-    "--dtype",
-    type=click.Choice(["bfloat16", "float32"]),
-    default="bfloat16",
-    help="Type of the weights and of the computation.",
-)
+@dtype_option
 @click.option(
     "--engine",
     type=click.Choice(["torch", "openvino", "gguf"]),

@@ -36,7 +36,7 @@ class LayerStore(Protocol):
         """Keep keys and values of a token a row, and return its attention.
 
         Args:
-            queries: `[B, Hq, d]`.
+            queries: `[B, Hq, d]`; heads that share keys are neighbours.
             keys: `[B, Hkv, d]`.
             values: `[B, Hkv, d]`.
             places: `[B]`, the slot of each token, which sees all slots up to its own.

@@ -135,18 +135,7 @@ class KVStore:
         values: NDArray[np.float32],
         places: NDArray[np.int64],
     ) -> NDArray[np.float32]:
-        """Keep a layer's keys and values of a token a sample; return the heads' outputs.
-
-        Args:
-            layer: its number.
-            queries: `[B, Hq, d]` of the tokens; heads that share keys are neighbours.
-            keys: `[B, Hkv, d]`.
-            values: `[B, Hkv, d]`.
-            places: `[B]`, the slot of each token, which sees all slots up to its own.
-
-        Returns:
-            `[B * Hq, d]`
-        """
+        """See `replica.torch.cache.LayerStore`."""
         room = self._room
         assert room is not None, "there is no room yet"
         width = slots_for(int(places.max()) + 1, 0)  # slots far behind cost nothing
