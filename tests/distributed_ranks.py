@@ -118,6 +118,7 @@ def _be_rank(
     except BaseException:
         answer = {"error": f"rank {rank}: {traceback.format_exc()}"}
     theirs.send_bytes(json.dumps(answer).encode())
+    faulthandler.cancel_dump_traceback_later()  # its traceback would be among a hanging rank's
     theirs.poll(None)  # another rank may still read from this one
 
 
