@@ -1,17 +1,13 @@
 """`exchange.codec: auto` beside the better of bf16 and int8, on three links with three step times.
 
-    python benchmarks/auto.py [--rate 10 --rate 50] [--step 0.2] [--rounds] [--megabytes 1.3]
+    python benchmarks/auto.py [--rate 10 --rate 50] [--step 0.2] [--megabytes 1.3]
 
 Real processes: a coordinator beside one worker, and another worker on a host of its own behind a
 link of that rate each way, in plain text. Workers sleep for a step's time and hand over their
 gradient meanwhile, from the last layer on. A ratio is the median step of `auto` after its decision
-over that of the faster fixed codec; `--rounds` adds a run of `exchange.schedule: auto` where the
-faster codec does not hide its exchange to 5 %, and tells which share of a round's time is not its
-exchange but computing, with the H that it chose: 95 % is what it aims at. The inner steps' AdamW
-and bookkeeping, some 2 ms each here, count as computing; `sleeping_share` leaves them out.
+over that of the faster fixed codec.
 
-Needs root. JSON: benchmarks/results/auto.json. All nine cells take about five minutes, and two
-more with --rounds.
+Needs root. JSON: benchmarks/results/auto.json. All nine cells take about five minutes.
 """
 
 from __future__ import annotations
@@ -27,10 +23,9 @@ from rig.report import Ratio, Report, skip
 from benchmarks.compare.cluster import COORDINATOR, LocalCluster, end_on_terminate
 from benchmarks.compare.member import MemberSpec
 from benchmarks.compare.network import ShapedNetwork, missing
-from trainer.planning.exchange_choice import FREE, MOST_EXPOSED
+from trainer.planning.exchange_choice import FREE
 
 TARGET = 1.10
-UTILISATION = 0.95
 RATES = (10, 50, 200)
 """Mbit/s."""
 STEPS = (0.05, 0.2, 0.8)
@@ -39,9 +34,6 @@ WARM_UP = 3
 DECIDED = 15
 """Steps after which `auto` has its codec, and the exchange of a change is over."""
 MEASURED = 8
-ROUNDS = 3
-LONGEST = 40.0
-"""Seconds of the longest rounds that are waited for."""
 WORKERS = 2
 
 
@@ -80,25 +72,16 @@ class Cell:
                 worker = spec.as_worker(rank, port, cost=self.step)
                 cluster.start_worker(worker, self.network.inside(rank))
             for name, event in cluster.events():
-                if name == COORDINATOR and event["event"] in ("step", "schedule"):
+                if name == COORDINATOR and event["event"] == "step":
                     found.append(event)
-                    if event["event"] == "schedule":
-                        count = until(event, self.step)
-                if count <= 0 or (found and found[-1].get("step", 0) >= count):
-                    break
+                    if event["step"] >= count:
+                        break
         return found
 
 
-def until(event: dict[str, Any], step: float) -> int:
-    """Return the step at which a run is over for us that has decided about its schedule."""
-    if event["schedule"] == "steps" or event["inner_steps"] * step > LONGEST:
-        return 0
-    return event["rounds_after"] + ROUNDS
-
-
-def median(events: list[dict[str, Any]], figure: str = "seconds") -> float:
-    """Return the median of a figure over the last steps."""
-    return statistics.median(event[figure] for event in events[-MEASURED:])
+def median(events: list[dict[str, Any]]) -> float:
+    """Return the median time of the last steps."""
+    return statistics.median(event["seconds"] for event in events[-MEASURED:])
 
 
 def main() -> int:
@@ -107,7 +90,6 @@ def main() -> int:
     parser.add_argument("--rate", type=int, action="append", help="Mbit/s; may be repeated")
     parser.add_argument("--step", type=float, action="append", help="seconds; may be repeated")
     parser.add_argument("--megabytes", type=float, default=1.3, help="of the fp32 gradient")
-    parser.add_argument("--rounds", action="store_true", help="also run schedule: auto")
     parser.add_argument("--result", default="auto", help="name of the JSON file")
     options = parser.parse_args()
     end_on_terminate()
@@ -117,12 +99,12 @@ def main() -> int:
     for rate in options.rate or RATES:
         with ShapedNetwork(WORKERS, rate * 10**6) as network:
             for step in options.step or STEPS:
-                measure(report, Cell(network, rate, step, options.megabytes), options.rounds)
+                measure(report, Cell(network, rate, step, options.megabytes))
     table(report)
     return report.write()
 
 
-def measure(report: Report, cell: Cell, rounds: bool) -> None:
+def measure(report: Report, cell: Cell) -> None:
     """Run a cell's codecs and report their ratios."""
     fixed = {codec: median(cell.events(WARM_UP + MEASURED, codec=codec)) for codec in FREE}
     events = cell.events(DECIDED + MEASURED, codec="auto")
@@ -134,28 +116,6 @@ def measure(report: Report, cell: Cell, rounds: bool) -> None:
         taken=events[-1]["codec"],
         best=best,
         seconds={**fixed, "auto": auto},
-    )
-    if not rounds or fixed[best] < (1 + MOST_EXPOSED) * cell.step:
-        return
-    found = cell.events(10**6, codec="auto", schedule="auto")
-    decision = next(event for event in found if event["event"] == "schedule")
-    of_rounds = [event for event in found if event.get("round_of")]
-    if not of_rounds:
-        print(f"{cell.name}, schedule: {decision.get('reason') or decision['settings']}")
-        return
-    inner = decision["inner_steps"]
-    seconds, exposed = median(of_rounds), 1e-3 * median(of_rounds, "exchange_exposed_ms")
-    report.add(
-        Ratio(
-            f"{cell.name}, computing in rounds of {inner}",
-            1 - exposed / seconds,
-            "a round's time",
-            UTILISATION,
-            "higher",
-        ),
-        settings=decision["settings"],
-        sleeping_share=inner * cell.step / seconds,
-        round_seconds=[event["seconds"] for event in of_rounds],
     )
 
 

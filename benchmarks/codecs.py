@@ -3,9 +3,8 @@
     python benchmarks/codecs.py [--elements 5898240] [--repeats 15]
 
 One thread. Rounds of all codecs and of the copy are interleaved, so that other load affects all
-alike; a figure is the least processor time of its rounds, since what others do only adds. The block
-is that of an adapter: 5.9 million elements in tensors of 16 x 2560 and 4096 x 16, normally
-distributed. PowerSGD has one square matrix of that size. Writes benchmarks/results/codecs.json.
+alike; a figure is the least processor time of its rounds, since what others do only adds. The
+elements are normally distributed. Writes benchmarks/results/codecs.json.
 """
 
 from __future__ import annotations
@@ -16,16 +15,14 @@ import sys
 import time
 from collections.abc import Callable
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy: PowerSGD multiplies by it
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy
 
 import numpy as np
 from rig.report import Ratio, Report
 
-from trainer.config.codec import NAMES
-from trainer.exchange.protocol.codecs import Codec
-from trainer.exchange.protocol.compression.choice import codecs_for
+from trainer.config.codec import CODECS
+from trainer.exchange.protocol.compression.choice import make_codec
 from trainer.exchange.protocol.compression.feedback import ErrorFeedback
-from trainer.model.layout import Block, GradientLayout, TensorSlot
 
 ENCODE, DECODE = 8.0, 3.0
 """Nanoseconds an element that are still good."""
@@ -40,19 +37,13 @@ def main() -> int:
     options = parser.parse_args()
     report = Report(options.result)
     values = np.random.default_rng(0).standard_normal(options.elements, dtype=np.float32)
-    side = int(options.elements**0.5)
-    adapter = layout([(16, 2560), (4096, 16)], options.elements)
-    matrix = layout([(side, side)], options.elements)
-
     out, copy = np.empty_like(values), np.empty_like(values)
     tasks: dict[str, Callable[[], object]] = {"memcpy": lambda: np.copyto(copy, values)}
-    codecs: dict[str, Codec] = {}
-    for name in NAMES:
-        (codec,) = codecs_for(name, matrix if name.startswith("powersgd") else adapter)
-        codecs[name] = codec
-        feedback = ErrorFeedback([codec], [values.size])
-        encoded = codec.encode(0, values)
-        tasks[f"{name} encode"] = lambda codec=codec: codec.encode(0, values)
+    codecs = {name: make_codec(name) for name in CODECS}
+    for name, codec in codecs.items():
+        feedback = ErrorFeedback(codec, [values.size])
+        encoded = codec.encode(values)
+        tasks[f"{name} encode"] = lambda codec=codec: codec.encode(values)
         tasks[f"{name} decode"] = lambda codec=codec, encoded=encoded: codec.decode(encoded, out)
         tasks[f"{name} feedback"] = lambda feedback=feedback: feedback.encode(0, values)
     least = {name: float("inf") for name in tasks}
@@ -77,19 +68,6 @@ def main() -> int:
         )
     report.add(Ratio("memcpy", least["memcpy"], "a nanosecond an element"))
     return report.write()
-
-
-def layout(shapes: list[tuple[int, int]], elements: int) -> GradientLayout:
-    """Return one block of such tensors, the last of them cut."""
-    slots: list[TensorSlot] = []
-    start = 0
-    while start < elements:
-        shape = shapes[len(slots) % len(shapes)]
-        if start + shape[0] * shape[1] > elements:
-            shape = (1, elements - start)
-        slots.append(TensorSlot(f"tensor{len(slots)}", shape, start))
-        start = slots[-1].stop
-    return GradientLayout((Block(0, "layers.0", 0, elements, tuple(slots)),), num_layers=1)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ from benchmarks.compare.cluster import LocalCluster, end_on_terminate
 from benchmarks.compare.comparison import run_ranks
 from benchmarks.compare.member import MemberSpec
 from benchmarks.compare.network import ShapedNetwork, missing
-from trainer.config.codec import NAMES
-from trainer.exchange.protocol.compression.choice import codecs_for
+from trainer.config.codec import CODECS
+from trainer.exchange.protocol.compression.choice import make_codec
 
 HOSTS = 3
 WORKERS = 3
@@ -51,8 +51,6 @@ REST = 0.05
 TARGET = 1.15
 TARGET_RATE = 200
 USUAL = ("fp32", "bf16")
-CODECS = tuple(name for name in NAMES if not name.startswith("powersgd"))
-"""All that adapters may take."""
 PLACEMENTS = {"2 local + 1 remote": (0, 0, 1), "1 local + 2 remote": (0, 1, 2), "1 remote": (1,)}
 """The host of each worker; the coordinator is on host 0."""
 
@@ -183,9 +181,8 @@ class Star:
 
 def encoded_bytes(codec: str, elements: int) -> int:
     """Return the bytes of one encoded gradient, by the codec's formula."""
-    of = synthetic.layout(elements)
-    blocks = zip(codecs_for(codec, of), of.blocks, strict=True)
-    return sum(codec.nbytes(block.size) for codec, block in blocks)
+    made = make_codec(codec)
+    return sum(made.nbytes(block.size) for block in synthetic.layout(elements).blocks)
 
 
 def span(step: list[dict[str, float]], until: str) -> float:

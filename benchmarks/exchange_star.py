@@ -222,7 +222,7 @@ class Process:
         np.divide(total, np.float32(len(contributions)), out=total)
         if self.codec.name == "fp32":
             return total.view(np.uint8)
-        return self.codec.encode(block, total)
+        return self.codec.encode(total)
 
     def _work(self, rank: int) -> None:
         up = down = self._connect(rank, 0)
@@ -235,9 +235,9 @@ class Process:
         def send() -> None:
             for _ in range(self.steps):
                 steps.get()
-                for block, values in enumerate(gradient):
+                for values in gradient:
                     exact = self.codec.name == "fp32"
-                    encoded = values.view(np.uint8) if exact else self.codec.encode(block, values)
+                    encoded = values.view(np.uint8) if exact else self.codec.encode(values)
                     up.sendall(encoded.data)
 
         threading.Thread(target=send).start()

@@ -9,10 +9,10 @@ sections as conversations, SpamAssassin's mails as classes, and pieces of manual
 LoRA of rank 16 is on all linears, or all weights train. Sweeps take the first and last five
 layers of the model, the last table all 30.
 
-The learning rate is the best of a few for fp32 with seed 0, and all arms take it; rounds and top-k
-also half and twice of it. Rounds of 50 are more than a run of this length is allowed otherwise.
+The learning rate is the best of a few for fp32 with seed 0, and all arms take it; rounds and frozen
+A's also half and twice of it. Rounds of 50 are more than a run of this length is allowed otherwise.
 "Score" is the share of answers that greedy decoding gets right, of classes or of next tokens.
-`topk:0.1, none owed` drops what the codec drops.
+`int4, none owed` drops what the codec drops.
 
 A finished run is a line of RESULTS and is not repeated, so the sweep can be stopped at any time.
 --report prints each arm beside fp32 and writes the result `real_loss`; with --picture it also draws
@@ -88,7 +88,7 @@ FROZEN = {"lora.freeze_a": True}
 
 
 def _codec(name: str, **about: Any) -> Arm:
-    return Arm({"exchange.codec": name}, swept=name.startswith("topk"), **about)
+    return Arm({"exchange.codec": name}, **about)
 
 
 def _rounds(
@@ -116,8 +116,6 @@ LORA = {
     "bf16": _codec("bf16", goal=0.5),
     "int8": _codec("int8", goal=0.5),
     "int4": _codec("int4", goal=0.5),
-    "topk:0.1": _codec("topk:0.1", goal=0.5),
-    "topk:0.01": _codec("topk:0.01"),
     "rounds 20": _rounds(20, goal=2.0),
     "A frozen": Arm(FROZEN, swept=True),
     "A frozen, rounds 20": _rounds(20, MEAN, FROZEN, goal=2.0),
@@ -128,16 +126,11 @@ LORA = {
     "rounds 20, folded": _rounds(20, inner=Folding),
     "rounds 10": _rounds(10),
     "rounds 20, Nesterov": _rounds(20, NESTEROV),
-    "topk:0.1, none owed": _codec("topk:0.1", forgets=True),
-    "topk:0.01, none owed": _codec("topk:0.01", forgets=True),
+    "int4, none owed": _codec("int4", forgets=True),
     "rounds 10, Nesterov": _rounds(10, NESTEROV),
     "rounds 50, Nesterov": _rounds(50, NESTEROV),
 }
-FULL = {
-    name: arm
-    for name, arm in {**LORA, "powersgd:4": _codec("powersgd:4")}.items()
-    if name in (EXACT, "int8", "int4", "topk:0.1", "powersgd:4", "rounds 20")
-}
+FULL = {name: arm for name, arm in LORA.items() if name in (EXACT, "int8", "int4", "rounds 20")}
 ARMS = {"lora": LORA, "full": FULL}
 
 
@@ -385,8 +378,6 @@ def draw(done: Results) -> None:
         EXACT: (TEXT, "-"),
         "int8": ("#68a0b3", "-"),
         "int4": ("#b294bb", "-"),
-        "topk:0.1": ("#b5bd68", "-"),
-        "topk:0.01": ("#f0c674", "-"),
         "rounds 20": ("#68a0b3", ":"),
         "rounds 50": ("#f0c674", ":"),
         "rounds 20, Nesterov": ("#cc6666", ":"),

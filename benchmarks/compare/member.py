@@ -265,7 +265,7 @@ def work(spec: MemberSpec) -> None:
         folder=Path(spec.tls) / f"rank-{spec.rank}" if spec.tls else None,
         patience=30.0,
         sum_on_host=config.exchange.sum_on_host,
-        rounds=config.exchange.may_have_rounds,
+        rounds=config.exchange.has_rounds,
     )
     rounds = partial(InnerSteps, replica, config.optimizer)
     worker = Worker(

@@ -73,7 +73,7 @@ class OneProcess:
         self._seats: dict[int, _Seat] = {}
         for rank in range(workers):
             request = make_request(inputs, choice, rank)
-            rounds = exchange.may_have_rounds
+            rounds = exchange.has_rounds
             session = Session(request, inputs.layout, exchange.codec, rounds)
             self._seats[rank] = _Seat(self._take, rank, session)
         self._workers = [

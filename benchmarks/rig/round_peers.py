@@ -18,7 +18,7 @@ from rig.demo_model import demo_inputs, open_demo, validate
 from rig.ranks import RANKS, Ranks, Trained
 from rig.sender import Sender
 from rig.token_bag import TokenBag
-from trainer.config.codec import read_codec
+from trainer.config.codec import codec_kind
 from trainer.config.optimizer import OptimizerConfig
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
@@ -104,7 +104,7 @@ def motley(rank: int, run: Run, outer: Outer) -> dict[str, Any]:
     replica.write_trainable(weights)
     inner = InnerSteps(replica, inputs.config.optimizer, plan, state)
     update = OuterNesterov(outer.rate, outer.momentum, layout)
-    feedback = read_codec(outer.codec).kind.needs_feedback
+    feedback = codec_kind(outer.codec).needs_feedback
     up, down = (Sender(outer.codec, layout, feedback=feedback) for _ in range(2))
     for step in range(plan.total_steps):
         at, settle = plan.at(step), plan.settles(step)

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from trainer.exchange.protocol.codecs import Bf16, Codec
-from trainer.exchange.protocol.compression.choice import codecs_for
+from trainer.exchange.protocol.codecs import Bf16
+from trainer.exchange.protocol.compression.choice import make_codec
 from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.model.layout import GradientLayout
 from trainer.replica.base import OnBlock
 
 
 class Sender:
-    """It encodes, with or without error feedback, and counts its bytes.
+    """It encodes, with or without error feedback, and counts its bytes."""
 
-    Args:
-        codec: by its name, or one for each block. PowerSGD is not refused for adapters here.
-    """
-
-    def __init__(
-        self, codec: str | Sequence[Codec], layout: GradientLayout, *, feedback: bool
-    ) -> None:
+    def __init__(self, codec: str, layout: GradientLayout, *, feedback: bool) -> None:
         self._layout = layout
-        self.codecs = codecs_for(codec, layout) if isinstance(codec, str) else tuple(codec)
+        self._codec = make_codec(codec)
         sizes = [block.size for block in layout.blocks]
-        self._feedback = ErrorFeedback(self.codecs, sizes) if feedback else None
+        self._feedback = ErrorFeedback(self._codec, sizes) if feedback else None
         self.sent = 0
         """Bytes until now."""
 
@@ -43,8 +35,8 @@ class Sender:
             if self._feedback is not None and index < count:
                 codec, encoded = self._feedback.encode(index, values, settle=settle)
             else:
-                codec = self.codecs[index % count] if self._feedback is None else Bf16()
-                encoded = codec.encode(index % count, values)
+                codec = self._codec if self._feedback is None else Bf16()
+                encoded = codec.encode(values)
             self.sent += encoded.nbytes
             block = self._layout.blocks[index % count]
             start = block.start + (index // count) * self._layout.size

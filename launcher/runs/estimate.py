@@ -133,10 +133,7 @@ def _cost(
 
 
 def _left(config: RunConfig, done: int, samples: float) -> float:
-    """Return the share of a run's samples that is left after `done` steps, of which a round is one.
-
-    Of `schedule: auto` a round counts as a step, since where they begin is not known here.
-    """
+    """Return the share of a run's samples that is left after `done` steps; a round is one."""
     after, inner = config.exchange.rounds or (done, 0)
     steps = min(done, after) + inner * max(0, done - after)
     return max(0.0, 1 - steps * config.training.batch_size / samples) if samples else 0.0

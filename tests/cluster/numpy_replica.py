@@ -249,7 +249,7 @@ def main() -> int:
             folder=flags.tls,
             patience=settings.exchange.join_deadline,
             sum_on_host=settings.exchange.sum_on_host,
-            rounds=settings.exchange.may_have_rounds,
+            rounds=settings.exchange.has_rounds,
         )
 
     worker = build.make_worker(inputs, choice, connect)

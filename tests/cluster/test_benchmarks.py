@@ -104,4 +104,4 @@ def test_codecs_are_measured_beside_a_memcpy():
     assert all(ratio["value"] > 0 for ratio in figures["ratios"])
     nbytes = {each["ratio"]: each.get("bytes_an_element") for each in figures["figures"]}
     assert nbytes["int8 encode"] == pytest.approx(1.016, abs=1e-3)
-    assert nbytes["topk:0.1 encode"] == pytest.approx(0.325, abs=1e-3)
+    assert nbytes["int4 encode"] == pytest.approx(0.531, abs=1e-3)

@@ -123,7 +123,7 @@ def test_the_lab(reader: Reader) -> None:
     fewer: dict[str, str] = dict.fromkeys(
         ("precision --steps 5", "checkpointing --steps 5"), "--steps 2"
     )
-    printed = reader.type(command_block("docs/low-bandwidth.md", "trainer lab"), fewer)
+    printed = reader.type(command_block("docs/commands.md", "trainer lab"), fewer)
     assert re.search(r"top-k, fp32 and 32-bit indices +100 +90.0 % +800 +5 +0.6573", printed)
     assert re.search(r"ZeRO-1 .* 38.5 ", printed)
     for title in ("error feedback:", "mixed precision:", "gradient checkpointing:"):

@@ -11,12 +11,12 @@ from tests.cluster.real_cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 
-BYTES = {"int8": 1.016, "topk:0.1": 0.325}
+BYTES = {"int8": 1.016, "int4": 0.531}
 """An element."""
 
 
 @pytest.mark.parametrize(
-    ("codec", "certified"), [("int8", True), ("topk:0.1", False)], ids=["int8 TLS", "topk memory"]
+    ("codec", "certified"), [("int8", True), ("int4", False)], ids=["int8 TLS", "int4 memory"]
 )
 def test_kill_9_between_settled_commits(cluster: Cluster, codec: str, certified: bool) -> None:
     """All who are left hold the same weights, and what the dead owed is said."""

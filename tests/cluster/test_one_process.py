@@ -32,7 +32,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 CASES = [
     ("full", "fp32", "steps"),
     ("full", "int8", "steps"),
-    ("adapters", "topk:0.1", "steps"),
+    ("adapters", "int4", "steps"),
     ("A frozen", "fp32", "steps"),
     ("A frozen", "fp32", "rounds"),
     ("full", "fp32", "rounds"),

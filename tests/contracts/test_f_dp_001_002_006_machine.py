@@ -34,14 +34,14 @@ BYTES = st.one_of(st.none(), st.integers(0, 400))
 def problem(codec: str, shares: str, schedule: str) -> ExactProblem:
     """Return a run of six steps, or of five rounds of two inner steps, two of them settled.
 
-    Or of three steps and four rounds: `auto` decides that after the first step.
+    Or of three steps and four rounds.
     """
     settings: dict[str, Any] = {"exchange__codec": codec, "exchange__shares": shares}
     if schedule != "steps":
-        settings |= {"exchange__schedule": schedule, "exchange__inner_steps": 2}
+        settings |= {"exchange__schedule": "rounds", "exchange__inner_steps": 2}
         settings |= {"training__batch_size": 4, "training__evaluate_every": 0}
-    if schedule == "auto":
-        settings["decided"] = (1, 2)
+    if schedule == "both":
+        settings["exchange__rounds_after"] = 3
     return ExactProblem(samples=20, **settings)
 
 
@@ -54,7 +54,7 @@ class ExchangeUnderFaults(RuleBasedStateMachine):
         codec=st.sampled_from(["fp32", "bf16"]),
         shares=st.sampled_from(["equal", "measured"]),
         careless=st.booleans(),
-        together=st.sampled_from([(), (1, 2), (0, 1, 2, 3), "rounds", "auto"]),
+        together=st.sampled_from([(), (1, 2), (0, 1, 2, 3), "rounds", "both"]),
     )
     def begin(
         self, codec: str, shares: str, careless: bool, together: tuple[int, ...] | str

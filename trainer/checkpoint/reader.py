@@ -59,8 +59,6 @@ class RunProgress:
     """`weights_digest` of it."""
     stream: dict[str, Any] | None = None
     """A student's position in its folder of logits; None for a run on a file."""
-    rounds: tuple[int, int] | None = None
-    """`rounds_after` and `inner_steps` of the run's plan; None: no round was planned then."""
     early: Validated | None = None
     """What early stopping had counted."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.config.codec import KnownCodec, read_codec
+from trainer.config.codec import KnownCodec
 from trainer.config.section import Section
 from trainer.config.training import Positive, Steps
 from trainer.system.errors import InputError
@@ -32,9 +32,8 @@ _OF_RANKS = frozenset({"topology", "hash_every", "join_deadline"})
 class RoundSettings(Section):
     """Rounds: several steps by each worker alone, then one exchange (DiLoCo, arXiv:2311.08105)."""
 
-    schedule: Literal["steps", "rounds", "auto"] = "steps"
-    """`steps` exchanges gradients at every step, `rounds` weights after `inner_steps` of them,
-    `auto` begins with steps and goes over to rounds if no lossless codec hides the exchange."""
+    schedule: Literal["steps", "rounds"] = "steps"
+    """`steps` exchanges gradients at every step, `rounds` weights after `inner_steps` of them."""
     inner_steps: Steps = 20
     """Steps of a round, of a worker of mean speed; a faster one does more, a slower one fewer."""
     rounds_after: Annotated[int, Field(ge=0)] = 0
@@ -48,13 +47,13 @@ class RoundSettings(Section):
 
     @property
     def rounds(self) -> tuple[int, int] | None:
-        """`rounds_after` and `inner_steps`, as far as they are settings; None: no rounds so far."""
-        return (self.rounds_after, self.inner_steps) if self.schedule == "rounds" else None
+        """`rounds_after` and `inner_steps`; None: every step is an ordinary one."""
+        return (self.rounds_after, self.inner_steps) if self.has_rounds else None
 
     @property
-    def may_have_rounds(self) -> bool:
+    def has_rounds(self) -> bool:
         """Whether a step of the run may be a round."""
-        return self.schedule != "steps"
+        return self.schedule == "rounds"
 
     def settled_at(self, *saved_every: int) -> tuple[int, ...]:
         """Return the intervals of settled steps, with those at whose ends a run is saved."""
@@ -62,11 +61,11 @@ class RoundSettings(Section):
 
     def agreed(self, *saved_every: int) -> dict[str, Any] | None:
         """Return what all members must share; None if they exchange gradients at every step."""
-        if not self.may_have_rounds:
+        if not self.has_rounds:
             return None
-        fixed = {"inner_steps": self.inner_steps, "rounds_after": self.rounds_after}
         return {
-            **(fixed if self.rounds else {"schedule": self.schedule}),
+            "inner_steps": self.inner_steps,
+            "rounds_after": self.rounds_after,
             "outer_learning_rate": self.outer_learning_rate,
             "outer_momentum": self.outer_momentum,
             "settled_at": list(self.settled_at(*saved_every)),
@@ -78,7 +77,7 @@ class RoundSettings(Section):
         Raises:
             InputError: they are not, which says how long a round may be; or none would begin.
         """
-        if not self.rounds:
+        if not self.has_rounds:
             return
         longest = total_inner // FEWEST_ROUNDS
         if self.inner_steps > longest:
@@ -100,7 +99,7 @@ class RoundSettings(Section):
         Raises:
             InputError: it cannot.
         """
-        if self.may_have_rounds:
+        if self.has_rounds:
             raise InputError(
                 f"exchange.schedule: {what} has no rounds, which need a coordinator and workers;"
                 " leave it out"
@@ -149,10 +148,8 @@ class ExchangeConfig(RoundSettings):
             raise ValueError("shares must not be a list with topology ring: its workers are equal")
         if self.lost_after <= 2 * self.heartbeat:
             raise ValueError("lost_after must be more than twice heartbeat")
-        if self.sum_on_host and self.may_have_rounds:
+        if self.sum_on_host and self.has_rounds:
             raise ValueError("sum_on_host needs schedule steps: a round already sends little")
-        if self.schedule == "auto" and read_codec(self.codec).element_bytes is None:
-            raise ValueError(f"schedule auto needs a codec of a known size, not {self.codec}")
         return self
 
     def check_ranks(self) -> None:

@@ -17,7 +17,6 @@ from pydantic import Field, model_validator
 
 from trainer.config import section as settings
 from trainer.config.budget import BudgetConfig
-from trainer.config.codec import read_codec
 from trainer.config.distillation import DistillationConfig
 from trainer.config.exchange import ExchangeConfig, RoundSettings
 from trainer.config.lora import LoraSettings
@@ -178,7 +177,6 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        read_codec(self.exchange.codec, self.lora.lora_rank if self.method == "lora" else None)
         distilled = self.distillation is not None
         self.exchange.check_whole_models(plain=self.parallel.is_plain, distilled=distilled)
         name = self.needs_whole_model

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trainer.planning.devices import gib
-from trainer.planning.exchange_choice import EACH_STEP, LAST, LEAST_ROUNDS
+from trainer.planning.exchange_choice import EACH_STEP, LEAST_ROUNDS
 from trainer.planning.exchange_choice import MOST_EXPOSED as MOST_ADDED
 from trainer.planning.strategies import Request, StrategyOption
 
@@ -164,7 +164,7 @@ def _codec_hides(facts: Facts) -> Verdict:
     if best.time is None or best.time.choice is None:
         return True, f"{best.title} fits; the devices' speed is not known"
     choice = best.time.choice
-    return choice.within and choice.codec != LAST, _exchanged(best, "after each step")
+    return choice.within, _exchanged(best, "after each step")
 
 
 def _rounds_hide(facts: Facts) -> Verdict:

@@ -7,26 +7,23 @@ backward computes the next. `docs/low-bandwidth.md` has the codecs.
     link = LinkRates(up=6.25e6, down=6.25e6)
     choice = choose(ExchangeLoad(link=link, elements=5_898_240, blocks=36,
                                  step_seconds=1.0, total_steps=2000))
-    choice.codec, choice.every        # ("topk:0.1", 1)
+    choice.codec, choice.every        # ("int4", 22)
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
-from trainer.config.codec import FREE, PLANNED, read_codec
+from trainer.config.codec import CODECS, FREE, codec_kind
 from trainer.planning.devices import LinkRates
 from trainer.planning.term import Term, term
 from trainer.system.errors import InputError
 
-EACH_STEP = tuple(name for name, use in PLANNED.items() if use == "step")
+EACH_STEP = tuple(name for name, kind in CODECS.items() if kind.planned == "step")
 """Tried first."""
-ROUNDS_CODEC, LAST = (
-    next(name for name, use in PLANNED.items() if use == wanted) for wanted in ("rounds", "last")
-)
+ROUNDS_CODEC = next(name for name, kind in CODECS.items() if kind.planned == "rounds")
 MOST_EXPOSED = 0.05
 """Share of a step that an exchange may add."""
 LEAST_ROUNDS = 20
@@ -116,7 +113,7 @@ class ChosenExchange:
 
 
 def choose(exchange: ExchangeLoad, *, rounds: bool = True) -> ChosenExchange:
-    """Return the first of bf16, int8, top-k 10 %, rounds and top-k 1 % that a step can hide.
+    """Return the first of bf16, int8 and rounds of int4 that a step can hide.
 
     Rounds have as many steps as are needed for that, at most a twentieth of the run. Without a
     remote host it is fp32: nothing crosses a network.
@@ -126,11 +123,9 @@ def choose(exchange: ExchangeLoad, *, rounds: bool = True) -> ChosenExchange:
     """
     if not exchange.remotes:
         return first_within(exchange, [ExchangeCandidate("fp32", 1, exposed(exchange, "fp32"))])
-    found = [ExchangeCandidate(codec, 1, exposed(exchange, codec)) for codec in (*EACH_STEP, LAST)]
+    found = [ExchangeCandidate(codec, 1, exposed(exchange, codec)) for codec in EACH_STEP]
     seldom = rounds_of(exchange) if rounds else None
-    if seldom is not None:
-        found.insert(len(EACH_STEP), seldom)
-    return first_within(exchange, found)
+    return first_within(exchange, [*found, seldom] if seldom else found)
 
 
 def first_within(exchange: ExchangeLoad, candidates: Sequence[ExchangeCandidate]) -> ChosenExchange:
@@ -223,9 +218,9 @@ def element_bytes(codec: str) -> float:
     """Return the bytes that a codec needs for an element of a large tensor.
 
     Raises:
-        InputError: its size does not follow from the number of elements alone.
+        InputError: there is no such codec.
     """
-    with suppress(ValueError):
-        if size := read_codec(codec).element_bytes:
-            return size
-    raise InputError(f"codec {codec}: its size is not known; use one of {', '.join(PLANNED)}")
+    try:
+        return codec_kind(codec).element_bytes
+    except ValueError as error:
+        raise InputError(str(error)) from None

@@ -48,7 +48,6 @@ class Worker:
     exchange: Exchange
     optimizer: Update
     plan: StepPlan
-    """As far as it is known: the coordinator says when rounds begin."""
     train: Samples
     validation: Samples | None
     seed: int
@@ -81,10 +80,11 @@ class Worker:
     def _handle(self, event: Event | None) -> Shutdown | None:
         """Do what an event asks for; return it if it is the end."""
         match event:
-            case Admitted(rank=rank, state=state, rounds=rounds):
+            case Admitted(rank=rank, state=state):
                 log.info("in the run as rank %d from step %d", rank, state.step)
                 self._state, self._owes_commit = state, False
-                self._follow(rounds)
+                self._inner = None
+                self._begin_rounds_if_due()
                 self.replica.write_trainable(state.weights)
             case ShardAssignment(kind="train") as shard if self._inner:
                 self._train_alone(shard, self._inner)
@@ -160,17 +160,15 @@ class Worker:
         if self._inner:
             self._inner.committed(commit.step)
         else:
-            self._follow(commit.rounds)
+            self._begin_rounds_if_due()
         self.replica.write_trainable(self._state.weights)
         self._owes_commit = False
         if commit.report:
             digest = weights_digest(self._state.weights)
             self.exchange.send(WeightsReport(step=commit.step, digest=digest), commit.step)
 
-    def _follow(self, rounds: tuple[int, int] | None) -> None:
-        """Take over what the coordinator says of rounds, and begin them if they are due."""
+    def _begin_rounds_if_due(self) -> None:
         assert self._state is not None
-        self.plan, self._inner = self.plan.with_rounds(rounds), None
         if self.plan.is_round(self._state.step):
             assert self.rounds is not None
             self._inner = self.rounds(self.plan, self._state)

@@ -34,7 +34,6 @@ EventKind = Literal[
     "redealt",
     "residual_lost",
     "codec",
-    "schedule",
     "carried",
     "verified",
     "diverged",

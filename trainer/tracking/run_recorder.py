@@ -338,9 +338,6 @@ class RunRecorder:
             self._notifier.tell("resumed", details.get("reason") or f"from {details['path']}")
             if self._budget:
                 self._budget.resumed(details["step"])
-        elif kind == "schedule" and details["schedule"] == "rounds":
-            self._plan = self._plan.with_rounds((details["rounds_after"], details["inner_steps"]))
-            self._status["total_steps"] = self._plan.total_steps
         elif kind == "stopping":
             self._status["state"] = "stopping"
         elif kind == "halted":
@@ -374,7 +371,7 @@ class RunRecorder:
         step = snapshot.step
         metric = scores.get("accuracy", -scores["loss"]) if scores else None
         progress = progress_at(step, save.generation, self._config, self._job, self._plan)
-        progress = replace(progress, stream=save.stream, rounds=save.rounds, early=save.early)
+        progress = replace(progress, stream=save.stream, early=save.early)
         began = time.monotonic()
         try:
             path = self._store.save(snapshot, progress, metric)

@@ -16,22 +16,12 @@ def rounds(**settings: object) -> RunConfig:
     return load("quickstart", {"exchange.schedule": "rounds", **keys})
 
 
-def test_auto_has_no_rounds_of_its_own():
-    """Members agree on how long they are, and since when, while they run."""
-    auto = rounds(exchange__schedule="auto", exchange__inner_steps=7)
-    assert auto.exchange.may_have_rounds
-    assert auto.exchange.rounds is None
-    assert auto.agreement() == rounds(exchange__schedule="auto").agreement()
-    auto.exchange.check_length(1)
-
-
 def test_members_agree_on_rounds_and_on_which_are_settled():
     config = rounds()
     assert config.agreement() != load("quickstart").agreement()
     for settings in (
         {"exchange__inner_steps": 21},
         {"exchange__rounds_after": 1},
-        {"exchange__schedule": "auto"},
         {"exchange__outer_learning_rate": 0.6},
         {"exchange__outer_momentum": 0.5},
         {"exchange__settle_every": 3},
@@ -83,10 +73,6 @@ def test_published_rounds_of_500_steps_need_a_run_of_10000():
 def test_what_rounds_do_not_go_with():
     with pytest.raises(InputError, match="sum_on_host needs schedule steps"):
         rounds(exchange__sum_on_host=True)
-    with pytest.raises(InputError, match="sum_on_host needs schedule steps"):
-        rounds(exchange__sum_on_host=True, exchange__schedule="auto")
-    with pytest.raises(InputError, match="schedule auto needs a codec of a known size"):
-        rounds(method="full", exchange__codec="powersgd:4", exchange__schedule="auto")
     with pytest.raises(InputError, match="--distributed has no rounds"):
         rounds().exchange.check_ranks()
     load("quickstart").exchange.check_ranks()
@@ -99,10 +85,9 @@ def test_rounds_that_would_never_begin_are_refused():
     exchange.check_length(401)
 
 
-@pytest.mark.parametrize("schedule", ["rounds", "auto"])
-def test_what_has_no_coordinator_has_no_rounds(schedule: str):
+def test_what_has_no_coordinator_has_no_rounds():
     with pytest.raises(InputError, match="a student on its own has no rounds"):
-        rounds(exchange__schedule=schedule).exchange.check_every_step("a student on its own")
+        rounds().exchange.check_every_step("a student on its own")
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,17 @@ faults a test injects, every member must be on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from trainer.config.run import RunConfig, load
 from trainer.exchange.coordinator.answers import Questions
-from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.membership import Coordinator
-from trainer.exchange.protocol.actions import Save, Step
+from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.compression.choice import make_codec
-from trainer.exchange.protocol.members import Job, Member
+from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.messages import JoinRequest
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.layout import Block, GradientLayout, TensorSlot
@@ -76,12 +75,9 @@ class ExactProblem:
         *,
         samples: int = 20,
         validation_samples: int = 7,
-        decided: tuple[int, int] | None = None,
         questions: Questions | None = None,
         **overrides: Any,
     ) -> None:
-        """`decided`: after so many steps, and of how many inner steps, `schedule: auto` plans
-        rounds. What it measures has tests of its own; here all must follow it."""
         settings: dict[str, Any] = {
             "training.epochs": 2,
             "training.batch_size": 8,
@@ -109,10 +105,6 @@ class ExactProblem:
             settle_every=settle_periods(self.config),
         ).with_rounds(exchange.rounds)
         self.questions = questions
-        self._decided = decided
-        self._begin = self.plan
-        if decided:
-            self.plan = self.plan.with_rounds((decided[0] + 2, decided[1]))
         self.trajectory: list[bytes] = []
         """The weights after 0, 1, ... updates, as bytes."""
         self.second_moments: list[bytes] = []
@@ -131,19 +123,18 @@ class ExactProblem:
 
     def coordinator(self, workers: int, now: float, last: Save | None = None) -> Coordinator:
         """Return the coordinator of a run from its last checkpoint, or from the beginning."""
-        state, generation, plan = self.fresh_state(), 0, self._begin
+        state, generation = self.fresh_state(), 0
         if last:
-            plan = plan.with_rounds(last.rounds)
             snapshot, generation = last.snapshot, last.generation
             assert isinstance(snapshot, Snapshot)
             arrays = (snapshot.weights, snapshot.first_moment, snapshot.second_moment)
             state = TrainState(*(array.copy() for array in arrays), step=snapshot.step)
             assert state.weights.tobytes() == self.trajectory[state.step]
-        coordinator = Coordinator(
+        return Coordinator(
             config=self.config,
             job=JOB,
             layout=self.layout,
-            plan=plan,
+            plan=self.plan,
             validation_samples=self.validation_samples,
             state=state,
             expect_workers=workers,
@@ -153,18 +144,6 @@ class ExactProblem:
             early=EarlyStopping(self.config.training.early_stopping_patience),
             questions=self.questions,
         )
-        if self._decided:
-            self._decide(coordinator.training.choice, *self._decided)
-        return coordinator
-
-    def _decide(self, choice: ExchangeChoice, after: int, inner_steps: int) -> None:
-        def measured(event: Step, members: Iterable[Member]) -> None:
-            del members
-            if event.step == after:
-                assert choice.plan.rounds is None, "it is decided once"
-                choice.plan = choice.plan.with_rounds((after + 2, inner_steps))
-
-        choice.measured = measured
 
     def gradient(self, epoch: int, position: int) -> np.ndarray:
         """Return a sample's gradient, fp32 `[N]`.
@@ -251,7 +230,7 @@ class ExactProblem:
             squares: list[float] = []
             for block in layout.blocks:
                 span = average[block.start : block.stop]
-                codec.decode(codec.encode(block.index, span), span)
+                codec.decode(codec.encode(span), span)
                 doubles = span.astype(np.float64)
                 squares.append(float(np.dot(doubles, doubles)))
             norm = math.sqrt(math.fsum(squares[: len(self.layout.blocks)]))

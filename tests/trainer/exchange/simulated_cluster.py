@@ -121,7 +121,7 @@ class SimulatedCluster(SimulatedShell):
                 self._check_settled(worker.state)
 
     def _check_settled(self, state: TrainState) -> None:
-        if self.problem.config.exchange.may_have_rounds:
+        if self.problem.config.exchange.has_rounds:
             assert state.second_moment.tobytes() == self.problem.second_moments[state.step]
 
     # Inside

@@ -94,7 +94,7 @@ class SimulatedShell:
             worker.request,
             self.problem.layout,
             self.problem.config.exchange.codec,
-            self.problem.config.exchange.may_have_rounds,
+            self.problem.config.exchange.has_rounds,
         )
         worker.heard = worker.beat = self.now
         self.wires[self._count] = (worker.wire, worker)

@@ -19,7 +19,6 @@ from trainer.exchange.protocol.messages import (
     Shutdown,
     WeightsReport,
 )
-from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame, FrameDecoder, FrameEncoder, run_tag
 from trainer.exchange.worker.session import Admitted, Committed, Event, Session, result_message
 from trainer.model.layout import GradientLayout
@@ -156,8 +155,6 @@ class SimulatedWorker:
         self.wire = self.session = None
         self.commits: list[Committed] = []
         self._update = Update(self.problem.config, self.problem.layout)
-        self.rounds: tuple[int, int] | None = None
-        """Of the run's plan, as far as the coordinator has said."""
         self._running = self._loop()
 
     @property
@@ -219,7 +216,6 @@ class SimulatedWorker:
                 continue  # of a membership that is gone
             elif isinstance(event, Admitted):
                 self.state, self.member_of = event.state, session
-                self.rounds = event.rounds
             elif isinstance(event, Committed):
                 self._apply(session, event)
             elif event.kind == "train":
@@ -235,7 +231,7 @@ class SimulatedWorker:
         assert self.state is not None
         assert self.state.step == shard.step, "it computes with the weights of another step"
         stop, layout = shard.stop, self._layout(shard.step)
-        assert bool(shard.inner_batch) == self._plan.is_round(shard.step)
+        assert bool(shard.inner_batch) == self.problem.plan.is_round(shard.step)
         early = self.hands_in_early and shard.blocks is None and shard.stop - shard.start > 1
         if shard.inner_batch and early:
             stop = (shard.start + shard.stop) // 2
@@ -269,13 +265,8 @@ class SimulatedWorker:
         if sender := self._sender(session):
             self._send(sender, sender.answer(result, shard.step))
 
-    @property
-    def _plan(self) -> StepPlan:
-        """The plan by what this worker was told, and not by what is right."""
-        return self.problem.plan.with_rounds(self.rounds)
-
     def _layout(self, step: int) -> GradientLayout:
-        plan, layout = self._plan, self.problem.layout
+        plan, layout = self.problem.plan, self.problem.layout
         return layout.doubled if plan.is_round(step) and plan.settles(step) else layout
 
     def _evaluate(self, session: Session, shard: ShardAssignment) -> None:
@@ -297,10 +288,9 @@ class SimulatedWorker:
         assert self.state is not None
         commit = event.commit
         assert commit.step == self.state.step, "a commit was left out or came twice"
-        scalars, plan = (commit.learning_rate, commit.clip_scale), self._plan
+        scalars, plan = (commit.learning_rate, commit.clip_scale), self.problem.plan
         assert event.gradient.size == self._layout(commit.step).size
         self._update.apply(self.state, event.gradient, *scalars, plan.first_round)
-        self.rounds = commit.rounds
         if self.corrupt:
             self.state.weights.view(np.uint32)[3] ^= 1
         self.commits.append(event)

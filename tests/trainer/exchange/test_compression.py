@@ -38,7 +38,7 @@ EDGES = np.array(
 
 def through(name: str, values: np.ndarray) -> np.ndarray:
     codec = make_codec(name)
-    encoded = codec.encode(0, values)
+    encoded = codec.encode(values)
     assert encoded.nbytes == codec.nbytes(values.size)
     out = np.full(values.size, 777, np.float32)
     codec.decode(encoded, out)
@@ -65,14 +65,14 @@ def test_fp32_keeps_every_bit(bits: list[int]):
 
 def test_fp32_bytes_are_a_copy():
     values = np.ones(4, np.float32)
-    encoded = make_codec("fp32").encode(0, values)
+    encoded = make_codec("fp32").encode(values)
     values[:] = 2
     assert encoded.tobytes() == np.ones(4, "<f4").tobytes()
 
 
 def test_bf16_rounds_every_bit_pattern_as_torch_does():
     values = random_bits(seed=1, count=200_000)
-    ours = make_codec("bf16").encode(0, values).view("<u2")
+    ours = make_codec("bf16").encode(values).view("<u2")
     theirs = torch_bf16(values)
     numbers = ~np.isnan(values)
     np.testing.assert_array_equal(ours[numbers], theirs[numbers])

@@ -13,7 +13,7 @@ from tests.trainer.exchange.exact_problem import tiny_layout
 from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.blocks import block_frames
-from trainer.exchange.protocol.compression.choice import AgreedCodecs, make_codec
+from trainer.exchange.protocol.compression.choice import AgreedCodec, make_codec
 from trainer.exchange.protocol.wire import MessageType
 from trainer.system.errors import NonFiniteError, ProtocolError
 
@@ -25,7 +25,7 @@ SHARDS = [Shard(7, 2, 0, 3), Shard(3, 0, 3, 4), Shard(5, 1, 4, 9)]
 
 def frames(values: np.ndarray, shard: Shard, weight: int, codec: str = "fp32", block: int = 0):
     chosen = make_codec(codec)
-    encoded = chosen.encode(block, values)
+    encoded = chosen.encode(values)
     kind = MessageType.BLOCK_GRADIENT
     return list(block_frames(kind, encoded, 1, 3, block, chosen, weight, shard.rank, shard.id))
 
@@ -39,7 +39,7 @@ def drawn(shard: Shard, scale: float = 1.0) -> np.ndarray:
 def test_the_order_of_arrival_does_not_matter(codec: str):
     results: set[bytes] = set()
     for arrival in permutations(SHARDS):
-        sums = GradientSum(LAYOUT, AgreedCodecs(codec, LAYOUT), step=3)
+        sums = GradientSum(LAYOUT, AgreedCodec(codec, LAYOUT), step=3)
         for shard in arrival:
             whole = [sums.add(f) for f in frames(drawn(shard), shard, shard.size, codec)]
             assert [w is not None for w in whole] == [False] * (len(whole) - 1) + [True]
@@ -57,22 +57,22 @@ def test_what_waits_for_a_late_worker_takes_little_memory(
     # Several frames a block, not thousands.
     monkeypatch.setattr("trainer.exchange.protocol.blocks.CHUNK", 4096)
     layout = synthetic.layout(36 * 16000)
-    codecs = AgreedCodecs(codec, layout)
+    agreed = AgreedCodec(codec, layout)
     memory, values = SumMemory(layout), np.ones(16000, np.float32)
     earlier = [block.take() for block in memory.blocks]  # a step before this one made the memory
     del earlier
     tracemalloc.start()
-    sums = GradientSum(layout, codecs, step=3, settled=False, memory=memory)
+    sums = GradientSum(layout, agreed, step=3, settled=False, memory=memory)
     for block in layout.blocks:
         for shard in SHARDS[1:]:
-            encoded = codecs.codecs[block.index].encode(block.index, values)
+            encoded = agreed.codec.encode(values)
             for frame in block_frames(
                 MessageType.BLOCK_GRADIENT,
                 encoded,
                 1,
                 3,
                 block.index,
-                codecs.codecs[block.index],
+                agreed.codec,
                 1,
                 shard.rank,
                 shard.id,
@@ -86,13 +86,13 @@ def test_what_waits_for_a_late_worker_takes_little_memory(
 @pytest.mark.parametrize(("codec", "gradients"), [("bf16", 0.5), ("int8", 0.27)])
 def test_averages_are_kept_as_they_are_sent(codec: str, gradients: float):
     layout = synthetic.layout(36 * 16000)
-    codecs, random = AgreedCodecs(codec, layout), np.random.default_rng(0)
-    sums = GradientSum(layout, codecs, step=3, feedback=codecs.feedback(), settled=False)
+    agreed, random = AgreedCodec(codec, layout), np.random.default_rng(0)
+    sums = GradientSum(layout, agreed, step=3, feedback=agreed.feedback(), settled=False)
     kind, expected = MessageType.BLOCK_GRADIENT, np.empty(layout.size, np.float32)
     tracemalloc.start()
     for block in layout.blocks:
-        chosen = codecs.codecs[block.index]
-        encoded = chosen.encode(0, random.standard_normal(16000, np.float32))
+        chosen = agreed.codec
+        encoded = chosen.encode(random.standard_normal(16000, np.float32))
         for frame in block_frames(kind, encoded, 1, 3, block.index, chosen, 1, 2, 7):
             sums.add(frame)
         del frame, encoded
@@ -109,7 +109,7 @@ def test_a_sum_that_is_still_being_sent_is_not_overwritten():
     memory = SumMemory(LAYOUT)
     sent: list[np.ndarray] = []
     for step in range(3):
-        sums = GradientSum(LAYOUT, AgreedCodecs("fp32", LAYOUT), step=step, memory=memory)
+        sums = GradientSum(LAYOUT, AgreedCodec("fp32", LAYOUT), step=step, memory=memory)
         for frame in frames(np.full(10, step + 1, np.float32), SHARDS[0], 1):
             sums.add(frame)
         average = sums.average(0, SHARDS[:1])
@@ -123,13 +123,13 @@ def test_a_sum_that_is_still_being_sent_is_not_overwritten():
 
 def test_a_block_that_is_still_being_sent_keeps_no_other():
     layout = synthetic.layout(36 * 16000)
-    memory, codecs = SumMemory(layout), AgreedCodecs("fp32", layout)
-    sums = GradientSum(layout, codecs, step=1, memory=memory)
+    memory, agreed = SumMemory(layout), AgreedCodec("fp32", layout)
+    sums = GradientSum(layout, agreed, step=1, memory=memory)
     values = np.ones(16000, np.float32)
     for block in layout.blocks:
-        fp32 = codecs.codecs[block.index]
+        fp32 = agreed.codec
         kind = MessageType.BLOCK_GRADIENT
-        for frame in block_frames(kind, fp32.encode(0, values), 1, 1, block.index, fp32, 1):
+        for frame in block_frames(kind, fp32.encode(values), 1, 1, block.index, fp32, 1):
             sums.add(frame)
         sums.average(block.index, [Shard(0, 0, 0, 1)])
     where = [average.encoded.ctypes.data for average in sums.averages.values()]
@@ -141,7 +141,7 @@ def test_a_block_that_is_still_being_sent_keeps_no_other():
 
 
 def test_pieces_of_several_contributions_may_alternate():
-    sums = GradientSum(LAYOUT, AgreedCodecs("fp32", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, AgreedCodec("fp32", LAYOUT), step=3)
     streams = [frames(drawn(shard), shard, shard.size) for shard in SHARDS]
     for pieces in zip(*streams, strict=True):
         for frame in pieces:
@@ -155,14 +155,14 @@ def test_pieces_of_several_contributions_may_alternate():
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
 def test_what_is_sent_is_what_is_applied_here(codec: str):
-    sums = GradientSum(LAYOUT, AgreedCodecs(codec, LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, AgreedCodec(codec, LAYOUT), step=3)
     for frame in frames(drawn(SHARDS[0]), SHARDS[0], 3, codec):
         sums.add(frame)
     average = sums.average(0, SHARDS[:1])
     for block in LAYOUT.blocks[1:]:
         chosen = make_codec(codec)
         kind = MessageType.BLOCK_GRADIENT if block.is_layer else MessageType.NON_BLOCK_GRADIENT
-        zeros = chosen.encode(block.index, np.zeros(block.size, np.float32))
+        zeros = chosen.encode(np.zeros(block.size, np.float32))
         for frame in block_frames(kind, zeros, 1, 3, block.index, chosen, 3, 2, 7):
             sums.add(frame)
         sums.average(block.index, SHARDS[:1])
@@ -175,14 +175,14 @@ def test_what_is_sent_is_what_is_applied_here(codec: str):
 
 def test_no_weight_at_all_divides_by_nothing():
     """A shard can hold no target token; its gradient is zero then."""
-    sums = GradientSum(LAYOUT, AgreedCodecs("fp32", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, AgreedCodec("fp32", LAYOUT), step=3)
     for frame in frames(np.zeros(10, np.float32), SHARDS[0], 0):
         sums.add(frame)
     assert not sums.average(0, SHARDS[:1]).encoded.any()
 
 
 def test_what_a_lost_worker_left_unfinished_is_dropped():
-    sums = GradientSum(LAYOUT, AgreedCodecs("fp32", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, AgreedCodec("fp32", LAYOUT), step=3)
     lost, other = SHARDS[:2]
     for shard in (lost, other):
         first, *rest = frames(drawn(shard), shard, 1)
@@ -197,7 +197,7 @@ def test_what_a_lost_worker_left_unfinished_is_dropped():
 
 
 def test_sums_that_overflow_halt_and_do_not_warn():
-    sums = GradientSum(LAYOUT, AgreedCodecs("fp32", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, AgreedCodec("fp32", LAYOUT), step=3)
     largest = np.full(10, np.finfo(np.float32).max, np.float32)
     for shard in SHARDS:
         for frame in frames(largest, shard, 1):
@@ -208,7 +208,7 @@ def test_sums_that_overflow_halt_and_do_not_warn():
 
 @pytest.mark.parametrize("offset", range(10))
 def test_the_tensor_of_a_nan_is_named(offset: int):
-    sums = GradientSum(LAYOUT, AgreedCodecs("bf16", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, AgreedCodec("bf16", LAYOUT), step=3)
     values = drawn(SHARDS[0])
     values[offset] = np.nan
     tensor = "layers.1.q" if offset < 6 else "layers.1.v"

@@ -8,7 +8,7 @@ import pytest
 from tests.trainer.exchange.exact_problem import join_request, tiny_layout
 from trainer.exchange.protocol.blocks import block_frames
 from trainer.exchange.protocol.codecs import Bf16
-from trainer.exchange.protocol.compression.choice import AgreedCodecs
+from trainer.exchange.protocol.compression.choice import AgreedCodec
 from trainer.exchange.protocol.messages import (
     JoinAccepted,
     ShardAssignment,
@@ -23,15 +23,15 @@ from trainer.optimizer.adamw import TrainState
 from trainer.system.errors import ProtocolError
 
 LAYOUT = tiny_layout()
-CODEC = "topk:0.1"
+CODEC = "int4"
 GENERATION = 4
 SHARD = ShardAssignment(kind="train", shard=1, step=0, epoch=0, start=4, stop=6, batch=8)
 COMMIT = StepCommit(
     step=0, loss=1, grad_norm=1, clip_scale=1, learning_rate=0.1, report=False, next=None
 )
 VALUES = np.arange(1, 11, dtype=np.float32)
-KEPT = (6.0, 10.0)
-"""The largest of each of block 0's tensors."""
+OWED = 5**0.5
+"""The norm of what is dropped: the unit is 2, and the odd ones are off by 1."""
 
 
 @pytest.fixture
@@ -58,14 +58,14 @@ def average(codec_name: str) -> list[Frame]:
     """Return the averages of one step, in the lossy codec or in bf16."""
     frames: list[Frame] = []
     for block in LAYOUT.blocks:
-        agreed = AgreedCodecs(CODEC, LAYOUT).codecs[block.index]
+        agreed = AgreedCodec(CODEC, LAYOUT).codec
         codec = Bf16() if codec_name == "bf16" else agreed
         kind = (
             MessageType.AVERAGED_BLOCK_GRADIENT
             if block.is_layer
             else MessageType.AVERAGED_NON_BLOCK_GRADIENT
         )
-        encoded = codec.encode(block.index, np.full(block.size, 2, np.float32))
+        encoded = codec.encode(np.full(block.size, 2, np.float32))
         frames += block_frames(kind, encoded, GENERATION, 0, block.index, codec, weight=8)
     return frames
 
@@ -75,8 +75,8 @@ def test_a_block_is_encoded_when_it_is_drawn_and_not_by_who_computes(session: Se
     frames = session.block(SHARD, 0, gradient, 3)
     gradient[:] = 777
     assert owed(session) == 0
-    assert [frame.codec for frame in frames] == [4]
-    assert owed(session) == pytest.approx(np.linalg.norm(sorted({*VALUES} - {*KEPT})))
+    assert [frame.codec for frame in frames] == [3]
+    assert owed(session) == pytest.approx(OWED)
     result = result_message(SHARD, 1.0, 3, 3, 0.1)
     (answer,) = session.answer(result, 0)
     assert parse(answer) == result.model_copy(update={"residual": owed(session)})
@@ -87,7 +87,7 @@ def test_a_further_shard_of_the_step_sends_what_the_first_one_dropped_once(
 ) -> None:
     further = SHARD.model_copy(update={"shard": 2, "blocks": (0,)})
     session.receive(further.frame(GENERATION))
-    codec = AgreedCodecs(CODEC, LAYOUT).codecs[0]
+    codec = AgreedCodec(CODEC, LAYOUT).codec
     total, out = np.zeros(10, np.float32), np.empty(10, np.float32)
     for shard in (SHARD, further):
         (frame,) = session.block(shard, 0, VALUES, 3)
@@ -136,7 +136,7 @@ def test_an_average_that_lies_ends_the_membership(session: Session) -> None:
     damaged = bytearray(frame.payload)
     damaged[0] = 0xFF
     fields = {name: getattr(frame, name) for name in Frame.__slots__}
-    with pytest.raises(ProtocolError, match="marks values beyond its tensor"):
+    with pytest.raises(ProtocolError, match="int4: exponent 255, at most 253"):
         session.receive(Frame(**{**fields, "payload": bytes(damaged)}))
-    with pytest.raises(ProtocolError, match=r"codec 2 came, topk:0\.1 was agreed"):
+    with pytest.raises(ProtocolError, match="codec 2 came, int4 was agreed"):
         session.receive(Frame(**{**fields, "codec": 2, "block": 1}))

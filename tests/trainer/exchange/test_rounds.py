@@ -166,25 +166,22 @@ def test_a_joiner_between_settled_commits_gets_the_last_settled_moments():
 # From steps to rounds in the middle of a run
 
 
-def changing(schedule: str = "auto", **settings: Any) -> ExactProblem:
+def changing(**settings: Any) -> ExactProblem:
     """Return three steps of four samples, then a round of two, one of one, and three of two."""
-    if schedule == "auto":
-        settings |= {"decided": (1, 2)}
     return ExactProblem(
         samples=20,
         training__batch_size=4,
         training__evaluate_every=0,
-        exchange__schedule=schedule,
+        exchange__schedule="rounds",
         exchange__inner_steps=2,
-        exchange__rounds_after=3 if schedule == "rounds" else 0,
+        exchange__rounds_after=3,
         **settings,
     )
 
 
-@pytest.mark.parametrize("schedule", ["rounds", "auto"])
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
-def test_everyone_goes_from_steps_to_rounds_at_once(codec: str, schedule: str):
-    problem = changing(schedule, exchange__codec=codec)
+def test_everyone_goes_from_steps_to_rounds_at_once(codec: str):
+    problem = changing(exchange__codec=codec)
     cluster = SimulatedCluster(problem, workers=3)
     cluster.run_to_end()
     sizes = [commit.gradient.size for commit in cluster.workers[0].commits]
@@ -192,21 +189,13 @@ def test_everyone_goes_from_steps_to_rounds_at_once(codec: str, schedule: str):
     assert sizes == [once, once, once, twice, once, twice, twice]
     assert [len(problem.plan.inner(step)) for step in range(7)] == [1, 1, 1, 2, 2, 2, 1]
     assert [save.snapshot.step for save in cluster.saves] == [2, 3, 4, 6, 7]
-    assert all(worker.rounds == (3, 2) for worker in cluster.workers)
-
-
-def test_a_decision_repeats_with_fixed_settings():
-    assert changing("auto").trajectory == changing("rounds").trajectory
 
 
 @pytest.mark.parametrize("step", range(7))
-@pytest.mark.parametrize("schedule", ["rounds", "auto"])
-def test_a_coordinator_that_dies_resumes_on_its_side_of_the_change(schedule: str, step: int):
+def test_a_coordinator_that_dies_resumes_on_its_side_of_the_change(step: int):
     """At step 3 from the checkpoint between, which holds AdamW's first moment."""
-    cluster = SimulatedCluster(changing(schedule), workers=3)
+    cluster = SimulatedCluster(changing(), workers=3)
     until_step(cluster, step)
-    saved = [save.rounds for save in cluster.saves]
-    assert saved == [(3, 2)] * len(saved), "decided after step 1, and saved from step 2 on"
     cluster.kill_coordinator(delivered=50)
     cluster.start_coordinator()
     assert cluster.step == {0: 0, 1: 0, 2: 2, 3: 3, 4: 4, 5: 4, 6: 6}[step]
@@ -215,10 +204,7 @@ def test_a_coordinator_that_dies_resumes_on_its_side_of_the_change(schedule: str
 
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("delivered", [0, 300, None])
-def test_a_worker_that_dies_at_the_change_comes_back_with_the_plan(
-    step: int, delivered: int | None
-):
-    """Also one that was told before the decision, and joins after it."""
+def test_a_worker_that_dies_at_the_change_comes_back(step: int, delivered: int | None):
     cluster = SimulatedCluster(changing(), workers=3)
     until_step(cluster, step)
     worker = cluster.workers[1]
@@ -228,7 +214,6 @@ def test_a_worker_that_dies_at_the_change_comes_back_with_the_plan(
     cluster.revive(worker)
     cluster.connect(worker)
     cluster.run_to_end()
-    assert worker.rounds == (3, 2)
 
 
 def test_rounds_are_not_compared_with_the_gradients_before_them():
@@ -249,31 +234,3 @@ def test_a_round_that_follows_steps_has_more_time_than_they_took():
     patience = cluster.problem.config.exchange.join_deadline
     assert round_.inner_batch
     assert round_.deadline - round_.started == 2 * patience
-
-
-def test_measured_steps_decide_and_all_workers_hear_of_it_before_the_first_round():
-    problem = ExactProblem(
-        training__batch_size=4,
-        training__max_steps=2000,
-        training__evaluate_every=0,
-        exchange__schedule="auto",
-        exchange__codec="bf16",
-    )
-    cluster = SimulatedCluster(problem, workers=2)
-    for worker in cluster.workers:
-        worker.request = worker.request.model_copy(update={"transport": "TLS"})
-        worker.seconds_per_sample = 0.02
-    for _ in range(1000):
-        if cluster.named("schedule"):
-            break
-        cluster.go_on()
-        cluster.now += 0.02
-    (decision,) = cluster.named("schedule")
-    assert decision["rounds_after"] == cluster.step + 2 == 15
-    rounds = (15, decision["inner_steps"])
-    assert cluster.machine.training.plan.rounds == rounds
-    assert [worker.rounds for worker in cluster.workers] == [None, None]
-    until_step(cluster, 15)
-    assert [worker.rounds for worker in cluster.workers] == [rounds, rounds]
-    assert open_round(cluster).inner_batch
-    assert cluster.saves[-1].snapshot.step == 15

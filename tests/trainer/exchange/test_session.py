@@ -77,7 +77,7 @@ def averages(blocks: Iterable[int], value: float | None = None) -> list[Frame]:
             else MessageType.AVERAGED_NON_BLOCK_GRADIENT
         )
         values = np.full(block.size, index if value is None else value, np.float32)
-        encoded = codec.encode(index, values)
+        encoded = codec.encode(values)
         frames += block_frames(kind, encoded, GENERATION, 3, index, codec, weight=7)
     return frames
 

@@ -10,12 +10,10 @@ from trainer.system.errors import InputError
 
 def test_the_known_figures_of_top_k() -> None:
     found = top_k(seed=42, parameters=1000, workers=4, density=0.1)
-    _, pairs, ours = found.rows
+    _, pairs = found.rows
     assert (pairs["elements"], pairs["fewer elements"]) == (100, "90.0 %")
     assert pairs["cosine"] == pytest.approx(0.6573, abs=5e-5)
     assert (pairs["bytes"], pairs["times fewer bytes"]) == (800, 5.0)
-    assert ours["bytes"] == 125 + 2 * 100  # a bitmap, and bf16 values
-    assert ours["cosine"] == pytest.approx(0.657, abs=1e-3)
 
 
 @pytest.mark.parametrize("density", [0.5, 0.1, 0.01])
@@ -25,7 +23,7 @@ def test_the_expected_cosine_is_that_of_many_values(density: float) -> None:
     assert found.rows[1]["cosine"] == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize("density", [0.0, -0.1, 0.7, float("nan"), float("inf"), 1e-9])
+@pytest.mark.parametrize("density", [0.0, -0.1, 1.1, float("nan"), float("inf")])
 def test_what_is_no_density_is_refused(density: float) -> None:
     with pytest.raises(InputError, match="not a density"):
         top_k(seed=42, parameters=100, workers=1, density=density)
@@ -34,10 +32,9 @@ def test_what_is_no_density_is_refused(density: float) -> None:
 def test_feedback_brings_back_what_its_absence_loses() -> None:
     rows: Any = feedback(seed=42, parameters=500, workers=2, steps=60).rows
     errors = {(row["codec"], row["error feedback"]): row for row in rows}
-    for codec in ("int8", "int4", "topk:0.1", "topk:0.01"):
+    for codec in ("int8", "int4"):
         without = [errors[codec, "no"][f"step {step}"] for step in (1, 10, 30, 60)]
         found = [errors[codec, "yes"][f"step {step}"] for step in (1, 10, 30, 60)]
         assert without[0] == found[0]  # nothing is owed yet
         assert found == sorted(found, reverse=True)
         assert found[-1] < 0.7 * without[-1]
-        assert codec != "topk:0.1" or without[-1] > 0.5

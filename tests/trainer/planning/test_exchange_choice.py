@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.exchange.protocol.compression.layouts import one_block
-from trainer.exchange.protocol.compression.choice import codecs_for
+from trainer.config.codec import CODECS
+from trainer.exchange.protocol.compression.choice import make_codec
 from trainer.planning.devices import LinkRates
 from trainer.planning.exchange_choice import (
     EACH_STEP,
-    LAST,
     MOST_EXPOSED,
     ROUNDS_CODEC,
     ExchangeLoad,
@@ -44,8 +43,6 @@ def exchange_of(rate: float, step: float, total_steps: int = 100_000, **more: An
         ("fp32", [100, 11, 11, 900, 500, 56, 7452, 7052, 5052, 18780, 18380, 16380]),
         ("bf16", [6, 6, 6, 400, 28, 28, 3676, 3276, 1276, 9340, 8940, 6940]),
         ("int8", [3, 3, 3, 154, 14, 14, 1817, 1417, 53, 4694, 4294, 2294]),
-        ("topk:0.1", [1, 1, 1, 5, 5, 5, 514, 114, 17, 1434, 1034, 85]),
-        ("topk:0.01", [0, 0, 0, 1, 1, 1, 2, 2, 2, 89, 10, 10]),
     ],
 )
 def test_exposed_milliseconds(codec: str, milliseconds: list[int]) -> None:
@@ -73,7 +70,7 @@ def test_exposed_milliseconds_of_rounds(every: int, milliseconds: list[float]) -
     [
         (118, 0.2, "bf16"),
         (118, 5, "bf16"),
-        (23.6, 0.2, "topk:0.1"),
+        (23.6, 0.2, ROUNDS_CODEC),
         (23.6, 1, "bf16"),
         (23.6, 5, "bf16"),
         (6.25, 0.2, ROUNDS_CODEC),
@@ -81,7 +78,7 @@ def test_exposed_milliseconds_of_rounds(every: int, milliseconds: list[float]) -
         (6.25, 5, "int8"),
         (1.25, 0.2, ROUNDS_CODEC),
         (1.25, 1, ROUNDS_CODEC),
-        (1.25, 5, "topk:0.1"),
+        (1.25, 5, ROUNDS_CODEC),
     ],
 )
 def test_the_first_that_a_step_hides_is_taken(rate: float, step: float, codec: str) -> None:
@@ -91,7 +88,7 @@ def test_the_first_that_a_step_hides_is_taken(rate: float, step: float, codec: s
     assert choice.taken.exposed.value <= MOST_EXPOSED * step * 1.000001
     assert (choice.every > 1) == (codec == ROUNDS_CODEC)
     order = [one.codec for one in choice.candidates]
-    assert order == [*EACH_STEP, ROUNDS_CODEC, LAST]
+    assert order == [*EACH_STEP, ROUNDS_CODEC]
     for better in choice.candidates[: order.index(codec)]:
         assert better.exposed.value > MOST_EXPOSED * step
 
@@ -106,15 +103,15 @@ def test_a_run_has_at_least_twenty_rounds() -> None:
     """H* is 21 steps here: a run of 420 has twenty of those, one of 419 does not."""
     assert choose(exchange_of(6.25, 1.0, 420)).every == 21
     short = choose(exchange_of(6.25, 1.0, 419))
-    assert (short.codec, short.every, short.within) == (LAST, 1, True)
-    assert [one.every for one in short.candidates] == [1, 1, 1, 20, 1]
+    assert (short.codec, short.every, short.within) == (ROUNDS_CODEC, 20, False)
+    assert [one.every for one in short.candidates] == [1, 1, 20]
     shortest = choose(exchange_of(6.25, 1.0, 19))
     assert ROUNDS_CODEC not in [one.codec for one in shortest.candidates]
 
 
 def test_where_nothing_is_hidden_the_least_is_taken_and_said_so() -> None:
     choice = choose(exchange_of(0.125, 0.2, 19))
-    assert (choice.codec, choice.within) == (LAST, False)
+    assert (choice.codec, choice.within) == (EACH_STEP[-1], False)
     assert choice.taken.exposed_ms == min(one.exposed_ms for one in choice.candidates)
     longer = choose(exchange_of(0.0125, 0.2, 2000))
     assert (longer.codec, longer.every, longer.within) == (ROUNDS_CODEC, 100, False)
@@ -155,16 +152,14 @@ def test_only_the_last_micro_batch_hides() -> None:
 
 def test_bytes_are_those_that_the_codecs_need() -> None:
     size = 16 * 65_536
-    layout = one_block((1024, 1024))
-    for name in (*EACH_STEP, ROUNDS_CODEC, LAST, "fp32", "topk:0.03"):
-        (codec,) = codecs_for(name, layout)
-        assert codec.nbytes(size) / size == pytest.approx(element_bytes(name), rel=2e-3), name
+    for name in CODECS:
+        found = make_codec(name).nbytes(size) / size
+        assert found == pytest.approx(element_bytes(name), rel=2e-3), name
 
 
-@pytest.mark.parametrize("codec", ["int3", "topk", "topk:x", "topk:0", "powersgd:4"])
-def test_codecs_of_unknown_size_are_refused(codec: str) -> None:
-    with pytest.raises(InputError, match=f"codec {codec}: its size is not known"):
-        element_bytes(codec)
+def test_the_size_of_an_unknown_codec_is_refused() -> None:
+    with pytest.raises(InputError, match="codec int3: unknown; use one of auto, fp32"):
+        element_bytes("int3")
 
 
 def test_impossible_figures_are_refused() -> None:

@@ -99,20 +99,19 @@ def test_a_round_is_sent_at_its_end_and_handed_in_early_at_its_limit(
 ):
     """The message comes before the blocks: these are about the first samples alone."""
     clock = Clock()
-    plan = StepPlan(8, 4, 1, None, 2)
     sample = Encoded(np.arange(3, dtype=np.int32), 1)
     shard = SHARD.model_copy(update={"step": 0, "stop": 8, "inner_batch": 4, "limit": limit})
     state = TrainState.fresh(np.ones(tiny_layout().size, np.float32))
     exchange = OneShard(shard)
     exchange.sent = exchange.blocks = order = []  # both in one order
-    exchange._events.insert(0, Admitted(0, state, plan.rounds))
+    exchange._events.insert(0, Admitted(0, state))
     replica: Any = TimedReplica(clock)
     replica.write_trainable = lambda flat: None
     worker = Worker(
         replica,
         exchange,  # pyright: ignore[reportArgumentType]
         Update(load("quickstart"), tiny_layout()),
-        StepPlan(8, 4, 1),
+        StepPlan(8, 4, 1, None, 2),
         [sample] * 8,  # pyright: ignore[reportArgumentType]
         None,
         seed=0,

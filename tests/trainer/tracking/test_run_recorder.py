@@ -327,15 +327,3 @@ def test_the_end_is_said_where_the_checkpoints_lie(store: StuckStore, tmp_path: 
     said = read_status(share.folder / "status.json")
     assert (said["state"], said["exit_code"]) == ("failed", 5)
     assert read_status(tmp_path / "output" / "status.json")["exit_code"] == 5
-
-
-def test_a_run_that_switches_to_rounds_has_fewer_steps(
-    recorder: RunRecorder, tmp_path: Path
-) -> None:
-    """100 samples in 10 steps: four of them, and two rounds of three."""
-    recorder.emit({"event": "schedule", "schedule": "steps", "reason": "too short"})
-    assert read_status(tmp_path / "status.json")["total_steps"] == 10
-    decided = {"schedule": "rounds", "rounds_after": 4, "inner_steps": 3}
-    recorder.emit({"event": "schedule", **decided})
-    assert read_status(tmp_path / "status.json")["total_steps"] == 6
-    assert recorder.close(2, "halted") == 2

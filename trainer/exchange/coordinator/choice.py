@@ -1,12 +1,8 @@
-"""The settings `exchange.codec: auto` and `exchange.schedule: auto`, decided by measured steps.
+"""The setting `exchange.codec: auto`, decided by measured steps. Pure.
 
 The codec is bf16 while a step hides its exchange, else int8. Both cost a run nothing
-(docs/low-bandwidth.md has their losses, and those of smaller codecs, which are not free and so
-never chosen for a user). A step in bf16 is a settled one: no residual is left after it, so the
-codec can change at any ordinary step, in both directions.
-
-The schedule goes from steps to rounds, once and for good, if the smallest codec at hand was
-measured and did not hide the exchange either. Pure.
+(docs/low-bandwidth.md has their losses). A step in bf16 is a settled one: no residual is left after
+it, so the codec can change at any ordinary step, in both directions.
 """
 
 from __future__ import annotations
@@ -14,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from trainer.config.codec import AUTO
+from trainer.config.codec import AUTO, FREE
 from trainer.config.exchange import ExchangeConfig
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.protocol.actions import Step
@@ -26,18 +21,12 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.layout import GradientLayout
 from trainer.planning.devices import LinkRates
 from trainer.planning.exchange_choice import (
-    EACH_STEP,
-    FREE,
-    LAST,
-    LEAST_ROUNDS,
     MOST_EXPOSED,
     ExchangeCandidate,
     ExchangeLoad,
     element_bytes,
     exposed,
     first_within,
-    hiding_rounds,
-    rounds_of,
 )
 from trainer.planning.term import Term, term
 
@@ -47,16 +36,12 @@ _WINDOW = 10
 """Steps whose medians decide."""
 _AGREEING = 2
 """Windows that must say the same before a run goes back to more bytes."""
-_AHEAD = 2
-"""Steps from a decision to the first round: one is under way, the next is settled."""
 
 
 @dataclass(frozen=True)
 class _Window:
     """Medians over some steps, in seconds."""
 
-    done: int
-    """Steps of the run so far."""
     compute: float
     """Of a step, without what the exchange adds."""
     span: float
@@ -66,7 +51,7 @@ class _Window:
 
 
 class ExchangeChoice:
-    """Measures a run's steps and chooses the codec and the plan of the next ones."""
+    """Measures a run's steps and chooses the codec of the next ones."""
 
     def __init__(
         self, settings: ExchangeConfig, layout: GradientLayout, plan: StepPlan, outbox: Outbox
@@ -74,9 +59,7 @@ class ExchangeChoice:
         self.plan = plan
         self.codec = FREE[0] if settings.codec == AUTO else settings.codec
         """Of ordinary steps, as a setting."""
-        self._codec_is_auto = settings.codec == AUTO
-        self._schedule_is_auto = settings.schedule == "auto"
-        self._refused = False
+        self._is_auto = settings.codec == AUTO
         self._layout = layout
         self._outbox = outbox
         self._skip = _FIRST
@@ -88,11 +71,11 @@ class ExchangeChoice:
 
     def codec_of(self, step: int) -> str:
         """Return a step's codec, as a setting; rounds take the smallest of those that are free."""
-        return FREE[-1] if self._codec_is_auto and self.plan.is_round(step) else self.codec
+        return FREE[-1] if self._is_auto and self.plan.is_round(step) else self.codec
 
     def in_bf16(self, step: int) -> bool:
         """Return whether `auto` sends a step in bf16."""
-        return self._codec_is_auto and self.codec_of(step) == FREE[0]
+        return self._is_auto and self.codec_of(step) == FREE[0]
 
     def measured(self, event: Step, members: Iterable[Member]) -> None:
         """Note what a step took, which may decide about the next ones; an event says so.
@@ -100,7 +83,7 @@ class ExchangeChoice:
         Args:
             members: memory that workers share with the coordinator needs no codec.
         """
-        if self.plan.rounds and event.step >= self.plan.rounds_after - _AHEAD:
+        if not self._is_auto or self.plan.is_round(event.step + 1):  # the next is under way
             return
         if self._skip:
             self._skip -= 1
@@ -111,70 +94,31 @@ class ExchangeChoice:
             return
         compute, span, out = (median(column) for column in zip(*self._steps, strict=True))
         self._steps.clear()
-        window = _Window(event.step, max(compute, 1e-6), max(span, 1e-6), out)
+        window = _Window(max(compute, 1e-6), max(span, 1e-6), out)
         remote = any(m.request.transport not in ("", SHARED_MEMORY) for m in members)
-        changed = self._codec_is_auto and self._choose_codec(window, remote=remote)
-        if self._schedule_is_auto and remote and not changed:
-            self._choose_schedule(window)
+        self._choose(window, remote=remote)
 
-    def _choose_codec(self, window: _Window, *, remote: bool) -> bool:
-        """Return whether another codec is better, and take it."""
+    def _choose(self, window: _Window, *, remote: bool) -> None:
+        """Take another codec if it is better."""
         exchange = self._exchange(window)
         candidates = [
             ExchangeCandidate(codec, 1, self._exposed(exchange, codec, window.out))
-            for codec in (*EACH_STEP, LAST)
+            for codec in FREE
         ]
-        free = [one for one in candidates if one.codec in FREE]
-        taken = first_within(exchange, free).codec if remote else FREE[0]
+        taken = first_within(exchange, candidates).codec if remote else FREE[0]
         back = FREE.index(taken) < FREE.index(self.codec)
         self._larger = self._larger + 1 if back else 0
         if taken == self.codec or (back and self._larger < _AGREEING):
-            return False
+            return
         self.codec, self._skip, self._larger = taken, 1, 0
-        self._outbox.emit("codec", codec=taken, **_figures(window, candidates))
-        return True
-
-    def _choose_schedule(self, window: _Window) -> None:
-        """Begin rounds if steps cannot hide the exchange, and rounds that fit the run can."""
-        smallest = not self._codec_is_auto or self.codec == FREE[-1]
-        if not smallest or window.out <= MOST_EXPOSED * window.compute:
-            return
-        after = window.done + _AHEAD
-        left = self.plan.total_inner - after
-        exchange = self._exchange(window, total_steps=max(left, 1))
-        now = ExchangeCandidate(self.codec, 1, _measured(window.out))
-        found = rounds_of(exchange, self.codec)
-        if found is None or not first_within(exchange, [found]).within:
-            if not self._refused:
-                self._refuse(window, exchange, now)
-            return
-        self.plan = self.plan.with_rounds((after, found.every))
-        same = f"exchange.schedule=rounds exchange.inner_steps={found.every}"
-        self._outbox.emit(
-            "schedule",
-            schedule="rounds",
-            inner_steps=found.every,
-            rounds_after=after,
-            settings=f"exchange.codec={self.codec} {same} exchange.rounds_after={after}",
-            **_figures(window, [now, found]),
-        )
-
-    def _refuse(self, window: _Window, exchange: ExchangeLoad, now: ExchangeCandidate) -> None:
-        """Say once why steps stay, though they do not hide the exchange."""
-        self._refused = True
-        needed = hiding_rounds(exchange, self.codec)
-        self._outbox.emit(
-            "schedule",
-            schedule="steps",
-            reason=f"rounds would need {needed} steps to hide the exchange: {LEAST_ROUNDS} of them"
-            f" do not fit the {exchange.total_steps} steps that are left",
-            **_figures(window, [now]),
-        )
+        exposed_ms = {one.codec: round(one.exposed_ms, 1) for one in candidates}
+        step_ms = round(1e3 * window.compute, 1)
+        self._outbox.emit("codec", codec=taken, step_ms=step_ms, exposed_ms=exposed_ms)
 
     def _exposed(self, exchange: ExchangeLoad, codec: str, out: float) -> Term:
         return _measured(out) if codec == self.codec else exposed(exchange, codec)
 
-    def _exchange(self, window: _Window, total_steps: int | None = None) -> ExchangeLoad:
+    def _exchange(self, window: _Window) -> ExchangeLoad:
         """Return a link that would take as long as the exchange took."""
         if window.out > MOST_EXPOSED * window.compute:  # else backward may have hidden more
             self._hidden = max(window.span - window.out, 0.0)
@@ -184,19 +128,9 @@ class ExchangeChoice:
             elements=self._layout.size,
             blocks=len(self._layout.blocks),
             step_seconds=window.compute,
-            total_steps=total_steps or self.plan.total_steps,
+            total_steps=self.plan.total_steps,
             hidden=self._hidden,
         )
-
-
-def _figures(window: _Window, candidates: list[ExchangeCandidate]) -> dict[str, Any]:
-    """Return what an event says of a decision, in milliseconds of each step."""
-    return {
-        "step_ms": round(1e3 * window.compute, 1),
-        "exposed_ms": {
-            "rounds" if one.every > 1 else one.codec: round(one.exposed_ms, 1) for one in candidates
-        },
-    }
 
 
 def _measured(seconds: float) -> Term:

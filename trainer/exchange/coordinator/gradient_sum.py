@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
 from trainer.exchange.protocol.codecs import Codec
-from trainer.exchange.protocol.compression.choice import AgreedCodecs
+from trainer.exchange.protocol.compression.choice import AgreedCodec
 from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol.reused import BlockVector, ReusedArray
 from trainer.exchange.protocol.wire import MAX_WEIGHT, Frame, MessageType
@@ -91,7 +91,7 @@ class GradientSum:
     kept, and decoded again for the update. So little memory is needed beside the state.
 
     Args:
-        codecs: that contributions come in, and averages go in.
+        codec: that contributions come in, and averages go in.
         feedback: what averages owe of earlier steps; None where the codec needs none.
         settled: all that is owed comes and goes in this step.
         second_moments: those of a round follow, as blocks of their own.
@@ -101,7 +101,7 @@ class GradientSum:
     def __init__(
         self,
         layout: GradientLayout,
-        codecs: AgreedCodecs,
+        codec: AgreedCodec,
         step: int,
         feedback: ErrorFeedback | None = None,
         *,
@@ -113,7 +113,7 @@ class GradientSum:
         self._updates = len(layout.blocks)
         self.step = step
         self.settled = settled
-        self._codecs = codecs
+        self._codec = codec
         self._feedback = feedback
         self._memory = memory or SumMemory(self.layout)
         self._sums: dict[int, Float32] = {}
@@ -161,7 +161,7 @@ class GradientSum:
         key = (frame.block, frame.shard)
         assembly = self.partial.get(key)
         if assembly is None:
-            codec = self._codecs.of(frame.block, frame.codec, settled=self.settled)
+            codec = self._codec.of(frame.codec, settled=self.settled)
             size = self.layout.blocks[frame.block].size
             assembly = BlockAssembly(codec, size, frame.weight)
             self.partial[key] = assembly
@@ -170,7 +170,7 @@ class GradientSum:
             return None
         del self.partial[key]
         waiting = self._whole.setdefault(frame.block, {})
-        if waiting or not self._is_exact(frame.block):
+        if waiting or not self._is_exact:
             decode = partial(self._values, frame.block, assembly)
         else:
             values = self._place(frame.block)
@@ -195,7 +195,7 @@ class GradientSum:
         whole = self._whole.pop(block)
         parts = [whole[shard.id] for shard in order]
         weight = sum(part.weight for part in parts)
-        codec = self._codecs.codecs[block]
+        codec = self._codec.codec
         if compiled.PASSES and {codec.name, *(part.codec.name for part in parts)} == {"bf16"}:
             encoded, squares = compiled.PASSES.bf16_average(
                 [part.bytes for part in parts], weight or 1
@@ -243,13 +243,13 @@ class GradientSum:
 
     def _encoded(self, block: int, values: Float32) -> tuple[Codec, NDArray[np.uint8]]:
         """Encode an average, and put what all members decode of it in its place."""
-        codec = self._codecs.codecs[block]
-        if self._is_exact(block):
+        codec = self._codec.codec
+        if self._is_exact:
             return codec, values.view(np.uint8)
         if self._feedback:
             codec, encoded = self._feedback.encode(block, values, settle=self.settled)
         else:
-            encoded = codec.encode(block, values)
+            encoded = codec.encode(values)
         codec.decode(encoded, values)
         return codec, encoded
 
@@ -262,12 +262,13 @@ class GradientSum:
         average.codec.decode(average.encoded, values)
         return values
 
-    def _is_exact(self, block: int) -> bool:
-        return self._codecs.codecs[block].name == "fp32"
+    @property
+    def _is_exact(self) -> bool:
+        return self._codec.codec.name == "fp32"
 
     def _place(self, block: int) -> Float32:
         """Return where a block's sum is made: the average stays there only in fp32."""
-        if not self._is_exact(block):
+        if not self._is_exact:
             return self._memory.spare[: self.layout.blocks[block].size]
         if block not in self._sums:
             self._sums[block] = self._memory.take(block)

@@ -223,7 +223,6 @@ class Coordinator:
             moments=moments,
             heartbeat=self._settings.heartbeat,
             lost_after=self._settings.lost_after,
-            rounds=self.training.plan.rounds,
         )
         self._outbox.send(member, accepted)
         frames = member.delivery.state(state.snapshot(), member.generation, moments)

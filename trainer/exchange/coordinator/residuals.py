@@ -6,7 +6,7 @@ from trainer.config.exchange import ExchangeConfig
 from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.outbox import Outbox
-from trainer.exchange.protocol.compression.choice import AgreedCodecs
+from trainer.exchange.protocol.compression.choice import AgreedCodec
 from trainer.model.layout import GradientLayout
 
 
@@ -20,10 +20,10 @@ class Residuals:
         choice: ExchangeChoice,
         outbox: Outbox,
     ) -> None:
-        self.wire_layout = layout.doubled if settings.may_have_rounds else layout
+        self.wire_layout = layout.doubled if settings.has_rounds else layout
         """What the most blocks of a step are of: second moments come with a settled round."""
-        self.codecs = AgreedCodecs(settings.codec, self.wire_layout)
-        self.own = self.codecs.feedback()
+        self.codec = AgreedCodec(settings.codec, self.wire_layout)
+        self.own = self.codec.feedback()
         """What averages owe; None where the codec needs no feedback."""
         self.memory = SumMemory(layout)
         """What the sums of all steps are made in."""
@@ -43,7 +43,7 @@ class Residuals:
         doubled = settles and plan.is_round(step)
         return GradientSum(
             self._layout,
-            self.codecs,
+            self.codec,
             step,
             self.own,
             settled=settles or self._choice.in_bf16(step),

@@ -74,7 +74,7 @@ class Training:
 
     @property
     def plan(self) -> StepPlan:
-        """Which samples each step takes; `exchange.schedule: auto` may change it."""
+        """Which samples each step takes."""
         return self.choice.plan
 
     # One round
@@ -269,8 +269,7 @@ class Training:
         self._saved_step = self.state.step
         self.residuals.saved(self.state.step)
         scores = self._validation.scores(self.state.step)
-        generation, rounds = self._membership.generation, self.plan.rounds
-        self._outbox.add(Save(self.state.snapshot(), generation, scores, rounds=rounds))
+        self._outbox.add(Save(self.state.snapshot(), self._membership.generation, scores))
 
     # Inside
 
@@ -330,7 +329,6 @@ class Training:
                 learning_rate=rate,
                 report=bool(report),
                 settled=sums.settled,
-                rounds=self.plan.rounds,
                 next=following,
             )
             self._outbox.send(member, commit, round_.step)

@@ -49,8 +49,6 @@ class Save:
     validation: dict[str, Any] | None
     stream: dict[str, Any] | None = None
     """Where a student stands in its folder of logits."""
-    rounds: tuple[int, int] | None = None
-    """The plan's, as far as they are known."""
     early: Validated | None = None
     """What early stopping has counted."""
 

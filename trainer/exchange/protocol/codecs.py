@@ -1,7 +1,6 @@
 """Codecs: how a block of fp32 gradients travels as bytes.
 
-A codec turns one whole block into bytes and back. Stateful codecs (error feedback) keep what
-they dropped per block, which is why `encode` is told the block.
+A codec turns one whole block into bytes and back, and keeps nothing of it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Codec(Protocol):
         """Return the encoded size of a block of so many elements."""
         ...
 
-    def encode(self, block: int, values: Float32) -> Bytes:
+    def encode(self, values: Float32) -> Bytes:
         """Return the block as bytes; NaN and Inf stay NaN and Inf."""
         ...
 
@@ -47,9 +46,8 @@ class Fp32:
         """Return 4 bytes an element."""
         return 4 * elements
 
-    def encode(self, block: int, values: Float32) -> Bytes:
+    def encode(self, values: Float32) -> Bytes:
         """Return a copy of the bits."""
-        del block  # stateless
         return values.astype("<f4").view(np.uint8)
 
     def decode(self, encoded: Bytes, out: Float32) -> None:
@@ -67,9 +65,8 @@ class Bf16:
         """Return 2 bytes an element."""
         return 2 * elements
 
-    def encode(self, block: int, values: Float32) -> Bytes:
+    def encode(self, values: Float32) -> Bytes:
         """Return the rounded upper halves."""
-        del block  # stateless
         if compiled.PASSES:
             return compiled.PASSES.bf16_encode(values)
         with np.errstate(over="ignore", invalid="ignore"):  # the check of the gradient reports it

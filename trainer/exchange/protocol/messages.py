@@ -17,8 +17,6 @@ from trainer.system.received import LARGEST_FLOAT
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Rank = Annotated[int, Field(ge=0, lt=2**16)]
-Rounds = tuple[Count, Annotated[int, Field(gt=0, lt=2**31)]]
-"""`StepPlan.rounds`: the ordinary steps before the first round, and inner steps of each round."""
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 """Thirty years at most: sums and squares of it are finite."""
 Watts = Annotated[float, Field(ge=0, le=1e6)]
@@ -93,8 +91,6 @@ class JoinAccepted(Message):
     moments: bool
     heartbeat: Seconds
     lost_after: Seconds
-    rounds: Rounds | None = None
-    """None: no round is planned."""
 
 
 class JoinRefused(Message):
@@ -208,8 +204,6 @@ class StepCommit(Message):
     """Whether to answer with a WeightsReport."""
     settled: bool = True
     """Whether no residual is left now; a worker drops what it could not send."""
-    rounds: Rounds | None = None
-    """Of all steps from here on; they may come to a run that had none, never change or go."""
     next: ShardAssignment | None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainer.config.codec import read_codec
+from trainer.config.codec import codec_kind
 from trainer.config.run import RunConfig
 
 
@@ -120,6 +120,6 @@ class StepPlan:
 def settle_periods(config: RunConfig) -> tuple[int, ...]:
     """Return a plan's `settle_every`: checkpoints, also those of validations, are settled."""
     exchange = config.exchange
-    if not exchange.may_have_rounds and not read_codec(exchange.codec).kind.needs_feedback:
+    if not exchange.has_rounds and not codec_kind(exchange.codec).needs_feedback:
         return (1,)
     return exchange.settled_at(*config.saved_every)

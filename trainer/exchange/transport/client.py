@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.exchange.protocol import messages
-from trainer.exchange.protocol.compression.choice import AgreedCodecs
+from trainer.exchange.protocol.compression.choice import AgreedCodec
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import JoinRequest, Message, ShardAssignment, Shutdown
 from trainer.exchange.protocol.wire import Frame, IncompatibleError, run_tag
@@ -74,7 +74,7 @@ class WorkerClient:
         self._codec = codec
         self._rounds = rounds
         self._tag = run_tag(request.run_id)
-        self._sizes = AgreedCodecs(codec, layout.doubled if rounds else layout).largest()
+        self._sizes = AgreedCodec(codec, layout.doubled if rounds else layout).largest()
         self._context = tls.context(folder, server=False) if folder else None
         self._patience = patience
         name = same_host.carrier_name(address, self._tag)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.exchange.protocol import messages
-from trainer.exchange.protocol.compression.choice import AgreedCodecs
+from trainer.exchange.protocol.compression.choice import AgreedCodec
 from trainer.exchange.protocol.messages import CarriedBy, CarryRequest, ShardAssignment
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.transport.link import Link
@@ -48,7 +48,7 @@ class Neighbours:
         self._layout = layout
         self._send = send
         self._fail = fail
-        self._sizes = AgreedCodecs("fp32", layout).largest()
+        self._sizes = AgreedCodec("fp32", layout).largest()
         self._session: Session | None = None
         self._meeting: asyncio.Task[None] | None = None
         self._listener: SameHostListener | None = None

@@ -131,7 +131,7 @@ class GradientServer:
         training = self._coordinator.training
         if not training.config.exchange.shared_memory:
             return None
-        sizes = training.residuals.codecs.largest()
+        sizes = training.residuals.codec.largest()
         try:
             made = SameHostListener(socket_name(self.port, self._run), sizes, self._link)
         except OSError as error:

@@ -16,7 +16,7 @@ from trainer.data.metrics import Rewards
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
 from trainer.exchange.protocol.codecs import Bytes, Codec, Fp32
-from trainer.exchange.protocol.compression.choice import AgreedCodecs
+from trainer.exchange.protocol.compression.choice import AgreedCodec
 from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult, Shutdown, StepCommit
@@ -39,8 +39,6 @@ class Admitted:
 
     rank: int
     state: TrainState
-    rounds: tuple[int, int] | None = None
-    """The plan's."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,8 @@ class Session:
         self._wire = layout.doubled if rounds else layout
         self.accepted: messages.JoinAccepted | None = None
         self._layout = layout
-        self._codecs = AgreedCodecs(codec, self._wire)
-        self.feedback = self._codecs.feedback()
+        self._codec = AgreedCodec(codec, self._wire)
+        self.feedback = self._codec.feedback()
         """What this membership owes; None if the codec drops nothing."""
         self._state: StateAssembly | None = None
         self._partial: dict[int, BlockAssembly] = {}
@@ -140,8 +138,8 @@ class Session:
             return iter(())
         if self.feedback:
             return self._owed(self.feedback, shard, index, gradient.copy(), weight)
-        codec = self._codecs.codecs[index] if shard.carrier is None else _EXACT
-        return self._frames(shard, index, codec, codec.encode(index, gradient), weight)
+        codec = self._codec.codec if shard.carrier is None else _EXACT
+        return self._frames(shard, index, codec, codec.encode(gradient), weight)
 
     def answer(self, message: messages.Message, step: int = 0) -> Iterator[Frame]:
         """Yield a control message as a frame, when all before it was drawn.
@@ -195,7 +193,7 @@ class Session:
             return [], []
         proof = messages.StateLoaded(step=state.step, digest=self._state.digest)
         self._state = None
-        restored = Admitted(self.rank, state, self.accepted.rounds)
+        restored = Admitted(self.rank, state)
         return [restored], [self.message(proof, state.step)]
 
     def _void(self, shard: int, blocks: tuple[int, ...]) -> None:
@@ -226,7 +224,7 @@ class Session:
             )
         else:
             due = feedback.take(index, gradient, shard.batch)
-            codec, encoded = _EXACT, _EXACT.encode(index, due)
+            codec, encoded = _EXACT, _EXACT.encode(due)
         yield from self._frames(shard, index, codec, encoded, weight)
 
     def _is_dealt(self, shard: ShardAssignment) -> bool:
@@ -249,7 +247,7 @@ class Session:
         span = self._wire.blocks[frame.block]
         assembly = self._partial.get(frame.block)
         if assembly is None:
-            codec = self._codecs.of(frame.block, frame.codec)
+            codec = self._codec.of(frame.codec)
             assembly = BlockAssembly(codec, span.size, frame.weight)
             self._partial[frame.block] = assembly
         if assembly.add(frame):

@@ -109,7 +109,7 @@ def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[
         coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic(), guards)
         request = build.make_request(inputs, choice, 0)
         settings = config.exchange
-        session = Session(request, inputs.layout, settings.codec, settings.may_have_rounds)
+        session = Session(request, inputs.layout, settings.codec, settings.has_rounds)
         exchange = LocalExchange(coordinator, session, recorder)
         worker = build.make_worker(inputs, choice, lambda: exchange)
         on_signal(exchange.interrupt)
@@ -224,7 +224,7 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
             folder=folder,
             patience=config.exchange.join_deadline,
             sum_on_host=config.exchange.sum_on_host,
-            rounds=config.exchange.may_have_rounds,
+            rounds=config.exchange.has_rounds,
         )
 
     worker = build.make_worker(inputs, choice, connect)

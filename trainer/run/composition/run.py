@@ -59,7 +59,6 @@ def make_coordinator(
         restored = continue_run(store, store.restore, job.run_id, config, job)
         if restored:
             state, generation = restored.state, restored.progress.generation + 1
-            plan = plan.with_rounds(restored.progress.rounds)
         else:
             state = TrainState.fresh(starting_weights(layout, inputs.model_dir, config))
             generation = 0

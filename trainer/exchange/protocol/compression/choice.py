@@ -1,11 +1,10 @@
-"""The codecs of a run by their name in a config, and what its frames may be encoded in."""
+"""The codec of a run by its name in a config, and what its frames may be encoded in."""
 
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Sequence
 
-from trainer.config.codec import read_codec
+from trainer.config.codec import codec_kind
 from trainer.exchange.protocol.codecs import Bf16, Codec
 from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.model.layout import GradientLayout
@@ -14,19 +13,19 @@ from trainer.system.errors import InputError, ProtocolError
 _WHOLE = Bf16()
 
 
-class AgreedCodecs:
-    """One sender's codecs of a run, and those that it receives.
+class AgreedCodec:
+    """The codec of a run, and what else its members send.
 
-    Where the agreed one drops values, bf16 is always taken too: all that is owed comes in it.
+    Where it drops values, bf16 is always taken too: all that is owed comes in it.
     """
 
     def __init__(self, name: str, layout: GradientLayout) -> None:
-        self.codecs = codecs_for(name, layout)
+        self.codec = make_codec(name)
         self.name = name
         self._sizes = [block.size for block in layout.blocks]
-        self.needs_feedback = read_codec(name).kind.needs_feedback
+        self.needs_feedback = codec_kind(name).needs_feedback
 
-    def of(self, block: int, number: int, *, settled: bool = False) -> Codec:
+    def of(self, number: int, *, settled: bool = False) -> Codec:
         """Return the codec with a number on the wire.
 
         Args:
@@ -35,45 +34,33 @@ class AgreedCodecs:
         Raises:
             ProtocolError: a block may not come in it.
         """
-        agreed = self.codecs[block]
         if self.needs_feedback and number == _WHOLE.id:
             return _WHOLE
-        if number != agreed.id:
-            raise ProtocolError(f"codec {number} came, {agreed.name} was agreed")
+        if number != self.codec.id:
+            raise ProtocolError(f"codec {number} came, {self.codec.name} was agreed")
         if settled and self.needs_feedback:
-            raise ProtocolError(f"{agreed.name} came in a settled step, bf16 is due")
-        return agreed
+            raise ProtocolError(f"{self.codec.name} came in a settled step, bf16 is due")
+        return self.codec
 
     def feedback(self) -> ErrorFeedback | None:
         """Return the sender's error feedback; None where none is needed."""
-        return ErrorFeedback(self.codecs, self._sizes) if self.needs_feedback else None
+        return ErrorFeedback(self.codec, self._sizes) if self.needs_feedback else None
 
     def largest(self) -> tuple[int, ...]:
         """Return the most bytes that each encoded block can take."""
-        also = (_WHOLE,) if self.needs_feedback else ()
-        pairs = zip(self.codecs, self._sizes, strict=True)
-        return tuple(max(kind.nbytes(size) for kind in (codec, *also)) for codec, size in pairs)
+        kinds = (self.codec, _WHOLE) if self.needs_feedback else (self.codec,)
+        return tuple(max(kind.nbytes(size) for kind in kinds) for size in self._sizes)
 
 
-def codecs_for(name: str, layout: GradientLayout) -> tuple[Codec, ...]:
-    """Return a codec for each block of the layout; one with a state belongs to one sender."""
-    return tuple(
-        make_codec(name, [each.shape for each in block.tensors]) for block in layout.blocks
-    )
-
-
-def make_codec(name: str, shapes: Sequence[tuple[int, ...]] = ()) -> Codec:
-    """Return a fresh codec of a block whose tensors have these shapes.
-
-    Args:
-        name: as `trainer.config.codec.read_codec` takes it.
+def make_codec(name: str) -> Codec:
+    """Return a codec by its name; of `auto`, the last that it takes.
 
     Raises:
         InputError: there is no such codec.
     """
     try:
-        chosen = read_codec(name)
+        made_by = codec_kind(name).made_by
     except ValueError as error:
         raise InputError(str(error)) from None
-    made = pkgutil.resolve_name(f"trainer.exchange.protocol.{chosen.kind.made_by}")
-    return made() if chosen.number is None else made(chosen.number, shapes)
+    made: Codec = pkgutil.resolve_name(f"trainer.exchange.protocol.{made_by}")()
+    return made

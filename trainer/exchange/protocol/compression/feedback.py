@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from trainer.exchange.protocol.codecs import Bf16, Bytes, Codec, Float32
-from trainer.exchange.protocol.compression.powersgd import PowerSGD
 
 
 class ErrorFeedback:
@@ -25,12 +24,12 @@ class ErrorFeedback:
     A worker has one for its sums, new with each membership, and the coordinator one for averages.
 
     Args:
-        codecs: of each block.
+        codec: of every block.
         sizes: elements of each block.
     """
 
-    def __init__(self, codecs: Sequence[Codec], sizes: Sequence[int]) -> None:
-        self._codecs = tuple(codecs)
+    def __init__(self, codec: Codec, sizes: Sequence[int]) -> None:
+        self._codec = codec
         self._plain = Bf16()
         self.residuals = [np.zeros(size, np.float32) for size in sizes]
         """By block, what has not been sent."""
@@ -64,15 +63,14 @@ class ErrorFeedback:
         with np.errstate(over="ignore", invalid="ignore"):
             is_finite = math.isfinite(np.dot(residual, residual))
         if settle or not is_finite:
-            encoded = self._plain.encode(block, residual)
+            encoded = self._plain.encode(residual)
             residual[...] = 0
             return self._plain, encoded
-        codec = self._codecs[block]
-        encoded = codec.encode(block, residual)
+        encoded = self._codec.encode(residual)
         sent = np.empty_like(residual)
-        codec.decode(encoded, sent)
+        self._codec.decode(encoded, sent)
         np.subtract(residual, sent, out=residual)
-        return codec, encoded
+        return self._codec, encoded
 
     def take(self, block: int, values: Float32, batch: int = 0) -> Float32:
         """Return all that is due of a block, for another sender to encode; no residual is left.
@@ -89,14 +87,8 @@ class ErrorFeedback:
 
     def clear(self, blocks: Iterable[int] | None = None) -> None:
         """Forget the residuals of some blocks; or in all, as a sender that has just joined."""
-        if blocks is not None:
-            for block in blocks:
-                self.residuals[block][...] = 0
-            return
-        for residual, codec in zip(self.residuals, self._codecs, strict=True):
-            residual[...] = 0
-            if isinstance(codec, PowerSGD):
-                codec.restart()
+        for block in range(len(self.residuals)) if blocks is None else blocks:
+            self.residuals[block][...] = 0
 
     def _add(self, block: int, values: Float32, batch: int) -> Float32:
         """Add to the residual, and return it."""

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.exchange.protocol.codecs import Bytes, Float32
-from trainer.exchange.protocol.compression.received import check_length
 from trainer.system.errors import ProtocolError
 
 _PIECE = 64 * 1024
@@ -37,9 +36,8 @@ class Int8:
         """Return one byte an element and four a group."""
         return elements + 4 * _groups(elements, self.group)
 
-    def encode(self, block: int, values: Float32) -> Bytes:
+    def encode(self, values: Float32) -> Bytes:
         """Return scales and integers; the values are finite."""
-        del block  # stateless
         encoded = np.empty(self.nbytes(values.size), np.uint8)
         scales, numbers = self._parts(encoded, values.size)
         piece = np.empty(min(_PIECE, values.size), np.float32)
@@ -64,7 +62,7 @@ class Int8:
         Raises:
             ProtocolError: the length is wrong, or a scale is negative, too large or no number.
         """
-        check_length(self.name, encoded, self.nbytes(out.size))
+        _check_length(self, encoded, out.size)
         scales, numbers = self._parts(encoded, out.size)
         with np.errstate(invalid="ignore"):  # of a signalling NaN
             are_scales = (scales >= 0) & (scales <= _LARGEST / np.float32(128))  # false for NaN
@@ -99,9 +97,8 @@ class Int4:
         """Return half a byte an element and one a group."""
         return _groups(elements, self.group) + -(-elements // 2)
 
-    def encode(self, block: int, values: Float32) -> Bytes:
+    def encode(self, values: Float32) -> Bytes:
         """Return exponents and integers; the values are finite."""
-        del block  # stateless
         encoded = np.zeros(self.nbytes(values.size), np.uint8)
         split = _groups(values.size, self.group)
         exponents, halves = encoded[:split], encoded[split:]
@@ -130,7 +127,7 @@ class Int4:
         Raises:
             ProtocolError: the length or an exponent is wrong.
         """
-        check_length(self.name, encoded, self.nbytes(out.size))
+        _check_length(self, encoded, out.size)
         split = _groups(out.size, self.group)
         exponents, halves = encoded[:split], encoded[split:]
         if exponents.size and exponents.max() > self.last_exponent:
@@ -165,6 +162,17 @@ def _pairs() -> NDArray[np.uint64]:
 
 _UNITS, _INVERSE_UNITS = _units()
 _PAIRS = _pairs()
+
+
+def _check_length(codec: Int8 | Int4, encoded: Bytes, elements: int) -> None:
+    """Compare a block's bytes with what the layout says.
+
+    Raises:
+        ProtocolError: they differ.
+    """
+    due = codec.nbytes(elements)
+    if encoded.size != due:
+        raise ProtocolError(f"{codec.name}: a block of {encoded.size} bytes came, {due} are due")
 
 
 def _groups(elements: int, group: int) -> int:

@@ -21,7 +21,7 @@ FINITE = arrays.arrays(
 
 
 def through(codec: Codec, values: np.ndarray) -> np.ndarray:
-    encoded = codec.encode(0, values)
+    encoded = codec.encode(values)
     assert encoded.nbytes == codec.nbytes(values.size)
     out = np.full(values.size, 777, np.float32)
     codec.decode(encoded, out)
@@ -96,7 +96,7 @@ def test_a_wrong_length_is_refused(kind: type, off: int) -> None:
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0, np.finfo(np.float32).max])
 def test_a_scale_that_is_no_scale_is_refused(scale: float) -> None:
-    encoded = Int8().encode(0, np.ones(300, np.float32))
+    encoded = Int8().encode(np.ones(300, np.float32))
     signalling = np.array([0x7F800001], "<u4").view(np.uint8)
     encoded[4:8] = signalling if np.isnan(scale) else np.array([scale], "<f4").view(np.uint8)
     with pytest.raises(ProtocolError, match="scale is negative, too large or not a number"):
@@ -105,7 +105,7 @@ def test_a_scale_that_is_no_scale_is_refused(scale: float) -> None:
 
 @pytest.mark.parametrize("exponent", [254, 255])
 def test_an_exponent_that_could_overflow_is_refused(exponent: int) -> None:
-    encoded = Int4().encode(0, np.ones(70, np.float32))
+    encoded = Int4().encode(np.ones(70, np.float32))
     encoded[2] = exponent
     with pytest.raises(ProtocolError, match=f"exponent {exponent}"):
         Int4().decode(encoded, np.empty(70, np.float32))
@@ -131,7 +131,7 @@ def test_any_bytes_are_refused_or_decode_to_finite_values(
 @pytest.mark.parametrize("kind", [Int8, Int4])
 def test_bytes_may_begin_at_any_address(kind: type) -> None:
     values = np.linspace(-3, 3, 1000, dtype=np.float32)
-    encoded = kind().encode(0, values)
+    encoded = kind().encode(values)
     shifted = np.concatenate([np.zeros(1, np.uint8), encoded])[1:]
     expected, out = through(kind(), values), np.empty(1000, np.float32)
     kind().decode(shifted, out)
