@@ -25,38 +25,32 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from rig.factors import Folding, Rotated
 from rig.finished import Found, best, keep, read
 from rig.one_process import OneProcess
 from rig.picture import picture
-from rig.real_data import DATA, cut
+from rig.real_case import Judge, real_inputs
+from rig.real_data import DATA
 from rig.report import Ratio, Report
-from torch import Tensor
 
 from benchmarks.compare.picture import TEXT
 from tests.real.packages import model_file
-from trainer.config.run import load
-from trainer.data.metrics import class_scores
-from trainer.data.tokens import Dataset, Encoded
 from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.codecs import Float32
 from trainer.exchange.protocol.compression import choice
 from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.model.files import resolve_model
-from trainer.replica.torch import objective
-from trainer.replica.torch.replica import TorchReplica
 from trainer.run import inner_steps
 from trainer.run.inner_steps import InnerSteps
-from trainer.run.inputs import RunInputs, read_inputs
+from trainer.run.inputs import RunInputs
 
-WORKERS, STEPS, ROWS = 3, 200, 12
+WORKERS, STEPS = 3, 200
 CURVE, POINTS = 50, 5
 """Held-out rows that a point of a curve is of, and points, the last of all rows."""
 RATES = {"lora": (5e-4, 1e-3, 2e-3, 4e-3), "full": (3e-5, 1e-4, 3e-4)}
@@ -215,37 +209,6 @@ def _other_rates(case: Case, done: Results) -> Iterator[Case]:
         yield replace(best(first, done), seed=case.seed)
 
 
-class Judge(TorchReplica):
-    """A replica that also says what it would answer."""
-
-    def right(self, batch: Sequence[Encoded]) -> dict[str, float]:
-        """Return the share of `answers` that are right in every token, and of all `tokens`.
-
-        An answer whose tokens all are the first choice after those before them is the one that
-        greedy decoding gives.
-        """
-        answers = tokens = hits = 0
-        with torch.no_grad():
-            for micro, _ in self._micro_batches(batch, None):
-                chosen, count = objective.language(
-                    self._model, micro, self._autocast, losses=_first_choices
-                )
-                assert micro.targets is not None
-                found: Any = chosen  # no sums: which first choices are right
-                wrong = set(micro.targets.rows[~found].tolist())
-                answers += len(set(micro.targets.rows.tolist()) - wrong)
-                tokens, hits = tokens + count, hits + int(found.sum())
-        return {"answers": answers / len(batch), "tokens": hits / tokens}
-
-    def fold(self, weights: Float32) -> None:
-        """Take a round of `Folding` into the base."""
-        Folding.fold(self, self._model, weights, self._config.lora.scale)
-
-
-def _first_choices(hidden: Tensor, head: Tensor, wanted: Tensor, *_: Any) -> Any:
-    return (hidden @ head.t()).argmax(-1) == wanted
-
-
 class Forgetful(ErrorFeedback):
     """What a codec drops is lost."""
 
@@ -268,7 +231,7 @@ def train(case: Case, model: Path, work: Path) -> dict[str, Any]:
         inner = inputs.plan.inner(step.step - 1).stop
         losses.append((inner, step.loss))
         if arm.inner is Folding:
-            replica.fold(run.state.weights)
+            Folding.fold(replica, replica._model, run.state.weights, inputs.config.lora.scale)
         if inner * POINTS // case.steps > len(curve) and inner < case.steps:
             found = replica.evaluate([held_out[index] for index in range(CURVE)])
             curve.append((inner, found.loss_sum / found.weight))
@@ -282,7 +245,7 @@ def train(case: Case, model: Path, work: Path) -> dict[str, Any]:
         run = OneProcess(inputs, replica, WORKERS, look)
         digest = run.run()
     return {
-        **score(case.data, replica, held_out),
+        **replica.score(case.data, held_out),
         "curve": curve,
         "training_losses": losses,
         "elements": inputs.layout.size,
@@ -296,32 +259,15 @@ def train(case: Case, model: Path, work: Path) -> dict[str, Any]:
 
 def open_inputs(case: Case, arm: Arm, model: Path, work: Path) -> RunInputs:
     """Return what a case trains on."""
-    data = DATA[case.data]
-    train_file, held_out = data.write(work / case.data, case.steps * ROWS)
     settings = {
         "method": case.method,
-        "output": str(work / "output"),
-        "model.path": str(cut(model, work / f"layers-{case.layers}", case.layers)),
-        "data.train": str(train_file),
-        "data.validation": str(held_out),
         "optimizer.learning_rate": case.rate,
-        "training.batch_size": ROWS,
-        "training.max_steps": case.steps,
         "training.seed": case.seed,
         "exchange.shares": "equal",
-        **data.settings,
         **arm.settings,
     }
-    inputs = read_inputs(load(None, settings), "benchmark")
+    inputs = real_inputs(case.data, case.layers, case.steps, model, work, settings)
     return replace(inputs, config=inputs.config.with_settings(arm.rounds))
-
-
-def score(data: str, replica: Judge, held_out: Dataset) -> dict[str, float]:
-    """Return loss and score on the held-out rows."""
-    rows = [held_out[index] for index in range(len(held_out))]
-    found = replica.evaluate(rows)
-    scores = class_scores(found.confusion) if found.confusion else replica.right(rows)
-    return {"loss": found.loss_sum / found.weight, "score": scores[DATA[data].score]}
 
 
 def report(done: Results, *, draws: bool) -> int:

@@ -1,124 +1,100 @@
-"""Motley's rounds beside PyTorch's PostLocalSGDOptimizer and torchft's DiLoCo: `make demo` first.
+"""Rounds by PyTorch's PostLocalSGDOptimizer and torchft's DiLoCo, beside Motley's of real_loss.py.
 
-    python benchmarks/rounds_peers.py [--demo demo] [--model bag] [--steps 420] [--inner-steps 20]
+    python benchmarks/rounds_peers.py RESULTS.jsonl REAL_LOSS.jsonl [--rate 2e-3 --rate 4e-3]
 
-Four processes, equal workers, train the preset `quickstart`, or a small classifier by token counts
-on the same data, which takes seconds: the same samples
-from the same weights at the same learning rates, by AdamW. Motley's inner steps, codecs and outer
-update are a run's own, and gloo sums what they send; PyTorch's runs over gloo, torchft's also with
-a lighthouse and a manager for each worker. Bytes are what a worker hands to the exchange: a star
-sends them once, a ring of four 1.5 times. `pip install torchft==0.2.0` adds torchft; without it
-that row is missing.
+Three processes train what a worker of benchmarks/real_loss.py trains: adapters on the first and
+last five layers of SmolLM2-135M, descriptions of Debian's packages, 200 steps of 12 rows from the
+same weights, by AdamW with the same clipping and schedule, an exchange in 20 steps. PyTorch's runs
+over gloo, torchft's also with a lighthouse and a manager for each worker
+(`pip install torchft==0.2.0`; without it that row is missing). Bytes are what a worker hands to the
+exchange: a star sends them once, a ring of three 1.33 times.
 
-Finished runs are kept in --work and not repeated. Writes
-benchmarks/results/rounds_peers-MODEL-H.json.
+A finished run is a line of RESULTS and is not repeated. Writes
+benchmarks/results/rounds_peers.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rig.demo_model import DEMO, require_demo
-from rig.ranks import Ranks
+import real_loss
+from rig.finished import Found, keep, read
+from rig.ranks import ALONE, Ranks
 from rig.report import Ratio, Report
-from rig.round_peers import Outer, Run, every_step, motley, post_local, torchft
+from rig.round_peers import WORKERS, Run, post_local, torchft
 
-BASELINE = "every step"
-POST_LOCAL = "PyTorch's PostLocalSGDOptimizer"
-TORCHFT = "torchft 0.2.0 DiLoCo"
-MEAN, PUBLISHED = Outer(1.0, 0.0, "int8"), Outer(0.7, 0.9, "int8")
-OUTER = (
-    *(MEAN, PUBLISHED, Outer(1.0, 0.5), Outer(0.7, 0.5), Outer(1.0, 0.0, inner_rate=2.0)),
-    *(Outer(1.0, 0.3), Outer(0.7, 0.7), Outer(1.0, 0.0), Outer(0.7, 0.9)),
-    *(Outer(0.7, 0.3), Outer(0.7, 0.0), Outer(1.0, 0.0, inner_rate=0.5)),
-)
+from tests.real.packages import model_file
+from trainer.model.files import resolve_model
+
+WAYS: dict[str, Callable[[Ranks, Run], dict[str, Any]]] = {
+    "PostLocalSGD": post_local,
+    "torchft DiLoCo": torchft,
+}
+OURS = {"PostLocalSGD": "rounds 20", "torchft DiLoCo": "rounds 20, Nesterov"}
+"""What Motley calls the same."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One training run."""
+
+    way: str
+    rate: float
+    seed: int
 
 
 def main() -> int:
     """Train what is missing, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--demo", type=Path, default=DEMO)
-    parser.add_argument("--work", type=Path, help="default: rounds-peers in the demo's folder")
-    parser.add_argument("--model", choices=("bag", "demo"), default="bag")
-    parser.add_argument("--steps", type=int, default=420)
-    parser.add_argument("--inner-steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--limit", type=int, default=99, help="of runs trained now")
+    parser.add_argument("results", type=Path)
+    parser.add_argument("ours", type=Path, help="the results of real_loss.py")
+    parser.add_argument("--way", choices=WAYS, action="append")
+    parser.add_argument("--rate", type=float, action="append")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--limit", type=int, default=sys.maxsize, help="of runs trained now")
     options = parser.parse_args()
-    require_demo(options.demo)
-    if options.steps % options.inner_steps:
-        parser.error("--steps is a multiple of --inner-steps, so that all ends with a round")
-    work: Path = options.work or options.demo / "rounds-peers"
-    work.mkdir(exist_ok=True)
-    run = Run(options.demo.resolve(), options.steps, options.inner_steps, options.batch)
-    run = replace(run, model=options.model)
-    name = f"{run.model}-{run.steps}-{run.inner_steps}-{run.batch}"
-    seeds = [replace(run, seed=seed) for seed in range(options.seeds)]
-    done: dict[str, list[dict[str, Any]]] = {}
-    with Ranks() as ranks:
-        for title, train in trainings(ranks).items():
-            file = work / f"{name}-{''.join(filter(str.isalnum, title))}.json"
-            if title == TORCHFT and not file.exists() and find_spec("torchft") is None:
-                print("torchft is not installed: pip install torchft==0.2.0")
-                continue
-            if not file.exists() and options.limit > 0:
-                options.limit -= 1
-                found = [train(run) for run in seeds]
-                file.write_text(json.dumps(found) + "\n", encoding="utf-8")
-                print(f"{title}: {[round(each['loss'], 4) for each in found]}", flush=True)
-            if file.exists():
-                done[title] = json.loads(file.read_text(encoding="utf-8"))
-    return report(done, f"rounds_peers-{run.model}-{run.inner_steps}")
+    done = read(options.results, Peer)
+    model = resolve_model(str(model_file())).resolve()
+    work = (options.results.parent / "work" / "peers").resolve()
+    with Ranks(WORKERS, ALONE) as ranks:
+        for seed in range(options.seeds):
+            for rate in options.rate or (2e-3, 4e-3):
+                for way in options.way or WAYS:
+                    peer = Peer(way, rate, seed)
+                    if peer in done or options.limit < 1:
+                        continue
+                    if way.startswith("torchft") and find_spec("torchft") is None:
+                        print("torchft is not installed: pip install torchft==0.2.0")
+                        continue
+                    options.limit -= 1
+                    done[peer] = WAYS[way](ranks, Run(model, work, rate, seed))
+                    keep(options.results, peer, done[peer])
+                    print(
+                        f"{peer}: {done[peer]['loss']:.4f}, {done[peer]['score']:.3f}", flush=True
+                    )
+    return report(done, read(options.ours, real_loss.Case))
 
 
-def trainings(ranks: Ranks) -> dict[str, Callable[[Run], dict[str, Any]]]:
-    """Return every way to train by its name, those that answer most first."""
-    return {
-        BASELINE: partial(ranks.run, every_step),
-        POST_LOCAL: partial(ranks.run, post_local),
-        TORCHFT: partial(torchft, ranks),
-        **{outer.name: partial(_ours, ranks, outer) for outer in OUTER},
-    }
-
-
-def _ours(ranks: Ranks, outer: Outer, run: Run) -> dict[str, Any]:
-    return ranks.run(motley, run, outer)
-
-
-def report(done: dict[str, list[dict[str, Any]]], name: str) -> int:
-    """Print and write each way's loss and bytes beside those of every step; means over seeds."""
-    written = Report(name)
-    base = done[BASELINE]
-    for title, found in done.items():
-        gaps = [
-            100 * (run["loss"] / exact["loss"] - 1) for run, exact in zip(found, base, strict=True)
-        ]
-        written.add(
-            Ratio(f"{title}: percent above", statistics.mean(gaps), "every step's loss"),
-            gaps_percent=gaps,
-            losses=[run["loss"] for run in found],
-            accuracies=[run["accuracy"] for run in found],
-            bytes_an_inner_step=found[0]["bytes_an_inner_step"],
-            of_every_steps_bytes=found[0]["bytes_an_inner_step"] / base[0]["bytes_an_inner_step"],
-        )
-    for ours, peer in ((MEAN.name, POST_LOCAL), (PUBLISHED.name, TORCHFT)):
-        if ours in done and peer in done:
-            for key, what in (("loss", "loss"), ("bytes_an_inner_step", "bytes")):
-                ratios = [a[key] / b[key] for a, b in zip(done[ours], done[peer], strict=True)]
-                written.add(
-                    Ratio(f"{ours}: {what}", statistics.mean(ratios), f"{peer}'s", 1.0),
-                    of_each_run=ratios,
-                )
+def report(done: dict[Peer, Found], ours: real_loss.Results) -> int:
+    """Print and write each peer's loss and bytes beside Motley's with the same data and rate."""
+    written = Report("rounds_peers")
+    for peer, found in sorted(done.items(), key=lambda item: (item[0].way, item[0].rate)):
+        case = real_loss.Case("sections", 10, "lora", OURS[peer.way], peer.rate, peer.seed)
+        if case not in ours:
+            continue
+        for key, what in (("loss", "held-out loss"), ("bytes_up", "bytes")):
+            title = f"{case.arm}, rate {peer.rate:g}, seed {peer.seed}: {what}"
+            written.add(
+                Ratio(title, ours[case][key] / found[key], f"{peer.way}'s", 1.0),
+                ours=ours[case][key],
+                theirs=found[key],
+            )
     return written.write()
 
 
