@@ -73,7 +73,9 @@ def main() -> int:
                         print("torchft is not installed: pip install torchft==0.2.0")
                         continue
                     options.limit -= 1
-                    done[peer] = WAYS[way](ranks, Run(model, work, rate, seed))
+                    run = Run(model, work, rate, seed)
+                    run.inputs()
+                    done[peer] = WAYS[way](ranks, run)
                     keep(options.results, peer, done[peer])
                     print(
                         f"{peer}: {done[peer]['loss']:.4f}, {done[peer]['score']:.3f}", flush=True

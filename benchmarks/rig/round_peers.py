@@ -21,6 +21,7 @@ from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset
 from trainer.model.initialization import initial_weights
 from trainer.optimizer.learning_rate import learning_rate_at
+from trainer.run.inputs import RunInputs
 
 WORKERS = 3
 _PATIENCE = timedelta(minutes=30)
@@ -40,6 +41,11 @@ class Run:
     steps: int = 200
     inner_steps: int = 20
     lighthouse: str = ""
+
+    def inputs(self) -> RunInputs:
+        """Return what they read; the first call writes it."""
+        settings = {"optimizer.learning_rate": self.rate, "training.seed": self.seed}
+        return real_inputs(self.data, self.layers, self.steps, self.model, self.work, settings)
 
 
 def post_local(ranks: Ranks, run: Run) -> dict[str, Any]:
@@ -121,8 +127,7 @@ Wrap = Callable[[Trained, torch.optim.Optimizer], tuple[Any, AbstractContextMana
 
 def _train_rank(rank: int, run: Run, wrap: Wrap) -> dict[str, Any]:
     """Train a third of each step's samples; `wrap` returns what steps, and its context."""
-    settings = {"optimizer.learning_rate": run.rate, "training.seed": run.seed}
-    inputs = real_inputs(run.data, run.layers, run.steps, run.model, run.work, settings)
+    inputs = run.inputs()
     config, layout, plan = inputs.config, inputs.layout, inputs.plan
     replica = Judge(inputs.model_dir, config, layout, threads=1)
     assert isinstance(inputs.train, Dataset)
