@@ -23,7 +23,7 @@ from rig.report import Ratio, Report, skip
 from benchmarks.compare.cluster import COORDINATOR, LocalCluster, end_on_terminate
 from benchmarks.compare.member import MemberSpec
 from benchmarks.compare.network import ShapedNetwork, missing
-from trainer.planning.exchange_choice import FREE
+from trainer.config.codec import FREE
 
 TARGET = 1.10
 RATES = (10, 50, 200)

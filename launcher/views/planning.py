@@ -15,6 +15,7 @@ from trainer.planning.decision import Pick
 from trainer.planning.devices import GIB, count_text, gib
 from trainer.planning.exchange_choice import ChosenExchange
 from trainer.planning.strategies import ROWS_EACH, Request, StrategyOption
+from trainer.planning.strategy import Strategy
 
 _COLUMNS = (
     Column("STRATEGY"),
@@ -94,6 +95,16 @@ def _pace(chosen: StrategyOption, second: StrategyOption) -> str:
     return f"at {faster:.0%} of the speed of"
 
 
+def _exchange(strategy: Strategy, choice: ChosenExchange | None) -> list[str]:
+    """Return the settings of what was chosen for the link."""
+    if choice is None or choice.codec == "fp32":
+        return []
+    codec = f"exchange.codec={choice.setting}"
+    if strategy.data != "diloco":
+        return [codec]
+    return ["exchange.schedule=rounds", f"exchange.inner_steps={choice.every}", codec]
+
+
 def _next(chosen: StrategyOption, again: Mapping[str, str], hosts: int) -> str:
     """Return the command that starts a strategy, with places for what a plan does not know."""
     strategy, given = chosen.strategy, {"--model": "DIR", **again, "--data": "FILE"}
@@ -102,9 +113,7 @@ def _next(chosen: StrategyOption, again: Mapping[str, str], hosts: int) -> str:
     ]
     own = strategy.data in ("motley", "diloco") or strategy.world == 1
     if own:
-        if strategy.data == "diloco" and chosen.time is not None and chosen.time.choice is not None:
-            every = chosen.time.choice.every
-            settings += ["exchange.schedule=rounds", f"exchange.inner_steps={every}"]
+        settings += _exchange(strategy, chosen.time.choice if chosen.time else None)
         start = ["launch", "cluster", "up", *(part for pair in given.items() for part in pair)]
     else:
         if strategy.data != "ddp" or strategy.tensor > 1 < strategy.replicas:

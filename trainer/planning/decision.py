@@ -182,7 +182,7 @@ def _exchanged(option: StrategyOption, when: str) -> str:
     taken = option.time.choice.taken
     seconds = option.time.compute.value
     share = 100 * taken.exposed.value / seconds
-    caution = " (compare the loss: docs/low-bandwidth.md)" if taken.costs_loss else ""
+    caution = "; rounds want twice the learning rate" if taken.every > 1 else ""
     return (
         f"{taken.codec} {when} adds {taken.exposed_ms:.3g} ms to a step of {seconds:.3g} s,"
         f" {share:.2g} %{caution}"

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.config.codec import CODECS, FREE, codec_kind
+from trainer.config.codec import AUTO, CODECS, FREE, codec_kind
 from trainer.planning.devices import LinkRates
 from trainer.planning.term import Term, term
 from trainer.system.errors import InputError
@@ -82,11 +82,6 @@ class ExchangeCandidate:
     """Seconds that it adds to each step, on average."""
 
     @property
-    def costs_loss(self) -> bool:
-        """Whether it has cost loss where it was measured: short fine-tunes of adapters."""
-        return self.every > 1 or self.codec not in ("fp32", *FREE)
-
-    @property
     def exposed_ms(self) -> float:
         """The same in milliseconds."""
         return 1000 * self.exposed.value
@@ -105,6 +100,11 @@ class ChosenExchange:
     def codec(self) -> str:
         """Its name in `exchange.codec`."""
         return self.taken.codec
+
+    @property
+    def setting(self) -> str:
+        """What to set `exchange.codec` to: what is free a run measures for itself."""
+        return AUTO if self.codec in FREE else self.codec
 
     @property
     def every(self) -> int:

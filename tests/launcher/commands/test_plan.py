@@ -41,11 +41,21 @@ def test_unlike_devices_start_by_launch_with_the_same_model(
     cards = ("--cluster", "1xRTX3090; 1xRTX4090, 10gbit")
     assert run(["plan", "--model", folder, *cards]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[-2:] == ["next:", f"  launch cluster up --model {folder} --data FILE"]
+    start = f"  launch cluster up --model {folder} --data FILE"
+    assert shown[-2:] == ["next:", f"{start} --set exchange.codec=auto"]
     heading = next(line for line in shown if line.startswith("STRATEGY"))
     assert "KWH" in heading
     for column in ("COST", "BUBBLE"):
         assert column not in heading, "a column of dashes alone"
+
+
+def test_rounds_start_with_the_codec_that_was_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    slow = "1xRTX3090; 1xRTX4090, 50mbit, 20ms, half duplex"
+    assert run(["plan", "--shape", "qwen3-4b", "--cluster", slow, "--tokens", "50M"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-3].endswith(" %; rounds want twice the learning rate.")
+    settings = ("schedule=rounds", "inner_steps=17", "codec=int4")
+    assert shown[-1].endswith("".join(f" --set exchange.{each}" for each in settings))
 
 
 def test_a_model_folder_is_read_by_its_headers(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
-from trainer.config.codec import AUTO
+from trainer.config.codec import AUTO, FREE
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.ledger import Ledger
 from trainer.exchange.protocol.compression.feedback import ErrorFeedback
@@ -30,7 +30,6 @@ from trainer.exchange.protocol.messages import ShardAssignment
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.worker.session import Session
 from trainer.model.layout import GradientLayout
-from trainer.planning.exchange_choice import FREE
 
 Float64 = NDArray[np.float64]
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.exchange.exact_problem import join_request
+from trainer.config.codec import FREE
 from trainer.config.run import load
 from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.outbox import Outbox
@@ -15,7 +16,7 @@ from trainer.exchange.protocol.members import Member
 from trainer.exchange.protocol.messages import SHARED_MEMORY
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.layout import Block, GradientLayout, TensorSlot
-from trainer.planning.exchange_choice import FREE, element_bytes
+from trainer.planning.exchange_choice import element_bytes
 
 LAYERS = GradientLayout(
     tuple(
