@@ -15,8 +15,8 @@ A's also half and twice of it. Rounds of 50 are more than a run of this length i
 `int4, none owed` drops what the codec drops.
 
 A finished run is a line of RESULTS and is not repeated, so the sweep can be stopped at any time.
---report prints each arm beside fp32 and writes the result `real_loss`; with --picture it also draws
-the picture `real-loss` of the docs.
+--report prints each arm at its best rate beside fp32 and writes the result `real_loss`; with
+--picture it also draws the picture `real-loss` of the docs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,7 @@ LORA = {
     "int8": _codec("int8", goal=0.5),
     "int4": _codec("int4", goal=0.5),
     "rounds 20": _rounds(20, goal=2.0),
+    "rounds 20, int4": _rounds(20, MEAN, {"exchange.codec": "int4"}, goal=2.0),
     "A frozen": Arm(FROZEN, swept=True),
     "A frozen, rounds 20": _rounds(20, MEAN, FROZEN, goal=2.0),
     "rounds 50": _rounds(50),
@@ -271,67 +272,80 @@ def open_inputs(case: Case, arm: Arm, model: Path, work: Path) -> RunInputs:
 
 
 def report(done: Results, *, draws: bool) -> int:
-    """Print and write each arm's gap to fp32 of the same seed, the mean over seeds."""
+    """Print and write each arm's gap to fp32 of the same seed, each at its best rate."""
     written = Report("real_loss")
-    groups: dict[Case, list[Case]] = {}
-    for case in done:
-        groups.setdefault(replace(case, seed=0), []).append(case)
-    for group, members in sorted(groups.items(), key=lambda item: _place(item[0])):
-        exact = replace(group, arm=EXACT)
-        bases = [replace(exact, rate=rate) for rate in RATES[group.method]]
-        if any(base not in done for base in bases):
+    at_best = best_rates(done)
+    for case in sorted(at_best, key=_place):
+        base = next(
+            (one for one in at_best if one == replace(case, arm=EXACT, rate=one.rate)), None
+        )
+        if base is None:
             continue
-        base = best(bases, done)
-        pairs = [(done[case], done.get(replace(base, seed=case.seed))) for case in members]
+        seeds = sorted(one.seed for one in done if replace(one, seed=0) == case)
+        runs = [done[replace(case, seed=seed)] for seed in seeds]
+        exact = [done.get(replace(base, seed=seed)) for seed in seeds]
+        pairs = zip(runs, exact, strict=True)
         gaps = [100 * (run["loss"] / other["loss"] - 1) for run, other in pairs if other]
-        same = group.rate == base.rate
-        arm = ARMS[group.method][group.arm]
-        rate = "" if same else f", {group.rate / base.rate:g} of the rate"
-        title = f"{group.data}, {group.layers} layers, {group.method}, {group.arm}{rate}"
-        sent = done[members[0]]["bytes_up"]
+        faster = "" if case.rate == base.rate else f", {case.rate / base.rate:g} of the rate"
+        title = f"{case.data}, {case.layers} layers, {case.method}, {case.arm}{faster}"
         written.add(
             Ratio(
                 f"{title}: percent above",
                 statistics.mean(gaps),
                 "fp32's loss",
-                arm.goal if same else None,
+                ARMS[case.method][case.arm].goal,
             ),
             gaps_percent=gaps,
-            seeds=[case.seed for case in members],
-            losses=[done[case]["loss"] for case in members],
-            scores=[done[case]["score"] for case in members],
-            bytes_up_a_step=sent,
-            of_fp32s_bytes=sent / done[base]["bytes_up"],
-            curve=done[members[0]]["curve"],
+            seeds=seeds,
+            losses=[run["loss"] for run in runs],
+            scores=[run["score"] for run in runs],
+            bytes_up_a_step=runs[0]["bytes_up"],
+            of_fp32s_bytes=runs[0]["bytes_up"] / done[base]["bytes_up"],
+            curve=runs[0]["curve"],
         )
     if draws:
-        draw(done)
+        draw(done, at_best)
     return written.write()
+
+
+def best_rates(done: Results) -> list[Case]:
+    """Return of each arm the run with seed 0 that has the least loss."""
+    rates: dict[Case, list[Case]] = {}
+    for case in done:
+        if case.seed == 0:
+            rates.setdefault(replace(case, rate=0.0), []).append(case)
+    return [best(cases, done) for cases in rates.values()]
 
 
 def _place(case: Case) -> tuple[Any, ...]:
     arms = list(ARMS[case.method])
     place = arms.index(case.arm)
-    return list(ARMS).index(case.method), GROUPS.index((case.data, case.layers)), place, case.rate
+    return list(ARMS).index(case.method), GROUPS.index((case.data, case.layers)), place
 
 
-def draw(done: Results) -> None:
-    """Draw held-out losses over steps of the sections' arms, at fp32's rate with seed 0."""
+def draw(done: Results, cases: Sequence[Case]) -> None:
+    """Draw held-out losses over steps of the sections' arms, with seed 0."""
     data, layers = GROUPS[0]
-    bases = [Case(data, layers, "lora", EXACT, rate, 0) for rate in RATES["lora"]]
-    base = best(bases, done)
     shown = {
         EXACT: (TEXT, "-"),
         "int8": ("#68a0b3", "-"),
         "int4": ("#b294bb", "-"),
+        "A frozen": ("#b5bd68", "-"),
         "rounds 20": ("#68a0b3", ":"),
+        "rounds 20, int4": ("#b294bb", ":"),
         "rounds 50": ("#f0c674", ":"),
         "rounds 20, Nesterov": ("#cc6666", ":"),
     }
     with picture("real-loss", "Held-out loss over steps") as axes:
-        for name, (colour, style) in shown.items():
-            if run := done.get(replace(base, arm=name)):
-                points = [*run["curve"], (base.steps, run["loss"])]
+        for case in cases:
+            if (case.data, case.layers, case.method) == (
+                data,
+                layers,
+                "lora",
+            ) and case.arm in shown:
+                (colour, style), run = shown[case.arm], done[case]
+                points = [*run["curve"], (case.steps, run["loss"])]
+                name = f"{case.arm}, rate {case.rate:g}"
                 axes.plot(*zip(*points, strict=True), color=colour, ls=style, lw=1.2, label=name)
         axes.set_xlabel("step")
         axes.set_ylabel("held-out loss")
