@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 
@@ -18,6 +19,7 @@ from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.verify import verdicts
 from trainer.distill.teacher.admission import LIMIT
 from trainer.distill.teacher.audit import audit, audit_limit, choose_engine
+from trainer.distill.teacher.openvino_engine import hold_constants, import_openvino
 from trainer.distill.teacher.scoring import open_teacher
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
@@ -62,6 +64,20 @@ def test_its_scores_are_admitted_and_hold_beside_torch_without_a_word(
     assert not found.is_another_teacher
     assert found.as_json()["limit"] == limit > LIMIT
     assert 0 < found.mean_kl < LIMIT
+
+
+@needed
+def test_a_graphs_constants_are_its_own() -> None:
+    """The frontend's are torch's memory, which is freed: a processor with bf16 reads them there."""
+    openvino = import_openvino(Path("model"))
+    bits = np.arange(8, dtype=np.float16)
+    shared = openvino.Tensor(bits, [8], openvino.Type.bf16)
+    graph = openvino.Model(openvino.op.Constant(shared, shared_memory=True).outputs(), [])
+    hold_constants(graph)
+    bits[...] = 7
+    (held,) = (node for node in graph.get_ordered_ops() if node.get_type_name() == "Constant")
+    assert held.get_element_type() == openvino.Type.bf16
+    assert held.data.tolist() == list(range(8))
 
 
 LISTENING = """

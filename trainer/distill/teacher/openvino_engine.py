@@ -121,6 +121,7 @@ class OpenVinoEngine:
         frontend = FrontEndManager().load_by_framework("pytorch")
         graph = frontend.convert(frontend.load(decoder))
         quantise(graph)
+        hold_constants(graph)
         return self._core.compile_model(graph, "CPU", self._settings).create_infer_request()
 
 
@@ -193,6 +194,26 @@ def quantise(graph: Any) -> int:
         node.output(0).replace(stored.output(0))
         count += 1
     return count
+
+
+def hold_constants(graph: Any) -> None:
+    """Copy a graph's bf16 constants: the frontend's point at torch's memory, and do not hold it.
+
+    Where a processor computes in bf16, OpenVINO reads them there, after the model is gone.
+    """
+    from openvino import (  # pyright: ignore[reportMissingImports] - of an extra
+        Tensor as Array,
+    )
+    from openvino import (  # pyright: ignore[reportMissingImports] - as above
+        Type,
+        op,
+    )
+
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() == "Constant" and node.get_element_type() == Type.bf16:
+            bits = node.data.copy()  # as fp16, which NumPy has
+            held = op.Constant(Array(bits, list(node.shape), Type.bf16), shared_memory=False)
+            node.output(0).replace(held.output(0))
 
 
 def _infer(request: Any, x: Tensor) -> Tensor:
