@@ -21,7 +21,7 @@ from trainer.tracking.trackers.table import TRACKERS, open_trackers
 from trainer.tracking.trackers.tensorboard_file import TensorBoardFile
 
 RUN = """
-import json, sys
+import json, sys, time
 from pathlib import Path
 from tests.trainer.tiny_run import tiny_config
 from tests.trainer.tracking.test_metrics import metrics
@@ -31,6 +31,7 @@ from trainer.tracking.trackers.table import open_trackers
 name, output = sys.argv[1], Path(sys.argv[2])
 config = tiny_config(name="project", tracking=name, notify=["curl", "https://secret.example"])
 for attempt, steps in enumerate([(1, 2, 3), (3, 4)]):
+    time.sleep(attempt)  # as a process takes to start: wandb names an attempt by its second
     log = MetricsLog(output, [t for t in open_trackers(config, "run-1", output)])
     if attempt:
         log.event("resumed", 2, path="step-000002")
