@@ -28,10 +28,12 @@ def top_k(seed: int, parameters: int, workers: int, density: float) -> Experimen
     says what it cost a real model.
 
     Raises:
-        InputError: `density` is not above 0 and at most 1.
+        InputError: `density` is below 0.000001 or above 1.
     """
-    if not 0 < density <= 1:
-        raise InputError(f"--density {density:g}: not a density; it is above 0 and at most 1")
+    if not 1e-6 <= density <= 1:
+        raise InputError(
+            f"--density {density:g}: not a density; it is at least 0.000001, at most 1"
+        )
     draw = np.random.RandomState(seed)  # the legacy generator, whose stream is frozen
     gradients = [draw.randn(parameters) for _ in range(workers)]
     kept = max(1, round(density * parameters))
