@@ -28,11 +28,11 @@ def top_k(seed: int, parameters: int, workers: int, density: float) -> Experimen
     says what it cost a real model.
 
     Raises:
-        InputError: `density` is below 0.000001 or above 1.
+        InputError: `density` is below 0.000001 or above 0.5.
     """
-    if not 1e-6 <= density <= 1:
+    if not 1e-6 <= density <= 0.5:
         raise InputError(
-            f"--density {density:g}: not a density; it is at least 0.000001, at most 1"
+            f"--density {density:g}: not a density; it is at least 0.000001 and at most 0.5"
         )
     draw = np.random.RandomState(seed)  # the legacy generator, whose stream is frozen
     gradients = [draw.randn(parameters) for _ in range(workers)]
