@@ -36,8 +36,8 @@ WAYS: dict[str, Callable[[Ranks, Run], dict[str, Any]]] = {
     "PostLocalSGD": post_local,
     "torchft DiLoCo": torchft,
 }
-OURS = {"PostLocalSGD": "rounds 20", "torchft DiLoCo": "rounds 20, Nesterov"}
-"""What Motley calls the same."""
+OURS = {"PostLocalSGD": "rounds 20, int4", "torchft DiLoCo": "rounds 20, Nesterov"}
+"""What Motley has for the same."""
 
 
 @dataclass(frozen=True)
