@@ -10,7 +10,7 @@ LoRA of rank 16 is on all linears, or all weights train. Sweeps take the first a
 layers of the model, the last table all 30.
 
 The learning rate is the best of a few for fp32 with seed 0, and all arms take it; rounds and frozen
-A's also twice and four times of it. Rounds of 50 are more than such a run is allowed otherwise.
+A's also twice, four and eight times of it. Rounds of 50 are more than such a run may have.
 "Score" is the share of answers that greedy decoding gets right, of classes or of next tokens.
 `int4, none owed` drops what the codec drops.
 
@@ -202,8 +202,8 @@ def wanted(options: argparse.Namespace, done: Results) -> Iterator[Case]:
 
 
 def _other_rates(case: Case, done: Results) -> Iterator[Case]:
-    """Yield two and four times the rate of seed 0, and of other seeds that which was best there."""
-    first = [replace(case, rate=case.rate * factor, seed=0) for factor in (1.0, 2.0, 4.0)]
+    """Yield up to eight times the rate of seed 0, and of other seeds that which was best there."""
+    first = [replace(case, rate=case.rate * factor, seed=0) for factor in (1.0, 2.0, 4.0, 8.0)]
     if case.seed == 0:
         yield from first
     elif all(other in done for other in first):
