@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 Planned = Literal["step", "rounds", ""]
-"""What a planner tries a codec for: an exchange after each step, one of rounds, nothing."""
+"""What a codec is chosen for: an exchange after each step, one of rounds, nothing."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,15 @@ class CodecKind:
     element_bytes: float
     """Of a large tensor."""
     planned: Planned = ""
+    """What costs no loss of a run (docs/low-bandwidth.md) may be chosen after each step."""
     needs_feedback: bool = True
     """Whether what it drops has to be sent later."""
-    auto: bool = False
-    """Whether `auto` may take it: no loss of a run was seen (docs/low-bandwidth.md)."""
 
 
 CODECS = {
     "fp32": CodecKind("codecs:Fp32", 4, needs_feedback=False),
-    "bf16": CodecKind("codecs:Bf16", 2, "step", needs_feedback=False, auto=True),
-    "int8": CodecKind("compression.quantized:Int8", 1 + 4 / 256, "step", auto=True),
+    "bf16": CodecKind("codecs:Bf16", 2, "step", needs_feedback=False),
+    "int8": CodecKind("compression.quantized:Int8", 1 + 4 / 256, "step"),
     # Rounds send changes of weights in 4 bits (arXiv 2501.18512).
     "int4": CodecKind("compression.quantized:Int4", 0.5 + 1 / 32, "rounds"),
 }
@@ -37,8 +36,8 @@ CODECS = {
 what is smaller."""
 AUTO = "auto"
 """bf16 while a step hides its exchange, else int8: the coordinator measures it."""
-FREE = tuple(name for name, kind in CODECS.items() if kind.auto)
-"""What `auto` takes, from the most bytes down."""
+FREE = tuple(name for name, kind in CODECS.items() if kind.planned == "step")
+"""What planners try first, and `auto` takes; from the most bytes down."""
 
 
 def codec_kind(name: str) -> CodecKind:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from trainer.config.codec import FREE
 from trainer.planning.devices import gib
-from trainer.planning.exchange_choice import EACH_STEP, LEAST_ROUNDS
+from trainer.planning.exchange_choice import LEAST_ROUNDS
 from trainer.planning.exchange_choice import MOST_EXPOSED as MOST_ADDED
 from trainer.planning.strategies import Request, StrategyOption
 
@@ -267,7 +268,7 @@ _SEVERAL = Rule(
 )
 _STAR = Rule(
     "codec_hides",
-    f"Does {', '.join(EACH_STEP[:-1])} or {EACH_STEP[-1]} add at most {MOST_ADDED:.0%} to a step?",
+    f"Does {', '.join(FREE[:-1])} or {FREE[-1]} add at most {MOST_ADDED:.0%} to a step?",
     _codec_hides,
     MOTLEY,
     Rule(

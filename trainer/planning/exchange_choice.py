@@ -21,8 +21,6 @@ from trainer.planning.devices import LinkRates
 from trainer.planning.term import Term, term
 from trainer.system.errors import InputError
 
-EACH_STEP = tuple(name for name, kind in CODECS.items() if kind.planned == "step")
-"""Tried first."""
 ROUNDS_CODEC = next(name for name, kind in CODECS.items() if kind.planned == "rounds")
 MOST_EXPOSED = 0.05
 """Share of a step that an exchange may add."""
@@ -123,7 +121,7 @@ def choose(exchange: ExchangeLoad, *, rounds: bool = True) -> ChosenExchange:
     """
     if not exchange.remotes:
         return first_within(exchange, [ExchangeCandidate("fp32", 1, exposed(exchange, "fp32"))])
-    found = [ExchangeCandidate(codec, 1, exposed(exchange, codec)) for codec in EACH_STEP]
+    found = [ExchangeCandidate(codec, 1, exposed(exchange, codec)) for codec in FREE]
     seldom = rounds_of(exchange) if rounds else None
     return first_within(exchange, [*found, seldom] if seldom else found)
 
@@ -136,19 +134,19 @@ def first_within(exchange: ExchangeLoad, candidates: Sequence[ExchangeCandidate]
     return ChosenExchange(taken or least, taken is not None, tuple(candidates))
 
 
-def rounds_of(exchange: ExchangeLoad, codec: str = ROUNDS_CODEC) -> ExchangeCandidate | None:
+def rounds_of(exchange: ExchangeLoad) -> ExchangeCandidate | None:
     """Return rounds of H* steps, or of the most that the run allows; None: it is too short."""
     most = exchange.total_steps // LEAST_ROUNDS
     if most < 1:
         return None
-    every = min(hiding_rounds(exchange, codec), most)
-    return ExchangeCandidate(codec, every, exposed_by_rounds(exchange, every, codec))
+    every = min(hiding_rounds(exchange), most)
+    return ExchangeCandidate(ROUNDS_CODEC, every, exposed_by_rounds(exchange, every))
 
 
-def hiding_rounds(exchange: ExchangeLoad, codec: str = ROUNDS_CODEC) -> int:
+def hiding_rounds(exchange: ExchangeLoad) -> int:
     """Return H*: the least steps of a round with which an exchange adds at most 5 % to each."""
     allowed = MOST_EXPOSED * exchange.step_seconds * (1 + 1e-9)
-    return max(1, math.ceil(exposed_by_rounds(exchange, 1, codec).value / allowed))
+    return max(1, math.ceil(exposed_by_rounds(exchange, 1).value / allowed))
 
 
 def exposed(exchange: ExchangeLoad, codec: str) -> Term:
@@ -182,12 +180,12 @@ def exposed(exchange: ExchangeLoad, codec: str) -> Term:
     )
 
 
-def exposed_by_rounds(exchange: ExchangeLoad, every: int, codec: str = ROUNDS_CODEC) -> Term:
+def exposed_by_rounds(exchange: ExchangeLoad, every: int) -> Term:
     """Return the seconds that one exchange in `every` steps adds to each of them.
 
     `(RTT + W + (U + D)/(L B)) / H`.
     """
-    round_trip, wire, block = _parts(exchange, element_bytes(codec))
+    round_trip, wire, block = _parts(exchange, element_bytes(ROUNDS_CODEC))
     return term(
         "exposed communication",
         "(round_trip + wire + block) / every",

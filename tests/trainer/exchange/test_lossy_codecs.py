@@ -91,7 +91,7 @@ def test_what_a_codec_drops_is_sent_by_the_bytes_that_were_agreed() -> None:
     cluster = LossyCluster(problem("int4"), 3)
     cluster.run_to_end()
     agreed = sum(
-        cluster.debtors[0].session._codec.codec.nbytes(b.size)
+        cluster.debtors[0].session._agreed.codec.nbytes(b.size)
         for b in cluster.problem.layout.blocks
     )
     for event in cluster.named("step"):

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from trainer.config.codec import CODECS
+from trainer.config.codec import CODECS, FREE
 from trainer.exchange.protocol.compression.choice import make_codec
 from trainer.planning.devices import LinkRates
 from trainer.planning.exchange_choice import (
-    EACH_STEP,
     MOST_EXPOSED,
     ROUNDS_CODEC,
     ExchangeLoad,
@@ -88,7 +87,7 @@ def test_the_first_that_a_step_hides_is_taken(rate: float, step: float, codec: s
     assert choice.taken.exposed.value <= MOST_EXPOSED * step * 1.000001
     assert (choice.every > 1) == (codec == ROUNDS_CODEC)
     order = [one.codec for one in choice.candidates]
-    assert order == [*EACH_STEP, ROUNDS_CODEC]
+    assert order == [*FREE, ROUNDS_CODEC]
     for better in choice.candidates[: order.index(codec)]:
         assert better.exposed.value > MOST_EXPOSED * step
 
@@ -111,7 +110,7 @@ def test_a_run_has_at_least_twenty_rounds() -> None:
 
 def test_where_nothing_is_hidden_the_least_is_taken_and_said_so() -> None:
     choice = choose(exchange_of(0.125, 0.2, 19))
-    assert (choice.codec, choice.within) == (EACH_STEP[-1], False)
+    assert (choice.codec, choice.within) == (FREE[-1], False)
     assert choice.taken.exposed_ms == min(one.exposed_ms for one in choice.candidates)
     longer = choose(exchange_of(0.0125, 0.2, 2000))
     assert (longer.codec, longer.every, longer.within) == (ROUNDS_CODEC, 100, False)

@@ -113,7 +113,7 @@ class GradientSum:
         self._updates = len(layout.blocks)
         self.step = step
         self.settled = settled
-        self._codec = codec
+        self._agreed = codec
         self._feedback = feedback
         self._memory = memory or SumMemory(self.layout)
         self._sums: dict[int, Float32] = {}
@@ -161,7 +161,7 @@ class GradientSum:
         key = (frame.block, frame.shard)
         assembly = self.partial.get(key)
         if assembly is None:
-            codec = self._codec.of(frame.codec, settled=self.settled)
+            codec = self._agreed.of(frame.codec, settled=self.settled)
             size = self.layout.blocks[frame.block].size
             assembly = BlockAssembly(codec, size, frame.weight)
             self.partial[key] = assembly
@@ -195,7 +195,7 @@ class GradientSum:
         whole = self._whole.pop(block)
         parts = [whole[shard.id] for shard in order]
         weight = sum(part.weight for part in parts)
-        codec = self._codec.codec
+        codec = self._agreed.codec
         if compiled.PASSES and {codec.name, *(part.codec.name for part in parts)} == {"bf16"}:
             encoded, squares = compiled.PASSES.bf16_average(
                 [part.bytes for part in parts], weight or 1
@@ -243,7 +243,7 @@ class GradientSum:
 
     def _encoded(self, block: int, values: Float32) -> tuple[Codec, NDArray[np.uint8]]:
         """Encode an average, and put what all members decode of it in its place."""
-        codec = self._codec.codec
+        codec = self._agreed.codec
         if self._is_exact:
             return codec, values.view(np.uint8)
         if self._feedback:
@@ -264,7 +264,7 @@ class GradientSum:
 
     @property
     def _is_exact(self) -> bool:
-        return self._codec.codec.name == "fp32"
+        return self._agreed.codec.name == "fp32"
 
     def _place(self, block: int) -> Float32:
         """Return where a block's sum is made: the average stays there only in fp32."""

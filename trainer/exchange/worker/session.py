@@ -70,8 +70,8 @@ class Session:
         self._wire = layout.doubled if rounds else layout
         self.accepted: messages.JoinAccepted | None = None
         self._layout = layout
-        self._codec = AgreedCodec(codec, self._wire)
-        self.feedback = self._codec.feedback()
+        self._agreed = AgreedCodec(codec, self._wire)
+        self.feedback = self._agreed.feedback()
         """What this membership owes; None if the codec drops nothing."""
         self._state: StateAssembly | None = None
         self._partial: dict[int, BlockAssembly] = {}
@@ -138,7 +138,7 @@ class Session:
             return iter(())
         if self.feedback:
             return self._owed(self.feedback, shard, index, gradient.copy(), weight)
-        codec = self._codec.codec if shard.carrier is None else _EXACT
+        codec = self._agreed.codec if shard.carrier is None else _EXACT
         return self._frames(shard, index, codec, codec.encode(gradient), weight)
 
     def answer(self, message: messages.Message, step: int = 0) -> Iterator[Frame]:
@@ -247,7 +247,7 @@ class Session:
         span = self._wire.blocks[frame.block]
         assembly = self._partial.get(frame.block)
         if assembly is None:
-            codec = self._codec.of(frame.codec)
+            codec = self._agreed.of(frame.codec)
             assembly = BlockAssembly(codec, span.size, frame.weight)
             self._partial[frame.block] = assembly
         if assembly.add(frame):

@@ -21,7 +21,6 @@ class AgreedCodec:
 
     def __init__(self, name: str, layout: GradientLayout) -> None:
         self.codec = make_codec(name)
-        self.name = name
         self._sizes = [block.size for block in layout.blocks]
         self.needs_feedback = codec_kind(name).needs_feedback
 
