@@ -33,7 +33,7 @@ Marks, published by others for their kernels; ours are the ratios to torch and t
 - meganeura (kvark/meganeura, paper/p3hpc/RESULTS.md), fp32 against compiled torch on the same card,
   medians of 35 comparisons: 1.83 times the time forward, 2.47 times forward and backward
 - llama.cpp (pull request 11595), products of 4096 x 512 x 14336 by cooperative matrices on an RTX 3090:
-  23.1 TFLOP/s with weights in f32, 45.5 in q4_0; Motley's kernels use no cooperative matrices
+  23.1 TFLOP/s with weights in f32, 45.5 in q4_0; Motley's kernels use none: wgpu does not let them (docs/decisions.md)
 MARKS
 if "$bin/python" -c 'import sys, torch; sys.exit(torch.cuda.device_count() < 2)'; then
     for method in lora qlora full; do

@@ -77,6 +77,8 @@ def _of_fine_tune(
 def _of_distillation(
     job: DistillJob, budget: BudgetConfig, plan: LaunchPlan, found: Survey, done: int
 ) -> Cost | None:
+    if job.student.distillation.on_policy is not None:
+        return None  # how fast a student writes its answers is known when it has written some
     teachers = [process for process in plan.processes if process.role == "teacher"]
     scoring = _ask(found, teachers[0], "scoring", Scoring, _corpus(job, teachers[0]))
     shape = _ask(found, plan.leader, "student", ModelShape, _student(job, plan.leader))

@@ -86,18 +86,37 @@ def test_the_loss_curve_is_that_of_one_torch_worker(
 def test_a_killed_wgpu_worker_comes_back(cluster: Cluster) -> None:
     """F-DP-006; the supervisor's part, to start it again, is the test's."""
     start(cluster, training__epochs=500)
-    wait_for(lambda: cluster.step >= 3, "all joined", cluster, 250)
+    kill_the_last_and_start_it_again(cluster, "--gpu-backend", "wgpu")
+
+
+@pytest.mark.swiftshader
+@pytest.mark.timeout(900)  # SwiftShader takes minutes to compile the kernels
+def test_one_of_two_drivers_is_killed_and_comes_back(cluster: Cluster, two_drivers: str) -> None:
+    """Two cards of a host, whose drivers differ in the size of a subgroup."""
+    cluster.configure(**SETTINGS, training__epochs=500)
+    cluster.coordinator(2)
+    flags = [("--gpu-backend", "wgpu", "--gpus", name) for name in ("llvmpipe", "SwiftShader")]
+    for rank in (0, 1):
+        cluster.torch_worker(rank, *flags[rank], VK_DRIVER_FILES=two_drivers)
+    kill_the_last_and_start_it_again(cluster, *flags[1], VK_DRIVER_FILES=two_drivers)
+    assert len({event["device"] for event in cluster.events("joined")}) == 2
+
+
+def kill_the_last_and_start_it_again(cluster: Cluster, *flags: str, **environment: str) -> None:
+    """Kill the last worker of a run when all train; all train again, with equal weights."""
+    last = len(cluster.processes) - 2  # the first is the coordinator
+    wait_for(lambda: cluster.step >= 3, "all joined", cluster, 900)
     cluster.processes[-1].signal(signal.SIGKILL)
-    lost = cluster.wait_event("lost", rank=2)
-    cluster.torch_worker(2, "--gpu-backend", "wgpu")
-    back = cluster.wait_event("rejoined", rank=2)
+    lost = cluster.wait_event("lost", rank=last)
+    cluster.torch_worker(last, *flags, **environment)
+    back = cluster.wait_event("rejoined", rank=last)
     assert back["step"] >= lost["step"]
     whole = wait_for(
         lambda: [s for s in cluster.records("step") if s["step"] > back["step"] + 2], "steps"
     )[0]
-    assert len(whole["shares"]) == 3
+    assert len(whole["shares"]) == last + 1
     cluster.processes[0].signal(signal.SIGTERM)
     assert cluster.processes[0].wait() == 0
     proof = cluster.events("verified")[-1]
-    assert proof["ranks"] == [0, 1, 2]
+    assert proof["ranks"] == list(range(last + 1))
     assert not cluster.events("diverged")

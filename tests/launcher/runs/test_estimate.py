@@ -189,6 +189,8 @@ def test_what_cannot_be_planned_is_said(inputs: Path, tmp_path: Path) -> None:
         file.truncate(MOST + 1)
     start = Start(inputs, tmp_path, settings={"teacher.data": [str(hole)]})
     assert "cannot be planned" in start.ask()[0]
+    own = {"student.distillation.on_policy.prompts": str(inputs / "corpus.jsonl")}
+    assert "cannot be planned" in Start(inputs, tmp_path, settings=own).ask()[0]
     odd = Device("cuda", "GPU-1", "Odd Card", 8 << 30)
     start = Start(inputs, tmp_path)
     start.hosts[0] = replace(start.hosts[0], devices=(odd,))
