@@ -38,6 +38,9 @@ _MOST_STATE = 1 << 16
 _TAIL = 1 << 12
 """Bytes of a log's marks that are read at first: those of about ten minutes."""
 
+_CAUSES = {signal.SIGBUS.value: ": a file that it read was cut short, or its disk failed"}
+"""Of weights that are mapped, a page that the file has lost."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessState:
@@ -67,7 +70,7 @@ class ProcessState:
     def ending(self) -> str:
         """How the last attempt ended, for people; empty when none has."""
         if self.signal is not None:
-            return f"killed by {signal_name(self.signal)}"
+            return f"killed by {signal_name(self.signal)}{_CAUSES.get(self.signal, '')}"
         return "" if self.exit_code is None else f"exit code {self.exit_code}"
 
 

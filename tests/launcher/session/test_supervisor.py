@@ -193,6 +193,24 @@ def test_a_killed_process_comes_back_with_a_log_of_its_own(make: Make, home: Pat
     assert supervisor.state(process).state == "stopped"
 
 
+def test_a_mapped_file_that_was_cut_short_is_named_as_the_cause(make: Make, home: Path) -> None:
+    supervisor = make()
+    code = f"""
+import mmap
+with open({str(home / "weights")!r}, "w+b") as file:
+    file.truncate(1 << 20)
+    mapped = mmap.mmap(file.fileno(), 0)
+    file.truncate(0)
+    mapped[1 << 19]
+"""
+    process = python_process(home, code)
+    supervisor.start(process)
+    wait_for(lambda: supervisor.state(process).signal is not None, "the end")
+    ending = supervisor.state(process).ending
+    assert ending == "killed by SIGBUS: a file that it read was cut short, or its disk failed"
+    supervisor.stop([process], 20.0)
+
+
 def test_a_process_that_ignores_the_request_is_killed(make: Make, home: Path) -> None:
     supervisor = make(grace=0.2)
     code = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\n{SLEEP}"
