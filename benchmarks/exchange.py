@@ -3,8 +3,9 @@
     python benchmarks/exchange.py [--rate 200 --rate 1000] [--megabytes 5.3] [--steps 20] [--busy]
 
 Three hosts in network namespaces, every link shaped to the rate both ways; real processes, mutual
-TLS. Three placements: the coordinator beside two workers and one remote worker, beside one worker
-and two remote ones, and alone with one remote worker, which leaves each a core where there are two.
+TLS. Four placements: the coordinator beside two workers and one remote worker, beside one worker
+and two remote ones on two hosts or on one, and alone with one remote worker, which leaves each a
+core where there are two.
 Measured from the first block that any worker hands over to the last average that reaches the
 slowest worker; the workers start together and do not compute.
 
@@ -51,7 +52,12 @@ REST = 0.05
 TARGET = 1.15
 TARGET_RATE = 200
 USUAL = ("fp32", "bf16")
-PLACEMENTS = {"2 local + 1 remote": (0, 0, 1), "1 local + 2 remote": (0, 1, 2), "1 remote": (1,)}
+PLACEMENTS = {
+    "2 local + 1 remote": (0, 0, 1),
+    "1 local + 2 remote": (0, 1, 2),
+    "1 local + 2 on one remote": (0, 1, 1),
+    "1 remote": (1,),
+}
 """The host of each worker; the coordinator is on host 0."""
 
 
