@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import ROOT, passed_elsewhere
 from tests.families import FAMILIES, TEACHERS
@@ -42,8 +42,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or "TESTS_IGNORE_SIGHUP" in
     os.environ["TESTS_IGNORE_SIGHUP"] = "1"
     signal.signal(signal.SIGHUP, lambda *_: None)
 
-# A busy machine may take any time for an example.
-settings.register_profile("motley", settings.default, deadline=None)
+# A busy machine may take any time for an example, and to draw one.
+settings.register_profile(
+    "motley", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("motley")
 
 TinyModel = Callable[..., Path]
