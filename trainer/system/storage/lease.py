@@ -30,6 +30,7 @@ from trainer.system.storage.lease_folder import (
     Holder,
     Sign,
     claim,
+    clear_requests,
     dissolve,
     is_locked,
     lease_path,
@@ -162,6 +163,7 @@ def take(
                 break
         for lower in range(1, number):
             dissolve(lease_path(folder, lower), folder)
+        clear_requests(folder, lease_path(folder, number))
     except OSError as error:
         raise StorageError(f"{folder}: cannot be taken: {error.strerror or error}") from None
     return Lease(folder, number, descriptor, on_lost, silence, watch.silent)

@@ -26,6 +26,8 @@ from trainer.system.storage.jsonl import json_text
 
 SCHEMA = "motley.lease/1"
 _PREFIX, _HOLDER, _BEAT = ".lease-", "holder.json", "beat"
+_ASKING = "lease"
+"""In the name of a lease that has no number yet."""
 _LOST_RACE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT)  # ENOENT: the winner removed it
 
 State = Literal["held", "released"]
@@ -65,7 +67,7 @@ def claim(folder: Path, number: int, run_id: str) -> int | None:
     Raises:
         OSError: the folder is unreachable, or the disk is full.
     """
-    place = folder / hidden_name("tmp", "lease")
+    place = folder / hidden_name("tmp", _ASKING)
     place.mkdir()
     descriptor, won = -1, False
     try:
@@ -90,6 +92,24 @@ def claim(folder: Path, number: int, run_id: str) -> int | None:
             if descriptor >= 0:
                 os.close(descriptor)
     return descriptor if won else None
+
+
+def clear_requests(folder: Path, workspace: Path) -> None:
+    """Remove what others wrote to ask for a lease: they ask again, or were killed meanwhile.
+
+    Each leaves the folder whole, by a rename into the workspace: half of one is never a lease.
+
+    Raises:
+        OSError: the folder is unreachable.
+    """
+    for path in folder.glob(".tmp-*"):
+        if original_name(path.name) != _ASKING:
+            continue
+        try:
+            shutil.rmtree(path.rename(workspace / path.name), ignore_errors=True)
+        except OSError as error:
+            if error.errno not in _LOST_RACE:
+                raise
 
 
 def dissolve(workspace: Path, folder: Path) -> None:

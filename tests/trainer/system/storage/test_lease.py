@@ -89,6 +89,22 @@ def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
         assert [path.name for path in folder.iterdir()] == [".lease-000001"]
 
 
+@pytest.mark.parametrize("at", ["write_beat", "lease_path"])
+def test_one_that_is_killed_while_it_asks_leaves_nothing_for_ever(tmp_path: Path, at: str) -> None:
+    code = f"""
+import os, signal
+from pathlib import Path
+from trainer.system.storage import lease, lease_folder
+lease_folder.{at} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+lease.take(Path({str(tmp_path)!r}), "killed")
+"""
+    died = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    take(tmp_path, "mine").release()
+    assert [path.name for path in tmp_path.iterdir()] == [".lease-000001"]
+
+
 def test_the_refusal_names_the_holder_and_what_to_do(tmp_path: Path, start: type[Holder]) -> None:
     holder = start(tmp_path)
     assert holder.says() == "held"
