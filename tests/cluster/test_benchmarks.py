@@ -85,7 +85,7 @@ def test_the_exchange_is_measured_in_shaped_namespaces():
         pytest.skip(reason)
     words = "--rate 1000 --megabytes 1.2 --codec bf16 --steps 2 --no-ring --no-plaintext"
     figures = figures_of("exchange", words, codes=(0,))
-    assert len(figures["ratios"]) == 3
+    assert len(figures["ratios"]) == 4
     # A ratio below that of the shaper's burst would mean that the links are not shaped.
     assert all(ratio["value"] > 0.5 for ratio in figures["ratios"])
 
