@@ -53,7 +53,7 @@ from trainer.run.inputs import RunInputs
 WORKERS, STEPS = 3, 200
 CURVE, POINTS = 50, 5
 """Held-out rows that a point of a curve is of, and points, the last of all rows."""
-RATES = {"lora": (5e-4, 1e-3, 2e-3, 4e-3), "full": (3e-5, 1e-4, 3e-4)}
+RATES = {"lora": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3), "full": (3e-5, 1e-4, 3e-4)}
 GROUPS = (("sections", 10), ("mails", 10), ("pages", 10), ("sections", 30))
 """Data and layers, in the order in which they are trained."""
 

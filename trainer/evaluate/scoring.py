@@ -129,7 +129,13 @@ def score(
         from trainer.replica.backend import choose  # seconds of import, after the cheap checks
 
         choice = choose(
-            compute.backend, compute.gpu, trained.base_dir, config, trained.layout, compute.threads
+            compute.backend,
+            compute.gpu,
+            trained.base_dir,
+            config,
+            trained.layout,
+            compute.threads,
+            evaluates=True,
         )
         replica, reason = choice.replica, choice.reason
         choice.replica.write_trainable(trained.weights)

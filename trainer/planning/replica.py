@@ -100,6 +100,7 @@ def plan_memory(
     recompute: bool,
     moments: bool = False,
     coordinates: bool = False,
+    evaluates: bool = False,
 ) -> MemoryPlan:
     """Return the plan of one replica.
 
@@ -108,6 +109,7 @@ def plan_memory(
         recompute: gradient checkpointing.
         moments: the optimizer runs on the accelerator too, with its moments.
         coordinates: the process is the run's coordinator too.
+        evaluates: nothing is trained: there are neither gradients nor an optimizer.
     """
     training = training_of(
         config, accelerator=accelerator, recompute=recompute, coordinates=coordinates
@@ -124,11 +126,13 @@ def plan_memory(
     scaled = 8 * max(math.prod(shape) for shape in model.linears().values()) if training.dora else 0
     trained = 4 * layout.size
     state = 2 * trained if moments else 0
+    if not accelerator:
+        state = size["optimizer"]
     return MemoryPlan(
         frozen=math.ceil(sum(part.value for part in parts.weights[:-1])),
         trainable=trained,
-        gradients=size["gradients"],
-        state=state if accelerator else size["optimizer"],
+        gradients=0 if evaluates else size["gradients"],
+        state=0 if evaluates else state,
         workspace=size["logits"] + size["buffers"] + scaled,
         per_token=math.ceil(size["activations"] / training.tokens),
         sample_tokens=config.data.max_seq_len * config.rows_each,

@@ -84,6 +84,8 @@ class BackendRequest:
     """The caller keeps the optimizer's moments on the device."""
     coordinates: bool
     """The process is the run's coordinator too."""
+    evaluates: bool
+    """Nothing is trained."""
 
 
 Opener = Callable[[BackendRequest], Replica]
@@ -101,6 +103,7 @@ def choose(
     rest: bool = False,
     moments: bool = False,
     coordinates: bool = False,
+    evaluates: bool = False,
 ) -> ReplicaChoice:
     """Open the first backend that works and that the request allows (`first_usable`).
 
@@ -109,6 +112,7 @@ def choose(
         rest: a teacher's predictions are stored in part only as a sum.
         moments: the caller keeps the optimizer's moments on the device, as a student does.
         coordinates: the process is the run's coordinator too.
+        evaluates: nothing is trained, so there are no gradients.
 
     Raises:
         InputError: the request cannot be met, or the model cannot be used on any backend.
@@ -118,7 +122,7 @@ def choose(
     def opener(backend: Backend) -> Callable[[], Replica]:
         named = backend == wanted
         request = BackendRequest(
-            model_dir, config, layout, gpu, threads, named, rest, moments, coordinates
+            model_dir, config, layout, gpu, threads, named, rest, moments, coordinates, evaluates
         )
         return lambda: openers[backend](request)
 
@@ -268,7 +272,13 @@ def _open_wgpu(request: BackendRequest) -> Replica:
     from trainer.replica.wgpu.replica import WgpuReplica
 
     try:
-        return WgpuReplica(request.model_dir, request.config, request.layout, device)
+        return WgpuReplica(
+            request.model_dir,
+            request.config,
+            request.layout,
+            device,
+            evaluates=request.evaluates,
+        )
     except (DeviceError, InputError) as error:
         raise UnusableError(str(error)) from None
 
@@ -288,6 +298,7 @@ def _torch_replica(request: BackendRequest, device: str) -> Replica:
         request.threads,
         moments=request.moments,
         coordinates=request.coordinates,
+        evaluates=request.evaluates,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,10 @@ from trainer.commands.evaluate import evaluate
 from trainer.evaluate.scoring import EvaluationScores, score
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
+from trainer.model.safetensors_headers import read_headers
 from trainer.optimizer.adamw import TrainState
+from trainer.planning.model_config import read_shape
+from trainer.planning.replica import USABLE, plan_memory
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
 
@@ -47,6 +51,27 @@ def train(output: Path, model: Path, make_config: MakeConfig, **settings: Any) -
     store = CheckpointStore(output / "checkpoints", layout, config, model)
     progress = RunProgress("run", 4, 0, 8, 0, 0, config.model_dump(mode="json"))
     return store.save(state.snapshot(), progress, metric=0.5)
+
+
+def test_a_full_model_is_evaluated_where_it_could_not_be_trained(
+    model: Path,
+    data: Path,
+    tmp_path: Path,
+    make_config: MakeConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from trainer.replica.torch import replica
+
+    trained = load_trained(train(tmp_path, model, make_config, method="full"))
+    config = trained.config.with_settings({"training.gradient_checkpointing": "on"})
+    shape, headers = read_shape(trained.base_dir), read_headers(trained.base_dir)
+    plan = partial(plan_memory, shape, headers, trained.layout, config, recompute=True)
+    free = int(plan(accelerator=False, evaluates=True).least / USABLE) + 1
+    expected = score(trained, data, Compute("cpu")).loss
+    monkeypatch.setattr(replica, "available_bytes", lambda _device: free)
+    assert score(trained, data, Compute("cpu")).loss == pytest.approx(expected, rel=1e-6)
+    with pytest.raises(InputError, match=r"the run needs .* are free"):
+        replica.TorchReplica(trained.base_dir, config, trained.layout)
 
 
 @pytest.mark.filterwarnings(PEFT_WARNING)

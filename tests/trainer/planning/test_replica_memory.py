@@ -72,6 +72,18 @@ def test_a_run_of_one_process_holds_the_coordinators_vectors_too(tiny: Tiny, met
     assert on_card.state == 0
 
 
+@pytest.mark.parametrize("accelerator", [False, True])
+def test_an_evaluation_has_neither_gradients_nor_an_optimizer(
+    tiny: Tiny, accelerator: bool
+) -> None:
+    folder = tiny.model()
+    config = tiny.config(folder, method="full")
+    worker = plan_of(folder, config, accelerator=accelerator)
+    found = plan_of(folder, config, accelerator=accelerator, evaluates=True)
+    assert worker.gradients == worker.trainable
+    assert found == replace(worker, gradients=0, state=0)
+
+
 def test_a_micro_batch_of_several_rows_has_the_logits_of_all(tiny: Tiny) -> None:
     folder = tiny.model()
     settings: dict[str, Any] = {"task": "causal-lm", "num_classes": None}

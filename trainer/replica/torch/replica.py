@@ -81,6 +81,7 @@ class TorchReplica:
             torch's default as there are otherwise idle processors.
         moments: a caller that uses `weights` and `gradient` keeps the optimizer's moments itself.
         coordinates: the process is the run's coordinator too.
+        evaluates: nothing is trained.
 
     Raises:
         InputError: the device is missing, or the model cannot be loaded or does not fit.
@@ -96,6 +97,7 @@ class TorchReplica:
         *,
         moments: bool = False,
         coordinates: bool = False,
+        evaluates: bool = False,
     ) -> None:
         self.layout = layout
         self.device = device
@@ -119,6 +121,7 @@ class TorchReplica:
             accelerator=cuda,
             moments=moments,
             coordinates=coordinates,
+            evaluates=evaluates,
         )
         free = available_bytes(self._device)
 

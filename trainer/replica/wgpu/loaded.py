@@ -26,7 +26,10 @@ from trainer.system.process.announcement import announced
 
 @dataclass(frozen=True)
 class Loaded:
-    """A decoder, and its trainable weights and gradients by block."""
+    """A decoder, and its trainable weights and gradients by block.
+
+    A full model that only evaluates has no gradients.
+    """
 
     decoder: Decoder
     slots: Slots
@@ -42,8 +45,18 @@ class Loaded:
             device.write(array, self.slots.pad(block.index, flat[block.start : block.stop]))
 
 
-def load(model_dir: Path, config: RunConfig, layout: GradientLayout, device: Device) -> Loaded:
+def load(
+    model_dir: Path,
+    config: RunConfig,
+    layout: GradientLayout,
+    device: Device,
+    *,
+    evaluates: bool = False,
+) -> Loaded:
     """Load a model onto a device; trainable weights are undefined until written.
+
+    Args:
+        evaluates: nothing is trained.
 
     Raises:
         InputError: the directory cannot be read, or the engine does not compute this model.
@@ -58,10 +71,16 @@ def load(model_dir: Path, config: RunConfig, layout: GradientLayout, device: Dev
     pool, slots = Pool(device), Slots(layout)
     with announced(f"loading {model_dir}"):
         frozen = load_frozen(model_dir, config, pool)
-    weights, gradients = slots.arrays(pool, "trainable"), slots.arrays(pool, "gradients")
+    weights = slots.arrays(pool, "trainable")
+    trains = not evaluates or config.method != "full"
+    gradients = slots.arrays(pool, "gradients") if trains else []
     cosines, sines = (device.array(table.shape) for table in tables)
     device.write(cosines, tables[0])
     device.write(sines, tables[1])
-    tensors = Tensors(frozen, slots.tensors(weights), slots.tensors(gradients), (cosines, sines))
+    by_name, rope = slots.tensors(weights), (cosines, sines)
+    if trains:
+        tensors = Tensors(frozen, by_name, slots.tensors(gradients), rope)
+    else:
+        tensors = Tensors({**frozen, **by_name}, {}, {}, rope)
     decoder = Decoder(architecture, tree, config, tensors)
     return Loaded(decoder, slots, weights, gradients)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -37,17 +38,20 @@ def plan(
     config: RunConfig,
     layout: GradientLayout,
     device: Device,
+    *,
+    evaluates: bool = False,
 ) -> Plan:
-    """Return the plan of a model on a device.
+    """Return the plan of a model on a device, which evaluates alone if so said.
 
     Raises:
         InputError: one sample does not fit.
     """
     there = available(device.adapter)
+    of = partial(budget, model_dir, config, layout, evaluates=evaluates)
     recompute = config.training.recompute
     choices = (False, True) if recompute is None else (recompute,)
     for again in choices:
-        needed = budget(model_dir, config, layout, 1, recompute=again)
+        needed = of(1, recompute=again)
         if there is None or needed.total <= there * USABLE:
             break
     else:
@@ -56,17 +60,28 @@ def plan(
     wanted = config.training.micro_batch_size
     tokens = _bindable(model_dir, config, device)
     if there is not None:
-        tokens = min(tokens, _fitting(model_dir, config, layout, there, recompute=again))
+        one, two = (of(samples, recompute=again).total for samples in (1, 2))
+        spare = max(0, int(there * USABLE) - one)  # for what further samples take
+        fitting = 1 + spare // max(1, two - one)
+        tokens = min(tokens, fitting * padded_length(config.data.max_seq_len))
     limit = Limit(_UNBOUNDED, tokens) if wanted == "auto" else Limit(wanted, tokens)
     return Plan(needed, limit, again)
 
 
 def budget(
-    model_dir: Path, config: RunConfig, layout: GradientLayout, samples: int, *, recompute: bool
+    model_dir: Path,
+    config: RunConfig,
+    layout: GradientLayout,
+    samples: int,
+    *,
+    recompute: bool,
+    evaluates: bool = False,
 ) -> Budget:
     """Return the memory of a replica whose micro-batches hold `samples` of the longest samples."""
     model = read_architecture(model_dir)
-    parts = plan_vulkan_memory(model, layout, config, samples, recompute=recompute)
+    parts = plan_vulkan_memory(
+        model, layout, config, samples, recompute=recompute, evaluates=evaluates
+    )
     return Budget(cast("dict[Purpose, int]", parts))
 
 
@@ -86,17 +101,6 @@ def _bindable(model_dir: Path, config: RunConfig, device: Device) -> int:
             " data.max_seq_len"
         )
     return min(tokens, CPU_TOKENS if device.adapter.software else _TOKENS)
-
-
-def _fitting(
-    model_dir: Path, config: RunConfig, layout: GradientLayout, there: int, *, recompute: bool
-) -> int:
-    """Return the tokens that fit, extrapolated from the memory of one sample and of two."""
-    one, two = (
-        budget(model_dir, config, layout, samples, recompute=recompute).total for samples in (1, 2)
-    )
-    samples = 1 + max(0, int(there * USABLE) - one) // max(1, two - one)
-    return samples * padded_length(config.data.max_seq_len)
 
 
 def _widest(architecture: Architecture) -> int:

@@ -54,7 +54,10 @@ class WgpuReplica:
         config: RunConfig,
         layout: GradientLayout,
         device: Device,
+        *,
+        evaluates: bool = False,
     ) -> None:
+        """`evaluates`: nothing is trained."""
         self.layout = layout
         self.device = f"wgpu:{device.adapter.index}"
         self._config = config
@@ -87,8 +90,8 @@ class WgpuReplica:
                 self.device,
                 config.training.precision,
             )
-        planned = plan(model_dir, config, layout, device)
-        self._loaded = load(model_dir, config, layout, device)
+        planned = plan(model_dir, config, layout, device, evaluates=evaluates)
+        self._loaded = load(model_dir, config, layout, device, evaluates=evaluates)
         self._engine = Engine(device, self._loaded.decoder, keep=not planned.recompute)
         self._readback = Readback(device, self._loaded.slots, self._loaded.gradients)
         self.limit = planned.limit

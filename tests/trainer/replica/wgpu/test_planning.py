@@ -141,6 +141,31 @@ def test_what_is_planned_is_what_is_taken(device: Device, tiny: Tiny, method: st
     assert planned <= taken < planned + 300_000
 
 
+@pytest.mark.parametrize("task", ["classify", "causal-lm"])
+def test_a_full_model_that_only_evaluates_has_no_gradients(
+    device: Device, tiny: Tiny, task: str
+) -> None:
+    folder = tiny.model()
+    config = tiny.config(folder, task=task, method="full", training__gradient_checkpointing=True)
+    layout, weights = build_layout(folder, config), driving.drawn_weights(folder, config)
+    batch, taken, found = tiny.batch(4, task), [], []
+    for evaluates in (False, True):
+        before = device.allocated
+        replica = WgpuReplica(folder, config, layout, device, evaluates=evaluates)
+        taken.append(device.allocated - before)
+        replica.write_trainable(weights)
+        found.append(replica.evaluate(batch))
+    assert found[0] == found[1]
+    gradients = sum(4 * replica._loaded.slots.padded_size(block.index) for block in layout.blocks)
+    saved = taken[0] - taken[1]  # also what they are read back to
+    assert 2 * gradients <= saved < 2.1 * gradients
+    trains, not_so = (
+        budget(folder, config, layout, 1, recompute=True, evaluates=evaluates).total
+        for evaluates in (False, True)
+    )
+    assert trains - not_so == gradients
+
+
 def test_a_model_that_does_not_fit_is_refused(
     device: Device, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

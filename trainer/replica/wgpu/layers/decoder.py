@@ -90,7 +90,8 @@ class Decoder:
         name = "lm_head.weight"
         if self._classify:
             # An adapter's run names the head as PEFT does; only a full one has the plain name.
-            name = next(n for n in ("score.weight", f"{_PEFT}score.weight") if n in tensors.weights)
+            named = {*tensors.frozen, *tensors.weights}
+            name = next(n for n in ("score.weight", f"{_PEFT}score.weight") if n in named)
         elif architecture.tied:
             name = "model.embed_tokens.weight"
         self.head = Head(tensors.norm("model.norm.weight"), *tensors.matrix(name), self.eps)
