@@ -93,7 +93,7 @@ _LONGEST_NAME = 20
     is_flag=True,
     help="End with a run that ends early, or 15 minutes after its last sign of life.",
 )
-@click.option("--runner", help="This runner's name in records and curves; default: the host's.")
+@click.option("--runner", help="Its name in records and curves; default: the host's, and --gpu.")
 def evaluate(
     model: Path | None,
     data: tuple[Path, ...],
@@ -155,7 +155,7 @@ def evaluate(
 
     material = Material(data=data, columns=columns or None, prompts=prompts, **of_tasks)
     manner = Manner(
-        name=runner or socket.gethostname(),
+        name=runner or _own_name(compute),
         every=every,
         claim_timeout=claim_timeout,
         once=once,
@@ -165,6 +165,12 @@ def evaluate(
         with_student=with_student,
     )
     Runner(watch, make_tasks(tasks, material), compute, manner).run()
+
+
+def _own_name(compute: Compute) -> str:
+    """Return a name for a runner; two on two cards of a host have two."""
+    parts = [socket.gethostname(), compute.gpu.replace("/", "-")]
+    return "-".join(filter(None, parts))
 
 
 def _print(scores: EvaluationScores, as_json: bool) -> None:

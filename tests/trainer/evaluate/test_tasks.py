@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from tests.trainer.saved_run import Probe, Run, runner
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
 from trainer.evaluate.generation import Completion, complete
+from trainer.evaluate.runner import Runner
 from trainer.evaluate.tasks import Material, make_tasks
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
@@ -143,6 +145,18 @@ def test_what_the_command_line_lacks(arguments: tuple[str, ...], message: str) -
     result = click.testing.CliRunner().invoke(evaluate, arguments)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_runners_on_two_cards_of_a_host_have_two_names(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(Runner, "run", lambda self: names.append(self._manner.name))
+    words = ["--watch", str(tmp_path), "--data", str(data)]
+    for more in ([], ["--gpu", "0000:0b:00.0"], ["--gpu", "AMD/ATI"], ["--runner", "mine"]):
+        click.testing.CliRunner().invoke(evaluate, [*words, *more], catch_exceptions=False)
+    host = socket.gethostname()
+    assert names == [host, f"{host}-0000:0b:00.0", f"{host}-AMD-ATI", "mine"]
 
 
 def test_names_of_keys_are_of_data_and_prompts(
