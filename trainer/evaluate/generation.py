@@ -260,7 +260,7 @@ def _on_vulkan(trained: Trained, device: Device, longest: int, max_new_tokens: i
         config = config.model_copy(update={"method": "lora", "model": model})
         layout = GradientLayout((), layout.num_layers)
     try:
-        loaded = load(trained.base_dir, config, layout, device)
+        loaded = load(trained.base_dir, config, layout, device, evaluates=True)
         if layout.blocks:
             loaded.write(device, trained.weights)
     except DeviceError as error:

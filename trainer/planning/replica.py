@@ -125,9 +125,8 @@ def plan_memory(
     size = parts.bytes()
     scaled = 8 * max(math.prod(shape) for shape in model.linears().values()) if training.dora else 0
     trained = 4 * layout.size
-    state = 2 * trained if moments else 0
-    if not accelerator:
-        state = size["optimizer"]
+    on_card = 2 * trained if moments else 0
+    state = on_card if accelerator else size["optimizer"]
     return MemoryPlan(
         frozen=math.ceil(sum(part.value for part in parts.weights[:-1])),
         trainable=trained,

@@ -49,7 +49,7 @@ def plan_vulkan_memory(
     """Return bytes by purpose for micro-batches of `samples` of the longest samples.
 
     Args:
-        evaluates: nothing is trained; a full model then has no gradients.
+        evaluates: nothing is trained, so there are no gradients.
     """
     length = padded_length(config.data.max_seq_len)
     rows = samples * length
@@ -67,7 +67,7 @@ def plan_vulkan_memory(
     return {
         "frozen": _frozen(model, config, length),
         "trainable": trainable,
-        "gradients": 0 if evaluates and config.method == "full" else trainable,
+        "gradients": 0 if evaluates else trainable,
         "input": aligned(4 * words),
         "checkpoints": (layers + 1) * aligned(4 * rows * model.hidden_size),
         "activations": (1 if recompute else layers) * kept + aligned(4 * rows * model.hidden_size),

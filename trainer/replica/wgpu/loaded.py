@@ -26,10 +26,7 @@ from trainer.system.process.announcement import announced
 
 @dataclass(frozen=True)
 class Loaded:
-    """A decoder, and its trainable weights and gradients by block.
-
-    A full model that only evaluates has no gradients.
-    """
+    """A decoder, and its trainable weights and gradients by block; none if it only evaluates."""
 
     decoder: Decoder
     slots: Slots
@@ -72,15 +69,11 @@ def load(
     with announced(f"loading {model_dir}"):
         frozen = load_frozen(model_dir, config, pool)
     weights = slots.arrays(pool, "trainable")
-    trains = not evaluates or config.method != "full"
-    gradients = slots.arrays(pool, "gradients") if trains else []
+    gradients = [] if evaluates else slots.arrays(pool, "gradients")
     cosines, sines = (device.array(table.shape) for table in tables)
     device.write(cosines, tables[0])
     device.write(sines, tables[1])
-    by_name, rope = slots.tensors(weights), (cosines, sines)
-    if trains:
-        tensors = Tensors(frozen, by_name, slots.tensors(gradients), rope)
-    else:
-        tensors = Tensors({**frozen, **by_name}, {}, {}, rope)
+    of_gradients = slots.tensors(gradients) if gradients else {}
+    tensors = Tensors(frozen, slots.tensors(weights), of_gradients, (cosines, sines))
     decoder = Decoder(architecture, tree, config, tensors)
     return Loaded(decoder, slots, weights, gradients)

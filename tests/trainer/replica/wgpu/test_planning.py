@@ -141,12 +141,13 @@ def test_what_is_planned_is_what_is_taken(device: Device, tiny: Tiny, method: st
     assert planned <= taken < planned + 300_000
 
 
+@pytest.mark.parametrize("method", ["lora", "full"])
 @pytest.mark.parametrize("task", ["classify", "causal-lm"])
-def test_a_full_model_that_only_evaluates_has_no_gradients(
-    device: Device, tiny: Tiny, task: str
+def test_a_model_that_only_evaluates_has_no_gradients(
+    device: Device, tiny: Tiny, task: str, method: str
 ) -> None:
     folder = tiny.model()
-    config = tiny.config(folder, task=task, method="full", training__gradient_checkpointing=True)
+    config = tiny.config(folder, task=task, method=method, training__gradient_checkpointing=True)
     layout, weights = build_layout(folder, config), driving.drawn_weights(folder, config)
     batch, taken, found = tiny.batch(4, task), [], []
     for evaluates in (False, True):

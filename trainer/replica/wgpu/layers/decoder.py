@@ -34,18 +34,19 @@ class Tensors:
     weights: Mapping[str, Array]
     """The trainable ones."""
     gradients: Mapping[str, Array]
+    """Empty for a model that only evaluates."""
     rope: tuple[Array, Array]
 
     def norm(self, name: str) -> Norm:
         """Return the norm of that name, frozen or trained."""
         if name in self.weights:
-            return Norm(self.weights[name], self.gradients[name])
+            return Norm(self.weights[name], self.gradients.get(name))
         return Norm(self.frozen[name])
 
     def matrix(self, name: str) -> tuple[Array, Array | None]:
         """Return a weight, and its gradient if it trains."""
         if name in self.weights:
-            return self.weights[name], self.gradients[name]
+            return self.weights[name], self.gradients.get(name)
         return self.frozen[name], None
 
     def linear(self, stem: str, lora_scale: float) -> Linear:
@@ -60,7 +61,7 @@ class Tensors:
         a, b = (f"{_PEFT}{stem}.lora_{side}.weight" for side in "AB")
         if b not in self.weights:
             return None
-        return Lora(*self.matrix(a), Trainable(self.weights[b], self.gradients[b]), scale)
+        return Lora(*self.matrix(a), Trainable(self.weights[b], self.gradients.get(b)), scale)
 
 
 class Decoder:
@@ -90,8 +91,7 @@ class Decoder:
         name = "lm_head.weight"
         if self._classify:
             # An adapter's run names the head as PEFT does; only a full one has the plain name.
-            named = {*tensors.frozen, *tensors.weights}
-            name = next(n for n in ("score.weight", f"{_PEFT}score.weight") if n in named)
+            name = next(n for n in ("score.weight", f"{_PEFT}score.weight") if n in tensors.weights)
         elif architecture.tied:
             name = "model.embed_tokens.weight"
         self.head = Head(tensors.norm("model.norm.weight"), *tensors.matrix(name), self.eps)

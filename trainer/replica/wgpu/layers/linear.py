@@ -16,7 +16,8 @@ class Trainable:
     """A tensor that trains."""
 
     weight: Array
-    gradient: Array
+    gradient: Array | None
+    """None: the model only evaluates."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ class Linear:
         low = self._project(graph, pool, lora, x)
         dlow = pool.take((rows, rank))
         scale = lora.scale
+        assert lora.b.gradient is not None
         gemm(graph, dy, lora.b.weight, dlow, m=rows, n=rank, k=out, alpha=scale)
         gemm(
             graph,
