@@ -1,13 +1,15 @@
-"""Rounds by PyTorch's PostLocalSGDOptimizer and torchft's DiLoCo, beside Motley's of real_loss.py.
+"""Rounds by PyTorch's PostLocalSGDOptimizer and two DiLoCo's, beside Motley's of real_loss.py.
 
     python benchmarks/rounds_peers.py RESULTS.jsonl REAL_LOSS.jsonl [--rate 2e-3 --rate 4e-3]
 
 Three processes train what a worker of benchmarks/real_loss.py trains: adapters on the first and
 last five layers of SmolLM2-135M, descriptions of Debian's packages, 200 steps of 12 rows from the
 same weights, by AdamW with the same clipping and schedule, an exchange in 20 steps. PyTorch's runs
-over gloo, torchft's also with a lighthouse and a manager for each worker
-(`pip install torchft==0.2.0`; without it that row is missing). Bytes are what a worker hands to the
-exchange: a star sends them once, a ring of three 1.33 times.
+over gloo; torchft's also with a lighthouse and a manager for each worker
+(`pip install torchft==0.2.0`); Forgather's with its server
+(`pip install git+https://github.com/jdinalt/forgather@0002f125`). Without a package its rows are
+missing. Bytes are what a worker hands to the exchange: a star sends them once, a ring of three 1.33
+times.
 
 A finished run is a line of RESULTS and is not repeated. Writes
 benchmarks/results/rounds_peers.json.
@@ -27,7 +29,7 @@ import real_loss
 from rig.finished import Found, keep, read
 from rig.ranks import ALONE, Ranks
 from rig.report import Ratio, Report
-from rig.round_peers import WORKERS, Run, post_local, torchft
+from rig.round_peers import WORKERS, Run, forgather, post_local, torchft
 
 from tests.real.packages import model_file
 from trainer.model.files import resolve_model
@@ -35,8 +37,13 @@ from trainer.model.files import resolve_model
 WAYS: dict[str, Callable[[Ranks, Run], dict[str, Any]]] = {
     "PostLocalSGD": post_local,
     "torchft DiLoCo": torchft,
+    "Forgather DiLoCo": forgather,
 }
-OURS = {"PostLocalSGD": "rounds 20, int4", "torchft DiLoCo": "rounds 20, Nesterov"}
+OURS = {
+    "PostLocalSGD": "rounds 20, int4",
+    "torchft DiLoCo": "rounds 20, Nesterov",
+    "Forgather DiLoCo": "rounds 20, Nesterov",
+}
 """What Motley has for the same."""
 
 
@@ -69,8 +76,9 @@ def main() -> int:
                     peer = Peer(way, rate, seed)
                     if peer in done or options.limit < 1:
                         continue
-                    if way.startswith("torchft") and find_spec("torchft") is None:
-                        print("torchft is not installed: pip install torchft==0.2.0")
+                    package = way.split()[0].lower()
+                    if way.endswith("DiLoCo") and find_spec(package) is None:
+                        print(f"{package} is not installed")
                         continue
                     options.limit -= 1
                     run = Run(model, work, rate, seed)

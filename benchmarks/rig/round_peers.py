@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
 
@@ -40,7 +42,8 @@ class Run:
     layers: int = 10
     steps: int = 200
     inner_steps: int = 20
-    lighthouse: str = ""
+    server: str = ""
+    """Address of what the peer's workers meet at."""
 
     def inputs(self) -> RunInputs:
         """Return what they read; the first call writes it."""
@@ -75,7 +78,7 @@ def torchft(ranks: Ranks, run: Run) -> dict[str, Any]:
     )
     port = lighthouse.address().rpartition(":")[2]
     try:
-        known = replace(run, lighthouse=f"http://127.0.0.1:{port}")
+        known = replace(run, server=f"http://127.0.0.1:{port}")
         return ranks.run(_torchft_rank, known)
     finally:
         lighthouse.shutdown()
@@ -104,7 +107,7 @@ def _torchft_rank(rank: int, run: Run) -> dict[str, Any]:
             world_size=1,
             store_addr="127.0.0.1",
             store_port=store.port,
-            lighthouse_addr=run.lighthouse,
+            lighthouse_addr=run.server,
             replica_id=str(rank),
             hostname="127.0.0.1",
             init_sync=False,
@@ -120,6 +123,44 @@ def _torchft_rank(rank: int, run: Run) -> dict[str, Any]:
     manager.shutdown(wait=False)
     assert rounds_done == run.steps // run.inner_steps, rounds_done
     return found
+
+
+def forgather(ranks: Ranks, run: Run) -> dict[str, Any]:
+    """Train with Forgather's DiLoCo: its server, its outer optimizer, bf16 on the wire."""
+    from forgather.ml.diloco import DiLoCoServer  # pyright: ignore[reportMissingImports]
+
+    inputs = run.inputs()
+    weights = initial_weights(inputs.layout, inputs.model_dir, inputs.config)
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(Trained(inputs.layout, weights).state_dict(), Path(folder) / "model.safetensors")
+        server = DiLoCoServer(
+            folder, WORKERS, folder, save_every_n_rounds=0, heartbeat_timeout=0, min_workers=WORKERS
+        )
+        server.start()
+        try:
+            return ranks.run(_forgather_rank, replace(run, server=server.address))
+        finally:
+            server.stop()
+
+
+def _forgather_rank(rank: int, run: Run) -> dict[str, Any]:
+    from forgather.ml.diloco import DiLoCoWorker  # pyright: ignore[reportMissingImports]
+
+    workers: list[DiLoCoWorker] = []
+
+    def wrap(trained: Trained, inner: torch.optim.Optimizer) -> tuple[Any, Any]:
+        timeout = _PATIENCE.total_seconds()
+        worker = DiLoCoWorker(
+            trained, inner, run.server, run.inner_steps, str(rank), timeout=timeout
+        )
+        workers.append(worker)
+        return inner, worker
+
+    found = _train_rank(rank, run, wrap)
+    metrics = workers[0].sync_metrics
+    assert metrics["diloco/sync_count"] == run.steps // run.inner_steps, metrics
+    sent = 1e6 * metrics["diloco/last_send_mb"] / run.inner_steps
+    return found | {"bytes_up": sent}
 
 
 Wrap = Callable[[Trained, torch.optim.Optimizer], tuple[Any, AbstractContextManager[Any]]]
