@@ -41,8 +41,8 @@ class Trained:
     base_dir: Path
     """The model that a replica loads; for a full model its own folder."""
     layout: GradientLayout
-    weights: np.ndarray
-    """fp32 `[layout.size]`."""
+    weights: np.ndarray | None
+    """fp32 `[layout.size]`; None: a full model, whose replica reads them from `base_dir`."""
     progress: RunProgress | None = None
     """Where its run stood, for a checkpoint."""
 
@@ -223,8 +223,7 @@ def _model(path: Path, run: dict[str, Any], max_seq_len: int | None) -> Trained:
         },
     )
     config = fit_length(config, path)
-    layout = build_layout(path, config)
-    return Trained(path, config, path, layout, initial_weights(layout, path, config))
+    return Trained(path, config, path, build_layout(path, config), weights=None)
 
 
 def _of_data(run: dict[str, Any], max_seq_len: int | None) -> dict[str, Any]:

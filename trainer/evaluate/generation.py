@@ -261,7 +261,7 @@ def _on_vulkan(trained: Trained, device: Device, longest: int, max_new_tokens: i
         layout = GradientLayout((), layout.num_layers)
     try:
         loaded = load(trained.base_dir, config, layout, device, evaluates=True)
-        if layout.blocks:
+        if trained.weights is not None:
             loaded.write(device, trained.weights)
     except DeviceError as error:
         raise UnusableError(str(error)) from None

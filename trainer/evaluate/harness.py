@@ -109,7 +109,7 @@ def _load(trained: Trained, compute: Compute) -> Any:
         if compute.threads is not None:
             torch.set_num_threads(compute.threads)
         model: Any = load_published(trained.base_dir, trained.config, device)
-        flatten(model, trained.layout, device).copy_(torch.from_numpy(trained.weights))
+        flatten(model, trained.layout, device, trained.weights)
         model.generation_config.eos_token_id = sorted(Encoder(trained.base_dir).stops)
         dtype = compute_dtype(trained.config, device)
         return _import("lm_eval.models.huggingface").HFLM(

@@ -138,7 +138,8 @@ def score(
             evaluates=True,
         )
         replica, reason = choice.replica, choice.reason
-        choice.replica.write_trainable(trained.weights)
+        if trained.weights is not None:
+            choice.replica.write_trainable(trained.weights)
     if on_open is not None:
         on_open(replica.device, reason)
     parts: list[EvalResult] = []

@@ -112,7 +112,8 @@ def choose(
         rest: a teacher's predictions are stored in part only as a sum.
         moments: the caller keeps the optimizer's moments on the device, as a student does.
         coordinates: the process is the run's coordinator too.
-        evaluates: nothing is trained, so there are no gradients.
+        evaluates: nothing is trained, so there are no gradients, and a full model's weights are
+            those of `model_dir` before anything is written.
 
     Raises:
         InputError: the request cannot be met, or the model cannot be used on any backend.

@@ -115,20 +115,22 @@ def logits_of(trained: Trained) -> torch.Tensor:
     from peft import LoraConfig, get_peft_model
 
     model = base_of(trained.base_dir)
+    if trained.weights is None:
+        with torch.no_grad():
+            return model(input_ids=IDS).logits
     values = {
         slot.name: torch.from_numpy(trained.weights[slot.start : slot.stop].reshape(slot.shape))
         for slot in trained.layout.tensors()
     }
-    if trained.config.method == "lora":
-        lora = trained.config.lora
-        settings = LoraConfig(
-            r=lora.lora_rank,
-            lora_alpha=lora.lora_alpha,
-            use_rslora=lora.use_rslora,
-            target_modules=list(lora.linears),
-            task_type="CAUSAL_LM",
-        )
-        model = get_peft_model(model, settings)
+    lora = trained.config.lora
+    settings = LoraConfig(
+        r=lora.lora_rank,
+        lora_alpha=lora.lora_alpha,
+        use_rslora=lora.use_rslora,
+        target_modules=list(lora.linears),
+        task_type="CAUSAL_LM",
+    )
+    model = get_peft_model(model, settings)
     for name, parameter in model.named_parameters():
         if (plain := name.replace(".default", "")) in values:
             parameter.data.copy_(values.pop(plain))

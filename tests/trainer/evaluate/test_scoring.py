@@ -225,8 +225,11 @@ def test_what_cannot_be_read(
         with pytest.raises(InputError, match=message) as caught:
             attempt()
         assert "\n" not in str(caught.value)
-    moved_base = load_trained(adapter(base_model_name_or_path="/gone"), base=str(model))
-    assert np.array_equal(moved_base.weights, load_trained(checkpoint).weights)
+    moved_base = load_trained(adapter(base_model_name_or_path="/gone"), base=str(model)).weights
+    assert moved_base is not None
+    kept = load_trained(checkpoint).weights
+    assert kept is not None
+    assert np.array_equal(moved_base, kept)
 
 
 def test_what_was_not_held_out_cannot_be_scored(

@@ -198,6 +198,7 @@ def test_an_adapter_is_read_back_generates_and_merges(
     adapter = write_trained(tmp_path / "out", folder, config, layout, weights)
     model = theirs(adapter, folder, config).eval()
     trained = load_trained(adapter)
+    assert trained.weights is not None
     assert np.array_equal(trained.weights, weights)
 
     prompts = [[7, 8, 9, 10, 11, 12], [75], [110, 120, 130]]

@@ -103,6 +103,7 @@ def test_half_is_exchanged_and_all_is_saved(tiny: Tiny, tmp_path: Path) -> None:
     assert whole.size == layout.size + sum(slot.size for slot in frozen_adapters(folder, config))
     trained = load_trained(path)
     assert trained.layout.digest == whole.digest
+    assert trained.weights is not None
     assert np.array_equal(trained.weights, drawn_weights(folder, tiny.config(folder, **LORA)))
 
 

@@ -105,7 +105,6 @@ def test_peft_opens_what_is_saved(tiny: Tiny, names: list[str], tied: bool, tmp_
 
     trained = load_trained(path)
     merged = TorchReplica(trained.base_dir, trained.config, trained.layout, threads=1)
-    merged.write_trainable(trained.weights)
     expected = replica.evaluate(batch).loss_sum
     assert merged.evaluate(batch).loss_sum == pytest.approx(expected, rel=1e-5)
 

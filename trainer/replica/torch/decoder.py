@@ -61,7 +61,7 @@ class Decoder(nn.Module):
     Args:
         tree: the model's config.json.
         where: names it in errors.
-        num_classes: of a classifier, whose head is initially zero; None for a language model.
+        num_classes: of a classifier, whose head is zero until written; None for a language model.
         layers: of a stage; None for all.
         finish: takes each layer and its number before the next one is read.
     """

@@ -34,7 +34,7 @@ def load_generator(
     model_dir: Path,
     config: RunConfig,
     layout: GradientLayout,
-    weights: np.ndarray,
+    weights: np.ndarray | None,
     device: str = "cpu",
     threads: int | None = None,
     *,
@@ -43,7 +43,7 @@ def load_generator(
     """Return a generator on one device.
 
     Args:
-        weights: fp32 `[layout.size]`.
+        weights: fp32 `[layout.size]`; None: those of `model_dir`.
         device: `cpu` or `cuda:N`.
         threads: intra-op threads of torch in this process; None: unchanged.
         batch: the most samples that are continued together.
@@ -55,7 +55,7 @@ def load_generator(
         torch.set_num_threads(threads)
     place = torch.device(device)
     model = load_model(model_dir, config, place)
-    flatten(model, layout, place).copy_(torch.tensor(weights))
+    flatten(model, layout, place, weights)
     return generator_of(model, model_dir, config, place, batch=batch)
 
 

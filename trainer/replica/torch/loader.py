@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
 from trainer.model.families import left_to_transformers
+from trainer.model.initialization import read_tensor
 from trainer.model.layout import check_stored, stored_name
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.replica.torch.decoder import Decoder, Finish, Layer
@@ -62,6 +63,10 @@ def load_model(
         stored = StoredWeights(model_dir, dtype, device, nf4, mapped=cut is None)
         where = str(model_dir / "config.json")
         model = Decoder(architecture, tree, where, stored, config.num_classes, layers, finish)
+    headers = read_headers(model_dir)
+    if hasattr(model, "score") and (trained := stored_name(headers, "score.weight")) is not None:
+        with torch.no_grad():
+            model.score.weight.copy_(torch.from_numpy(read_tensor(headers[trained])))
     for name, part in (*model.model.named_children(), *model.named_children()):
         if name not in ("layers", "model"):
             part.requires_grad_(config.method == "full" or name == "score")

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -133,10 +134,18 @@ def trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]
             yield f"base_model.model.{name}" if adapted else name, parameter
 
 
-def flatten(model: nn.Module, layout: GradientLayout, device: torch.device) -> Tensor:
+def flatten(
+    model: nn.Module,
+    layout: GradientLayout,
+    device: torch.device,
+    weights: np.ndarray | None = None,
+) -> Tensor:
     """Move the trainable parameters into one fp32 tensor `[layout.size]` and return it.
 
     Afterwards each parameter is a view of its slot, so that writing weights is one copy.
+
+    Args:
+        weights: fp32 `[layout.size]` for them; None leaves the model's.
     """
     parameters = dict(trainable_parameters(model))
     spans = {
@@ -155,6 +164,8 @@ def flatten(model: nn.Module, layout: GradientLayout, device: torch.device) -> T
         view = flat[start:stop].view(parameters[name].shape)
         view.copy_(parameters[name].detach())
         parameters[name].data = view
+    if weights is not None:
+        flat.copy_(torch.from_numpy(weights))
     return flat
 
 

@@ -73,7 +73,7 @@ def _size(sample: Encoded) -> int:
 class TorchReplica:
     """A Replica of `trainer.replica.base`.
 
-    Weights are undefined until the first `write_trainable`.
+    Weights are undefined until the first `write_trainable`, except where a full model `evaluates`.
 
     Args:
         device: `cpu` or `cuda:N`.

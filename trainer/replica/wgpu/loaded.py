@@ -10,8 +10,9 @@ import numpy as np
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
 from trainer.model.families import left_to_transformers
+from trainer.model.initialization import initial_tensor
 from trainer.model.layout import GradientLayout
-from trainer.model.safetensors_headers import read_config
+from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.planning.vulkan_buffers import slots_for
 from trainer.replica.rope import rope_tables
 from trainer.replica.wgpu.gpu.array import Array
@@ -41,6 +42,13 @@ class Loaded:
         for block, array in zip(layout.blocks, self.weights, strict=True):
             device.write(array, self.slots.pad(block.index, flat[block.start : block.stop]))
 
+    def read(self, device: Device, model_dir: Path, seed: int) -> None:
+        """Copy `initial_weights` into the trainable weights, one block at a time."""
+        headers = read_headers(model_dir)
+        for block, array in zip(self.slots.layout.blocks, self.weights, strict=True):
+            parts = [initial_tensor(headers, seed, slot) for slot in block.tensors]
+            device.write(array, self.slots.pad(block.index, np.concatenate(parts)))
+
 
 def load(
     model_dir: Path,
@@ -53,7 +61,7 @@ def load(
     """Load a model onto a device; trainable weights are undefined until written.
 
     Args:
-        evaluates: nothing is trained.
+        evaluates: nothing is trained, and a full model's weights are read at once.
 
     Raises:
         InputError: the directory cannot be read, or the engine does not compute this model.
@@ -75,5 +83,7 @@ def load(
     device.write(sines, tables[1])
     of_gradients = slots.tensors(gradients) if gradients else {}
     tensors = Tensors(frozen, slots.tensors(weights), of_gradients, (cosines, sines))
-    decoder = Decoder(architecture, tree, config, tensors)
-    return Loaded(decoder, slots, weights, gradients)
+    loaded = Loaded(Decoder(architecture, tree, config, tensors), slots, weights, gradients)
+    if evaluates and config.method == "full":
+        loaded.read(device, model_dir, config.training.seed)
+    return loaded

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class WgpuReplica:
     """A Replica of `trainer.replica.base`.
 
-    Weights are undefined until the first `write_trainable`.
+    Weights are undefined until the first `write_trainable`, except where a full model `evaluates`.
 
     Products have fp32 factors and sums, whatever `training.precision` says. Layers are computed
     twice as `training.gradient_checkpointing` says; `auto`: only if one sample does not fit

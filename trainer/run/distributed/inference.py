@@ -14,6 +14,7 @@ from trainer.checkpoint.trained_model import Trained
 from trainer.config.parallel import ParallelConfig
 from trainer.config.run import RunConfig
 from trainer.config.section import build, parse_assignments
+from trainer.model.files import weights_digest
 from trainer.model.shards import check_shards
 from trainer.replica.backend import Compute
 from trainer.replica.base import EvalResult
@@ -150,7 +151,7 @@ class Ranks:
             "--parallel": self.parallel.model_dump_json(),
             "kind of device": device.type,
             "model": trained.layout.digest,
-            "set of trained weights": blake2b(trained.weights.tobytes()).hexdigest(),
+            "set of trained weights": _digest(trained),
             "version of torch": torch.__version__,
         }
         with announced(f"waiting for all {environment.world_size} processes"):
@@ -159,6 +160,12 @@ class Ranks:
             call_roll(store, me, environment.world_size, _PATIENCE)
         self._joined.enter_context(process_group(environment, store, device, self.parallel.timeout))
         return device, make_mesh(self.parallel, environment.world_size, device.type)
+
+
+def _digest(trained: Trained) -> str:
+    if trained.weights is None:
+        return weights_digest(trained.base_dir)
+    return blake2b(trained.weights.tobytes()).hexdigest()
 
 
 class RankEvaluator:

@@ -112,7 +112,8 @@ def evaluated(output: str, settings: dict[str, Any]) -> float:
         batch = [sample for sample in batch if sample.labels < config.num_classes]
     if dist.get_world_size() == 1:
         replica = TorchReplica(trained.base_dir, config, trained.layout, str(device()), threads=1)
-        replica.write_trainable(trained.weights)
+        if trained.weights is not None:
+            replica.write_trainable(trained.weights)
         found = replica.evaluate(batch)
     else:
         from trainer.replica.torch.parallel.replica import ParallelReplica

@@ -29,7 +29,7 @@ def load_parallel_generator(
     model_dir: Path,
     config: RunConfig,
     layout: GradientLayout,
-    weights: np.ndarray,
+    weights: np.ndarray | None,
     mesh: DeviceMesh,
     device: torch.device,
     *,
@@ -38,7 +38,7 @@ def load_parallel_generator(
     """Return this rank's part of a generator; every rank of the mesh calls this.
 
     Args:
-        weights: fp32 `[layout.size]`.
+        weights: fp32 `[layout.size]`; None: those of `model_dir`.
         mesh: one dimension.
         batch: the most samples that are continued together.
 
@@ -53,8 +53,9 @@ def load_parallel_generator(
     model: Any = load_model(model_dir, config, device, cut=tensor.cut_layer)
     vocabulary = len(model.lm_head.weight)
     tensor.cut_ends(model)
-    parameters = dict(trainable_parameters(model))
-    flat.scatter(layout, lambda slot: weights[slot.start : slot.stop], parameters)
+    if weights is not None:
+        parameters = dict(trainable_parameters(model))
+        flat.scatter(layout, lambda slot: weights[slot.start : slot.stop], parameters)
 
     def head(hidden: Tensor) -> Tensor:
         logits = F.linear(hidden, own(model.lm_head.weight)).float()
