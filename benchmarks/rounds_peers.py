@@ -1,4 +1,4 @@
-"""Rounds by PyTorch's PostLocalSGDOptimizer and two DiLoCo's, beside Motley's of real_loss.py.
+"""Rounds by PyTorch's PostLocalSGDOptimizer and two DiLoCos, beside Motley's of real_loss.py.
 
     python benchmarks/rounds_peers.py RESULTS.jsonl REAL_LOSS.jsonl [--rate 2e-3 --rate 4e-3]
 

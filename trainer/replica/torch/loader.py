@@ -64,6 +64,7 @@ def load_model(
         where = str(model_dir / "config.json")
         model = Decoder(architecture, tree, where, stored, config.num_classes, layers, finish)
     headers = read_headers(model_dir)
+    # A run writes its weights later, but a full model that is only used keeps what is read here.
     if hasattr(model, "score") and (trained := stored_name(headers, "score.weight")) is not None:
         with torch.no_grad():
             model.score.weight.copy_(torch.from_numpy(read_tensor(headers[trained])))

@@ -27,7 +27,7 @@ from trainer.system.process.announcement import announced
 
 @dataclass(frozen=True)
 class Loaded:
-    """A decoder, and its trainable weights and gradients by block; none if it only evaluates."""
+    """A decoder, its trainable weights by block, and their gradients unless it only evaluates."""
 
     decoder: Decoder
     slots: Slots
