@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from rig.coarser import Fading, Forgetful, TwoBits
 from rig.factors import Folding, Rotated
 from rig.finished import Found, best, keep, read
 from rig.one_process import OneProcess
@@ -42,9 +43,9 @@ from rig.report import Ratio, Report
 from benchmarks.compare.picture import TEXT
 from tests.real.packages import model_file
 from trainer.exchange.protocol.actions import Step
-from trainer.exchange.protocol.codecs import Float32
-from trainer.exchange.protocol.compression import choice
+from trainer.exchange.protocol.compression import choice, quantized
 from trainer.exchange.protocol.compression.feedback import ErrorFeedback
+from trainer.exchange.protocol.compression.quantized import Int4
 from trainer.model.files import resolve_model
 from trainer.run import inner_steps
 from trainer.run.inner_steps import InnerSteps
@@ -65,8 +66,10 @@ class Arm:
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     rounds: dict[str, Any] = field(default_factory=dict[str, Any])
     """Settings that are given when the length of the run was checked."""
-    forgets: bool = False
-    """Nothing is owed."""
+    feedback: type[ErrorFeedback] = ErrorFeedback
+    """What becomes of the part that a codec drops."""
+    int4: type[Int4] = Int4
+    """What int4 is."""
     swept: bool = False
     """Whether it may want another learning rate."""
     goal: float | None = None
@@ -119,9 +122,14 @@ LORA = {
     "A frozen, int8": Arm({**FROZEN, "exchange.codec": "int8"}),
     "rounds 20, rotated": _rounds(20, inner=Rotated),
     "rounds 20, folded": _rounds(20, inner=Folding),
+    "rounds 20, int4 fading": _rounds(20, MEAN, {"exchange.codec": "int4"}, feedback=Fading),
+    "rounds 20, 2 bits": _rounds(20, MEAN, {"exchange.codec": "int4"}, int4=TwoBits),
+    "rounds 20, 2 bits fading": _rounds(
+        20, MEAN, {"exchange.codec": "int4"}, feedback=Fading, int4=TwoBits
+    ),
     "rounds 10": _rounds(10),
     "rounds 20, Nesterov": _rounds(20, NESTEROV),
-    "int4, none owed": _codec("int4", forgets=True),
+    "int4, none owed": _codec("int4", feedback=Forgetful),
     "rounds 10, Nesterov": _rounds(10, NESTEROV),
     "rounds 50, Nesterov": _rounds(50, NESTEROV),
 }
@@ -210,14 +218,6 @@ def _other_rates(case: Case, done: Results) -> Iterator[Case]:
         yield replace(best(first, done), seed=case.seed)
 
 
-class Forgetful(ErrorFeedback):
-    """What a codec drops is lost."""
-
-    def _add(self, block: int, values: Float32, batch: int) -> Float32:
-        self.residuals[block][...] = 0
-        return super()._add(block, values, batch)
-
-
 def train(case: Case, model: Path, work: Path) -> dict[str, Any]:
     """Train one case; return its losses, its score and what it sent."""
     arm, began, clock = ARMS[case.method][case.arm], time.monotonic(), time.process_time()
@@ -238,9 +238,9 @@ def train(case: Case, model: Path, work: Path) -> dict[str, Any]:
             curve.append((inner, found.loss_sum / found.weight))
 
     Folding.made = []
-    feedback = Forgetful if arm.forgets else ErrorFeedback
     with (
-        patch.object(choice, "ErrorFeedback", feedback),
+        patch.object(choice, "ErrorFeedback", arm.feedback),
+        patch.object(quantized, "Int4", arm.int4),
         patch.object(inner_steps, "InnerSteps", arm.inner),
     ):
         run = OneProcess(inputs, replica, WORKERS, look)
