@@ -25,6 +25,7 @@ import psutil
 from rig.finished import Found, best, keep, read
 from rig.real_data import DATA, layers_of, unfinished_copy, with_layers
 from rig.report import Ratio, Report, skip
+from rig.sparse import thinned
 from tests.real.data import write_lines
 from tests.real.packages import model_file
 from trainer.data.documents import Documents
@@ -58,11 +59,18 @@ class Arm:
 
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     flags: tuple[str, ...] = ()
+    scored: float = 1.0
+    """Share of the positions that keep their scores."""
 
     @property
     def answers(self) -> bool:
         """Whether the student learns from answers of its own."""
         return "distillation.on_policy.divergence" in self.settings
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether others are compared with it."""
+        return not self.answers and not self.flags and self.scored == 1
 
 
 def _own(divergence: str) -> Arm:
@@ -73,6 +81,7 @@ ARMS = {
     "onpolicy": {
         "text": Arm({"distillation.alpha": 0.0}),
         "offline": Arm({"distillation.alpha": 1.0}),
+        "a fifth scored": Arm({"distillation.alpha": 1.0}, scored=0.2),
         "reverse KL": _own("reverse"),
         "JSD": _own("jsd"),
     },
@@ -228,21 +237,28 @@ def train(case: Case, setup: Setup) -> Found:
     teacher = [*program, "teacher", str(setup.model), "--data", str(corpus), "--out", str(logits)]
     teacher += ["--tokenizer", str(student), "--max-seq-len", str(case.window), *setup.place]
     teacher += ["--dtype", "float32", *arm.flags]
-    learner = [*program, "student", "--teacher-logits", str(logits), "--student", str(student)]
-    learner += ["-o", str(output), "--teacher-timeout", "600", *setup.place]
+    learner = [*program, "student", "--student", str(student), "-o", str(output)]
+    learner += ["--teacher-timeout", "600", *setup.place]
     learner += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     began, busy = time.monotonic(), None
     if arm.answers:
         with subprocess.Popen([*teacher, "--stay"]) as scoring:
             try:
-                subprocess.run(learner, check=True)
+                subprocess.run([*learner, "--teacher-logits", str(logits)], check=True)
                 busy = sum(psutil.Process(scoring.pid).cpu_times()[:2])
             finally:
                 scoring.terminate()
     else:
         subprocess.run(teacher, check=True)
+        shown = logits
+        if arm.scored < 1:
+            own = work / f"{logits.name}-by-student"
+            at = {str(setup.model): str(student), str(logits): str(own)}
+            subprocess.run([at.get(word, word) for word in teacher], check=True)
+            shown = work / f"{logits.name}-{arm.scored:g}"
+            thinned(LogitsFolder(logits), LogitsFolder(own), arm.scored, shown)
         began = time.monotonic()
-        subprocess.run(learner, check=True)
+        subprocess.run([*learner, "--teacher-logits", str(shown)], check=True)
     seconds = time.monotonic() - began
     records = read_metrics(output / "metrics.jsonl")
     steps = [each for each in records if each["kind"] == "step"]
@@ -328,7 +344,7 @@ def _report(report: Report, wanted: _Wanted) -> None:
         skip(f"no rate is known yet of {', '.join(unknown)}")
     losses = {name: [run["loss"] for run in runs] for name, runs in found.items()}
     rates = {arm.arm: chosen.rate for arm in wanted.arms if (chosen := wanted.chosen(arm))}
-    base = [arm.arm for arm in wanted.arms if not arm.way.answers and not arm.way.flags]
+    base = [arm.arm for arm in wanted.arms if arm.way.is_usual]
     for arm in wanted.arms:
         if arm.arm in base:
             continue
