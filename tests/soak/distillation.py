@@ -173,12 +173,7 @@ class Distillation:
         if numbers != [*range(STEPS)]:
             bad.append(f"the rounds of answers are {numbers}")
         found = f"{len(states)} shards are whole, each token once, each answer once"
-        # The rounds of a student that died before its first checkpoint belong to no run.
-        kept = [
-            str(path.relative_to(self.folder))
-            for path in self.folder.rglob("*")
-            if ON_POLICY not in path.parts or rounds.path in path.parents
-        ]
+        kept = [str(path.relative_to(self.folder)) for path in self.folder.rglob("*")]
         return [
             checks.saved(len(steps), last["step"], 0, ""),
             checks.ledger(steps, logits.description.windows, TEXTS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +53,21 @@ def write_teacher(folder: Path, corpus: Path, seed: int = 0, head_scale: float =
     weights[table] = weights[table] * np.float32(head_scale)
     safetensors.numpy.save_file(weights, file, {"format": "pt"})
     return model
+
+
+def write_padded(folder: Path, model: Path, rows: int, scale: float = 0.02) -> Path:
+    """Copy a model and give it rows beyond its tokenizer, as published ones have."""
+    shutil.copytree(model, folder)
+    (folder / "manifest.json").unlink(missing_ok=True)
+    file, table = folder / "model.safetensors", "model.embed_tokens.weight"
+    weights = safetensors.numpy.load_file(file)
+    more = np.random.default_rng(rows).normal(0, scale, (rows, weights[table].shape[1]))
+    weights[table] = np.concatenate([weights[table], more.astype(np.float32)])
+    safetensors.numpy.save_file(weights, file, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["vocab_size"] += rows
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def write_trimmed(folder: Path, model: Path, corpus: Path, size: int = 266) -> Path:

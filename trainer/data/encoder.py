@@ -15,6 +15,7 @@ from trainer.data.chat_template import read_chat_template
 from trainer.data.shapes import Sample
 from trainer.data.tokenizer_folder import TokenizerFolder
 from trainer.data.turns import ChatMessage
+from trainer.model.families import text_config
 from trainer.model.safetensors_headers import read_object
 
 IGNORED = -100
@@ -31,7 +32,7 @@ class Encoder:
         self.unused = folder.unused()
         """Lines that name the files and settings of the tokenizer that are not used."""
         model = read_object(tokenizer_dir / "config.json", optional=True)
-        known = model.get("vocab_size")
+        known = text_config(model).get("vocab_size")
         self.known = known if isinstance(known, int) else None
         """How many tokens the model has embeddings for; None if unknown."""
         generation = read_object(tokenizer_dir / "generation_config.json", optional=True)

@@ -54,12 +54,7 @@ class Sampling:
         Raises:
             NonFiniteError: a logit is NaN or Inf.
         """
-        spoilt = np.flatnonzero(~np.isfinite(logits).all(axis=1))
-        if len(spoilt):
-            raise NonFiniteError(
-                f"sample {samples[spoilt[0]]}: NaN or Inf among the logits of new token {place};"
-                " the weights are damaged, or too large for this backend"
-            )
+        _check(logits, samples, place)
         if self.temperature == 0:
             return logits.argmax(axis=1)
         drawn = [
@@ -85,6 +80,9 @@ class ScoredSampling(Sampling):
 
     numbers: Sequence[int] = ()
     """The samples' numbers in the larger set, on which the draws depend."""
+    vocabulary: int | None = None
+    """Only tokens below it may be chosen: a model may have more rows than its tokenizer has tokens
+    (a padded vocabulary). None: all."""
     logprobs: dict[tuple[int, int], float] = field(
         default_factory=dict[tuple[int, int], float], compare=False
     )
@@ -92,7 +90,9 @@ class ScoredSampling(Sampling):
 
     def choose(self, logits: Logits, samples: Sequence[int], place: int) -> NDArray[np.int64]:
         """See `Sampling.choose`."""
-        tokens = super().choose(logits, [self.numbers[sample] for sample in samples], place)
+        _check(logits, samples, place)
+        known, numbers = logits[:, : self.vocabulary], [self.numbers[each] for each in samples]
+        tokens = super().choose(known, numbers, place)
         powers = logits - logits.max(axis=1, keepdims=True)
         chosen = powers[np.arange(len(tokens)), tokens]
         found = chosen - np.log(np.exp(powers).sum(axis=1, dtype=np.float64))
@@ -100,6 +100,15 @@ class ScoredSampling(Sampling):
             ((sample, place), value) for sample, value in zip(samples, found.tolist(), strict=True)
         )
         return tokens
+
+
+def _check(logits: Logits, samples: Sequence[int], place: int) -> None:
+    spoilt = np.flatnonzero(~np.isfinite(logits).all(axis=1))
+    if len(spoilt):
+        raise NonFiniteError(
+            f"sample {samples[spoilt[0]]}: NaN or Inf among the logits of new token {place};"
+            " the weights are damaged, or too large for this backend"
+        )
 
 
 def _uniform(seed: int, sample: int, place: int) -> float:

@@ -6,6 +6,7 @@ The doubles implement `Engine` for real: torch computes, and each adds its own f
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -30,9 +31,10 @@ from trainer.distill.teacher.admission import LIMIT, TOKENS
 from trainer.distill.teacher.assignment import ScoringRequest, assign
 from trainer.distill.teacher.engines import ENGINES, EngineKind
 from trainer.distill.teacher.run import TeacherRun
+from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.replica.backend import Compute
-from trainer.system.errors import NonFiniteError, RefusedError
+from trainer.system.errors import InputError, NonFiniteError, RefusedError
 
 BATCHES = 12
 """Of the pass before a fault; each shard has one or a few."""
@@ -57,6 +59,19 @@ class Double:
 
 class Wrong(Double):
     """The most likely token is right and the distribution is not: its text would look well."""
+
+    def faulty(self, logits: Tensor) -> Tensor:
+        return logits * 0.4
+
+
+class WrongWherePadded(Double):
+    """Computes what is right for a window alone, and something else for a shorter one beside it."""
+
+    def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
+        together = max(len(tokens) for tokens in batch)
+        for tokens in batch:
+            for logits in self._torch.prefill([tokens] if len(tokens) > 1 else []):
+                yield logits if len(tokens) == together else self.faulty(logits)
 
     def faulty(self, logits: Tensor) -> Tensor:
         return logits * 0.4
@@ -117,7 +132,8 @@ def by(
 
 def in_the_pass(request: ScoringRequest) -> int:
     """Return how many forwards an engine has to do well to be admitted, and to write something."""
-    return len(assign(request).first_windows(TOKENS)) + BATCHES
+    windows = assign(request).first_windows(TOKENS)
+    return -(-len(windows) // 2) + BATCHES
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -165,6 +181,31 @@ def test_an_engine_that_computes_something_else_is_refused_before_it_writes(
     assert not contents(out)
     teach(by("torch"))  # the folder is not the refused engine's
     assert is_whole(out)
+
+
+def test_an_engine_that_is_wrong_in_batches_alone_is_refused(
+    by: Callable[..., ScoringRequest], out: Path
+) -> None:
+    with pytest.raises(RefusedError, match=r"nats from transformers'"):
+        teach(by(WrongWherePadded))
+    assert not LogitsFolder(out).is_described
+
+
+def test_a_model_that_is_replaced_while_it_is_loaded_is_refused(
+    files: tuple[Path, Path], out: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(files[0], tmp_path / "model"))
+    (model / "manifest.json").unlink(missing_ok=True)
+    wanted = assign(wish(model, files[1], out))
+
+    def replaced() -> Teacher:
+        other = write_teacher(tmp_path / "other", files[1], seed=1)
+        (other / "model.safetensors").replace(model / "model.safetensors")
+        return load(wanted)
+
+    with pytest.raises(InputError, match="was changed while it was loaded; start again"):
+        TeacherRun(wanted, replaced).run()
+    assert not LogitsFolder(out).is_described
 
 
 def test_an_engine_that_is_wrong_on_one_machine_alone_adds_nothing_to_a_folder(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +15,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from tests.trainer.course import Course
-from tests.trainer.small_teacher import SIZES, load, wish, write_corpus, write_teacher
+from tests.trainer.small_teacher import (
+    SIZES,
+    load,
+    wish,
+    write_corpus,
+    write_padded,
+    write_teacher,
+)
 from tests.waiting import wait_for
+from trainer.commands.distill.verify import verify
 from trainer.config.run import load as load_config
 from trainer.distill.answers.author import Author
 from trainer.distill.answers.opened import open_shards
-from trainer.distill.answers.rounds import RoundsFolder, find_rounds
+from trainer.distill.answers.rounds import ON_POLICY, RoundsFolder, find_rounds
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.logits.verify import verdicts
@@ -29,8 +39,9 @@ from trainer.distill.student.distributed_dataset import taught_folder
 from trainer.distill.teacher import run as teacher_run
 from trainer.distill.teacher.assignment import assign
 from trainer.distill.teacher.run import TeacherRun
+from trainer.distill.teacher.scoring import Teacher
 from trainer.init_model import init_model
-from trainer.system.errors import InputError, NonFiniteError
+from trainer.system.errors import InputError, NonFiniteError, StorageError
 from trainer.system.process.stopping import Stop
 
 PROMPTS = ["def f1", "def f2(x)", "return x", "def", "f3(x): return", "x + 1 def", "return"]
@@ -59,10 +70,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def teaching(
-    model: Path, corpus: Path, output: Path, data: list[Path] | None = None
+    model: Path, corpus: Path, output: Path, data: list[Path] | None = None, **changes: Any
 ) -> Iterator[None]:
     """A teacher that stays, in a thread of this process."""
-    wanted = wish(model, corpus, output)
+    wanted = wish(model, corpus, output, **changes)
     assignment = assign(replace(wanted, data=wanted.data if data is None else data))
     over, failures = threading.Event(), list[BaseException]()
 
@@ -207,6 +218,120 @@ def test_a_student_that_ends_unsaved_goes_on_with_the_rounds_that_it_had_written
     assert parts.steps("step") == list(range(1, 9))
     np.testing.assert_allclose(parts.steps(), whole.steps(), rtol=1e-4)
     np.testing.assert_allclose(parts.steps("own_kl"), whole.steps("own_kl"), rtol=1e-4)
+
+
+def test_a_student_that_ends_before_its_first_checkpoint_has_the_same_rounds(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = course(tmp_path / "out", student, tmp_path / "logits")
+    write = Author.write
+
+    def dying(author: Author, places: Any, *more: Any) -> Any:
+        if places[0].document == 8:  # before step 3, after which the first checkpoint comes
+            raise NonFiniteError("the end")
+        return write(author, places, *more)
+
+    with teaching(teacher, corpus, tmp_path / "logits"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Author, "write", dying)
+            with pytest.raises(NonFiniteError):
+                run.run()
+        assert run.steps("step") == [1, 2]
+        before = _files(rounds_of(tmp_path / "logits"))
+        assert run.run() == 0
+    after = _files(rounds_of(tmp_path / "logits"))
+    assert {name: after[name] for name in before} == before
+    assert run.steps("step") == list(range(1, 9))
+
+
+def test_tokens_that_the_tokenizer_lacks_are_never_written(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path
+) -> None:
+    """Published models have more rows than tokens; here these would be drawn nearly always."""
+    padded = write_padded(tmp_path / "padded", student, 200, scale=2.0)
+    size = json.loads((student / "config.json").read_text())["vocab_size"]
+    run = course(tmp_path / "out", padded, tmp_path / "logits", training__max_steps=2)
+    with teaching(teacher, corpus, tmp_path / "logits"):
+        assert run.run() == 0
+    answers = rounds_of(tmp_path / "logits").answers.read(0)
+    assert max(int(answer.tokens.max()) for answer in answers) < size
+
+
+def test_answers_are_scored_while_the_corpus_is(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The corpus is one shard, whose batches wait until the answers are scored."""
+    settings = {f"{OWN}fraction": 1.0, "training__max_steps": 2}
+    run = course(tmp_path / "out", student, tmp_path / "logits", **settings)
+    logits = tmp_path / "logits"
+    score, order = Teacher.score, list[str]()
+
+    def slow(teaches: Teacher, pieces: Any, on_tokens: Callable[[int], None]) -> Any:
+        def told(tokens: int) -> None:
+            if len(pieces) > 20:  # those of the corpus
+                wait_for(
+                    lambda: find_rounds(logits) and rounds_of(logits).answers.is_there(0),
+                    "the student's answers",
+                )
+                time.sleep(2 * teacher_run.POLL)
+            on_tokens(tokens)
+
+        order.append(f"{len(pieces)} begin")
+        found = score(teaches, pieces, told)
+        order.append(f"{len(pieces)} end")
+        return found
+
+    monkeypatch.setattr(Teacher, "score", slow)
+    with teaching(teacher, corpus, logits, shard_bytes=1 << 20):
+        assert run.run() == 0
+    windows = LogitsFolder(logits).description.windows
+    assert order[:2] == [f"{windows} begin", "10 begin"], "in the middle of the corpus"
+    assert order[-1] == f"{windows} end"
+
+
+def test_a_folder_that_cannot_be_read_for_a_moment_is_looked_at_again(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, failures = Path.read_bytes, [OSError(errno.ESTALE, "Stale file handle")] * 3
+
+    def failing(path: Path) -> bytes:
+        is_teacher = threading.current_thread() is not threading.main_thread()
+        if is_teacher and path.name == "dataset.json" and ON_POLICY in path.parts and failures:
+            raise failures.pop()
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    run = course(tmp_path / "out", student, tmp_path / "logits", training__max_steps=2)
+    with teaching(teacher, corpus, tmp_path / "logits"):
+        assert run.run() == 0
+    assert not failures
+
+
+def test_verify_reads_answers_and_names_all_that_is_damaged(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path
+) -> None:
+    run = course(tmp_path / "out", student, tmp_path / "logits")
+    with teaching(teacher, corpus, tmp_path / "logits"):
+        assert run.run() == 0
+    rounds = rounds_of(tmp_path / "logits")
+
+    def verified(path: Path) -> tuple[str, str]:
+        result = CliRunner().invoke(verify, [str(path)])
+        assert result.exception is None or isinstance(result.exception, StorageError)
+        return result.output, str(result.exception)
+
+    assert "4 of 4 shards are whole" in verified(rounds.path)[0]
+    assert "4 of 4 shards are whole: 16 of 16 answers" in verified(rounds.answers.path)[0]
+    flip(rounds.answers.shard_path(1) / "answers.parquet")
+    flip(rounds.shard_path(3) / "logits.parquet")
+    assert "damaged: shard-00001, shard-00003;" in verified(rounds.path)[1]
+    assert "damaged: shard-00001;" in verified(rounds.answers.path)[1]
+    shutil.rmtree(rounds.shard_path(1))
+    assert "damaged: shard-00001, shard-00003;" in verified(rounds.path)[1], "the answers are"
+    rounds.answers.quarantine(1, "damaged")
+    output, error = verified(rounds.path)
+    assert "2 of 3 shards are whole" in output
+    assert "damaged: shard-00003;" in error
 
 
 def _files(rounds: RoundsFolder) -> dict[str, tuple[int, bytes]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +18,9 @@ from trainer.distill.teacher import run as teacher_run
 from trainer.distill.teacher.assignment import assign
 from trainer.distill.teacher.part_leases import Parts
 from trainer.distill.teacher.run import TeacherRun
+from trainer.distill.teacher.scoring import Teacher
+from trainer.system.errors import NonFiniteError
+from trainer.system.process.interruption import Interrupted
 
 Holder = subprocess.Popen[bytes]
 
@@ -71,3 +75,54 @@ def test_the_other_teacher_makes_the_shards_of_a_killed_one(
         over.set()
         thread.join()
     assert not folder.missing()
+
+
+@pytest.mark.parametrize("ends", ["fails", "is done and does not stay"])
+def test_a_part_whose_teacher_ended_is_taken_over_by_one_that_stays(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else no one would score its shards, those that are found damaged later, and its answers."""
+    monkeypatch.setattr(teacher_run, "POLL", 0.02)
+    monkeypatch.setattr(teacher_run, "Parts", partial(Parts, silence=0.1))
+    corpus = write_corpus(tmp_path / "texts.jsonl")
+    model = write_teacher(tmp_path / "model", corpus)
+    assignment = assign(wish(model, corpus, tmp_path / "logits"))
+    folder, over = assignment.folder, threading.Event()
+    second = TeacherRun(assignment, lambda: load(assignment), share=(2, 2), over=over.is_set)
+    thread = threading.Thread(target=partial(second.run, stay=True))
+    thread.start()
+
+    def refuse() -> Teacher:
+        raise NonFiniteError("NaN")
+
+    try:
+        theirs = [plan.number for plan in assignment.description.shards[::2]]
+        wait_for(lambda: folder.is_described and folder.missing() == theirs, "the own shards")
+        if ends == "fails":
+            with pytest.raises(NonFiniteError):
+                TeacherRun(assignment, refuse, share=(1, 2)).run()
+        else:
+            TeacherRun(assignment, lambda: load(assignment), share=(1, 2)).run()
+            shutil.rmtree(folder.shard_path(theirs[0]))
+            folder.request(theirs[0], "damaged")
+        wait_for(lambda: not folder.missing(), "the shards of the other one")
+    finally:
+        over.set()
+        thread.join()
+    assert not folder.missing()
+
+
+def test_a_part_that_was_stopped_in_order_is_left_to_who_will(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_corpus(tmp_path / "texts.jsonl")
+    model = write_teacher(tmp_path / "model", corpus)
+    assignment = assign(wish(model, corpus, tmp_path / "logits"))
+
+    def stop() -> None:
+        raise Interrupted("enough")
+
+    with pytest.raises(Interrupted):
+        TeacherRun(assignment, lambda: load(assignment), share=(1, 2), check=stop).run()
+    parts = Parts(assignment.folder.teachers, 2, 2, silence=0.0)
+    assert not list(parts.abandoned("me"))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from tests.trainer.bigram_teacher import BigramTeacher
 from tests.trainer.course import Course
 from tests.trainer.small_model import SIZES, write_data
+from tests.trainer.small_teacher import write_padded
 from trainer.checkpoint.reader import find_checkpoint, read_progress
 from trainer.checkpoint.store import Restored
 from trainer.checkpoint.trained_model import load_trained
@@ -322,20 +322,7 @@ def test_a_model_with_too_few_embeddings_is_refused(
 
 def test_teacher_and_student_may_be_padded_differently(model: Path, tmp_path: Path) -> None:
     """Sizes of one family have one tokenizer and other numbers of rows beyond it."""
-    folders: list[Path] = []
-    for rows in (64, 32):
-        folder = Path(shutil.copytree(model, tmp_path / f"{rows} more"))
-        (folder / "manifest.json").unlink(missing_ok=True)
-        weights = load_file(folder / "model.safetensors")
-        table = weights["model.embed_tokens.weight"]
-        more = np.random.default_rng(rows).normal(0, 0.02, (rows, table.shape[1]))
-        weights["model.embed_tokens.weight"] = np.concatenate([table, more.astype(table.dtype)])
-        save_file(weights, folder / "model.safetensors", {"format": "pt"})
-        config = json.loads((folder / "config.json").read_text())
-        config["vocab_size"] += rows
-        (folder / "config.json").write_text(json.dumps(config))
-        folders.append(folder)
-    teacher, student = folders
+    teacher, student = (write_padded(tmp_path / str(rows), model, rows) for rows in (64, 32))
     logits = BigramTeacher(teacher, shards=2).write(tmp_path / "logits").path
     course = Course(tmp_path / "out", student, logits, training__max_steps=2)
     assert course.run() == 0

@@ -172,6 +172,41 @@ def test_a_batch_that_does_not_fit_is_halved(tiny_model: Any) -> None:
         assert_same(one, other)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+def test_windows_of_a_token_alone_have_no_scores(tiny_model: Any, scheme: Scheme) -> None:
+    """A document of one token more than a window leaves such a one, maybe in a batch of its own."""
+
+    class Sparing(TorchEngine):
+        """Computes nothing if nothing is predicted, as llama.cpp's does."""
+
+        def prefill(self, batch: Any) -> Any:
+            return super().prefill(batch) if any(len(tokens) > 1 for tokens in batch) else iter(())
+
+    engine = Sparing(tiny_model("qwen3"), torch.float32)
+    teacher = Teacher(engine, scheme, IN_ORDER, seed=5, batch_tokens=1)
+    for window, piece in zip(
+        teacher.score(pieces(IN_ORDER, [1, 1, 9])), pieces(IN_ORDER, [1, 1, 9]), strict=True
+    ):
+        np.testing.assert_array_equal(window.tokens, piece.tokens)
+        assert len(window.scores.tail) == len(piece.tokens)
+        assert (len(window.scores.ids) > 0) == (len(piece.tokens) > 1)
+
+
+def test_host_memory_that_torch_cannot_get_is_no_room_either(tiny_model: Any) -> None:
+    class Full(Cramped):
+        def prefill(self, batch: Any) -> Any:
+            try:
+                return super().prefill(batch)
+            except torch.OutOfMemoryError:
+                torch.empty(1 << 60, dtype=torch.uint8)  # raises what the CPU's allocator does
+                raise
+
+    found = Teacher(
+        Full(tiny_model("qwen3"), torch.float32), TOPK, IN_ORDER, seed=5, batch_tokens=999
+    ).score(pieces(IN_ORDER))
+    assert len(found) == len(pieces(IN_ORDER))
+
+
 def test_a_window_that_never_fits_is_an_error(tiny_model: Any) -> None:
     model = Cramped(tiny_model("qwen3"), torch.float32)
     with pytest.raises(InputError, match="41 tokens does not fit"):

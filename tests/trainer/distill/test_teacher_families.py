@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +16,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.families import TEACHERS
+from tests.trainer.published_forms import as_one_that_sees, changed
+from tests.trainer.small_teacher import SIZES, teach, wish, write_corpus, write_teacher
 from trainer.distill.teacher.engines import engine_kind
+from trainer.distill.teacher.generating import AnswerRequest, AnswerRun, assign_answers
+from trainer.distill.teacher.torch_author import open_generate
 from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.model.families import FAMILIES
 from trainer.replica.backend import Compute
+from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
+    from tests.conftest import TinyModel
     from tests.trainer.tiny import Tiny
 
 SPARSE = ["mixtral", "qwen3_moe", "gpt_oss", *TEACHERS]
@@ -58,3 +67,40 @@ def test_openvino_refuses_in_one_line_before_it_loads_anything(tiny: Tiny, model
     with pytest.raises(InputError, match=rf"{reason}.*; use --engine torch$") as refused:
         engine_kind("openvino").open(tiny.model(model_type), "float32", CPU)
     assert "\n" not in str(refused.value)
+
+
+def test_a_model_that_also_sees_is_a_teacher_and_an_author(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    """As Qwen3.5 is published: its language model's settings are nested in config.json."""
+    corpus = write_corpus(tmp_path / "texts.jsonl", 4)
+    words = write_teacher(tmp_path / "words", corpus)
+    model = tiny_model("qwen3_5_text", vocab_size=SIZES.vocab_size)
+    text = json.loads((model / "config.json").read_text())
+    tree = {"model_type": "qwen3_5", "text_config": text, "tie_word_embeddings": True}
+    sees = changed(model, tmp_path / "sees", as_one_that_sees, **tree)
+    (sees / "config.json").write_text(json.dumps(tree))
+    plain = Path(shutil.copytree(model, tmp_path / "plain"))
+    entropies: dict[Path, list[Any]] = {}
+    texts: dict[Path, list[str]] = {}
+    for folder in (plain, sees):
+        for file in words.glob("tokenizer*"):
+            shutil.copy(file, folder)
+        logits = teach(wish(folder, corpus, tmp_path / f"logits-{folder.name}")).folder
+        windows = (window for plan in logits.plans for window in logits.read(plan.number))
+        entropies[folder] = [window.scores.entropy for window in windows]
+        request = AnswerRequest(
+            model=str(folder),
+            prompts=corpus,
+            output=tmp_path / f"answers-{folder.name}",
+            max_new_tokens=4,
+            sampling=Sampling(temperature=1.0),
+            dtype="float32",
+        )
+        asked = assign_answers(request)
+        AnswerRun(asked, partial(open_generate, asked.model_dir, "float32", CPU, 2)).run()
+        answers = (each for plan in asked.folder.plans for each in asked.folder.read(plan.number))
+        texts[folder] = [answer.text for answer in answers]
+    for one, other in zip(entropies[sees], entropies[plain], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    assert texts[sees] == texts[plain]

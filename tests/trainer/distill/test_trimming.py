@@ -237,6 +237,9 @@ def test_conversations_count_too(case: Case, tmp_path: Path) -> None:
     data.write_text(json.dumps({"messages": turns}) + "\n")
     report = trim(case.folder, Documents([data]), SIZE, tmp_path / "out")
     assert (report.documents, report.characters) == (1, 10)
+    data.write_text(json.dumps({"prompt": "zqzqzq", "completion": "vkvk"}) + "\n")
+    report = trim(case.folder, Documents([data]), SIZE, tmp_path / "more")
+    assert (report.documents, report.characters) == (1, 10)
 
 
 def test_sizes_that_cannot_be(tmp_path: Path, case: Case) -> None:

@@ -45,10 +45,11 @@ def verify(folder: Path, complete: bool, as_json: bool) -> None:
         if missing:
             click.echo(f"missing: {_ranges(missing)}")
         is_logits = isinstance(logits, LogitsFolder)
-        sizes = [plan.tokens if is_logits else plan.windows for plan in logits.plans]
+        sizes = {plan.number: plan.tokens if is_logits else plan.windows for plan in logits.plans}
         whole = sum(sizes[each.number] for each in found if each.state == "whole")
+        total = sum(sizes.values())
         click.echo(
-            f"{states['whole']} of {len(found)} shards are whole: {whole:,} of {sum(sizes):,}"
+            f"{states['whole']} of {len(found)} shards are whole: {whole:,} of {total:,}"
             f" {'tokens' if is_logits else 'answers'}, each exactly once"
         )
     if wrong:

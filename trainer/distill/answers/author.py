@@ -107,8 +107,10 @@ class Author:
             NonFiniteError: the model computes NaN or Inf.
             InputError: not even one prompt fits into the device's memory.
         """
+        # No text has a token that only the model has, and no teacher could score it.
+        known = self._prompts.encoder.largest + 1
         numbers = [place.number for place in places]
-        sampling = ScoredSampling(**asdict(self._sampling), numbers=numbers)
+        sampling = ScoredSampling(**asdict(self._sampling), numbers=numbers, vocabulary=known)
         markers = [self._markers(place.prompt) for place in places]
         untold = 0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.distill.answers.description import AnswersDescription
 from trainer.distill.answers.folder import AnswersFolder
-from trainer.distill.answers.rounds import ANSWERS, RoundsFolder
+from trainer.distill.answers.rounds import ANSWERS, RoundAnswers, RoundsFolder
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.shard_folder import DATASET, ShardFolder
 from trainer.system.received import parse
@@ -17,10 +17,12 @@ from trainer.system.received import parse
 def open_shards(path: Path) -> ShardFolder[Any, Any]:
     """Return a folder of answers, or of logits, which says what is wrong with another one.
 
-    The answers of a student's rounds are opened with their scores, one folder above them.
+    Of a student's rounds these are the scores, checked against the answers, or the answers alone.
     """
     if (path / ANSWERS / DATASET).is_file():
         return RoundsFolder(path)
+    if path.name == ANSWERS and (path.parent / DATASET).is_file():
+        return RoundAnswers(path)
     schema = None
     with suppress(OSError, ValueError, KeyError, TypeError):
         schema = parse((path / DATASET).read_bytes(), DATASET)["schema"]

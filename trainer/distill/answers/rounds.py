@@ -20,7 +20,8 @@ from trainer.distill.answers.folder import AnswersFolder
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.description import CorpusInfo, Description, ShardPlan
 from trainer.distill.logits.scores import Window
-from trainer.distill.logits.shard_folder import DATASET
+from trainer.distill.logits.shard_folder import listed
+from trainer.system.errors import StorageError
 
 ON_POLICY, ANSWERS = "on-policy", "answers"
 
@@ -31,8 +32,8 @@ class RoundAnswers(AnswersFolder):
     @property
     def plans(self) -> Sequence[ShardPlan]:
         """See `ShardFolder`: those of the rounds that were written."""
-        names = {path.name for path in self.path.glob("shard-*")}
-        numbers = sorted(int(name.removeprefix("shard-")) for name in names)
+        names = (name.removeprefix("shard-") for name in listed(self.path, "shard-*"))
+        numbers = sorted(int(name) for name in names if name.isdecimal())
         return [self.plan(number) for number in numbers if self.is_there(number)]
 
     def plan(self, number: int) -> ShardPlan:
@@ -67,8 +68,14 @@ class RoundsFolder(LogitsFolder):
 
     @property
     def plans(self) -> Sequence[ShardPlan]:
-        """See `ShardFolder`; raises StorageError if answers are damaged."""
-        return [self.plan(plan.number) for plan in self.answers.plans]
+        """See `ShardFolder`; where answers are damaged, with the most tokens that they can have."""
+        found: list[ShardPlan] = []
+        for plan in self.answers.plans:
+            try:
+                found.append(self.plan(plan.number))
+            except StorageError:
+                found.append(plan)
+        return found
 
     def plan(self, number: int) -> ShardPlan:
         """See `ShardFolder`; raises StorageError if the answers are missing or damaged."""
@@ -102,4 +109,6 @@ def rounds_description(teachers: Description, run: str) -> Description:
 
 def find_rounds(logits: Path) -> list[RoundsFolder]:
     """Return the folders of all runs whose students write answers beside a folder of logits."""
-    return [RoundsFolder(path.parent) for path in sorted((logits / ON_POLICY).glob(f"*/{DATASET}"))]
+    folder = logits / ON_POLICY
+    found = [RoundsFolder(folder / run) for run in listed(folder, "*")]
+    return [rounds for rounds in found if rounds.is_described]

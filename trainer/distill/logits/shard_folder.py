@@ -16,6 +16,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import ClassVar, Generic, TypeVar
 
@@ -251,8 +252,8 @@ class ShardFolder(ABC, Generic[D, Item]):
 
     def requests(self) -> list[int]:
         """Return the requested shards, in order."""
-        names = {path.stem for path in (self.path / REQUESTS).glob("shard-*.json")}
-        return [plan.number for plan in self.plans if plan.name in names]
+        names = listed(self.path / REQUESTS, "shard-*.json")
+        return [plan.number for plan in self.plans if f"{plan.name}.json" in names]
 
     def _publish(self, plan: ShardPlan, content: memoryview, disk: Disk) -> None:
         writer: FolderWriter | None = None
@@ -302,6 +303,14 @@ class ShardFolder(ABC, Generic[D, Item]):
                 raise
             # No hard links here (exFAT): of two simultaneous writers the later one wins.
             disk.rename(fresh, self.path / DATASET)
+
+
+def listed(folder: Path, pattern: str) -> list[str]:
+    """Return the names in a folder that match; none while its share is unreachable."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if fnmatch(path.name, pattern))
+    except OSError:
+        return []
 
 
 def _exists(path: Path) -> bool:

@@ -30,6 +30,7 @@ def verdicts(folder: ShardFolder[Any, Any]) -> Iterator[ShardVerdict]:
     """
     for plan in folder.plans:
         try:
+            folder.plan(plan.number)  # of rounds: reads their answers
             if folder.is_there(plan.number):
                 folder.verify(plan.number)
                 yield ShardVerdict(plan.number, plan.name, "whole")

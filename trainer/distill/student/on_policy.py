@@ -30,8 +30,8 @@ from trainer.distill.logits.description import CorpusInfo, Description, TeacherI
 from trainer.distill.logits.scores import Window
 from trainer.distill.logits.stream import ShardStream
 from trainer.distill.student.prefetch import Tell
+from trainer.model.architecture import read_vocabulary
 from trainer.model.files import model_digest
-from trainer.model.safetensors_headers import read_config
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError, StorageError
 from trainer.system.process.stopping import Stop
@@ -225,7 +225,7 @@ def _description(
             engine="torch",
             quantization=config.model.quantization,
             dtype=config.model.dtype,
-            vocab_size=read_config(model_dir)["vocab_size"],
+            vocab_size=read_vocabulary(model_dir),
             tokenizer_size=teachers.tokenizer.size,
         ),
         tokenizer=teachers.tokenizer,

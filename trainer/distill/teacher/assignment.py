@@ -27,9 +27,9 @@ from trainer.distill.teacher.engines import engine_kind, quantization
 from trainer.distill.teacher.same_ids import check_same_ids
 from trainer.distill.teacher.windows import SHARD_BYTES, Range, Windows, window_length
 from trainer.distill.tokenizer.vocabulary import Vocabulary, tokenizer_size
+from trainer.model.architecture import read_vocabulary
 from trainer.model.files import model_digest, resolve_model
 from trainer.model.formats import lasting_name
-from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError
 
 
@@ -132,7 +132,7 @@ def assign(request: ScoringRequest) -> Assignment:
         engine=request.engine,
         quantization=quantization(request.engine, model_dir),
         dtype=request.dtype,
-        vocab_size=read_config(model_dir)["vocab_size"],
+        vocab_size=read_vocabulary(model_dir),
         tokenizer_size=tokenizer_size(model_dir),
     )
     tokenizer = TokenizerInfo(digest=vocabulary.tokenizer, size=vocabulary.size)

@@ -19,8 +19,8 @@ from trainer.distill.answers.folder import AnswersFolder
 from trainer.distill.logits.description import CorpusInfo, ShardPlan, TeacherInfo, TokenizerInfo
 from trainer.distill.teacher.run import Make, ShardRun
 from trainer.distill.tokenizer.vocabulary import tokenizer_digest, tokenizer_size
+from trainer.model.architecture import read_positions, read_vocabulary
 from trainer.model.files import model_digest, resolve_model
-from trainer.model.safetensors_headers import positions_of, read_config
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
 
@@ -79,8 +79,8 @@ def assign_answers(request: AnswerRequest) -> AnswerAssignment:
     """
     model_dir = resolve_model(request.model)
     prompts = Prompts.read(request.prompts, request.columns, model_dir)
-    config, new = read_config(model_dir), request.max_new_tokens
-    most, length = positions_of(config), len(prompts.tokens[prompts.longest])
+    new = request.max_new_tokens
+    most, length = read_positions(model_dir), len(prompts.tokens[prompts.longest])
     if most is not None and length + new > most:
         raise InputError(
             f"{request.prompts}: prompt {prompts.longest + 1} has {length} tokens, with {new} new"
@@ -94,7 +94,7 @@ def assign_answers(request: AnswerRequest) -> AnswerAssignment:
             engine="torch",
             quantization="none",
             dtype=request.dtype,
-            vocab_size=config["vocab_size"],
+            vocab_size=read_vocabulary(model_dir),
             tokenizer_size=tokenizer_size(model_dir),
         ),
         tokenizer=TokenizerInfo(digest=tokenizer_digest(model_dir), size=tokenizer_size(model_dir)),

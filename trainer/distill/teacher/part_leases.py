@@ -25,7 +25,8 @@ class Parts:
     """The parts that a process holds: its own, and those of processes that died.
 
     A part of which nobody ever began is left to who will, and so is one that was released: its
-    process was stopped in order.
+    process was stopped in order. One that failed, or was done and did not stay, leaves its lease as
+    a killed one does, so that another one answers the requests and questions that come for it.
 
     Args:
         folder: of the leases.

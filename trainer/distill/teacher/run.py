@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 import time
@@ -22,8 +21,10 @@ from trainer.distill.teacher.engines import engine_kind
 from trainer.distill.teacher.part_leases import Parts
 from trainer.distill.teacher.progress import Headway, Tally
 from trainer.distill.teacher.windows import UnscoredWindow
+from trainer.model.files import model_digest
 from trainer.system.errors import InputError, StorageError
 from trainer.system.process.interruption import Interrupted
+from trainer.system.storage.lease import Lease
 
 if TYPE_CHECKING:  # imports torch and transformers: not needed if all is scored
     from trainer.distill.teacher.scoring import Teacher
@@ -79,7 +80,7 @@ class ShardRun(Generic[Items]):
         self._on_headway, self._check = on_headway, check
         self._tally = Tally(self._share)
         self._writing: tuple[ShardPlan, Future[Path]] | None = None
-        self._beaten_at = -float("inf")
+        self._beaten_at = self._looked_at = -float("inf")
 
     def run(self, *, stay: bool = False) -> Headway:
         """Make what is missing; with `stay` then wait for students' requests until `over`.
@@ -94,17 +95,23 @@ class ShardRun(Generic[Items]):
             Interrupted: the pass was stopped; a scored shard is written first.
         """
         # One teacher a part: two would score everything twice, under one heartbeat.
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._parts.take(self._name).release)
-            beat = stack.enter_context(TeacherHeartbeat(self._folder, self._name))
-            try:
-                self._pass(beat, stack if stay else None)
-            except Interrupted:
-                # Not by the tally: what was written meanwhile is not counted yet.
-                if all(self._folder.is_there(plan.number) for plan in self._share):
-                    beat.done()
-                raise
-            beat.done()
+        held, end = [self._parts.take(self._name)], Lease.leave
+        try:
+            with TeacherHeartbeat(self._folder, self._name) as beat:
+                try:
+                    self._pass(beat, held if stay else None)
+                except Interrupted:
+                    # Not by the tally: what was written meanwhile is not counted yet.
+                    if all(self._folder.is_there(plan.number) for plan in self._share):
+                        beat.done()
+                    end = Lease.release
+                    raise
+                beat.done()
+            if stay or self._parts.count == 1:  # nobody is there, or everybody ends
+                end = Lease.release
+        finally:
+            for lease in held:
+                end(lease)
         return self._tally.headway
 
     def _open(self) -> Make[Items]:
@@ -113,7 +120,7 @@ class ShardRun(Generic[Items]):
             self._tally.begin()
         return self._maker
 
-    def _pass(self, beat: TeacherHeartbeat, stay: contextlib.ExitStack | None) -> None:
+    def _pass(self, beat: TeacherHeartbeat, stay: list[Lease] | None) -> None:
         """Make this part's shards; with `stay`, which takes further leases, go on until `over`."""
         if not self._folder.is_described:
             self._open()
@@ -121,7 +128,7 @@ class ShardRun(Generic[Items]):
             for plan in self._due():
                 if self._over():
                     break
-                self._between()
+                self._look()
                 self._score(plan, beat, writer)
             self._finish_writing()
             self._on_headway(asdict(self._tally.headway))
@@ -136,11 +143,11 @@ class ShardRun(Generic[Items]):
                 self._finish_writing()
 
     def _take_over(
-        self, stack: contextlib.ExitStack, beat: TeacherHeartbeat, writer: ThreadPoolExecutor
+        self, held: list[Lease], beat: TeacherHeartbeat, writer: ThreadPoolExecutor
     ) -> None:
         """Make the shards of parts whose process died, which is then as if this one's were more."""
         for part, lease in self._parts.abandoned(self._name):
-            stack.callback(lease.release)
+            held.append(lease)
             more = self._shards[part - 1 :: self._parts.count]
             log.info("part %d of %d is taken over: its process is gone", part, self._parts.count)
             self._share.extend(more)
@@ -151,8 +158,14 @@ class ShardRun(Generic[Items]):
                     self._score(plan, beat, writer)
             self._finish_writing()
 
+    def _look(self) -> None:
+        """Do what is urgent, if nobody has looked for a while: a shard takes minutes."""
+        if time.monotonic() - self._looked_at >= POLL:
+            self._between()
+            self._looked_at = time.monotonic()
+
     def _between(self) -> bool:
-        """Do what is more urgent than the next shard; return whether there was anything."""
+        """Do what is more urgent than the next batch; return whether there was anything."""
         return False
 
     def _due(self) -> Iterator[ShardPlan]:
@@ -193,6 +206,7 @@ class ShardRun(Generic[Items]):
             self._check()
             self._tally.read(tokens)
             self._show(beat)
+            self._look()
 
         items = make(plan, on_tokens)
         self._finish_writing()  # at most one shard waits in memory
@@ -261,6 +275,8 @@ class TeacherRun(ShardRun[Window]):
 
             windows = assigned.first_windows(TOKENS)
             kl = admit(teacher.engine, engine, assigned.model_dir, windows)
+        if model_digest(assigned.model_dir) != assigned.description.teacher.digest:
+            raise InputError(f"{assigned.model_dir}: was changed while it was loaded; start again")
         assigned.describe(kl)
         self._teacher = teacher
         return teacher
@@ -269,29 +285,29 @@ class TeacherRun(ShardRun[Window]):
         """Score the rounds of answers that students wrote, of which this part has each Nth."""
         scored = False
         for rounds in find_rounds(self._folder.path):
-            if not self._is_ours(rounds):
-                continue
-            for plan in rounds.answers.plans:
+            for plan in self._asked(rounds):
                 if self._parts.has(plan.number) and not rounds.is_there(plan.number):
                     scored |= self._score_round(rounds, plan.number)
         return scored
 
-    def _is_ours(self, rounds: RoundsFolder) -> bool:
-        """Whether a student asks for what this teacher's folder says; if not, it is logged once."""
-        if rounds.path in self._strange:
-            return False
+    def _asked(self, rounds: RoundsFolder) -> Sequence[ShardPlan]:
+        """Return the answers of a student that asks for what this teacher's folder says.
+
+        Why it does not is logged once, and read again each time: a share may be unreachable.
+        """
         own = self._folder.description
         try:
-            there = rounds.description
+            there, plans = rounds.description, rounds.answers.plans
         except InputError as error:
             reason = str(error)
         else:
             if there == rounds_description(own, there.corpus.digest):
-                return True
+                return plans
             reason = f"{rounds.path}: wants scores of another teacher or scheme than this one's"
-        log.warning("%s; its answers are not scored", reason)
-        self._strange.add(rounds.path)
-        return False
+        if rounds.path not in self._strange:
+            log.warning("%s; its answers are not scored", reason)
+            self._strange.add(rounds.path)
+        return ()
 
     def _score_round(self, rounds: RoundsFolder, number: int) -> bool:
         """Score one round of answers; return whether it was."""

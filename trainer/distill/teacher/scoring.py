@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from trainer.distill.logits.description import Description
 from trainer.distill.logits.scores import Scheme, Window
@@ -20,7 +21,7 @@ from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.planning.teachers import BATCH
 from trainer.replica.backend import Compute
 from trainer.replica.microbatch import Limit, split
-from trainer.system.errors import InputError, NonFiniteError
+from trainer.system.errors import InputError, NonFiniteError, is_out_of_memory
 
 _ANY_NUMBER = 1 << 62
 
@@ -74,7 +75,9 @@ class Teacher:
                 batch = [pieces[index] for index in indices]
                 try:
                     windows = self._read(batch)
-                except (torch.OutOfMemoryError, MemoryError):
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
                     windows = None
                 if windows is None:  # outside the handler: its traceback keeps activations alive
                     self._halve(batch)
@@ -88,7 +91,7 @@ class Teacher:
         points = np.concatenate([self.uniforms(piece) for piece in batch])
         parts: list[Rows] = []
         done = 0
-        for logits in self.engine.prefill([self.teacher_ids[piece.tokens] for piece in batch]):
+        for logits in self._logits(batch):
             parts.append(self.scorer.score(logits, points[done : done + len(logits)]))
             done += len(logits)
         rows = Rows.concatenate(parts)
@@ -97,6 +100,12 @@ class Teacher:
             self._window(piece, rows[first:stop])
             for piece, (first, stop) in zip(batch, pairwise(bounds), strict=True)
         ]
+
+    def _logits(self, batch: Sequence[UnscoredWindow]) -> Iterable[Tensor]:
+        """Return the logits of a batch in parts, at least one."""
+        if all(len(piece.tokens) == 1 for piece in batch):  # nothing is predicted
+            return [torch.zeros((0, self.engine.vocab_size), device=self.engine.device)]
+        return self.engine.prefill([self.teacher_ids[piece.tokens] for piece in batch])
 
     def _window(self, piece: UnscoredWindow, rows: Rows) -> Window:
         if not rows.finite:

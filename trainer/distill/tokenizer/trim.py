@@ -111,7 +111,8 @@ def _batches(documents: Documents) -> Iterator[list[str]]:
     batch: list[str] = []
     length = 0
     for document in documents:
-        texts = [turn.content for turn in document.messages] or [document.text]
+        texts = [turn.content for turn in document.messages]
+        texts += [text for text in (document.prompt, document.text) if text]
         batch += texts
         length += sum(map(len, texts))
         if length >= _BATCH:

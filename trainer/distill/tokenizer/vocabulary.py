@@ -19,8 +19,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from trainer.data.tokenizer_folder import load_tokenizer
+from trainer.model.architecture import read_vocabulary
 from trainer.model.gguf.source import is_converted
-from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError, RefusedError, readable
 
 FILE = "vocabulary.json"
@@ -135,8 +135,8 @@ def _first_pieces(
 
 def _check_known(teacher_dir: Path) -> int:
     """Return the size of the teacher's tokenizer, all of which its model must have."""
-    size, known = tokenizer_size(teacher_dir), read_config(teacher_dir).get("vocab_size")
-    if not isinstance(known, int) or size > known:
+    size, known = tokenizer_size(teacher_dir), read_vocabulary(teacher_dir)
+    if size > known:
         raise InputError(
             f"{teacher_dir}: its tokenizer makes {size} tokens, its model has {known}; take the"
             " tokenizer that the model was trained with"

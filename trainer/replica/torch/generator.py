@@ -27,7 +27,7 @@ from trainer.replica.torch.kd_loss import shape_logits
 from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import backbone, flatten
 from trainer.replica.torch.precision import autocast
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, is_out_of_memory
 
 
 def load_generator(
@@ -126,7 +126,9 @@ class TorchGenerator:
             try:
                 self._continue(chosen, batch, max_new_tokens)
                 fits = True
-            except torch.OutOfMemoryError:
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
                 fits = False
             if fits:
                 made |= batch.made

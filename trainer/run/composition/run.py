@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.checkpoint.resume import continue_run
@@ -28,6 +31,7 @@ from trainer.planning.budget.power import PowerMeter
 from trainer.run.composition.record import Guards, open_record
 from trainer.run.inputs import RunInputs
 from trainer.system.errors import InputError
+from trainer.system.storage.atomic_file import replace_file
 from trainer.tracking.run_file import write_run_file
 
 if TYPE_CHECKING:
@@ -192,7 +196,7 @@ def make_student(
             log.info("compiling the layers during the first steps ...")
             replica.compile()
         optimizer = StudentOptimizer(config.optimizer, layout, replica.weights, replica.gradient)
-        step, position, rounds = 0, Position(), f"{job.run_id}-{secrets.token_hex(4)}"
+        step, position, rounds = 0, Position(), ""
         if restored:
             step = restored.progress.step
             position, rounds = _position(restored)
@@ -220,7 +224,7 @@ def make_student(
             inputs.model_dir,
             inputs.own_prompts,
             replica.generate,
-            run=rounds,
+            run=rounds or _name_rounds(Path(config.output), job.run_id),
             steps=plan.total_steps,
             timeout=teacher_timeout,
             stop=stop,
@@ -254,6 +258,18 @@ def make_student(
         position=position,
         generation=restored.progress.generation + 1 if restored else 0,
     )
+
+
+def _name_rounds(output: Path, run_id: str) -> str:
+    """Return the name of a run's rounds of answers, which it has before its first checkpoint."""
+    path = output / "rounds"
+    with suppress(OSError, UnicodeDecodeError):
+        known = path.read_text("utf-8").strip()
+        if re.fullmatch(rf"{run_id}-[0-9a-f]{{8}}", known):
+            return known
+    name = f"{run_id}-{secrets.token_hex(4)}"
+    replace_file(path, f"{name}\n")
+    return name
 
 
 def _position(restored: Restored) -> tuple[Position, str]:

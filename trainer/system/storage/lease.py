@@ -91,12 +91,20 @@ class Lease:
 
     def release(self) -> None:
         """Release the lease, so that the next process can take it at once."""
+        self._end(released=True)
+
+    def leave(self) -> None:
+        """End it as a killed process would: the next one finds the lock free, or hears nothing."""
+        self._end(released=False)
+
+    def _end(self, *, released: bool) -> None:
         with self._lock:
             if self._over.is_set():
                 return
             self._over.set()
-            with suppress(OSError, ValueError):  # then the lock or the silence shows it
-                mark_released(self.workspace)
+            if released:
+                with suppress(OSError, ValueError):  # then the lock or the silence shows it
+                    mark_released(self.workspace)
             os.close(self._descriptor)
 
     def _beat(self) -> None:
