@@ -63,6 +63,8 @@ VOCAB_SIZE = 151_936
 """Of Qwen3."""
 TOPK = Scheme(kind="topk", top_k=64, tail_samples=8)
 ROOT = Path(__file__).resolve().parents[1]
+MOST_NATS = 0.01
+"""That an engine may be from transformers in fp32."""
 _HEALING = {"steps": 200, "batch_size": 8, "window": 160, "seeds": 3, "threads": 1}
 
 
@@ -336,6 +338,10 @@ def engines(report: Report, arguments: argparse.Namespace) -> None:
                 tokens_per_cpu_second=speed,
                 kl=distances,
             )
+    for name in {"openvino int8", "gguf"} & speed.keys():
+        kl = distances[name]
+        assert kl is not None, "there are positions"
+        report.add(Ratio(f"{name}: the KL", kl / MOST_NATS, f"{MOST_NATS} nats", target=1.0))
 
 
 _QWEN3: dict[str, Any] = {  # shared by Qwen3-0.6B and 1.7B

@@ -15,7 +15,7 @@ class SoftTargets:
     """Sparse distributions over the student's vocabulary, one for each of T positions.
 
     Position t holds the teacher's prediction of token t from the tokens before it, as `labels[t]`
-    does. Position 0 has no entries, since nothing precedes it. The entries of position t are those
+    does. Position 0 and what is not learned have no entries. The entries of position t are those
     from `offsets[t]` to `offsets[t + 1]`.
     """
 

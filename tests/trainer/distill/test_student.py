@@ -16,14 +16,17 @@ import pytest
 from tests.trainer.bigram_teacher import BigramTeacher
 from tests.trainer.course import Course
 from tests.trainer.small_model import SIZES, write_data
-from tests.trainer.small_teacher import write_padded
+from tests.trainer.small_teacher import teach, wish, write_padded
 from trainer.checkpoint.reader import find_checkpoint, read_progress
 from trainer.checkpoint.store import Restored
 from trainer.checkpoint.trained_model import load_trained
+from trainer.config.distillation import DistillationConfig
+from trainer.data.encoder import IGNORED
 from trainer.data.shapes import Sample
 from trainer.data.tokens import load_dataset
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.student.inputs import FreshStudent
+from trainer.distill.student.prefetch import Preparation
 from trainer.evaluate.generation import complete
 from trainer.evaluate.scoring import score
 from trainer.init_model import init_model
@@ -328,6 +331,26 @@ def test_teacher_and_student_may_be_padded_differently(model: Path, tmp_path: Pa
     assert course.run() == 0
     assert len(course.steps("kl")) == 2
     assert np.all(np.isfinite(course.steps("kl")))
+
+
+def test_prompts_are_context_and_not_learned(model: Path, tmp_path: Path) -> None:
+    """The first window is of the prompt alone: its step has nothing to learn."""
+    data = tmp_path / "data.jsonl"
+    turns = [{"role": "user", "content": "Add 1. " * 9}, {"role": "assistant", "content": "x"}]
+    data.write_text(json.dumps({"messages": turns}) + "\n")
+    logits = teach(wish(model, data, tmp_path / "logits", max_seq_len=24)).folder
+    windows = [window for plan in logits.plans for window in logits.read(plan.number)]
+    scored = [int((np.diff(window.scores.offsets) > 0).sum()) for window in windows]
+    assert scored[0] == 0 < sum(scored) < 12
+    course = Course(tmp_path / "out", model, logits.path, training__batch_size=1)
+    assert course.run() == 0
+    losses = course.steps("loss")
+    assert sorted(loss is None for loss in losses) == sorted(2 * [not each for each in scored])
+    prepare = Preparation(logits.description.scheme, DistillationConfig(alpha=0.5), 24)
+    for window, count in zip(windows, scored, strict=True):
+        labels = prepare(window).labels
+        assert isinstance(labels, np.ndarray)
+        assert int((labels != IGNORED).sum()) == count
 
 
 def test_sampled_logits_are_not_re_tempered(model: Path, tmp_path: Path) -> None:

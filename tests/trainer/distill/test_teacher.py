@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch import Tensor
 
 from tests.trainer.small_teacher import SCHEMES, TOPK
 from trainer.distill.logits.scores import Scheme, Window
+from trainer.distill.teacher import torch_engine
 from trainer.distill.teacher.scoring import Teacher
-from trainer.distill.teacher.torch_engine import TorchEngine, emulates_bf16
+from trainer.distill.teacher.torch_engine import TorchEngine, emulates_bf16, open_torch
 from trainer.distill.teacher.windows import UnscoredWindow
+from trainer.replica.backend import Compute
 from trainer.system.errors import InputError, NonFiniteError
 
 SIZE = 290
@@ -192,6 +195,27 @@ def test_windows_of_a_token_alone_have_no_scores(tiny_model: Any, scheme: Scheme
         assert (len(window.scores.ids) > 0) == (len(piece.tokens) > 1)
 
 
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_scores_of_what_is_learned_are_those_of_the_whole_window(
+    tiny_model: Any, tmp_path: Path, kind: str
+) -> None:
+    teacher, draw = make_teacher(tiny_model("qwen3"), SCHEMES[kind]), np.random.default_rng(2)
+    whole = pieces(IN_ORDER)
+    some = [replace(piece, learned=draw.random(len(piece.tokens)) < 0.4) for piece in whole]
+    some[-1] = replace(some[-1], learned=np.zeros(len(some[-1].tokens), bool))
+    for piece, window, other in zip(some, teacher.score(some), teacher.score(whole), strict=True):
+        ours, theirs = window.scores, other.scores
+        for t in range(len(piece.tokens)):
+            here, there = (slice(*each.offsets[t : t + 2]) for each in (ours, theirs))
+            if not piece.is_scored[t]:
+                assert here.start == here.stop
+                assert ours.tail[t] == ours.dropped[t] == ours.entropy[t] == 0
+                continue
+            np.testing.assert_array_equal(ours.ids[here], theirs.ids[there])
+            np.testing.assert_array_equal(ours.counts[here], theirs.counts[there])
+            assert (ours.tail[t], ours.entropy[t]) == (theirs.tail[t], theirs.entropy[t])
+
+
 def test_host_memory_that_torch_cannot_get_is_no_room_either(tiny_model: Any) -> None:
     class Full(Cramped):
         def prefill(self, batch: Any) -> Any:
@@ -236,3 +260,22 @@ def test_torch_tells_what_this_cpu_can() -> None:
     found = torch.cpu.get_capabilities()
     if found["architecture"] == "x86_64":
         assert found.keys() >= {"avx512_bf16", "amx_bf16"}
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "advice"),
+    [
+        ("bfloat16", "float32", "--dtype bfloat16 needs 0.0 GB"),
+        ("float16", "float32", "take a GGUF file of it, with --engine gguf"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_with_what_would(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, stored: str, dtype: str, advice: str
+) -> None:
+    """Those that are stored as they are computed with are mapped from the file, and fit always."""
+    folder = tiny_model("qwen3", dtype=stored)
+    monkeypatch.setattr(torch_engine, "free_memory", lambda _: 1000)
+    with pytest.raises(InputError, match=rf"needs \S+ GB of main memory in {dtype}.*{advice}"):
+        open_torch(folder, dtype, Compute("cpu"))
+    if stored == "bfloat16":
+        assert open_torch(folder, stored, Compute("cpu")).device.type == "cpu"

@@ -47,6 +47,37 @@ def test_windows_hold_each_token_of_each_document_once_and_in_order(
     assert [piece.document for piece in pieces] == sorted(piece.document for piece in pieces)
 
 
+def test_what_training_does_not_learn_is_not_scored(model: Path, tmp_path: Path) -> None:
+    """The prompt and the turn of weight 0 are context, in whatever windows they lie."""
+    data, encoder = tmp_path / "data.jsonl", Encoder(model)
+    turns = [
+        {"role": "user", "content": "Add 1 and 2. " * 20},
+        {"role": "assistant", "content": "x + 2", "weight": 0},
+        {"role": "user", "content": "No."},
+        {"role": "assistant", "content": "x + 3"},
+    ]
+    lines = [
+        {"messages": turns},
+        {"prompt": "def f1(x):", "completion": " return x"},
+        {"text": "x"},
+    ]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    windows = windows_of(data, model)
+    (plan,) = windows.plan(windows.ranges(1 << 20))
+    pieces = windows.cut(plan)
+    for number, sample in enumerate(Documents([data])):
+        mine = [piece for piece in pieces if piece.document == number]
+        learned = np.concatenate(
+            [[True] * len(p.tokens) if p.learned is None else p.learned for p in mine]
+        )
+        ids, labels = encoder.encode(sample)
+        assert np.concatenate([piece.tokens for piece in mine]).tolist() == ids
+        assert learned.tolist() == [label >= 0 for label in labels]
+        assert learned.all() == (number == 2)
+        assert not any(piece.is_scored[0] for piece in mine), "nothing precedes it"
+    assert not pieces[0].is_scored.any(), "a window of the prompt alone"
+
+
 def test_shards_depend_on_the_text_and_not_on_the_tokenizer(
     corpus: Path, model: Path, tmp_path: Path
 ) -> None:

@@ -39,9 +39,10 @@ class Scheme:
 class Scores:
     """A teacher's distributions over the student's vocabulary at T positions.
 
-    Position t is the teacher's prediction of token t, as in `SoftTargets`; position 0
-    has no entries and zeros in every other field. A position's kept tokens come first, the most
-    likely one first, then its draws by id; `full` keeps all tokens by id.
+    Position t is the teacher's prediction of token t, as in `SoftTargets`. Position 0, and tokens
+    of which nothing is learned, have no entries and zeros in every other field. A position's kept
+    tokens come first, the most likely one first, then its draws by id; `full` keeps all tokens by
+    id.
     """
 
     offsets: NDArray[np.int64]

@@ -152,7 +152,7 @@ class ShardWindows(Sequence[Window]):
         counts = np.diff(self._offsets)
         first = np.zeros(len(counts), np.bool_)
         first[self._bounds[:-1]] = True
-        if np.any(counts[first]) or (full and np.any(counts[~first] != self._vocabulary)):
+        if np.any(counts[first]) or (full and not np.isin(counts, (0, self._vocabulary)).all()):
             raise ValueError("the number of a position's scores is not that of its scheme")
 
     def _check(

@@ -92,8 +92,9 @@ def _positions(scheme: Scheme, windows: Sequence[Window]) -> NDArray[np.float64]
     for window in windows:
         scores = window.scores
         lost = scores.tail if scheme.kind == "topk" else scores.dropped
-        figures = [np.diff(scores.offsets), 1 - lost, scores.dropped, scores.entropy]
-        rows.append(np.array(figures, np.float64)[:, 1:])  # the first token has no prediction
+        entries = np.diff(scores.offsets)
+        figures = [entries, 1 - lost, scores.dropped, scores.entropy]
+        rows.append(np.array(figures, np.float64)[:, entries > 0])
     return np.concatenate(rows, axis=1) if rows else np.empty((4, 0))
 
 

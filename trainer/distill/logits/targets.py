@@ -78,7 +78,8 @@ def _sampled(scores: Scores, temperature: float) -> SoftTargets:
 def _full(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
     """Return all tokens: so many that it costs time, hence in fp32 and mostly in place."""
     assert scores.logprobs is not None
-    rows = len(scores.tail) - 1  # position 0 has no entries
+    is_scored = np.diff(scores.offsets) > 0
+    rows = int(is_scored.sum())
     log_w = scores.logprobs.reshape(rows, len(scores.ids) // max(1, rows)) * exponent
     log_w -= log_w.max(1, initial=-np.inf, keepdims=True)
     np.maximum(log_w, _NEVER, out=log_w)
@@ -86,7 +87,8 @@ def _full(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
     total = weights.sum(1, keepdims=True)
     weights /= total
     log_w *= weights
-    entropy = np.concatenate([[0], np.log(total[:, 0]) - log_w.sum(1)])
+    entropy = np.zeros(len(is_scored))
+    entropy[is_scored] = np.log(total[:, 0]) - log_w.sum(1)
     return _result(scores.offsets, scores.ids, weights.reshape(-1), None, entropy, temperature)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
+
 from trainer.config.distillation import DistillationConfig
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
@@ -56,8 +58,8 @@ class Preparation:
         )
         length = min(len(window.tokens), self.max_seq_len)
         tokens = window.tokens[:length]
-        labels = tokens.copy()
-        labels[0] = IGNORED
+        is_scored = np.diff(window.scores.offsets[: length + 1]) > 0
+        labels = np.where(is_scored, tokens, IGNORED).astype(np.int32)
         return Encoded(tokens, labels, soft.window(0, length))
 
 

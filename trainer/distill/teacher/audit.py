@@ -133,7 +133,8 @@ def audit(
     for window in _sample(folder, fraction, seed):
         windows += 1
         for stored, rows, log_p in _again(teacher, window, description.scheme.temperature):
-            kls.append(_divergence(stored, log_p, description.scheme))
+            is_scored = np.diff(stored.offsets) > 0  # a prompt is not
+            kls.append(_divergence(stored, log_p, description.scheme)[is_scored])
             again += _common_draws(stored, rows)
             drawn += int(stored.counts.sum())
     kl = np.concatenate(kls) if kls else np.zeros(0)
@@ -228,7 +229,8 @@ def _divergence(stored: Scores, log_p: Tensor, scheme: Scheme) -> _Floats:
     whole = total(p, kept) + tail  # in half precision it is not exactly 1
     inside = total(p * (p_log - log_q[kept]), kept)
     outside = tail * np.log(np.maximum(tail, _LEAST) / live_tail)
-    return (inside + outside) / whole - np.log(whole)
+    with np.errstate(divide="ignore", invalid="ignore"):  # positions without scores
+        return (inside + outside) / whole - np.log(whole)
 
 
 def _common_draws(stored: Scores, rows: Rows) -> int:

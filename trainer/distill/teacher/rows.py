@@ -46,15 +46,21 @@ class Rows:
         """Whether the logits were finite: NaN or +Inf in one spoils its position's entropy."""
         return bool(np.isfinite(self.entropy).all())
 
-    def scores(self, *, with_logprobs: bool) -> Scores:
-        """Return N + 1 positions: the first token of a window has no prediction."""
+    def scores(self, is_scored: NDArray[np.bool_] | None = None, *, with_logprobs: bool) -> Scores:
+        """Return the scores of a window.
+
+        Args:
+            is_scored: the window's positions that these are, `[T]`; None: all but the first.
+        """
+        length = len(self) + 1 if is_scored is None else len(is_scored)
+        places = np.arange(1, length) if is_scored is None else np.flatnonzero(is_scored)
         count, kept = self.kept.shape
         ids, logprobs, counts, uniques = self._merged_draws()
-        sizes = np.zeros(count + 2, np.int64)
-        sizes[2:] = kept + uniques
+        sizes = np.zeros(length + 1, np.int64)
+        sizes[1 + places] = kept + uniques
         offsets = np.cumsum(sizes)
         is_kept = np.zeros(offsets[-1], np.bool_)
-        is_kept[offsets[1:-1, None] + np.arange(kept)] = True
+        is_kept[offsets[places, None] + np.arange(kept)] = True
 
         def entries(of_kept: NDArray, of_drawn: NDArray) -> NDArray:
             together = np.empty(offsets[-1], of_drawn.dtype)
@@ -62,14 +68,19 @@ class Rows:
             together[~is_kept] = of_drawn
             return together
 
+        def placed(values: NDArray[np.float32]) -> NDArray[np.float32]:
+            whole = np.zeros(length, np.float32)
+            whole[places] = values
+            return whole
+
         return Scores(
             offsets=offsets,
             ids=entries(self.kept.reshape(-1), ids),
             logprobs=entries(self.kept_logprobs.reshape(-1), logprobs) if with_logprobs else None,
             counts=entries(np.zeros(count * kept, np.int32), counts),
-            tail=_behind_zero(self.tail),
-            dropped=_behind_zero(self.dropped),
-            entropy=_behind_zero(self.entropy),
+            tail=placed(self.tail),
+            dropped=placed(self.dropped),
+            entropy=placed(self.entropy),
         )
 
     def _merged_draws(
@@ -91,7 +102,3 @@ class Rows:
         first, counts = first[is_token], counts[is_token]
         uniques = np.bincount(first // draws, minlength=count)
         return ids.reshape(-1)[first], logprobs.reshape(-1)[first], counts, uniques
-
-
-def _behind_zero(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.concatenate((np.zeros(1, np.float32), values))

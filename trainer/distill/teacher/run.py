@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
 from trainer.distill.answers.rounds import RoundsFolder, find_rounds, rounds_description
 from trainer.distill.logits.description import ShardPlan
 from trainer.distill.logits.heartbeat import INTERVAL, TeacherHeartbeat
@@ -319,7 +321,12 @@ class TeacherRun(ShardRun[Window]):
             return False
         self._check()
         teacher = self._load()
-        pieces = [UnscoredWindow(answer.document, 0, answer.tokens) for answer in answers]
+        pieces = [
+            UnscoredWindow(
+                answer.document, 0, answer.tokens, np.arange(len(answer.tokens)) >= answer.asked
+            )
+            for answer in answers
+        ]
         rounds.planned(number, answers)
         rounds.write(number, teacher.score(pieces, lambda _: self._check()))
         return True

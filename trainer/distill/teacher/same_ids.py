@@ -41,7 +41,7 @@ def check_same_ids(
             Windows(documents, teachers, 1).tokens(0, count),
             strict=True,
         )
-        for (number, ours), (_, theirs) in pairs:
+        for (number, ours, _), (_, theirs, _) in pairs:
             if ours != theirs:
                 place, here, there = _difference(ours, theirs)
                 raise RefusedError(

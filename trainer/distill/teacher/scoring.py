@@ -89,13 +89,15 @@ class Teacher:
     def _read(self, batch: Sequence[UnscoredWindow]) -> list[Window]:
         """Score one batch."""
         points = np.concatenate([self.uniforms(piece) for piece in batch])
+        wanted = np.concatenate([piece.is_scored[1:] for piece in batch])
         parts: list[Rows] = []
         done = 0
         for logits in self._logits(batch):
-            parts.append(self.scorer.score(logits, points[done : done + len(logits)]))
+            here = done + np.flatnonzero(wanted[done : done + len(logits)])
+            parts.append(self.scorer.score(_some(logits, here - done), points[here]))
             done += len(logits)
         rows = Rows.concatenate(parts)
-        bounds = np.cumsum([0, *(len(piece.tokens) - 1 for piece in batch)])
+        bounds = np.cumsum([0, *(piece.is_scored.sum() for piece in batch)])
         return [
             self._window(piece, rows[first:stop])
             for piece, (first, stop) in zip(batch, pairwise(bounds), strict=True)
@@ -113,7 +115,7 @@ class Teacher:
                 f"document {piece.document}, token {piece.start} and after: NaN or Inf among the"
                 " teacher's logits; the weights are damaged, or too large for its dtype"
             )
-        scores = rows.scores(with_logprobs=self._with_logprobs)
+        scores = rows.scores(piece.is_scored, with_logprobs=self._with_logprobs)
         return Window(piece.document, piece.start, piece.tokens, scores)
 
     def _halve(self, batch: Sequence[UnscoredWindow]) -> None:
@@ -132,6 +134,12 @@ class Teacher:
         """Return the uniform numbers of a piece's draws, `[T - 1, draws]`."""
         positions = len(piece.tokens) - 1
         return uniforms(self._seed, piece.document, piece.start, positions, self.scorer.draws)
+
+
+def _some(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
+    if len(rows) == len(logits):
+        return logits
+    return logits.index_select(0, torch.from_numpy(rows).to(logits.device, non_blocking=True))
 
 
 def open_teacher(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -26,6 +27,7 @@ from trainer.replica.backend import (
     in_brackets,
 )
 from trainer.replica.torch.loader import load_frozen
+from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -96,6 +98,25 @@ def loaded_bytes(model_dir: Path, dtype: torch.dtype) -> int:
     return dtype.itemsize * sum(math.prod(h.shape) for h in headers if h.dtype != stored)
 
 
+def _check_room(model_dir: Path, dtype: torch.dtype) -> None:
+    """Check that the weights fit the main memory as far as they are not mapped.
+
+    Raises:
+        InputError: they do not; says what would.
+    """
+    need, free = loaded_bytes(model_dir, dtype), free_memory(psutil.virtual_memory().available)
+    if need <= free:
+        return
+    name = str(dtype).removeprefix("torch.")
+    other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
+    less = loaded_bytes(model_dir, other)
+    told = f"--dtype {str(other).removeprefix('torch.')} needs {less / 1e9:.1f} GB"
+    raise InputError(
+        f"{model_dir}: needs {need / 1e9:.1f} GB of main memory in {name}, and {free / 1e9:.1f} GB"
+        f" are free; {told if less <= free else 'take a GGUF file of it, with --engine gguf'}"
+    )
+
+
 def _load(model_dir: Path, dtype: torch.dtype, device: torch.device, published: bool) -> ModelParts:
     if published or not _is_computed_here(model_dir):
         from trainer.distill.teacher.published import load_published
@@ -135,6 +156,8 @@ def open_torch(model_dir: Path, dtype: str, compute: Compute) -> TorchEngine:
             "this CPU computes bf16 by emulation; --dtype float32, with twice the memory and a"
             " folder of its own, is two to three times as fast"
         )
+    if device == "cpu":
+        _check_room(model_dir, getattr(torch, dtype))
     return TorchEngine(model_dir, getattr(torch, dtype), device)
 
 

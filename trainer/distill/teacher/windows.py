@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trainer.data.chat_marks import ConversationError
 from trainer.data.documents import Documents
-from trainer.data.encoder import Encoder
+from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.shapes import Sample
 from trainer.distill.logits.description import ShardPlan
 from trainer.model.safetensors_headers import positions_of, read_config
@@ -37,13 +37,24 @@ class UnscoredWindow:
     start: int
     tokens: NDArray[np.int32]
     """`[T]` student token ids."""
+    learned: NDArray[np.bool_] | None = None
+    """`[T]`: the tokens whose predictions are kept, of which a window's first has none; None: all.
+    What else there is, such as a prompt, is context."""
+
+    @property
+    def is_scored(self) -> NDArray[np.bool_]:
+        """The positions whose predictions are kept, `[T]`."""
+        wanted = np.ones(len(self.tokens), bool) if self.learned is None else self.learned.copy()
+        wanted[0] = False
+        return wanted
 
 
 class Windows:
     """Cuts documents into windows of at most `max_seq_len` tokens.
 
     A text ends with the tokenizer's end-of-text token if it has one. A longer document is cut
-    into consecutive windows; each is scored separately, so its first token has no scores.
+    into consecutive windows; each is scored separately, so its first token has no scores. Of a
+    conversation, or a prompt with its completion, what training learns is scored.
     """
 
     def __init__(self, documents: Documents, encoder: Encoder, max_seq_len: int) -> None:
@@ -65,7 +76,7 @@ class Windows:
         """
         plans: list[ShardPlan] = []
         for number, (first, stop) in enumerate(ranges):
-            lengths = [len(ids) for _, ids in self.tokens(first, stop)]
+            lengths = [len(ids) for _, ids, _ in self.tokens(first, stop)]
             plans.append(
                 ShardPlan(
                     number=number,
@@ -83,16 +94,19 @@ class Windows:
         Raises:
             InputError: a document has changed since it was hashed.
         """
-        return [
-            UnscoredWindow(
-                document, start, np.array(ids[start : start + self._max_seq_len], np.int32)
-            )
-            for document, ids in self.tokens(shard.first_document, shard.stop_document)
-            for start in range(0, len(ids), self._max_seq_len)
-        ]
+        windows: list[UnscoredWindow] = []
+        for document, ids, labels in self.tokens(shard.first_document, shard.stop_document):
+            for start in range(0, len(ids), self._max_seq_len):
+                part = slice(start, start + self._max_seq_len)
+                learned = None if labels is None else np.array(labels[part]) != IGNORED
+                tokens = np.array(ids[part], np.int32)
+                windows.append(UnscoredWindow(document, start, tokens, learned))
+        return windows
 
-    def tokens(self, first: int, stop: int) -> Iterator[tuple[int, list[int]]]:
-        """Yield numbers of documents, and their student token ids, at least one.
+    def tokens(self, first: int, stop: int) -> Iterator[tuple[int, list[int], list[int] | None]]:
+        """Yield numbers of documents, their student token ids, at least one, and their labels.
+
+        Labels are those of `Encoder.encode`; None for a text, all of which is learned.
 
         Raises:
             InputError: a document has none, or has changed since it was hashed.
@@ -104,17 +118,17 @@ class Windows:
             texts = iter(self._encoder.texts([each for each in samples if _is_text(each)]))
             for number, sample in zip(numbers, samples, strict=True):
                 if _is_text(sample):
-                    ids = self._encoder.ended(next(texts))
+                    ids, labels = self._encoder.ended(next(texts)), None
                 else:
                     try:
-                        ids, _ = self._encoder.encode(sample)
+                        ids, labels = self._encoder.encode(sample)
                     except ConversationError as error:
                         source = self._documents.source(number)
                         raise InputError(f"{source}: {error}") from None
                 if not ids:
                     source = self._documents.source(number)
                     raise InputError(f"{source}: the tokenizer returns no token for it")
-                yield number, ids
+                yield number, ids, labels
 
 
 def window_length(model_dir: Path, wanted: int | None) -> int:

@@ -43,6 +43,30 @@ def spread(logits, top_k, temperature=1.0):
     return p / p.sum(axis=1, keepdims=True)
 
 
+@pytest.mark.parametrize("divergence", ["forward", "jsd"])
+@pytest.mark.parametrize("kind", SCHEMES)
+def test_positions_without_scores_have_none_and_change_no_others(kind, divergence):
+    scheme = SCHEMES[kind]
+    if kind == "sampled" and divergence != "forward":
+        return
+    rng = np.random.default_rng(3)
+    scores = score(draw_logits(rng, 20), scheme, rng)
+    stays = rng.random(21) < 0.5
+    entries = np.repeat(stays, np.diff(scores.offsets))
+    some = replace(
+        scores,
+        offsets=np.concatenate([[0], np.cumsum(np.where(stays, np.diff(scores.offsets), 0))]),
+        ids=scores.ids[entries],
+        logprobs=None if scores.logprobs is None else scores.logprobs[entries],
+        counts=scores.counts[entries],
+        **{name: getattr(scores, name) * stays for name in ("tail", "dropped", "entropy")},
+    )
+    found, whole = (targets(each, scheme, 1.0, divergence) for each in (some, scores))
+    np.testing.assert_array_equal(dense(found), dense(whole) * stays[:, None])
+    np.testing.assert_array_equal(found.rest, whole.rest * stays)
+    np.testing.assert_array_equal(found.entropy, whole.entropy * stays)
+
+
 @pytest.mark.parametrize("student", [None, STUDENT], ids=["whole", "trimmed"])
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 @pytest.mark.parametrize(
