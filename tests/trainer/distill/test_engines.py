@@ -29,9 +29,10 @@ from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.logits.verify import verdicts
 from trainer.distill.teacher.admission import LIMIT, TOKENS
 from trainer.distill.teacher.assignment import ScoringRequest, assign
+from trainer.distill.teacher.audit import AuditResult, audit, audit_limit, choose_engine
 from trainer.distill.teacher.engines import ENGINES, EngineKind
 from trainer.distill.teacher.run import TeacherRun
-from trainer.distill.teacher.scoring import Teacher
+from trainer.distill.teacher.scoring import Teacher, open_teacher
 from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError, NonFiniteError, RefusedError
@@ -240,6 +241,24 @@ def test_two_quantisations_never_fill_one_folder(
     monkeypatch.setitem(ENGINES, "double", replace(ENGINES["double"], quantization="int8"))
     with pytest.raises(RefusedError, match=r"teacher\.quantization is int4 there and int8 here"):
         assign(again)
+
+
+def test_an_engine_that_is_wrong_after_its_admission_is_found_by_the_audit(
+    by: Callable[..., ScoringRequest], files: tuple[Path, Path], out: Path
+) -> None:
+    wanted = by(Wrong, healthy=in_the_pass(by(Double)) - BATCHES)
+    done = teach(wanted)
+    assert choose_engine(done.folder, files[0]) == "torch"
+
+    def found(engine: str) -> AuditResult:
+        teacher = open_teacher(
+            done.model_dir, done.vocabulary, done.description, Compute("cpu"), engine=engine
+        )
+        return audit(done.folder, teacher, fraction=1, limit=audit_limit("double", engine))
+
+    assert found("torch").is_another_teacher
+    by(Wrong)  # the same fault again
+    assert not found("double").is_another_teacher
 
 
 def test_nan_after_the_admission_is_named_with_the_document_and_not_written(
