@@ -16,11 +16,13 @@ import pytest
 
 from tests.cluster.real_cluster import Bench, Cluster
 from tests.cluster.real_process import Process
+from tests.trainer.small_teacher import write_corpus, write_teacher
 from tests.waiting import wait_for
 from trainer.checkpoint.reader import BEST_EVALUATED, complete_checkpoints
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.config.run import load
+from trainer.distill.logits.dataset import LogitsFolder
 from trainer.evaluate.results import read_evaluations
 from trainer.evaluate.scoring import score
 from trainer.model.initialization import initial_weights, uniform
@@ -147,7 +149,14 @@ def test_two_runners_never_score_one_twice(trainee: Trainee) -> None:
 @pytest.mark.swiftshader
 @pytest.mark.timeout(900)  # SwiftShader takes minutes to compile the kernels
 def test_two_devices_of_a_host_divide_the_checkpoints(trainee: Trainee, two_drivers: str) -> None:
-    """Two drivers stand in for two cards; the figures are those of the CPU."""
+    """While the CPU teaches. Two drivers stand in for two cards; the figures are the CPU's."""
+    corpus = write_corpus(trainee.folder / "texts.jsonl")
+    model, logits = write_teacher(trainee.folder / "model", corpus), trainee.folder / "logits"
+    command = [sys.executable, "-m", "trainer.cli", "distill", "teacher", str(model), "--stay"]
+    command += ["--data", str(corpus), "--out", str(logits), "--dtype", "float32"]
+    command += ["--gpu-backend", "cpu", "--threads", "1", "--shard-bytes", "600"]
+    teacher = Process("teacher", command, trainee.folder, {})
+    trainee.processes.append(teacher)
     runners = [
         trainee.runner(name, "--gpu-backend", "wgpu", "--gpu", name, VK_DRIVER_FILES=two_drivers)
         for name in ("llvmpipe", "SwiftShader")
@@ -160,6 +169,10 @@ def test_two_devices_of_a_host_divide_the_checkpoints(trainee: Trainee, two_driv
     hidden.rename(trainee.output)
     trainee.status("completed")
     assert [process.wait(600) for process in runners] == [0, 0]
+    teacher.says("is on cpu")
+    wait_for(lambda: not LogitsFolder(logits).missing(), "the teacher's scores", trainee)
+    teacher.signal(signal.SIGTERM)
+    assert teacher.wait() == 0
     lines = trainee.lines
     assert sorted(line["checkpoint"] for line in lines) == sorted(names)
     assert {line["runner"] for line in lines} == {"llvmpipe", "SwiftShader"}
