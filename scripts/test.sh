@@ -20,13 +20,13 @@ fast() {
 }
 vulkan() {
     # Apart, since every process compiles its kernels again; they skip without Vulkan.
-    "${pytest[@]}" tests/trainer/replica/wgpu -m 'not exhaustive' -n 2 "${by_file[@]}"
+    "${pytest[@]}" tests/trainer/replica/wgpu "$@" -m 'not exhaustive' -n 2 "${by_file[@]}"
 }
 swiftshader() {
     # The same by a second driver, whose `max` drops a NaN; Debian's chromium contains it.
     local manifest=/usr/lib/chromium/vk_swiftshader_icd.json
     [ -e $manifest ] || { echo "skipped: no $manifest (Debian: apt install chromium)" && return; }
-    VK_DRIVER_FILES=$manifest vulkan
+    VK_DRIVER_FILES=$manifest vulkan tests/trainer/distill/test_kv_offload.py
     local alone=$? files
     mapfile -t files < <(grep -rl 'mark\.swiftshader\b' tests --include='test_*.py' | sort)
     "${pytest[@]}" "${files[@]}" -m swiftshader && return $alone
