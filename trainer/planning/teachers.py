@@ -16,6 +16,7 @@ from trainer.planning.time import EFFICIENCY, forward_flops_per_token, speed_of
 Place = Literal["cpu", "cuda"]
 BATCH: Mapping[Place, int] = {"cpu": 4096, "cuda": 32768}
 """Tokens of a forward: enough that a large head is rarely read from memory."""
+_GGUF_BATCH = 512
 WINDOW = 1024
 """Default number of tokens of a window."""
 DISK_RATE = 1e9
@@ -105,6 +106,14 @@ class TeacherOption:
     def seconds(self, tokens: float) -> float | None:
         """Return the time to score so many tokens."""
         return tokens / self.rate if self.rate else None
+
+
+def gguf_batch(vocab_size: int) -> int:
+    """Return the tokens of a forward of llama.cpp, which gives the logits of all of them at once.
+
+    More are not faster, and their activations need memory.
+    """
+    return max(1, min(_GGUF_BATCH, LOGIT_ELEMENTS // vocab_size))
 
 
 def int8_opening_bytes(weights: int, largest: int, loaded: int = 0) -> int:
@@ -200,10 +209,11 @@ def _option(
         else ""
     )
     able = [] if refused else [one for one in devices if least <= one.memory * USABLE]
+    batch = gguf_batch(shape.vocab) if kind.engine == "gguf" else BATCH[place]
     rates: list[float | None] = []
     for device in able:
         again = weights if weights + working > device.memory * USABLE else 0
-        rates.append(_rate(shape, device, place, length, wide, again, given))
+        rates.append(_rate(shape, device, place, length, wide, again / batch, given))
     known = sorted((rate for rate in rates if rate is not None), reverse=True)
     together = [(count * rate, count) for count, rate in enumerate(known, 1)]
     rate, teachers = max(together, default=(None, len(able)))
@@ -229,10 +239,12 @@ def _rate(
     place: Place,
     length: int,
     wide: bool,
-    again: int,
+    again: float,
     given: float | None,
 ) -> float | None:
     """Return the tokens a second of one teacher; None: the device's speed is unknown.
+
+    `again` are the bytes a token that are read from the disk.
 
     Processors are assumed to compute every format at their speed in fp32. A file that is larger
     than the memory is read whole for each forward: pages that are used in turn are dropped in turn.
@@ -246,7 +258,7 @@ def _rate(
     else:
         assert peak is not None
         seconds = forward_flops_per_token(shape, length).value / (peak * EFFICIENCY)
-    return 1 / (seconds + again / DISK_RATE / BATCH[place])
+    return 1 / (seconds + again / DISK_RATE)
 
 
 def _put_in(options: Sequence[TeacherOption], measured: Measured) -> list[TeacherOption]:

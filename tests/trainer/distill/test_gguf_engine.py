@@ -30,6 +30,7 @@ from trainer.distill.teacher.assignment import assign
 from trainer.distill.teacher.audit import choose_engine
 from trainer.distill.teacher.gguf_engine import GgufEngine, open_gguf
 from trainer.distill.teacher.torch_engine import TorchEngine
+from trainer.model.architecture import read_architecture
 from trainer.model.files import resolve_model
 from trainer.model.gguf.source import source_of
 from trainer.model.initialization import random_weights
@@ -120,7 +121,7 @@ def test_logits_are_those_of_the_dequantised_weights(
     assert found.shape == expected.shape == (sum(LENGTHS) - len(LENGTHS), engine.vocab_size)
     divergence = (expected.exp() * (expected - found.log_softmax(1))).sum(1)
     assert divergence.mean() < most
-    monkeypatch.setattr(gguf_engine, "_ROWS", 16)
+    monkeypatch.setattr(gguf_engine, "gguf_batch", lambda _: 16)
     _, parts = opened(tmp_path / "m.gguf")
     assert [len(rows) for rows in parts.prefill(batch[2:3])] == [16, 16, 16, 15]
     torch.testing.assert_close(logits(parts, batch), found, rtol=0, atol=2e-2)
@@ -207,9 +208,21 @@ def test_what_does_not_fit_is_refused_with_the_figures(
     eights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf_engine, "free_memory", lambda _: 1 << 20)
-    message = r"m\.gguf needs 0\.\d GB of main memory, and 0\.0 GB are free; take a file with fewer"
+    message = r"m\.gguf needs 0\.\d GB of main memory beside its weights, and 0\.0 GB are free;"
     with pytest.raises(InputError, match=message):
         open_gguf(resolve_model(str(eights)), CPU)
+
+
+@needed
+def test_weights_that_exceed_the_memory_are_read_from_the_disk(
+    eights: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `launch plan --distill` plans it, and said."""
+    folder = resolve_model(str(eights))
+    beside = gguf_engine.needed_memory(read_architecture(folder))
+    monkeypatch.setattr(gguf_engine, "free_memory", lambda _: beside)
+    assert len(logits(open_gguf(folder, CPU), [np.ones(4, np.int32)])) == 3
+    assert "m.gguf: its weights take 0.0 GB, and 0.0 GB of main memory are free" in caplog.text
 
 
 @needed

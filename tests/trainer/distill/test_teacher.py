@@ -270,7 +270,12 @@ def test_torch_tells_what_this_cpu_can() -> None:
     ],
 )
 def test_weights_that_do_not_fit_are_refused_with_what_would(
-    tiny_model: Any, monkeypatch: pytest.MonkeyPatch, stored: str, dtype: str, advice: str
+    tiny_model: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stored: str,
+    dtype: str,
+    advice: str,
 ) -> None:
     """Those that are stored as they are computed with are mapped from the file, and fit always."""
     folder = tiny_model("qwen3", dtype=stored)
@@ -279,3 +284,4 @@ def test_weights_that_do_not_fit_are_refused_with_what_would(
         open_torch(folder, dtype, Compute("cpu"))
     if stored == "bfloat16":
         assert open_torch(folder, stored, Compute("cpu")).device.type == "cpu"
+        assert "weights take 0.0 GB, and 0.0 GB of main memory are free for them" in caplog.text

@@ -19,6 +19,7 @@ from trainer.planning.teachers import (
     Measured,
     Place,
     TeacherOption,
+    gguf_batch,
     int8_opening_bytes,
     pick_teacher,
     teacher_options,
@@ -107,6 +108,18 @@ def test_a_mapped_file_that_exceeds_the_memory_needs_a_layer_and_the_disk() -> N
     assert of(teacher_options(SPARSE, [("cpu", small)], 1024), "float32").fits == "no"
     tiny = processor(8, 4 * GIB)
     assert of(teacher_options(SPARSE, [("cpu", tiny)], 1024), "bfloat16").fits == "no"
+
+
+def test_a_gguf_file_is_read_again_by_each_of_its_smaller_forwards() -> None:
+    small = processor(8, 4 * GIB)
+    found = of(teacher_options(DENSE, [("cpu", small)], 1024), "Q8_0")
+    whole = of(teacher_options(DENSE, [("cpu", BOX)], 1024), "Q8_0")
+    assert found.fits == "disk"
+    assert found.rate is not None
+    assert whole.rate is not None
+    again = found.weights / DISK_RATE / gguf_batch(DENSE.vocab)
+    assert 1 / found.rate - 1 / whole.rate == pytest.approx(again)
+    assert [gguf_batch(size) for size in (1000, 151_936, 1 << 30)] == [512, 220, 1]
 
 
 def test_cards_hold_every_weight_and_compute_at_their_own_speed() -> None:

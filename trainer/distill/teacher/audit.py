@@ -22,7 +22,7 @@ from trainer.distill.logits.scores import Scheme, Scores, Window
 from trainer.distill.teacher import admission
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.scoring import Teacher
-from trainer.distill.teacher.torch_engine import loaded_bytes
+from trainer.distill.teacher.torch_engine import weight_bytes
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.model.files import model_digest
@@ -96,7 +96,7 @@ def audit_limit(stored: str, engine: str) -> float:
 def choose_engine(folder: LogitsFolder, model: Path) -> str:
     """Return torch, the independent check, if its weights fit the memory, else the folder's own."""
     teacher = folder.description.teacher
-    need = loaded_bytes(model, getattr(torch, teacher.dtype))
+    need, _ = weight_bytes(model, getattr(torch, teacher.dtype))
     if teacher.engine == "torch" or need <= free_memory(psutil.virtual_memory().available):
         return "torch"
     log.warning(

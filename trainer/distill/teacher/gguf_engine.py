@@ -14,19 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.distill.teacher.llama_cpp import LlamaCpp, last, load_llama_cpp
-from trainer.distill.teacher.torch_engine import rows_at_once
+from trainer.distill.teacher.torch_engine import warn_if_from_disk
 from trainer.distill.teacher.windows import WINDOW
 from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.gguf.source import Source, source_of, stored_types
 from trainer.planning.memory import LOGIT_ELEMENTS
+from trainer.planning.teachers import gguf_batch
 from trainer.replica.backend import Compute
 from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError
 
 log = logging.getLogger(__name__)
 
-_ROWS = 512
-"""Tokens of one forward: more are not faster, and their activations need memory."""
 _WINDOWS = 64
 """Windows of one forward; llama.cpp allows 256, and no more than tokens."""
 _PAGE = 256
@@ -57,7 +56,7 @@ class GgufEngine:
                 " --engine torch"
             )
         self.vocab_size = self._library.vocab_size(self._model)
-        self._rows = min(_ROWS, rows_at_once(self.vocab_size, self.device))
+        self._rows = gguf_batch(self.vocab_size)
         self._cells = 0
         self._opened: list[int] = []
         weakref.finalize(self, _close, self._library, self._opened, self._model)
@@ -130,16 +129,16 @@ def _together(batch: Sequence[NDArray[np.int32]], rows: int) -> Iterator[list[ND
         yield group
 
 
-def needed_memory(file: Path, model: Architecture) -> int:
-    """Return the main memory that a file takes when it is computed, in bytes; an estimate.
+def needed_memory(model: Architecture) -> int:
+    """Return the main memory that a forward takes beside the weights, in bytes; an estimate.
 
-    Its pages, which the system reads again for each forward if it has to drop them; keys and values
-    of a window; logits; activations of one forward.
+    Keys and values of a window of usual length, logits, activations.
     """
-    cells = max(WINDOW, _ROWS)
+    rows = gguf_batch(model.vocab_size)
+    cells = max(WINDOW, rows)
     kept = 8 * model.num_layers * model.num_kv_heads * model.head_dim * cells
     wide = max(model.intermediate_size, model.num_heads * (cells + model.head_dim))
-    return file.stat().st_size + kept + 4 * LOGIT_ELEMENTS + 4 * _ROWS * 4 * wide
+    return kept + 4 * LOGIT_ELEMENTS + 4 * rows * 4 * wide
 
 
 def open_gguf(model_dir: Path, compute: Compute) -> GgufEngine:
@@ -158,12 +157,13 @@ def open_gguf(model_dir: Path, compute: Compute) -> GgufEngine:
     if source is None:
         raise InputError(f"--engine gguf: {model_dir} is no GGUF file; give one, or another engine")
     source.check()
-    need = needed_memory(source.path, read_architecture(model_dir))
+    need = needed_memory(read_architecture(model_dir))
     free = free_memory(psutil.virtual_memory().available)
     if need > free:
         raise InputError(
-            f"--engine gguf: {source.path} needs {need / 1e9:.1f} GB of main memory, and"
-            f" {free / 1e9:.1f} GB are free; take a file with fewer bits a weight"
+            f"--engine gguf: {source.path} needs {need / 1e9:.1f} GB of main memory beside its"
+            f" weights, and {free / 1e9:.1f} GB are free; stop other processes"
         )
+    warn_if_from_disk(source.path, source.path.stat().st_size, free - need)
     log.info("the teacher is on cpu, by llama.cpp with weights in %s", stored_types(model_dir))
     return GgufEngine(source, compute.threads)

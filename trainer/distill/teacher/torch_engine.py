@@ -91,11 +91,25 @@ def rows_at_once(vocab_size: int, device: torch.device) -> int:
     return max(1, elements // vocab_size)
 
 
-def loaded_bytes(model_dir: Path, dtype: torch.dtype) -> int:
-    """Return the main memory that the weights take on the CPU; those stored so are mapped."""
+def weight_bytes(model_dir: Path, dtype: torch.dtype) -> tuple[int, int]:
+    """Return the bytes of a model's weights on the CPU: loaded, and mapped as they are stored."""
     stored = {torch.bfloat16: "BF16", torch.float32: "F32"}[dtype]
-    headers = read_headers(model_dir).values()
-    return dtype.itemsize * sum(math.prod(h.shape) for h in headers if h.dtype != stored)
+    sizes = {True: 0, False: 0}
+    for header in read_headers(model_dir).values():
+        sizes[header.dtype == stored] += dtype.itemsize * math.prod(header.shape)
+    return sizes[False], sizes[True]
+
+
+def warn_if_from_disk(model: Path, mapped: int, free: int) -> None:
+    """Log that a model is slow whose mapped weights exceed the memory that is left for them."""
+    if mapped > free:
+        log.warning(
+            "%s: its weights take %.1f GB, and %.1f GB of main memory are free for them: each"
+            " forward reads them from the disk again",
+            model,
+            mapped / 1e9,
+            max(0, free) / 1e9,
+        )
 
 
 def _check_room(model_dir: Path, dtype: torch.dtype) -> None:
@@ -104,12 +118,14 @@ def _check_room(model_dir: Path, dtype: torch.dtype) -> None:
     Raises:
         InputError: they do not; says what would.
     """
-    need, free = loaded_bytes(model_dir, dtype), free_memory(psutil.virtual_memory().available)
+    need, mapped = weight_bytes(model_dir, dtype)
+    free = free_memory(psutil.virtual_memory().available)
     if need <= free:
+        warn_if_from_disk(model_dir, mapped, free - need)
         return
     name = str(dtype).removeprefix("torch.")
     other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
-    less = loaded_bytes(model_dir, other)
+    less, _ = weight_bytes(model_dir, other)
     told = f"--dtype {str(other).removeprefix('torch.')} needs {less / 1e9:.1f} GB"
     raise InputError(
         f"{model_dir}: needs {need / 1e9:.1f} GB of main memory in {name}, and {free / 1e9:.1f} GB"
