@@ -18,6 +18,7 @@ from tests.real.peft_loop import PeftLoop, encode
 from tests.trainer.replica import driving
 from trainer.config.run import load
 from trainer.data import tokens
+from trainer.distill.answers.folder import AnswersFolder
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.model.layout import build_layout
 from trainer.replica.wgpu.gpu.device import Device
@@ -43,30 +44,60 @@ def published(smollm2: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
 
 
-def test_greedy_generation_is_that_of_transformers(
-    smollm2: Path, published: Any, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def greedy(smollm2: Path, published: Any) -> list[tuple[list[int], str]]:
+    """The ids of each question in the publisher's template, and what transformers answers."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(smollm2)
-    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    data = write_lines(tmp_path / "prompts.jsonl", [{"messages": chat} for chat in chats])
-    command = [sys.executable, "-m", "trainer.cli", "generate", str(smollm2), "--json"]
-    command += ["--data", str(data), "--max-new-tokens", "24", "--gpu-backend", "cpu"]
-    done = run(command, os.environ, PATIENCE)
-    assert done.returncode == 0, done.stderr
-    completions = [json.loads(line) for line in done.stdout.splitlines()]
-    for chat, completion in zip(chats, completions, strict=True):
+    found: list[tuple[list[int], str]] = []
+    for question in QUESTIONS:
         ids = tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, return_tensors="pt", return_dict=False
+            [{"role": "user", "content": question}],
+            add_generation_prompt=True,
+            return_tensors="pt",
+            return_dict=False,
         )
         with torch.no_grad():
             out = published.generate(
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24
             )
-        expected = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-        assert completion["text"] == expected
-    assert "Paris" in completions[0]["text"]
+        text = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
+        found.append((ids[0].tolist(), text))
+    return found
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    return write_lines(tmp_path / "prompts.jsonl", [{"messages": chat} for chat in chats])
+
+
+def test_greedy_generation_is_that_of_transformers(
+    smollm2: Path, greedy: list[tuple[list[int], str]], asked: Path
+) -> None:
+    command = [sys.executable, "-m", "trainer.cli", "generate", str(smollm2), "--json"]
+    command += ["--data", str(asked), "--max-new-tokens", "24", "--gpu-backend", "cpu"]
+    done = run(command, os.environ, PATIENCE)
+    assert done.returncode == 0, done.stderr
+    completions = [json.loads(line)["text"] for line in done.stdout.splitlines()]
+    assert completions == [text for _, text in greedy]
+    assert "Paris" in completions[0]
+
+
+def test_a_teachers_answers_are_those_of_transformers(
+    smollm2: Path, greedy: list[tuple[list[int], str]], asked: Path, tmp_path: Path
+) -> None:
+    """Of prompts in the publisher's own template."""
+    output = tmp_path / "answers"
+    command = [sys.executable, "-m", "trainer.cli", "distill", "generate", str(smollm2)]
+    command += ["--prompts", str(asked), "--out", str(output), "--temperature", "0"]
+    command += ["--max-new-tokens", "24", "--dtype", "float32", "--gpu-backend", "cpu"]
+    done = run(command, os.environ, PATIENCE)
+    assert done.returncode == 0, done.stderr
+    folder = AnswersFolder(output)
+    answers = [each for plan in folder.plans for each in folder.read(plan.number)]
+    assert [(each.tokens[: each.asked].tolist(), each.text) for each in answers] == greedy
 
 
 def test_a_teachers_scores_are_those_of_transformers(

@@ -13,14 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
+import torch
 
 from tests.trainer.small_teacher import teach, wish, write_corpus, write_teacher
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.verify import verdicts
 from trainer.distill.teacher.admission import LIMIT
 from trainer.distill.teacher.audit import audit, audit_limit, choose_engine
-from trainer.distill.teacher.openvino_engine import hold_constants, import_openvino
+from trainer.distill.teacher.openvino_engine import (
+    OpenVinoEngine,
+    hold_constants,
+    import_openvino,
+)
 from trainer.distill.teacher.scoring import open_teacher
+from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
 
@@ -64,6 +70,23 @@ def test_its_scores_are_admitted_and_hold_beside_torch_without_a_word(
     assert not found.is_another_teacher
     assert found.as_json()["limit"] == limit > LIMIT
     assert 0 < found.mean_kl < LIMIT
+
+
+@needed
+def test_windows_and_batches_may_have_any_length(files: tuple[Path, Path]) -> None:
+    """Its graph is exported once, from an example of two windows of eight tokens."""
+    engine = OpenVinoEngine(files[0], "float32", threads=1)
+    torchs = TorchEngine(files[0], torch.float32, published=True)
+    draw = np.random.default_rng(0)
+    for lengths in ((5,), (64, 2, 33), (8, 8), (1, 20), (3,) * 7):
+        batch = [draw.integers(engine.vocab_size, size=n, dtype=np.int32) for n in lengths]
+        ours, theirs = (
+            torch.cat([logits.clone() for logits in each.prefill(batch)]).log_softmax(-1)
+            for each in (engine, torchs)
+        )
+        kl = (theirs.exp() * (theirs - ours)).sum(-1)
+        assert len(kl) == sum(lengths) - len(lengths)
+        assert kl.mean() <= LIMIT
 
 
 @needed
