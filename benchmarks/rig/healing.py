@@ -46,6 +46,8 @@ _PROMPT = 32
 """Tokens of a prompt: the beginning of a text."""
 _SPARE = 4
 """Tokens of a window that are left for the end of a text, and for one that was cut in a letter."""
+_HELD_OUT = 100
+"""Texts that a student's loss is of: at each point of a curve they take time from the training."""
 _POINTS = 5
 """Of a curve of held-out losses, the last one included."""
 _FRACTION = 0.5
@@ -333,7 +335,7 @@ def _texts(case: Case, student: Path, work: Path) -> tuple[Path, Path, Path]:
     return (
         write_lines(folder / "corpus.jsonl", cut(texts, length)[: case.texts]),
         write_lines(folder / "prompts.jsonl", cut(texts, _PROMPT - _SPARE)),
-        write_lines(folder / "held-out.jsonl", cut(held_out, length)),
+        write_lines(folder / "held-out.jsonl", cut(held_out, length)[:_HELD_OUT]),
     )
 
 
