@@ -58,14 +58,15 @@ def _seats(hosts: Sequence[Host], job: DistillJob) -> list[Seat]:
     student = student_host(hosts)
     teachers = teacher_hosts(hosts, student)
     seats = [Seat("student", "student", student, student_device(student))]
+    kind = job.teacher.backend
     for number in range(job.teacher.processes or len(teachers)):
-        host, turn = teachers[number % len(teachers)], number // len(teachers)
-        device = _device(host, job.teacher.backend, turn)
+        able = teachers if job.teacher.processes else [teachers[number]]
+        host, device = _least_used(able, kind, "teacher", seats)
         seats.append(Seat(f"teacher-{number}", "teacher", host, device))
     if job.evaluation is not None:
         host = _only(hosts, "evaluator") or teachers[0]
         for number in range(job.evaluation.processes):
-            device = _device(host, job.evaluation.backend, number)
+            _, device = _least_used([host], job.evaluation.backend, "evaluator", seats)
             if device == CPU and host.cores is not None:
                 # They wait most of the time, so teachers on the same host keep most of the cores.
                 device = replace(CPU, threads=max(1, host.cores // 4 // job.evaluation.processes))
@@ -112,13 +113,32 @@ def student_device(host: Host) -> Device:
     return max(cards, key=lambda card: card.memory or 0) if cards else (*listed, CPU)[0]
 
 
-def _device(host: Host, backend: str, turn: int) -> Device:
-    """Return the device of a backend for the n-th process on a host."""
-    if backend == "cpu":
-        return CPU
-    found = [device for device in host.devices or () if device.backend == backend]
-    if not found:
+def _least_used(
+    hosts: Sequence[Host], backend: str, role: str, seats: Sequence[Seat]
+) -> tuple[Host, Device]:
+    """Return the device of a backend with the fewest processes, on the host with the fewest of a
+    role; of equal ones that with the most cores, or the card with the most memory.
+
+    Raises:
+        ConfigError: no host has such a device.
+    """
+    places = [(host, device) for host in hosts for device in _devices(host, backend)]
+    if not places:
         raise ConfigError(
-            f"host {host.name}: the job asks for {backend}, and it has no such device"
+            f"host {hosts[0].name}: the job asks for {backend}, and it has no such device"
         )
-    return found[turn % len(found)]
+
+    def burden(place: tuple[Host, Device]) -> tuple[int, int, int]:
+        host, device = place
+        beside = [seat for seat in seats if seat.host is host]
+        used = sum((seat.device.backend, seat.device.id) == (backend, device.id) for seat in beside)
+        best = host.cores if device == CPU else device.memory
+        return used, sum(seat.role == role for seat in beside), -(best or 0)
+
+    return min(places, key=burden)
+
+
+def _devices(host: Host, backend: str) -> list[Device]:
+    if backend == "cpu":
+        return [CPU]
+    return [device for device in host.devices or () if device.backend == backend]

@@ -181,6 +181,43 @@ def test_teachers_split_the_corpus_over_their_hosts() -> None:
     assert len(place_distillation(hosts, job(), SETTING).processes) == 4  # one on each such host
 
 
+def cards(count: int) -> tuple[Device, ...]:
+    return tuple(Device("cuda", f"GPU-{number}", "RTX 4090", 24 << 30) for number in range(count))
+
+
+def test_a_teacher_has_a_card_of_its_own_if_there_is_one() -> None:
+    """Beside the student's, and on the host that has more cards than another."""
+    one = replace(LAMBDA, devices=cards(2))
+    student, teacher, _ = place_distillation(
+        [one], job(**{"teacher.backend": "cuda"}), SETTING
+    ).processes
+    assert (student.device, teacher.device) == ("GPU-0", "GPU-1")
+    few, many = (
+        replace(LAMBDA, name=name, devices=cards(count), teacher=True)
+        for name, count in (("few", 1), ("many", 3))
+    )
+    wanted = job(**{"teacher.backend": "cuda", "teacher.processes": 4})
+    hosts = [few, many, replace(LAMBDA, student=True)]
+    teachers = place_distillation(hosts, wanted, SETTING).processes[1:5]
+    assert sorted((each.host, each.device) for each in teachers) == [
+        ("few", "GPU-0"),
+        ("many", "GPU-0"),
+        ("many", "GPU-1"),
+        ("many", "GPU-2"),
+    ]
+
+
+def test_fewer_teachers_than_hosts_are_on_the_best_ones() -> None:
+    """As `launch plan --distill` counts them: it leaves out those that others would wait for."""
+    hosts = [
+        replace(INTEL, name=f"box-{cores}", cores=cores, coordinator=False, teacher=True)
+        for cores in (2, 32, 16)
+    ]
+    wanted = job(**{"teacher.processes": 2})
+    processes = place_distillation([*hosts, LAMBDA], wanted, SETTING).processes
+    assert [each.host for each in processes if each.role == "teacher"] == ["box-32", "box-16"]
+
+
 def test_this_machine_shares_its_cores_out(tmp_path: Path) -> None:
     wanted = resolve_job(None, LEAST, [HERE], tmp_path)
     plan = place_distillation([HERE], wanted, SETTING)
