@@ -14,6 +14,7 @@ from launcher.discovery.survey import Survey
 from launcher.errors import ConfigError
 from launcher.inventory.hosts import load_inventory
 from launcher.plan.distillation import CPU, student_device, student_host, teacher_hosts
+from launcher.plan.placement import share_cores
 from launcher.runs.planned import cluster_of
 from launcher.runs.preflight.own_settings import DEADLINE
 from launcher.runs.up import look_around
@@ -100,13 +101,21 @@ def described_seats(cluster: ClusterShape) -> Seats:
     The teachers have the others, or that one too if there is no other.
     """
     each = [group.device for group in cluster.groups for _ in range(group.hosts * group.devices)]
-    best = max(each, key=lambda device: (device.flops or 0, device.memory))
-    others = list(each)
+    able = [device for device in each if device.computes_cuda or device.is_processor]
+    if not able:
+        raise ConfigError(
+            "--cluster: teachers and students of a distillation compute on CUDA or a processor;"
+            f" there is only {each[0].name}"
+        )
+    best = max(able, key=lambda device: (device.flops or 0, device.memory))
+    others = list(able)
     others.remove(best)
     seats: list[Seat] = [
-        ("cpu" if device.name.startswith("CPU") else "cuda", device) for device in others or each
+        ("cpu" if device.is_processor else "cuda", device) for device in others or able
     ]
-    return Seats(teachers=seats, student=_alone(cluster, best), remarks=cluster.remarks)
+    left = dict.fromkeys(device.name for device in each if device not in able)
+    told = [f"{name} is left out: it is neither CUDA nor a processor" for name in left]
+    return Seats(teachers=seats, student=_alone(cluster, best), remarks=[*cluster.remarks, *told])
 
 
 def surveyed_seats(inventory: Path | None) -> Seats:
@@ -124,7 +133,9 @@ def surveyed_seats(inventory: Path | None) -> Seats:
     taken = student_device(host)
     seats, remarks = list[Seat](), list[str]()
     for teacher in teacher_hosts(found.hosts, host):
-        cpu = replace(CPU, threads=teacher.cores)
+        # Beside the student on this host, as it is started.
+        beside = [replace(taken, threads=None)] if teacher is host else []
+        *_, cpu = share_cores(teacher, [*beside, CPU])
         cards = [card for card in teacher.devices or () if card.backend == "cuda"]
         for device in (cpu, *(card for card in cards if teacher is not host or card != taken)):
             alone = cluster_of([replace(teacher, devices=(device,))], None)
@@ -153,6 +164,8 @@ def read_rates(texts: Sequence[str], found: Survey | None) -> tuple[float | None
             continue
         if not 0 < number < math.inf:
             raise ConfigError(f"--rate {text}: give tokens a second, or a folder of logits")
+        if given is not None:
+            raise ConfigError(f"--rate {text}: one number is enough; further ones are folders")
         given = number
     return given, measured
 
@@ -195,7 +208,12 @@ def plan_teaching(request: TeachingRequest) -> TeachingPlan:
     )
     pick = pick_teacher(options)
     learned = request.student or request.shape
-    sizes = [one.bytes_per_token for one in request.measured if one.bytes_per_token is not None]
+    kept = (request.kept.scheme, request.kept.top_k if request.kept.scheme == "topk" else None)
+    sizes = [
+        one.bytes_per_token
+        for one in request.measured
+        if one.bytes_per_token is not None and one.kept == kept
+    ]
     learning = None
     if request.student is not None:
         asked = Request(

@@ -12,7 +12,8 @@ from rich.table import Table
 from launcher.runs.teaching import TeachingPlan, TeachingRequest
 from launcher.views.tables import Column, table
 from trainer.planning.devices import count_text, gib, size_text
-from trainer.planning.teachers import DISK_RATE, TeacherOption
+from trainer.planning.logits_size import Kept
+from trainer.planning.teachers import DISK_RATE, WINDOW, TeacherOption
 
 _COLUMNS = (
     Column("ENGINE"),
@@ -71,7 +72,7 @@ def verdict(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
     """Return the hours, the bytes and who waits, in words, and the next command."""
     refused = [f"{one.format.name}: {one.refused}" for one in plan.options if one.refused]
     lines = [*_time(request, plan), *_student(request, plan), _share(request, plan)]
-    return [*lines, *refused, *_next(plan)]
+    return [*lines, *refused, *_next(request, plan)]
 
 
 def _time(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
@@ -145,21 +146,31 @@ def _share(request: TeachingRequest, plan: TeachingPlan) -> str:
     )
 
 
-def _next(plan: TeachingPlan) -> list[str]:
-    option = plan.pick
+def _next(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
+    option, kept = plan.pick, request.kept
     if option is None:
         return []
-    settings = [f"teacher.engine={option.format.engine}"]
+    settings: dict[str, object] = {"engine": option.format.engine}
     if option.format.engine == "torch":
-        settings.append(f"teacher.dtype={option.format.weights}")
+        settings["dtype"] = option.format.weights
     if option.place == "cuda":
-        settings.append("teacher.backend=cuda")
-    if option.teachers > 1:
-        settings.append(f"teacher.processes={option.teachers}")
+        settings["backend"] = "cuda"
+    # Without a number each teacher's host has one.
+    if option.teachers != max(1, sum(place == "cpu" for place, _ in request.seats.teachers)):
+        settings["processes"] = option.teachers
+    if kept.scheme != "topk":
+        settings["scheme"] = kept.scheme
+    elif kept.top_k != Kept().top_k:
+        settings["top_k"] = kept.top_k
+    if request.length != WINDOW:
+        settings["max_seq_len"] = request.length
     command = ["launch", "distill", "up", "--config", "JOB"]
-    for setting in settings:
-        command += ["--set", setting]
-    return ["next:", f"  {shlex.join(command)}"]
+    for key, value in settings.items():
+        command += ["--set", f"teacher.{key}={value}"]
+    lines = ["next:", f"  {shlex.join(command)}"]
+    if option.format.engine == "gguf":
+        lines.insert(0, "Its teacher.model is a GGUF file of these types")
+    return lines
 
 
 def _hours(seconds: float) -> str:

@@ -111,7 +111,7 @@ def read_measured(logits: Path) -> list[Measured]:
         InputError: the folder has no usable description.
     """
     folder = LogitsFolder(logits)
-    there = folder.description.teacher
+    there, scheme = folder.description.teacher, folder.description.scheme
     complete = [plan for plan in folder.description.shards if folder.is_complete(plan.number)]
     size = sum((folder.shard_path(plan.number) / SHARD_FILE).stat().st_size for plan in complete)
     tokens = sum(plan.tokens for plan in complete)
@@ -129,6 +129,19 @@ def read_measured(logits: Path) -> list[Measured]:
             vocab_size=there.vocab_size,
             rates=by_name,
             bytes_per_token=size / tokens if tokens else None,
+            kept=(scheme.kind, scheme.top_k if scheme.kind == "topk" else None),
+            bits=_bits(there.quantization) if there.engine == "gguf" else None,
         )
         for place, by_name in rates.items()
     ]
+
+
+def _bits(types: str) -> float | None:
+    """Return the bits of a weight of the widest of a file's types; None: one is unknown."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        sizes = [GGML_QUANT_SIZES[GGMLQuantizationType[name]] for name in types.split("+")]
+    except KeyError:
+        return None
+    return max(8 * size / block for block, size in sizes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,14 @@ class TensorHeader:
     file: Path
     begin: int
     end: int
+
+
+def stored_dtype(headers: Mapping[str, TensorHeader]) -> str:
+    """Return the dtype of most of a model's elements: `BF16`, `F32`, ...; `BF16` of none."""
+    sizes = Counter[str]()
+    for header in headers.values():
+        sizes[header.dtype] += math.prod(header.shape)
+    return sizes.most_common(1)[0][0] if sizes else "BF16"
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:

@@ -49,6 +49,17 @@ class DeviceModel:
     nvlink: float | None = None
     """Bytes a second to the other devices of its host, in one direction."""
     source: str
+    """Its maker and where the figures are from, or `assumed`."""
+
+    @property
+    def is_processor(self) -> bool:
+        """Whether it is a host's processor."""
+        return self.name.startswith("CPU")
+
+    @property
+    def computes_cuda(self) -> bool:
+        """Whether it is a card of NVIDIA, or an unknown one, which may be."""
+        return not self.is_processor and self.source.split(",")[0] in ("NVIDIA", "assumed")
 
 
 def _device(

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from trainer.model.families import FAMILIES, Family, biased_linears, text_config, with_defaults
-from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
+from trainer.model.safetensors_headers import (
+    TensorHeader,
+    read_config,
+    read_headers,
+    stored_dtype,
+)
 from trainer.planning.shapes import NAMED, ModelShape
 from trainer.system.errors import InputError
 
@@ -44,8 +49,9 @@ def read_shape(folder: Path) -> ModelShape:
     shape = parse_shape(read_config(folder), str(folder / "config.json"), folder.name)
     if not weights:
         return shape
-    counted = sum(math.prod(header.shape) for header in read_headers(folder).values())
-    return replace(shape, counted=counted)
+    headers = read_headers(folder)
+    counted = sum(math.prod(header.shape) for header in headers.values())
+    return replace(shape, counted=counted, stored=stored_dtype(headers))
 
 
 def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
@@ -61,6 +67,8 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         value = next((tree[key] for key in keys if tree.get(key) is not None), default)
         if type(value) is not int or value < 0 or (value == 0 and default != 0):
             raise InputError(f"{where}: {keys[0]} must be a positive integer, got {value!r}")
+        if value >= 1 << 31:
+            raise InputError(f"{where}: {keys[0]} is too large for a model: {value:.3g}")
         return value
 
     hidden = size("hidden_size", "n_embd", "d_model")
@@ -78,6 +86,8 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         shown = names[0] if isinstance(names, list) and names else kind
         remark = f"architecture {shown} is not known here; planned by the sizes of its config alone"
     types = tree.get("layer_types") or ()
+    if not isinstance(types, list | tuple):
+        raise InputError(f"{where}: layer_types must be a list, got {types!r}")
     states = [
         size(f"linear_{key}", default=0)
         for key in ("num_value_heads", "key_head_dim", "value_head_dim")
@@ -104,6 +114,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         biases=0 if gated else 11 * hidden,
         normalised_heads=family is not None and family.normalised_heads,
         kept=family.kept if family is not None and family.code == "transformers" else None,
+        in_gguf=family is not None and bool(family.gguf),
         remark=remark,
     )
     return replace(shape, biases=_biases(tree, family, shape)) if gated else shape
@@ -158,6 +169,7 @@ def shape_of_headers(headers: Mapping[str, TensorHeader], name: str) -> ModelSha
         tied=of("lm_head.weight") is None,
         normalised_heads=norm is not None,
         counted=sum(math.prod(shape) for shape in sizes.values()),
+        stored=stored_dtype(headers),
         remark="no config.json: sizes are read from the weights' headers, heads of"
         f" {head} columns are {'known' if norm is not None else 'assumed'}",
     )

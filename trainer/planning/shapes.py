@@ -47,6 +47,10 @@ class ModelShape:
     """What transformers' code keeps; None: Motley's decoder, or Megatron-LM's GPT."""
     counted: int | None = None
     """Parameters counted in the headers of the weights; None: by the sizes."""
+    stored: str = "BF16"
+    """The dtype of most of them in safetensors' words; what models are published in if unknown."""
+    in_gguf: bool = False
+    """GGUF files of its architecture are converted, if it has no experts."""
     remark: str = ""
     """What the config leaves open, in words."""
 
@@ -80,12 +84,14 @@ class ModelShape:
         return self.layers * self.attention_parameters + mlp
 
     @property
+    def layer_experts(self) -> int:
+        """Elements of the experts of one layer, which transformers stacks."""
+        return self.mlp_matrices * self.hidden * self.experts * self.inner * (self.experts > 1)
+
+    @property
     def expert_parameters(self) -> int:
-        """Elements of all experts, which transformers stacks: NF4 leaves them as they are."""
-        if self.experts == 1:
-            return 0
-        sparse = self.layers - self.dense_layers
-        return sparse * self.mlp_matrices * self.hidden * self.experts * self.inner
+        """Elements of all experts: NF4 leaves them as they are."""
+        return (self.layers - self.dense_layers) * self.layer_experts
 
     @property
     def small_parameters(self) -> int:
@@ -178,6 +184,7 @@ def llama(
         head_dim=hidden // heads,
         inner=inner,
         vocab=vocab,
+        in_gguf=True,
     )
 
 

@@ -12,6 +12,7 @@ from trainer.planning.replica import USABLE
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, TrainingSetup
 from trainer.planning.time import EFFICIENCY, forward_flops_per_token, speed_of
+from trainer.system.errors import InputError
 
 Place = Literal["cpu", "cuda"]
 BATCH: Mapping[Place, int] = {"cpu": 4096, "cuda": 32768}
@@ -21,6 +22,10 @@ WINDOW = 1024
 """Default number of tokens of a window."""
 DISK_RATE = 1e9
 """Bytes a second of weights that are read from their file again. A guess until it is measured."""
+_SCORES = 6
+"""Tensors of a number for each head and pair of tokens, where attention is not fused: measured 3
+(gpt-oss) to 5.5 (Gemma 2)."""
+_STORED = {"float32": "F32", "bfloat16": "BF16"}
 _INT8_FIXED = 400 << 20
 """Bytes of OpenVINO, the graph and its compiled code, for a small model as for a large one."""
 
@@ -35,11 +40,10 @@ class WeightFormat:
     """Their type: the dtype, or the quantisation."""
     bits: float
     """Of a weight, with its part of a scale."""
-    mapped: bool = False
-    """On the CPU they are read from their file when they are used, and may leave the memory."""
+    file: bool = False
+    """They are a file of this format, mapped: read when they are used, and may leave the memory. So
+    are the dtype's where the model is stored in it."""
     places: tuple[Place, ...] = ("cpu",)
-    dense: bool = False
-    """Experts are not quantised, so that nothing is won for a mixture of them."""
 
     @property
     def name(self) -> str:
@@ -49,12 +53,11 @@ class WeightFormat:
 
 FORMATS = (
     WeightFormat(engine="torch", weights="float32", bits=32, places=("cpu", "cuda")),
-    # As most models are published, so that the file is mapped.
-    WeightFormat(engine="torch", weights="bfloat16", bits=16, mapped=True, places=("cpu", "cuda")),
-    WeightFormat(engine="openvino", weights="int8", bits=8, dense=True),
+    WeightFormat(engine="torch", weights="bfloat16", bits=16, places=("cpu", "cuda")),
+    WeightFormat(engine="openvino", weights="int8", bits=8),
     # A scale of 16 bits to 32 weights: ggml's block_q8_0 and block_q4_0.
-    WeightFormat(engine="gguf", weights="Q8_0", bits=8.5, mapped=True),
-    WeightFormat(engine="gguf", weights="Q4_0", bits=4.5, mapped=True),
+    WeightFormat(engine="gguf", weights="Q8_0", bits=8.5, file=True),
+    WeightFormat(engine="gguf", weights="Q4_0", bits=4.5, file=True),
 )
 
 
@@ -72,6 +75,10 @@ class Measured:
     """Tokens a second of each teacher, by name; at least one."""
     bytes_per_token: float | None = None
     """Of complete shards; None: there is none yet."""
+    kept: tuple[str, int | None] | None = None
+    """Scheme and, of `topk`, k: what those bytes are of."""
+    bits: float | None = None
+    """Of a weight in a GGUF file, that of its widest type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,12 +137,20 @@ def int8_opening_bytes(weights: int, largest: int, loaded: int = 0) -> int:
     return 2 * weights + loaded + 4 * largest + 9 * largest + _INT8_FIXED
 
 
-def forward_bytes(shape: ModelShape, place: Place, width: int) -> int:
-    """Return the bytes of a forward beside its weights: one layer's tensors and some logits."""
+def forward_bytes(shape: ModelShape, place: Place, tokens: int, width: int, length: int) -> int:
+    """Return the bytes of a forward beside its weights: one layer's tensors and some logits.
+
+    Args:
+        tokens: of the forward.
+        width: bytes of an element.
+        length: tokens of a window.
+    """
     columns = max(shape.active_experts * shape.inner + shape.shared_inner, shape.dense_inner)
     a_token = 4 * shape.hidden + 2 * (shape.queries + shape.keys) + shape.mlp_matrices * columns
+    if shape.kept is not None and shape.kept.scores:
+        a_token += _SCORES * shape.heads * length
     logits = LOGIT_ELEMENTS * (1 if place == "cpu" else 8)
-    return BATCH[place] * a_token * width + 3 * 4 * logits
+    return tokens * a_token * width + 3 * 4 * logits
 
 
 def teacher_options(
@@ -156,14 +171,29 @@ def teacher_options(
         length: tokens of a window.
         given: tokens a second of one teacher, whatever computes it.
         measured: replaces what is computed of the same engine and weights.
+
+    Raises:
+        InputError: nothing here is of the kind that a rate was measured on.
     """
-    found: list[TeacherOption] = []
-    for kind in FORMATS:
-        for place in kind.places:
-            here = [device for at, device in devices if at == place]
-            if here:
-                found.append(_option(shape, kind, place, here, length, given))
+    seats = {at: [device for place, device in devices if place == at] for at in BATCH}
+    found = [
+        _option(shape, kind, place, seats[place], length, given)
+        for kind in FORMATS
+        for place in kind.places
+        if seats[place]
+    ]
     for each in measured:
+        if not seats[each.place]:
+            raise InputError(
+                f"--rate: it was measured on {each.place}, and no teacher here computes there"
+            )
+        wanted = (each.engine, each.weights, each.place)
+        if wanted not in [(one.format.engine, one.format.weights, one.place) for one in found]:
+            # A file of other types than those of the table.
+            kind = WeightFormat(
+                engine=each.engine, weights=each.weights, bits=each.bits or 16, file=True
+            )
+            found.append(_option(shape, kind, each.place, seats[each.place], length, None))
         found = _put_in(found, each)
     return found
 
@@ -189,30 +219,33 @@ def _option(
     length: int,
     given: float | None,
 ) -> TeacherOption:
-    if kind.engine == "gguf" and shape.experts > 1:
+    if kind.engine == "gguf" and (shape.experts > 1 or not shape.in_gguf):
         kind = replace(kind, engine=None)  # such files are not converted
     wide = kind.weights != "bfloat16"
-    working = forward_bytes(shape, place, 4 if wide else 2)
+    batch = gguf_batch(shape.vocab) if kind.file else max(BATCH[place], length)
+    working = forward_bytes(shape, place, batch, 4 if wide else 2, length)
+    if kind.file:
+        working += 8 * shape.layers * shape.keys * length  # of a window, in fp32
     weights = int(shape.parameters * kind.bits / 8)
-    least = weights + working
+    read = 0  # bytes that are mapped
     if kind.engine == "openvino":
         largest = max(shape.table_parameters, shape.widest_linear)
-        weights = int8_opening_bytes(shape.parameters, largest)
-        least = weights + working
-    elif kind.mapped and place == "cpu":
-        # A layer at a time, with all its experts: a batch has tokens for each of them.
-        least = int((shape.layer_parameters + shape.table_parameters) * kind.bits / 8) + working
+        loaded = 0 if shape.stored in _STORED.values() else 4 * shape.parameters
+        weights = int8_opening_bytes(shape.parameters, largest, loaded)
+    elif place == "cpu" and (kind.file or _STORED.get(kind.weights) == shape.stored):
+        # Transformers stacks experts, in memory of its own.
+        stacked = shape.expert_parameters if kind.engine == "torch" else 0
+        read = weights - int(stacked * kind.bits / 8)
+    least = weights + working
+    if read:
+        layer = shape.layer_parameters - (shape.layer_experts if kind.engine == "torch" else 0)
+        least += int((layer + shape.table_parameters) * kind.bits / 8) - read
     room = int(max(device.memory for device in devices) * USABLE)
-    refused = (
-        "refuses a mixture of experts, which it would not quantise"
-        if kind.dense and shape.experts > 1
-        else ""
-    )
+    refused = _refused(shape, kind)
     able = [] if refused else [one for one in devices if least <= one.memory * USABLE]
-    batch = gguf_batch(shape.vocab) if kind.engine == "gguf" else BATCH[place]
     rates: list[float | None] = []
     for device in able:
-        again = weights if weights + working > device.memory * USABLE else 0
+        again = read if weights + working > device.memory * USABLE else 0
         rates.append(_rate(shape, device, place, length, wide, again / batch, given))
     known = sorted((rate for rate in rates if rate is not None), reverse=True)
     together = [(count * rate, count) for count, rate in enumerate(known, 1)]
@@ -220,7 +253,7 @@ def _option(
     return TeacherOption(
         format=kind,
         place=place,
-        device=max(devices, key=lambda one: one.memory).name,
+        device=_named(able or devices, rates).name,
         weights=weights,
         working=working,
         least=least,
@@ -231,6 +264,21 @@ def _option(
         rate=rate,
         source="computed" if given is None else "given",
     )
+
+
+def _refused(shape: ModelShape, kind: WeightFormat) -> str:
+    """Return why an engine does not compute a model; empty if it does."""
+    if kind.engine == "openvino" and shape.experts > 1:
+        return "refuses a mixture of experts, which it would not quantise"
+    if kind.engine == "openvino" and shape.recurrent_layers:
+        return "refuses recurrent layers, which it cannot export"
+    return ""
+
+
+def _named(devices: Sequence[DeviceModel], rates: Sequence[float | None]) -> DeviceModel:
+    """Return the fastest device, or without rates the roomiest."""
+    known = {rate: device for device, rate in zip(devices, rates, strict=False) if rate}
+    return known[max(known)] if known else max(devices, key=lambda one: one.memory)
 
 
 def _rate(

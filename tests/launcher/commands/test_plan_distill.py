@@ -76,13 +76,31 @@ def test_a_teacher_that_does_not_fit_is_refused_with_what_would(
     assert run([*dense, "--cluster", "1xCPU8-32GB"]) == 0
     shown = capsys.readouterr().out
     assert "each forward reads the weights from their file" in shown
-    assert re.search(r"gguf Q4_0 on CPU, 8 cores: [\d,]{5,} hours", shown)
+    assert re.search(r"torch bfloat16 on CPU, 8 cores: [\d,]{5,} hours", shown)
     assert run([*dense, "--cluster", "1xRTX4090"]) == 4
     shown = capsys.readouterr()
     assert "No engine fits: the least is torch bfloat16 on cuda, with 13" in shown.out
     assert shown.err == "launch: no engine fits this teacher on these hosts\n"
     assert run([*dense, "--cluster", "1xCPU8-2GB"]) == 4
-    assert re.search(r"with \d\.\d GiB of 1\.8 there; 38\.\d to read", capsys.readouterr().out)
+    assert re.search(r"with \d\.\d GiB of 1\.8 there; 37\.\d to read", capsys.readouterr().out)
+
+
+def test_the_next_command_starts_what_was_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = ("--cluster", "1xCPU2-64GB; 1xCPU32-64GB; 1xRTX4090; 1xMI300X, 1gbit")
+    kept = ("--top-k", "32", "--length", "4096")
+    assert run(["plan", "--distill", "--shape", "8b", *hosts, *kept]) == 0
+    shown = capsys.readouterr().out
+    assert "note: MI300X is left out: it is neither CUDA nor a processor" in shown
+    assert "torch bfloat16 on CPU, 32 cores:" in shown
+    assert shown.splitlines()[-1].split(" --set ")[1:] == [
+        "teacher.engine=torch",
+        "teacher.dtype=bfloat16",
+        "teacher.processes=1",
+        "teacher.top_k=32",
+        "teacher.max_seq_len=4096",
+    ]
+    assert run(["plan", "--distill", "--shape", "8b", *BOX, "--scheme", "sampled"]) == 0
+    assert capsys.readouterr().out.endswith("--set teacher.scheme=sampled\n")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +118,8 @@ def test_a_folder_of_logits_gives_its_teachers_rate_and_bytes(
 ) -> None:
     model, logits = taught
     asked = ("plan", "--distill", "--model", str(model), *BOX, "--rate", str(logits))
-    tree = tree_of(capsys, *asked)
+    assert not tree_of(capsys, *asked)["share"]["measured"], "of top-8, not of top-64"
+    tree = tree_of(capsys, *asked, "--top-k", "8")
     picked = tree["options"][tree["pick"]]
     beat = json.loads((logits / "teachers" / "near.json").read_bytes())
     assert beat["device"] == "cpu"
@@ -131,6 +150,8 @@ def test_the_hosts_of_an_inventory_are_asked(
     ("arguments", "said"),
     [
         ([*TEACHER, *BOX, "--rate", "0"], "--rate 0: give tokens a second, or a folder"),
+        ([*TEACHER, *BOX, "--rate", "5", "--rate", "6"], "--rate 6: one number is enough"),
+        ([*TEACHER, "--cluster", "1xM2Ultra-192G"], "compute on CUDA or a processor; there is"),
         ([*TEACHER, *BOX, "--rate", "nowhere"], "--rate nowhere: no folder of logits in which"),
         ([*TEACHER, *BOX, "--student", "absent/"], "no model folder absent/"),
         ([*TEACHER, *BOX, "--explain", "ddp"], "--explain does not go with --distill"),

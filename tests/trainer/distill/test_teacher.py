@@ -18,8 +18,14 @@ from tests.trainer.small_teacher import SCHEMES, TOPK
 from trainer.distill.logits.scores import Scheme, Window
 from trainer.distill.teacher import torch_engine
 from trainer.distill.teacher.scoring import Teacher
-from trainer.distill.teacher.torch_engine import TorchEngine, emulates_bf16, open_torch
+from trainer.distill.teacher.torch_engine import (
+    TorchEngine,
+    emulates_bf16,
+    open_torch,
+    weight_bytes,
+)
 from trainer.distill.teacher.windows import UnscoredWindow
+from trainer.model.safetensors_headers import read_headers
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError, NonFiniteError
 
@@ -285,3 +291,18 @@ def test_weights_that_do_not_fit_are_refused_with_what_would(
     if stored == "bfloat16":
         assert open_torch(folder, stored, Compute("cpu")).device.type == "cpu"
         assert "weights take 0.0 GB, and 0.0 GB of main memory are free for them" in caplog.text
+
+
+def test_experts_that_are_stored_alone_are_loaded(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers stacks them, so that they take memory although the file has their dtype."""
+    folder = tiny_model("qwen3_moe", dtype="bfloat16")
+    experts = {name: header for name, header in read_headers(folder).items() if ".experts." in name}
+    loaded, mapped = weight_bytes(folder, torch.bfloat16)
+    assert loaded == sum(header.end - header.begin for header in experts.values())
+    assert mapped > 0
+    monkeypatch.setattr(torch_engine, "free_memory", lambda _: 1000)
+    message = r"in bfloat16, and 0\.0 GB are free; take a host with more memory, or a smaller"
+    with pytest.raises(InputError, match=message):
+        open_torch(folder, "bfloat16", Compute("cpu"))

@@ -8,6 +8,7 @@ import pytest
 
 import trainer.distill
 from trainer.distill.teacher.engines import ENGINES
+from trainer.model.families import FAMILIES
 from trainer.planning.devices import DEVICES, GIB, DeviceModel, parse_cluster, processor
 from trainer.planning.model_config import parse_shape
 from trainer.planning.replica import USABLE
@@ -25,6 +26,7 @@ from trainer.planning.teachers import (
     teacher_options,
 )
 from trainer.planning.time import forward_flops_per_token
+from trainer.system.errors import InputError
 
 DENSE, SPARSE = NAMED["qwen3-4b"], NAMED["qwen3-next-80b-a3b"]
 BOX = processor(8, 300 * GIB)
@@ -94,20 +96,71 @@ def test_80_billion_fit_300_gib_in_bf16_and_not_in_fp32() -> None:
 
 
 def test_a_mapped_file_that_exceeds_the_memory_needs_a_layer_and_the_disk() -> None:
-    small = processor(8, 64 * GIB)
-    found = of(teacher_options(SPARSE, [("cpu", small)], 1024), "bfloat16")
+    small = processor(8, 6 * GIB)
+    found = of(teacher_options(DENSE, [("cpu", small)], 1024), "bfloat16")
     assert found.fits == "disk"
-    in_use = SPARSE.layer_parameters + SPARSE.table_parameters
+    in_use = DENSE.layer_parameters + DENSE.table_parameters
     assert found.least == in_use * 2 + found.working
-    whole = of(teacher_options(SPARSE, [("cpu", BOX)], 1024), "bfloat16")
+    whole = of(teacher_options(DENSE, [("cpu", BOX)], 1024), "bfloat16")
     assert found.rate is not None
     assert whole.rate is not None
     assert 1 / found.rate - 1 / whole.rate == pytest.approx(
         found.weights / DISK_RATE / BATCH["cpu"]
     )
-    assert of(teacher_options(SPARSE, [("cpu", small)], 1024), "float32").fits == "no"
-    tiny = processor(8, 4 * GIB)
-    assert of(teacher_options(SPARSE, [("cpu", tiny)], 1024), "bfloat16").fits == "no"
+    assert of(teacher_options(DENSE, [("cpu", small)], 1024), "float32").fits == "no"
+    tiny = processor(8, 1 * GIB)
+    assert of(teacher_options(DENSE, [("cpu", tiny)], 1024), "bfloat16").fits == "no"
+
+
+def test_experts_are_stacked_in_memory_and_never_read_from_the_disk() -> None:
+    found = of(teacher_options(SPARSE, [("cpu", processor(8, 128 * GIB))], 1024), "bfloat16")
+    assert found.fits == "no"
+    assert found.least - found.working > 2 * SPARSE.expert_parameters > 0.9 * found.weights
+
+
+def test_what_is_mapped_is_what_the_model_is_stored_in() -> None:
+    small, fits = processor(8, 6 * GIB), dict[str, list[str]]()
+    for stored in ("BF16", "F32", "F16"):
+        options = teacher_options(replace(DENSE, stored=stored), [("cpu", small)], 1024)
+        fits[stored] = [of(options, weights).fits for weights in ("float32", "bfloat16")]
+    assert fits == {"BF16": ["no", "disk"], "F32": ["disk", "no"], "F16": ["no", "no"]}
+    as_bf16, as_f16 = (
+        of(teacher_options(replace(DENSE, stored=stored), [("cpu", BOX)], 1024), "int8").weights
+        for stored in ("BF16", "F16")
+    )
+    assert as_f16 - as_bf16 == 4 * DENSE.parameters  # it is loaded in fp32
+
+
+def test_an_engine_that_refuses_a_model_is_not_picked() -> None:
+    gemma = replace(DENSE, in_gguf=False)
+    options = teacher_options(gemma, [("cpu", processor(8, 8 * GIB))], 1024)
+    assert of(options, "Q4_0").format.engine is None
+    picked = pick_teacher(options)
+    assert picked is not None
+    assert picked.format.engine == "torch"
+    hybrid = replace(DENSE, recurrent_layers=3)
+    refused = of(teacher_options(hybrid, [("cpu", BOX)], 1024), "int8")
+    assert (refused.fits, refused.refused) == (
+        "no",
+        "refuses recurrent layers, which it cannot export",
+    )
+
+
+def test_a_longer_window_and_attention_that_is_not_fused_need_more() -> None:
+    short, long = (
+        of(teacher_options(DENSE, [("cpu", BOX)], length), "bfloat16").working
+        for length in (1024, 131_072)
+    )
+    assert long > 10 * short
+    kept = replace(FAMILIES["gemma2"].kept)
+    assert kept.scores
+    apart = of(teacher_options(replace(DENSE, kept=kept), [("cpu", BOX)], 1024), "bfloat16").working
+    assert apart - short == 4096 * 1024 * DENSE.heads * 2 * 6
+    files = [
+        of(teacher_options(DENSE, [("cpu", BOX)], length), "Q8_0").working
+        for length in (1024, 2048)
+    ]
+    assert files[1] - files[0] == 1024 * 8 * DENSE.layers * DENSE.keys  # of a window, in fp32
 
 
 def test_a_gguf_file_is_read_again_by_each_of_its_smaller_forwards() -> None:
@@ -161,5 +214,13 @@ def test_what_was_measured_replaces_what_is_computed() -> None:
     found = of(options, "float32")
     assert (found.rate, found.teachers, found.source) == (40.0, 2, "measured")
     assert pick_teacher(options) is found
+    file = replace(measured, engine="gguf", weights="Q4_K+Q6_K", bits=6.5625, rates={"a": 9.0})
+    options = teacher_options(DENSE, [("cpu", BOX)], 1024, measured=[file])
+    found = of(options, "Q4_K+Q6_K")
+    assert (found.format.engine, found.rate, found.source) == ("gguf", 9.0, "measured")
+    assert found.weights == int(DENSE.parameters * 6.5625 / 8)
+    assert pick_teacher(options) is found
+    with pytest.raises(InputError, match="it was measured on cuda, and no teacher here"):
+        teacher_options(DENSE, [("cpu", BOX)], 1024, measured=[replace(measured, place="cuda")])
     given = teacher_options(DENSE, [("cpu", BOX)], 1024, given=45.7)
     assert {(one.rate, one.source) for one in given} == {(45.7, "given")}

@@ -12,7 +12,6 @@ import logging
 import math
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,12 @@ from torch import Tensor, nn
 from trainer.distill.teacher.published import load_published
 from trainer.distill.teacher.torch_engine import padded, rows_at_once
 from trainer.model.families import text_config
-from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
+from trainer.model.safetensors_headers import (
+    TensorHeader,
+    read_config,
+    read_headers,
+    stored_dtype,
+)
 from trainer.planning.model_config import EXPERTS
 from trainer.planning.teachers import int8_opening_bytes
 from trainer.replica.backend import Compute
@@ -51,7 +55,7 @@ class OpenVinoEngine:
         openvino = import_openvino(model_dir)
         self.device = torch.device("cpu")
         # As stored: such weights are mapped from the file, and take no memory of their own.
-        stored = stored_dtype(read_headers(model_dir))
+        stored = _as_loaded(read_headers(model_dir))
         parts = load_published(model_dir, stored, self.device)
         self.vocab_size = parts.vocab_size
         self._core = openvino.Core()
@@ -141,17 +145,13 @@ class _Part(nn.Module):
         return self._function(x.to(self._stored) if x.is_floating_point() else x).float()
 
 
-def stored_dtype(headers: dict[str, TensorHeader]) -> torch.dtype:
-    """Return bfloat16 if most weights are stored so, else float32."""
-    sizes = Counter[str]()
-    for header in headers.values():
-        sizes[header.dtype] += math.prod(header.shape)
-    return torch.bfloat16 if sizes and sizes.most_common(1)[0][0] == "BF16" else torch.float32
+def _as_loaded(headers: dict[str, TensorHeader]) -> torch.dtype:
+    return torch.bfloat16 if stored_dtype(headers) == "BF16" else torch.float32
 
 
 def needed_memory(headers: dict[str, TensorHeader]) -> int:
     """Return the most main memory that opening takes, in bytes: see `int8_opening_bytes`."""
-    stored = {torch.bfloat16: "BF16", torch.float32: "F32"}[stored_dtype(headers)]
+    stored = {torch.bfloat16: "BF16", torch.float32: "F32"}[_as_loaded(headers)]
     sizes = [math.prod(header.shape) for header in headers.values()]
     loaded = sum(
         math.prod(header.shape) * (2 if stored == "BF16" else 4)
@@ -277,7 +277,7 @@ def open_openvino(model_dir: Path, dtype: str, compute: Compute) -> OpenVinoEngi
     headers = read_headers(model_dir)
     need, free = needed_memory(headers), free_memory(psutil.virtual_memory().available)
     if need > free:
-        kind = "bfloat16" if stored_dtype(headers) is torch.bfloat16 else "float32"
+        kind = str(_as_loaded(headers)).removeprefix("torch.")
         raise InputError(
             f"--engine openvino: {model_dir} needs {need / 1e9:.1f} GB of main memory to open, and"
             f" {free / 1e9:.1f} GB are free; --engine torch --dtype {kind} reads the weights from"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,12 +92,17 @@ def rows_at_once(vocab_size: int, device: torch.device) -> int:
     return max(1, elements // vocab_size)
 
 
+_EXPERT = re.compile(r"\.experts\.\d+\.")
+"""Of an expert that is stored alone: transformers copies such ones into one tensor a layer."""
+
+
 def weight_bytes(model_dir: Path, dtype: torch.dtype) -> tuple[int, int]:
     """Return the bytes of a model's weights on the CPU: loaded, and mapped as they are stored."""
     stored = {torch.bfloat16: "BF16", torch.float32: "F32"}[dtype]
     sizes = {True: 0, False: 0}
-    for header in read_headers(model_dir).values():
-        sizes[header.dtype == stored] += dtype.itemsize * math.prod(header.shape)
+    for name, header in read_headers(model_dir).items():
+        mapped = header.dtype == stored and not _EXPERT.search(name)
+        sizes[mapped] += dtype.itemsize * math.prod(header.shape)
     return sizes[False], sizes[True]
 
 
@@ -126,10 +132,15 @@ def _check_room(model_dir: Path, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
     less, _ = weight_bytes(model_dir, other)
-    told = f"--dtype {str(other).removeprefix('torch.')} needs {less / 1e9:.1f} GB"
+    if less <= free:
+        told = f"--dtype {str(other).removeprefix('torch.')} needs {less / 1e9:.1f} GB"
+    elif any(map(_EXPERT.search, read_headers(model_dir))):
+        told = "take a host with more memory, or a smaller teacher"
+    else:
+        told = "take a GGUF file of it, with --engine gguf"
     raise InputError(
         f"{model_dir}: needs {need / 1e9:.1f} GB of main memory in {name}, and {free / 1e9:.1f} GB"
-        f" are free; {told if less <= free else 'take a GGUF file of it, with --engine gguf'}"
+        f" are free; {told}"
     )
 
 
