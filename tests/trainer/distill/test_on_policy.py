@@ -26,12 +26,18 @@ from tests.trainer.small_teacher import (
     write_padded,
     write_teacher,
 )
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 from trainer.commands.distill.verify import verify
 from trainer.config.run import load as load_config
+from trainer.data.encoder import Encoder
 from trainer.distill.answers.author import Author
 from trainer.distill.answers.opened import open_shards
-from trainer.distill.answers.rounds import ON_POLICY, RoundsFolder, find_rounds
+from trainer.distill.answers.rounds import (
+    ON_POLICY,
+    RoundAnswers,
+    RoundsFolder,
+    find_rounds,
+)
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.logits.verify import verdicts
@@ -364,6 +370,83 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+def test_a_round_that_seems_to_be_missing_for_a_moment_is_not_replaced(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unreachable share: newer weights write other answers, of other lengths, to the round."""
+    monkeypatch.setattr(Encoder, "stops", property(lambda _: frozenset(range(0, 278, 9))))
+    settings = {f"{OWN}max_new_tokens": 16, "optimizer__learning_rate": 0.1}
+    run = course(tmp_path / "out", student, tmp_path / "logits", **settings)
+    is_there, hidden = RoundAnswers.is_there, list[int]()
+
+    def unsure(answers: RoundAnswers, number: int) -> bool:
+        in_time = threading.current_thread() is threading.main_thread() and not hidden
+        if number == 1 and in_time and is_there(answers, 2):
+            hidden.append(number)
+            return False
+        return is_there(answers, number)
+
+    monkeypatch.setattr(RoundAnswers, "is_there", unsure)
+    with teaching(teacher, corpus, tmp_path / "logits"):
+        assert run.run(StopsAfter(PATIENCE)) == 0
+    assert hidden
+    assert run.steps("step") == list(range(1, 9))
+    assert not run.events("quarantined")
+
+
+class StopsAfter(Stop):
+    """Asks for an end after a time, so that a test of a wait ends."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._end = time.monotonic() + seconds
+
+    def __bool__(self) -> bool:
+        if time.monotonic() > self._end:
+            self.ask("enough")
+        return bool(self.reason)
+
+
+def test_a_full_disk_under_its_answers_is_waited_for(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = course(tmp_path / "out", student, tmp_path / "logits")
+    write, failures = RoundAnswers.write, [StorageError("answers: not written: no space")] * 3
+
+    def failing(answers: RoundAnswers, number: int, *more: Any) -> Path:
+        if number == 2 and failures:
+            raise failures.pop()
+        return write(answers, number, *more)
+
+    monkeypatch.setattr(RoundAnswers, "write", failing)
+    with teaching(teacher, corpus, tmp_path / "logits"):
+        assert run.run() == 0
+        assert not failures
+        assert run.steps("step") == list(range(1, 9))
+        told = [event["reason"] for event in run.events("waiting")]
+        assert "answers: not written: no space; it is tried again" in told
+        failures += [StorageError("answers: not written: no space")] * 1000
+        lost = course(tmp_path / "lost", student, tmp_path / "logits")
+        with pytest.raises(StorageError, match="no space"):
+            lost.run(timeout=0.5)
+
+
+def test_a_stop_ends_the_writing_of_answers(
+    teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, stop = course(tmp_path / "out", student, tmp_path / "logits"), Stop()
+    write = Author.write
+
+    def stopped(author: Author, places: Any, *more: Any) -> Any:
+        stop.ask("enough")
+        return write(author, places, *more)
+
+    monkeypatch.setattr(Author, "write", stopped)
+    with teaching(teacher, corpus, tmp_path / "logits"):
+        assert run.run(stop) == 0
+    assert not rounds_of(tmp_path / "logits").answers.plans
 
 
 def test_scores_of_other_tokens_are_damage(

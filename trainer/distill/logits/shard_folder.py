@@ -228,6 +228,8 @@ class ShardFolder(ABC, Generic[D, Item]):
         try:
             for part in (QUARANTINE, REQUESTS):  # a copied folder may lack empty folders
                 (self.path / part).mkdir(exist_ok=True)
+            # First: nobody makes a shard again that is moved away and was not requested.
+            self.request(number, reason)
             self.shard_path(number).rename(aside)
         except FileNotFoundError:
             return None
@@ -236,7 +238,8 @@ class ShardFolder(ABC, Generic[D, Item]):
                 f"{self.shard_path(number)}: damaged ({reason}), and cannot be moved away: "
                 f"{error.strerror}"
             ) from None
-        self.request(number, reason)
+        if number not in self.requests():  # a teacher made it in between, and that one was moved
+            self.request(number, reason)
         return aside
 
     def request(self, number: int, reason: str) -> None:

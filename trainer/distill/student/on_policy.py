@@ -77,8 +77,9 @@ class OnPolicy:
         run: names the run's folder; a run that goes on from a checkpoint has the same.
         generate: continues prompts by the present weights.
         steps: of the run.
-        timeout: seconds without a sign of a living teacher after which waiting is an error.
-        stop: ends a wait.
+        timeout: seconds without a sign of a living teacher, or in which answers cannot be written,
+            after which waiting is an error.
+        stop: ends a wait, and the writing of answers.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class OnPolicy:
         self.run, self._config, self._own = run, config, own
         self._each = config.own_answers
         self._last_round = (steps - 1) // own.round_steps
-        self._prompts, self._stop = prompts, stop
+        self._prompts, self._stop, self._timeout = prompts, stop, timeout
         sampling = Sampling(temperature=own.temperature, seed=config.training.seed)
         self._author = Author(generate, prompts, sampling, own.max_new_tokens)
         self._rounds = RoundsFolder(folder.path / ON_POLICY / run)
@@ -138,9 +139,9 @@ class OnPolicy:
         own, self.waited, self.wrote = self._own, 0.0, 0.0
         number, place = divmod(step, own.round_steps)
         if self._held is None or self._held[0] != number:
-            for due in range(number, min(number + own.rounds_ahead, self._last_round) + 1):
-                self._answers(due, tell)
             try:
+                for due in range(number, min(number + own.rounds_ahead, self._last_round) + 1):
+                    self._answers(due, tell)
                 self._held = number, self._scored(number, tell)
             except _Stopped:
                 return None
@@ -160,11 +161,34 @@ class OnPolicy:
             Place(document, 0, self._prompt(document), document)
             for document in range(plan.first_document, plan.stop_document)
         ]
-        answers = self._author.write(places)
-        there.write(number, answers)
-        self._rounds.planned(number, answers)
+        answers = self._author.write(places, lambda _: self._look_at_stop())
+        kept = self._keep(number, answers, tell)
+        self._rounds.planned(number, kept)
         self.wrote += time.monotonic() - began
-        return answers
+        return kept
+
+    def _keep(self, number: int, answers: Sequence[Answer], tell: Tell) -> Sequence[Answer]:
+        """Write a round and return what is there; a full disk or a lost share is waited for.
+
+        What is there may be older: the round seemed to be missing while its share did not answer.
+        """
+        there, began, told = self._rounds.answers, time.monotonic(), False
+        while True:
+            try:
+                there.write(number, answers)
+                return there.read(number)
+            except StorageError as error:
+                if time.monotonic() - began >= self._timeout:
+                    raise
+                if not told:
+                    tell("waiting", f"{error}; it is tried again")
+                told = True
+            self._look_at_stop()
+            time.sleep(_POLL)
+
+    def _look_at_stop(self) -> None:
+        if self._stop:
+            raise _Stopped
 
     def _prompt(self, document: int) -> int:
         """Return the number of the prompt of an answer, of which each comes once in an epoch."""
@@ -176,8 +200,7 @@ class OnPolicy:
         told: list[str] = []
 
         def waits(message: str) -> None:
-            if self._stop:
-                raise _Stopped
+            self._look_at_stop()
             if not told:
                 told.append(message)
                 tell("waiting", message)
@@ -205,11 +228,11 @@ class OnPolicy:
 
 
 _POLL = 0.2
-"""Seconds between two looks for a round's scores."""
+"""Seconds between two looks for a round's scores, and two attempts to write answers."""
 
 
 class _Stopped(Exception):  # noqa: N818 - not an error: the run is to stop
-    """Ends a wait."""
+    """Ends a wait, or the writing of answers."""
 
 
 def _description(

@@ -149,6 +149,27 @@ def test_damage_is_found_set_aside_and_asked_for_again(tmp_path, damage):
     assert folder.quarantine(1, "another student is late") is None, "a whole shard was moved away"
 
 
+@pytest.mark.parametrize("call", ["rename", "replace"])
+def test_a_shard_is_moved_away_only_after_its_request(tmp_path, monkeypatch, call):
+    """Else a process that dies in between, or a full disk, leaves one that nobody makes."""
+    folder = tiny_folder(tmp_path, TOPK)
+    flip(folder.shard_path(1) / SHARD_FILE)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    where = Path if call == "rename" else os
+
+    def failing(*_):
+        raise full
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, call, failing)
+        with pytest.raises(StorageError, match="No space left on device"):
+            folder.quarantine(1, "flipped")
+    assert folder.is_there(1)
+    assert folder.requests() == ([1] if call == "rename" else [])
+    assert folder.quarantine(1, "flipped") is not None
+    assert folder.requests() == [1]
+
+
 def test_a_copy_without_empty_folders_is_as_good(tmp_path):
     folder = tiny_folder(tmp_path, TOPK)
     for part in ("quarantine", "requests", "teachers"):
