@@ -179,7 +179,11 @@ def _fail(arguments: list[str], message: str, code: int, details: tuple[str, ...
     sys.stderr.write("".join(f"launch: {visible(text)}\n" for text in (line, *details)))
     if "--json" in arguments:
         tree = {"schema": "motley.error/1", "error": line, "details": details, "exit_code": code}
-        sys.stdout.write(json.dumps(tree) + "\n")
+        try:
+            sys.stdout.write(json.dumps(tree) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            end_output()
     return code
 
 

@@ -83,7 +83,7 @@ def teach(
 
     Raises:
         ConfigError: the student or a rate cannot be read.
-        PreflightError: no engine fits.
+        PreflightError: no engine fits, or the student does not.
     """
     from launcher.errors import PreflightError
     from launcher.runs import teaching
@@ -119,3 +119,5 @@ def teach(
         render.say_result(view.verdict(request, planned))
     if planned.pick is None:
         raise PreflightError("no engine fits this teacher on these hosts")
+    if not planned.student_fits:
+        raise PreflightError("the student does not fit on its device")

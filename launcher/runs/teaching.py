@@ -83,10 +83,17 @@ class TeachingPlan:
     def seconds(self, tokens: float) -> float | None:
         """Return the time of the whole, of a student that reads each window once; None: unknown."""
         scoring = None if self.pick is None else self.pick.seconds(tokens)
+        if self.learning is None:
+            return scoring
         learning = self.learning_cost
         if scoring is None or learning is None:
-            return scoring
+            return None
         return distillation_seconds(scoring, learning.seconds, 1.0)
+
+    @property
+    def student_fits(self) -> bool:
+        """Whether its device holds the student, if one is named."""
+        return self.learning is None or self.learning.fits
 
     @property
     def learning_cost(self) -> Cost | None:

@@ -148,7 +148,7 @@ def _share(request: TeachingRequest, plan: TeachingPlan) -> str:
 
 def _next(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
     option, kept = plan.pick, request.kept
-    if option is None:
+    if option is None or not plan.student_fits:
         return []
     settings: dict[str, object] = {"engine": option.format.engine}
     if option.format.engine == "torch":

@@ -263,14 +263,18 @@ def test_doctor_shows_every_check_with_its_remedy(
     assert "checks failed" in captured.err
 
 
-def test_output_to_a_closed_pipe_is_quiet() -> None:
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {sys.executable} -m launcher.cli completion bash | true"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert done.stderr == ""
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("completion bash", ""),
+        ("plan --json", "launch: give either --model"),  # an error as JSON, too
+    ],
+)
+def test_output_to_a_closed_pipe_is_quiet(words: str, said: str) -> None:
+    command = f"{sys.executable} -m launcher.cli {words} | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == bool(said)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -65,8 +65,14 @@ def test_the_slower_one_is_waited_for(capsys: pytest.CaptureFixture[str]) -> Non
     assert "never waits: the teachers are faster" in capsys.readouterr().out
     tree = tree_of(capsys, *TEACHER, *WITH_CARD, *student, "--rate", "1e9")
     assert tree["seconds"] == pytest.approx(tree["student"]["seconds"])
-    assert run([*TEACHER, *WITH_CARD, "--student", "70b"]) == 0
-    assert "are there: take a smaller one" in capsys.readouterr().out
+    assert run([*TEACHER, *WITH_CARD, "--student", "70b"]) == 4
+    shown = capsys.readouterr()
+    assert "are there: take a smaller one" in shown.out
+    assert "next:" not in shown.out
+    assert shown.err == "launch: the student does not fit on its device\n"
+    assert run([*TEACHER, *WITH_CARD, "--student", "70b", "--json"]) == 4
+    tree, _ = json.JSONDecoder().raw_decode(capsys.readouterr().out)
+    assert (tree["student"]["fits"], tree["seconds"]) == (False, None)
 
 
 def test_a_teacher_that_does_not_fit_is_refused_with_what_would(
