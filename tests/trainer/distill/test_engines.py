@@ -17,6 +17,7 @@ from typing import get_args
 import click
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -27,7 +28,8 @@ from trainer.config.distill_job import TeacherJob
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.logits.verify import verdicts
-from trainer.distill.teacher.admission import LIMIT, TOKENS
+from trainer.distill.teacher import admission, torch_engine
+from trainer.distill.teacher.admission import LIMIT, TOKENS, admit
 from trainer.distill.teacher.assignment import ScoringRequest, assign
 from trainer.distill.teacher.audit import AuditResult, audit, audit_limit, choose_engine
 from trainer.distill.teacher.engines import ENGINES, EngineKind
@@ -159,6 +161,28 @@ def test_an_admitted_engine_is_named_with_its_distance_from_transformers(
     assert teacher.kl is not None
     assert teacher.kl < 1e-6
     assert is_whole(out)
+
+
+def test_the_reference_is_read_from_its_file_or_has_to_fit(
+    files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights in fp16 are loaded in either dtype of a forward."""
+    halves = tmp_path / "halves"
+    shutil.copytree(files[0], halves)
+    weights = safetensors.torch.load_file(halves / "model.safetensors")
+    safetensors.torch.save_file(
+        {name: values.half() for name, values in weights.items()},
+        halves / "model.safetensors",
+        {"format": "pt"},
+    )
+    for module in (admission, torch_engine):
+        monkeypatch.setattr(module, "free_memory", lambda _: 1000)
+    windows = [np.arange(9, dtype=np.int32)] * 2
+    assert admit(
+        Double(files[0], "float32", Compute("cpu")), "double", files[0], windows
+    ) == pytest.approx(0, abs=1e-6)
+    with pytest.raises(InputError, match=r"halves: needs \S+ GB of main memory in bfloat16"):
+        admit(Double(files[0], "float32", Compute("cpu")), "double", halves, windows)
 
 
 def test_torch_needs_no_admission_and_has_no_distance(

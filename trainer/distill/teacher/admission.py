@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.distill.teacher.engines import Engine
-from trainer.distill.teacher.torch_engine import TorchEngine
-from trainer.model.safetensors_headers import read_headers
+from trainer.distill.teacher.torch_engine import TorchEngine, check_room, weight_bytes
 from trainer.system.cgroups import free_memory
 from trainer.system.errors import RefusedError
 
@@ -46,7 +45,7 @@ def admit(
 
     Raises:
         RefusedError: the KL is above `LIMIT`, or the engine computes NaN or Inf.
-        InputError: transformers cannot load the model.
+        InputError: transformers cannot load the model, or it does not fit beside the engine.
     """
     if len(windows) == 1:
         windows = np.split(windows[0], [2 * len(windows[0]) // 3])
@@ -54,7 +53,9 @@ def admit(
     positions = sum(len(window) - 1 for window in windows)
     if not positions:
         return None
-    reference = TorchEngine(model_dir, _reference_dtype(model_dir), published=True)
+    dtype = _reference_dtype(model_dir)
+    check_room(model_dir, dtype)
+    reference = TorchEngine(model_dir, dtype, published=True)
     if engine.vocab_size != reference.vocab_size:
         raise RefusedError(
             f"--engine {name}: {model_dir} has {reference.vocab_size:,} logits in transformers and"
@@ -78,10 +79,10 @@ def admit(
 
 
 def _reference_dtype(model_dir: Path) -> torch.dtype:
-    """Return float32 if such weights fit beside the engine, else what is mapped from the files."""
-    sizes = (math.prod(header.shape) for header in read_headers(model_dir).values())
-    fits = 4 * sum(sizes) < free_memory(psutil.virtual_memory().available)
-    return torch.float32 if fits else torch.bfloat16
+    """Return float32 if what is not mapped in it fits beside the engine, else bfloat16."""
+    loaded, _ = weight_bytes(model_dir, torch.float32)
+    free = free_memory(psutil.virtual_memory().available)
+    return torch.float32 if loaded < free else torch.bfloat16
 
 
 def _rows(engine: Engine, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:

@@ -118,7 +118,7 @@ def warn_if_from_disk(model: Path, mapped: int, free: int) -> None:
         )
 
 
-def _check_room(model_dir: Path, dtype: torch.dtype) -> None:
+def check_room(model_dir: Path, dtype: torch.dtype) -> None:
     """Check that the weights fit the main memory as far as they are not mapped.
 
     Raises:
@@ -184,7 +184,7 @@ def open_torch(model_dir: Path, dtype: str, compute: Compute) -> TorchEngine:
             " folder of its own, is two to three times as fast"
         )
     if device == "cpu":
-        _check_room(model_dir, getattr(torch, dtype))
+        check_room(model_dir, getattr(torch, dtype))
     return TorchEngine(model_dir, getattr(torch, dtype), device)
 
 
