@@ -17,6 +17,10 @@ from trainer.system.errors import InputError, NonFiniteError
 
 Logits = NDArray[np.float32]
 
+_COLDEST = 1e-60
+"""As cold as any lower temperature: two float32 differ by at least 1.4e-45, and of minus that,
+divided by it, `exp` is 0 already; and no float32 divided by it is Inf in float64."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -65,7 +69,7 @@ class Sampling:
     def _draw(self, logits: Logits, sample: int, place: int) -> int:
         """Return a token by the inverse of the distribution function, likeliest tokens first."""
         order = np.argsort(-logits, kind="stable")[: self.top_k]
-        scaled = logits[order].astype(np.float64) / self.temperature
+        scaled = logits[order].astype(np.float64) / max(self.temperature, _COLDEST)
         sums = np.cumsum(np.exp(scaled - scaled[0]))
         if self.top_p is not None:
             sums = sums[: int(np.searchsorted(sums, self.top_p * sums[-1])) + 1]

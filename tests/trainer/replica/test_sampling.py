@@ -71,6 +71,19 @@ def test_the_likeliest_token(settings: dict[str, Any]) -> None:
     assert draw(**settings).tolist() == [0, 0, DRAWS, 0, 0, 0]
 
 
+@pytest.mark.parametrize("temperature", [1e-60, 1e-310, 5e-324])
+@pytest.mark.parametrize("offset", [0.0, -8.0])
+def test_the_smallest_temperatures_draw_the_likeliest_tokens(
+    temperature: float, offset: float
+) -> None:
+    """Those that are equally likely are drawn equally often."""
+    rows = np.tile(np.append(LOGITS, LOGITS.max()) + np.float32(offset), (DRAWS, 1))
+    tokens = Sampling(temperature=temperature, seed=1).choose(rows, range(DRAWS), 0)
+    counts = np.bincount(tokens, minlength=7)
+    assert counts[[0, 1, 3, 4, 5]].sum() == 0
+    assert abs(counts[2] - counts[6]) < 3.3 * DRAWS**0.5
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_no_token_is_drawn_from_what_is_no_number(value: float) -> None:
     rows = np.tile(LOGITS, (2, 1))
