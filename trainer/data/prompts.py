@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.data.chat_marks import ConversationError
 from trainer.data.encoder import Encoder
 from trainer.data.samples import columns_of_run, read_prompts
 from trainer.data.shapes import Sample
@@ -21,18 +22,25 @@ def encode_prompts(encoder: Encoder, model_dir: Path, samples: Sequence[Sample])
     """Return the tokens of texts and conversations to continue.
 
     Raises:
-        InputError: one has no token, or one that the model does not know.
+        InputError: the chat template cannot express one, or one has no token, or one that the model
+            does not know; names its place.
     """
-    prompts = [encoder.prompt(sample) for sample in samples]
+    prompts: list[list[int]] = []
     known = read_vocabulary(model_dir)
-    for number, prompt in enumerate(prompts, start=1):
+    for number, sample in enumerate(samples, start=1):
+        place = f"{sample.source}{sample.line}" if sample.source else f"prompt {number}"
+        try:
+            prompt = encoder.prompt(sample)
+        except ConversationError as error:
+            raise InputError(f"{place}: {error}") from None
         if not prompt:
-            raise InputError(f"prompt {number} has no token to continue")
+            raise InputError(f"{place}: has no token to continue")
         if max(prompt) >= known:
             raise InputError(
-                f"{model_dir}: the tokenizer gives token {max(prompt)} of prompt"
-                f" {number}, the model has {known}"
+                f"{model_dir}: the tokenizer gives token {max(prompt)} of {place}, the model has"
+                f" {known}"
             )
+        prompts.append(prompt)
     return prompts
 
 
@@ -56,12 +64,13 @@ class SamplePrompts:
         self._samples = read_prompts(path, columns_of_run(path, dict(columns)))
         self.tokens = encode_prompts(encoder, model_dir, self._samples)
         self.stop, self.vocabulary = encoder.stops, read_vocabulary(model_dir)
-        longest = max(map(len, self.tokens))
-        if longest + new_tokens > max_seq_len:
-            raise InputError(
-                f"{path}: a prompt of {longest} tokens and training.sample_tokens {new_tokens}"
-                f" exceed data.max_seq_len {max_seq_len}; shorten it, or ask for fewer"
-            )
+        for sample, tokens in zip(self._samples, self.tokens, strict=True):
+            if len(tokens) + new_tokens > max_seq_len:
+                raise InputError(
+                    f"{sample.source}{sample.line}: a prompt of {len(tokens)} tokens and"
+                    f" training.sample_tokens {new_tokens} exceed data.max_seq_len {max_seq_len};"
+                    " shorten it, or ask for fewer"
+                )
         most = max(sum(map(len, self.tokens)), new_tokens * len(self.tokens))
         if most > MOST_TOKENS:
             raise InputError(

@@ -75,13 +75,15 @@ def read_samples(
 def read_prompts(path: Path, columns: Mapping[str, str] | None = None) -> list[Sample]:
     """Return the samples of a file to continue, whose conversations may lack an answer.
 
+    Each has the `source` that a message about it begins with.
+
     Raises:
         DataError, InputError: see `read_file`.
     """
     file = read_file(path, "causal-lm", columns=columns, prompts=True)
     for line in file.unused:
         log.info("%s", line)
-    return file.samples
+    return [replace(each, source=each.source or f"{path}:") for each in file.samples]
 
 
 def read_file(

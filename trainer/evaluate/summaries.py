@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.data.chat_marks import ConversationError
 from trainer.data.encoder import Encoder
 from trainer.data.fitting import fit
 from trainer.data.formats import read_records
@@ -93,11 +94,14 @@ def shortened(references: Sequence[Reference], encoder: Encoder, limit: int) -> 
     """Return the conversations with prompts of at most `limit` tokens, cut as in training.
 
     Raises:
-        InputError: one cannot be cut so far.
+        InputError: one cannot be cut so far, or the chat template cannot express it.
     """
     fitted: list[Sample] = []
     for reference in references:
-        sample = fit(reference.sample, lambda shorter: len(encoder.prompt(shorter)), limit)
+        try:
+            sample = fit(reference.sample, lambda shorter: len(encoder.prompt(shorter)), limit)
+        except ConversationError as error:
+            raise InputError(f"{reference.place}: {error}") from None
         if sample is None:
             raise InputError(
                 f"{reference.place}: cannot be cut to a prompt of {limit} tokens; raise"

@@ -187,7 +187,7 @@ def test_a_stop_token_ends_a_text_on_the_cpu(adapter: Path, model: Path) -> None
 
 def test_what_cannot_be_continued(model: Path, tmp_path: Path, make_config: MakeConfig) -> None:
     trained = load_trained(model)
-    with pytest.raises(InputError, match="prompt 2 has no token to continue"):
+    with pytest.raises(InputError, match="prompt 2: has no token to continue"):
         complete(trained, [Sample("x"), Sample("")], 4, Sampling(), Compute("cpu"))
     classifier = make_config(model, num_classes=3)
     refused = type(trained)(model, classifier, model, trained.layout, trained.weights)

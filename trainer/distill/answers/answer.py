@@ -43,13 +43,18 @@ class Answer:
 def asked_of(sample: Sample) -> str | tuple[ChatMessage, ...]:
     """Return what of a prompt's record stays before its answer, as `Encoder.prompt` reads it.
 
+    Args:
+        sample: of `read_prompts`.
+
     Raises:
         InputError: it has tools or calls of them, which rows of turns do not express.
     """
     if not sample.messages:
         return sample.prompt or sample.text
     if sample.tools or any(message.more for message in sample.messages):
-        place = f"{sample.source or 'line '}{sample.line}"
-        raise InputError(f"{place}: has tools or other keys of turns; give prompts of text alone")
+        raise InputError(
+            f"{sample.source}{sample.line}: has tools or other keys of turns; give prompts of text"
+            " alone"
+        )
     turns = sample.messages
     return turns[:-1] if turns[-1].role == "assistant" else turns
