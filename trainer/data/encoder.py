@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -13,6 +14,7 @@ from trainer.data.chat import chat_format, check_plain, pieces
 from trainer.data.chat_marks import ConversationError, RenderedChat
 from trainer.data.chat_template import read_chat_template
 from trainer.data.shapes import Sample
+from trainer.data.text_stream import TextStream
 from trainer.data.tokenizer_folder import TokenizerFolder
 from trainer.data.turns import ChatMessage
 from trainer.model.families import text_config
@@ -156,6 +158,21 @@ class Encoder:
         self.tokenizer.encode_special_tokens = False
         opening = self.format.before.format(role="assistant")
         return ids + self.tokenizer.encode(opening, add_special_tokens=False).ids
+
+    def answer_stream(
+        self, sample: Sample, prompt: Sequence[int], markers: Sequence[str] = ()
+    ) -> TextStream:
+        """Return what reads the text of an answer to a prompt, which `prompt` gave of a sample.
+
+        The text goes on from the prompt's; an answer that is laid out as a text of its own is one.
+
+        Args:
+            markers: texts that end it, beside `next_turn`.
+        """
+        if not sample.messages:
+            return TextStream(self.tokenizer, prompt, markers)
+        before = () if self.template is None else prompt
+        return TextStream(self.tokenizer, before, (self.next_turn, *markers))
 
     @cached_property
     def stops(self) -> frozenset[int]:

@@ -10,7 +10,6 @@ from trainer.data.chat_marks import ConversationError
 from trainer.data.encoder import Encoder
 from trainer.data.samples import columns_of_run, read_prompts
 from trainer.data.shapes import Sample
-from trainer.data.text_stream import TextStream
 from trainer.model.architecture import read_vocabulary
 from trainer.system.errors import InputError
 
@@ -81,9 +80,7 @@ class SamplePrompts:
     def read(self, number: int, new: Sequence[int]) -> dict[str, Any]:
         """Return what is logged of the answer to a prompt."""
         sample = self._samples[number]
-        stream = TextStream(
-            self._encoder.tokenizer, self._encoder.next_turn if sample.messages else ""
-        )
+        stream = self._encoder.answer_stream(sample, self.tokens[number])
         stopped = new[-1] in self.stop
         stream.finish(new[:-1] if stopped else new)
         asked = [turn.content for turn in sample.messages if turn.role != "assistant"]

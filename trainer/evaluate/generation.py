@@ -11,7 +11,6 @@ from trainer.checkpoint.trained_model import Trained
 from trainer.data.encoder import Encoder
 from trainer.data.prompts import encode_prompts
 from trainer.data.shapes import Sample
-from trainer.data.text_stream import TextStream
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_headers
 from trainer.replica.backend import Compute
@@ -138,13 +137,13 @@ class TextModel:
         """
         assert self._generator is not None, "the model is not open"
         tokenizer, stops = self.encoder.tokenizer, self.encoder.stops
-        markers = [self.encoder.next_turn if sample.messages else "" for sample in samples]
-        streams = [TextStream(tokenizer, marker) for marker in markers]
+        asked = list(zip(samples, prompts, strict=True))
+        streams = [self.encoder.answer_stream(*each) for each in asked]
 
         def until(number: int, tokens: Sequence[int]) -> bool:
             stream = streams[number]
             if len(tokens) == 1:  # a batch that did not fit begins again
-                stream = streams[number] = TextStream(tokenizer, markers[number])
+                stream = streams[number] = self.encoder.answer_stream(*asked[number])
             new = stream.push(tokens)
             return (on_text is not None and on_text(number, new)) or stream.ended
 
@@ -153,7 +152,7 @@ class TextModel:
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             stop=stops,
-            until=until if on_text is not None or any(markers) else None,
+            until=until if on_text is not None or any(each.markers for each in streams) else None,
         )
         completions: list[Completion] = []
         for number, (prompt, new) in enumerate(zip(prompts, made, strict=True)):
@@ -161,9 +160,9 @@ class TextModel:
             rest = streams[number].finish(new[:-1] if stopped else new)
             if on_text is not None:
                 on_text(number, rest)
-            asked = tokenizer.decode(list(prompt), skip_special_tokens=False)
+            before = tokenizer.decode(list(prompt), skip_special_tokens=False)
             ended = stopped or streams[number].ended
-            completions.append(Completion(asked, streams[number].text, len(new), ended))
+            completions.append(Completion(before, streams[number].text, len(new), ended))
         return completions
 
 

@@ -13,6 +13,7 @@ from trainer.data.encoder import Encoder
 from trainer.data.prompts import encode_prompts
 from trainer.data.samples import read_prompts
 from trainer.data.shapes import Sample
+from trainer.data.text_stream import TextStream
 from trainer.distill.answers.answer import Answer, asked_of
 from trainer.replica.continuation import Until
 from trainer.replica.sampling import Sampling, ScoredSampling
@@ -111,7 +112,7 @@ class Author:
         known = self._prompts.encoder.largest + 1
         numbers = [place.number for place in places]
         sampling = ScoredSampling(**asdict(self._sampling), numbers=numbers, vocabulary=known)
-        markers = [self._markers(place.prompt) for place in places]
+        streams = [self._stream(place) for place in places]
         untold = 0
 
         def until(row: int, tokens: Sequence[int]) -> bool:
@@ -120,7 +121,12 @@ class Author:
             if untold == _TELL:
                 untold = 0
                 on_tokens(_TELL)
-            return bool(markers[row]) and self._text(tokens, markers[row])[1]
+            if not streams[row].markers:
+                return False
+            if len(tokens) == 1:  # a batch that did not fit begins again
+                streams[row] = self._stream(places[row])
+            streams[row].push(tokens)
+            return streams[row].ended
 
         made = self._generate(
             [self._prompts.tokens[place.prompt] for place in places],
@@ -131,37 +137,27 @@ class Author:
         )
         on_tokens(untold)
         return [
-            self._answer(
-                place, new, markers[row], [sampling.logprobs[row, at] for at in range(len(new))]
-            )
+            self._answer(place, new, [sampling.logprobs[row, at] for at in range(len(new))])
             for row, (place, new) in enumerate(zip(places, made, strict=True))
         ]
 
-    def _answer(
-        self, place: Place, new: Sequence[int], markers: Sequence[str], scores: Sequence[float]
-    ) -> Answer:
+    def _answer(self, place: Place, new: Sequence[int], scores: Sequence[float]) -> Answer:
         stopped = new[-1] in self._prompts.encoder.stops
-        text, marked = self._text(new[:-1] if stopped else new, markers)
+        stream = self._stream(place)
+        stream.finish(new[:-1] if stopped else new)
         asked = self._prompts.tokens[place.prompt]
         return Answer(
             document=place.document,
             sample=place.sample,
             prompt=asked_of(self._prompts.samples[place.prompt]),
-            text=text,
+            text=stream.text,
             tokens=np.array([*asked, *new], np.int32),
             asked=len(asked),
             logprobs=np.array(scores, np.float32),
-            ended=stopped or marked,
+            ended=stopped or stream.ended,
         )
 
-    def _markers(self, prompt: int) -> list[str]:
-        """Return the texts that end an answer."""
-        is_chat = bool(self._prompts.samples[prompt].messages)
-        turn = self._prompts.encoder.next_turn if is_chat else ""
-        return [marker for marker in (turn, *self._stops) if marker]
-
-    def _text(self, tokens: Sequence[int], markers: Sequence[str]) -> tuple[str, bool]:
-        """Return the text before the first marker, and whether there is one."""
-        text = self._prompts.encoder.tokenizer.decode(list(tokens), skip_special_tokens=False)
-        ends = [place for marker in markers if (place := text.find(marker)) >= 0]
-        return (text[: min(ends)], True) if ends else (text, False)
+    def _stream(self, place: Place) -> TextStream:
+        prompts, number = self._prompts, place.prompt
+        sample, tokens = prompts.samples[number], prompts.tokens[number]
+        return prompts.encoder.answer_stream(sample, tokens, self._stops)
