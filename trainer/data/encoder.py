@@ -9,10 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from trainer.config.run import LostText
 from trainer.data.chat import chat_format, check_plain, pieces
 from trainer.data.chat_marks import ConversationError, RenderedChat
 from trainer.data.chat_template import read_chat_template
+from trainer.data.first_space import without_first_space
 from trainer.data.shapes import Sample
 from trainer.data.text_stream import TextStream
 from trainer.data.tokenizer_folder import TokenizerFolder
@@ -76,10 +79,10 @@ class Encoder:
         return ids if self.end is None or not ids or ids[-1] == self.end else [*ids, self.end]
 
     def _completion(self, sample: Sample) -> tuple[list[int], list[int]]:
-        """Encode the prompt alone, as in generation, and then its completion."""
+        """Encode the prompt alone, as in generation, and then its completion, which goes on."""
         asked = self.prompt(sample)
-        self.tokenizer.encode_special_tokens = False
-        answer = self.ended(self.tokenizer.encode(sample.text, add_special_tokens=False).ids)
+        self._continuing.encode_special_tokens = False
+        answer = self.ended(self._continuing.encode(sample.text, add_special_tokens=False).ids)
         return asked + answer, [IGNORED] * len(asked) + answer
 
     def texts(self, samples: list[Sample]) -> list[list[int]]:
@@ -173,6 +176,10 @@ class Encoder:
             return TextStream(self.tokenizer, prompt, markers)
         before = () if self.template is None else prompt
         return TextStream(self.tokenizer, before, (self.next_turn, *markers))
+
+    @cached_property
+    def _continuing(self) -> Tokenizer:
+        return without_first_space(self.tokenizer)
 
     @cached_property
     def stops(self) -> frozenset[int]:
