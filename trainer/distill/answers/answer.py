@@ -23,7 +23,7 @@ class Answer:
     prompt: str | tuple[ChatMessage, ...]
     """A text, or the turns before the answer."""
     text: str
-    """The continuation, without what ended it."""
+    """The continuation, without what ended it, or half a character where it is cut."""
     tokens: NDArray[np.int32]
     """`[T]`: the prompt's and the new ones."""
     asked: int

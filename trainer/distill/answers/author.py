@@ -13,7 +13,7 @@ from trainer.data.encoder import Encoder
 from trainer.data.prompts import encode_prompts
 from trainer.data.samples import read_prompts
 from trainer.data.shapes import Sample
-from trainer.data.text_stream import TextStream
+from trainer.data.text_stream import INCOMPLETE, TextStream
 from trainer.distill.answers.answer import Answer, asked_of
 from trainer.replica.continuation import Until
 from trainer.replica.sampling import Sampling, ScoredSampling
@@ -145,16 +145,17 @@ class Author:
         stopped = new[-1] in self._prompts.encoder.stops
         stream = self._stream(place)
         stream.finish(new[:-1] if stopped else new)
+        ended = stopped or stream.ended
         asked = self._prompts.tokens[place.prompt]
         return Answer(
             document=place.document,
             sample=place.sample,
             prompt=asked_of(self._prompts.samples[place.prompt]),
-            text=stream.text,
+            text=stream.text if ended else stream.text.rstrip(INCOMPLETE),
             tokens=np.array([*asked, *new], np.int32),
             asked=len(asked),
             logprobs=np.array(scores, np.float32),
-            ended=stopped or stream.ended,
+            ended=ended,
         )
 
     def _stream(self, place: Place) -> TextStream:

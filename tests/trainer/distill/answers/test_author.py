@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.data.spaced_tokenizer import spaced_tokenizer, tokens_of
+from tests.trainer.data.spaced_tokenizer import BYTES, spaced_tokenizer, tokens_of
+from tests.trainer.data.test_tokens import byte_tokenizer
+from trainer.data.encoder import Encoder
 from trainer.distill.answers.answer import Answer
 from trainer.distill.answers.author import Author, Place, Prompts
 from trainer.replica.sampling import Sampling, ScoredSampling
@@ -73,3 +75,29 @@ def test_a_text_ends_an_answer_that_it_follows(tmp_path: Path) -> None:
     (found,) = answers(tmp_path / "m", [{"text": "func"}], [new], stops=[" timea", "x"])
     assert (found.text, found.ended) == ("tion", True)
     assert found.tokens[found.asked :].tolist() == new[:3]
+
+
+@pytest.mark.parametrize(("text", "cut"), [("hé", 1), ("日本🙂", 1), ("日本🙂", 3)])
+@pytest.mark.parametrize("spaced", [False, True])
+def test_half_a_character_at_the_end_is_no_text(
+    tmp_path: Path, text: str, cut: int, spaced: bool
+) -> None:
+    """Its tokens stay, and the characters before it."""
+    folder = tmp_path / "m"
+    if spaced:
+        tokenizer = spaced_tokenizer(folder)
+        new = tokens_of(tokenizer, *(BYTES[byte] for byte in text.encode()))[:-cut]
+    else:
+        byte_tokenizer(folder)
+        (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 300}')
+        new = Encoder(folder).tokenizer.encode(text).ids[:-cut]
+    (found,) = answers(folder, [{"text": "a"}], [new])
+    assert found.text == text[:-1]
+    assert found.tokens[found.asked :].tolist() == new
+
+
+def test_an_answer_that_the_model_ended_is_not_cut(tmp_path: Path) -> None:
+    tokenizer = spaced_tokenizer(tmp_path / "m")
+    new = tokens_of(tokenizer, "f", *(BYTES[byte] for byte in "\ufffd".encode()), "</s>")
+    (found,) = answers(tmp_path / "m", [{"text": "a"}], [new])
+    assert found.text == "f\ufffd"
