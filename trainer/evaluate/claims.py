@@ -1,10 +1,10 @@
 """Claims: exactly one runner scores a checkpoint, also on a share, and also if runners die.
 
 The history of a checkpoint is a chain of small files, `<digest>.0`, `<digest>.1` and so on, of
-which the last one is valid. A change creates the next file, and with O_EXCL exactly one process
-succeeds, over NFS too (RFC 1813, 3.3.8). Taking over from a dead runner, releasing and delivering
-a result all compete for that name, so a runner that resumes after a stall finds it taken and its
-result is discarded. Nothing is ever renamed or removed.
+which the last one is valid. A change creates the next file, whole, and exactly one process
+succeeds, over NFS too (`create_atomically`). Taking over from a dead runner, releasing and
+delivering a result all compete for that name, so a runner that resumes after a stall finds it taken
+and its result is discarded. Nothing is ever renamed or removed, and a full disk leaves nothing.
 
 A living runner appends a newline to its file now and then. Others judge by that change and by
 their own clock, never by another host's time.
@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from trainer.system.process.sign_of_life import Silence, give_signs
 from trainer.system.received import receive_json
+from trainer.system.storage.atomic_file import create_atomically
 from trainer.system.storage.jsonl import json_text
 
 SCHEMA = "motley.claim/1"
@@ -164,16 +165,7 @@ class Claim:
 
     def _create(self, path: Path, state: State, record: dict[str, Any] | None = None) -> bool:
         tree = {"schema": SCHEMA, "state": state, "runner": self._runner, "record": record}
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            descriptor = os.open(path, flags, 0o644)
-        except FileExistsError:
-            return False
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(json_text(tree).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        return True
+        return create_atomically(path, json_text(tree).encode() + b"\n")
 
     def _show_life(self) -> None:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -152,3 +154,81 @@ def test_nothing_is_created_where_the_output_is_away(tmp_path: Path, clock: Cloc
     with pytest.raises(FileNotFoundError):
         claims.take(DIGEST)
     assert not (tmp_path / "away").exists()
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no hard links"])
+def test_a_full_disk_keeps_the_result_for_another_attempt(
+    tmp_path: Path, make: Callable[[str], Claims], monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", has_no_links)
+    runner, folder = make("runner"), tmp_path / "evaluations" / "claims"
+    folder.mkdir(parents=True)
+
+    def is_full(attempt: Callable[[], object]) -> None:
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(OSError, match="No space left"):
+                attempt()
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+    is_full(lambda: runner.take(DIGEST))
+    assert runner.look() == {}
+    claim = runner.take(DIGEST)
+    assert claim is not None
+    is_full(lambda: claim.deliver({"loss": 1.5}))
+    assert claim.deliver({"loss": 1.5})
+    assert runner.look()[DIGEST].record == {"loss": 1.5}
+
+
+def has_no_links(*_: object) -> None:
+    """Stand for a link on exFAT."""
+    raise OSError(errno.EPERM, "Operation not permitted")
+
+
+def full(_: int) -> None:
+    """Stand for a disk that reports at the sync that it is full."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_a_killed_runner_wrote_aside_is_no_claim(
+    tmp_path: Path, make: Callable[[str], Claims]
+) -> None:
+    folder = tmp_path / "evaluations" / "claims"
+    folder.mkdir(parents=True)
+    (folder / f".{DIGEST}.0.5f3a9c01").write_text("{")
+    runner = make("runner")
+    assert runner.look() == {}
+    assert runner.take(DIGEST) is not None
+
+
+def test_without_hard_links_one_runner_still_gets_it(
+    make: Callable[[str], Claims], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", has_no_links)
+    first, second = make("first"), make("second")
+    claim = first.take(DIGEST)
+    assert claim is not None
+    assert second.take(DIGEST) is None
+    assert claim.deliver({"loss": 1.5})
+    assert not claim.deliver({"loss": 2.5})
+    assert second.look()[DIGEST].record == {"loss": 1.5}
+
+
+def test_a_link_whose_answer_was_lost_is_ones_own(
+    make: Callable[[str], Claims], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = os.link
+
+    def asks_twice(source: Path, target: Path) -> None:
+        """As an NFS client does whose server answered too late."""
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", asks_twice)
+    first, second = make("first"), make("second")
+    claim = first.take(DIGEST)
+    assert claim is not None
+    assert second.take(DIGEST) is None
+    assert claim.deliver({"loss": 1.5})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from contextlib import suppress
@@ -42,6 +43,61 @@ def write_atomically(
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+_NO_HARD_LINKS = frozenset((errno.EPERM, errno.ENOTSUP, errno.ENOSYS))
+"""What exFAT, and file systems that are themselves programs, say of a hard link."""
+
+
+def create_atomically(path: Path, data: bytes) -> bool:
+    """Create `path`, whole; False if it exists. Of any number of processes one succeeds.
+
+    Over NFS too: there a link is made by one request (RFC 1813, 3.3.15). What is written aside has
+    a hidden name; a file system without hard links shows the file while it is being written.
+
+    Raises:
+        OSError: the folder is missing, full or read-only; `path` is not there, may be tried again.
+    """
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        _write_new(fresh, data)
+        return _link(fresh, path)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+    finally:
+        with suppress(OSError):
+            fresh.unlink()
+    try:
+        _write_new(path, data)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Create and sync a file, which is removed if that fails."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(descriptor)
+    except BaseException:
+        with suppress(OSError):
+            path.unlink()
+        raise
+
+
+def _link(fresh: Path, path: Path) -> bool:
+    """Link a file as `path`; False if another one has that name."""
+    try:
+        os.link(fresh, path)
+    except FileExistsError:
+        # An NFS client whose first answer was lost asks again, and finds its own link.
+        return fresh.samefile(path)
+    return True
 
 
 def replace_file(path: Path, text: str) -> None:
