@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from launcher.commands.options import json_option
+from trainer.system.commandline.run_id import RunId
 from trainer.system.commandline.together import PATH
 
 
@@ -24,6 +25,7 @@ from trainer.system.commandline.together import PATH
 )
 @click.option(
     "--run-id",
+    type=RunId(),
     metavar="ID",
     default="run",
     help="The run as the trainer's --run-id, else its config's `name`; valid for no other.",

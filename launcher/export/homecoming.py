@@ -27,7 +27,6 @@ from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
 from launcher.runs.budget.spending import MOST_SPEND
 from launcher.runs.records.kept_configs import Start, keep_config, kept_config
-from launcher.runs.records.plan_file import RUN_ID
 from launcher.runs.records.registry import Registry, time_of
 from launcher.runs.records.self_reports import read_report
 from launcher.runs.status import OVER, RunMonitor
@@ -35,6 +34,7 @@ from launcher.runs.up import deliver
 from trainer.checkpoint.reader import FOLDER, step_of
 from trainer.config.run import RunConfig
 from trainer.planning.budget.ledger import SPEND_FILE, SpendLedger, SpendRecord, parse_spend
+from trainer.system.commandline.run_id import RUN_ID
 from trainer.system.errors import InUseError, StorageError
 from trainer.system.received import parse, receive
 from trainer.system.storage import lease

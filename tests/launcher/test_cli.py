@@ -142,6 +142,11 @@ def test_a_group_alone_prints_its_help(capsys: pytest.CaptureFixture[str], path:
         ),
         (["cluster", "up", "-e", "motley_prot=1"], 2, "unknown variable motley_prot"),
         (["logs", "worker-2"], 2, "no run has been started here"),
+        (
+            ["certificates", "-o", "absent", "--ranks", "1", "--run-id", "Run"],
+            2,
+            "'Run' is not a run's name",
+        ),
         (["status", "--run", "nope-1"], 2, "no run nope-1"),
         (["status", "--run", "../../etc"], 2, "no run ../../etc"),
     ],

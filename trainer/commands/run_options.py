@@ -10,6 +10,7 @@ import click
 from trainer.commands import complete
 from trainer.config.section import parse_assignments
 from trainer.system.commandline.number import Number
+from trainer.system.commandline.run_id import RunId
 from trainer.system.commandline.together import Command, together
 
 _SETTINGS = {
@@ -68,7 +69,9 @@ def run_options(unit: str, config: str | None = None) -> Callable[[Command], Com
             shell_complete=complete.settings,
             help="Any other setting.",
         ),
-        click.option("--run-id", help="Name of the run; the same id resumes it."),
+        click.option(
+            "--run-id", type=RunId(), metavar="ID", help="Name of the run; the same id resumes it."
+        ),
     )
 
 

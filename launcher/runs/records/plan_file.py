@@ -16,13 +16,11 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import PLAN_SCHEMA, LaunchPlan, ProcessPlan, Role
 from trainer.config.exchange import FEWEST
+from trainer.system.commandline.run_id import RUN_ID
 from trainer.system.received import parse, receive
 
 MOST = 4 << 20
 """Bytes that a plan.json may have; one of a thousand workers has about 1 MB."""
-
-RUN_ID = r"[a-z0-9][a-z0-9._-]{0,127}"
-"""The form of a run id: it becomes part of paths and of units' names."""
 
 _NAMES = r"^((worker|teacher|evaluator)-[0-9]{1,5}|coordinator|student)$"
 _Name = Annotated[str, Field(pattern=_NAMES)]

@@ -23,9 +23,10 @@ from typing import Any, Literal
 from launcher.errors import ConfigError, PreflightError
 from launcher.plan.configuration import Order
 from launcher.runs.records.kept_configs import Start
-from launcher.runs.records.plan_file import MOST, RUN_ID
+from launcher.runs.records.plan_file import MOST
 from launcher.runs.records.registry import operator_name
 from launcher.runs.records.run import StateFolder
+from trainer.system.commandline.run_id import RUN_ID
 from trainer.system.received import receive, receive_json
 
 _FILE = re.compile(rf"({RUN_ID})\.(json|run|end)")

@@ -9,7 +9,8 @@ from pathlib import Path
 from launcher.hosts.base import Connection
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
-from launcher.runs.records.plan_file import MOST, RUN_ID, read_record
+from launcher.runs.records.plan_file import MOST, read_record
+from trainer.system.commandline.run_id import RUN_ID
 
 
 @dataclass(frozen=True)

@@ -265,7 +265,7 @@ def _name_rounds(output: Path, run_id: str) -> str:
     path = output / "rounds"
     with suppress(OSError, UnicodeDecodeError):
         known = path.read_text("utf-8").strip()
-        if re.fullmatch(rf"{run_id}-[0-9a-f]{{8}}", known):
+        if re.fullmatch(rf"{re.escape(run_id)}-[0-9a-f]{{8}}", known):
             return known
     name = f"{run_id}-{secrets.token_hex(4)}"
     replace_file(path, f"{name}\n")

@@ -19,6 +19,14 @@ class _Nothing:
     device = "cpu"
 
 
+@pytest.mark.parametrize("run_id", ["run", "a.b_c-1", "c++", "a(b"])
+def test_a_run_keeps_the_name_of_its_rounds(tmp_path: Path, run_id: str) -> None:
+    name = build._name_rounds(tmp_path, run_id)
+    assert name.startswith(f"{run_id}-")
+    assert build._name_rounds(tmp_path, run_id) == name
+    assert build._name_rounds(tmp_path, "another") != name
+
+
 class _ConnectedError(Exception):
     pass
 
