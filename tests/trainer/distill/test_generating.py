@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +70,8 @@ def ask(model: Path, prompts: Path, tmp_path: Path) -> Callable[..., AnswerAssig
             "dtype": "float32",
         }
         output = tmp_path / name
-        return assign_answers(AnswerRequest(model=str(model), output=output, **settings | changes))
+        settings["model"] = str(model)
+        return assign_answers(AnswerRequest(output=output, **settings | changes))
 
     return asked
 
@@ -198,6 +200,23 @@ def test_a_text_ends_an_answer(ask: Callable[..., AnswerAssignment]) -> None:
         assert mark not in each.text
         assert each.text == before.text.partition(mark)[0]
         assert len(each.tokens) <= len(before.tokens)
+
+
+def test_a_model_that_is_replaced_while_it_is_loaded_is_refused(
+    ask: Callable[..., AnswerAssignment], model: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(model, tmp_path / "copy"))
+    assignment = ask("out", model=str(copy))
+
+    def replaced() -> Generate:
+        found = loaded(assignment)
+        other = write_teacher(tmp_path / "other", write_corpus(tmp_path / "texts.jsonl"), seed=1)
+        (other / "model.safetensors").replace(copy / "model.safetensors")
+        return found
+
+    with pytest.raises(InputError, match="was changed while it was loaded; start again"):
+        AnswerRun(assignment, replaced).run()
+    assert not assignment.folder.is_described
 
 
 def test_other_settings_and_what_does_not_fit_are_refused(

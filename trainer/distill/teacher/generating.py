@@ -17,7 +17,7 @@ from trainer.distill.answers.description import (
 )
 from trainer.distill.answers.folder import AnswersFolder
 from trainer.distill.logits.description import CorpusInfo, ShardPlan, TeacherInfo, TokenizerInfo
-from trainer.distill.teacher.run import Make, ShardRun
+from trainer.distill.teacher.run import Make, ShardRun, check_same_model
 from trainer.distill.tokenizer.vocabulary import tokenizer_digest, tokenizer_size
 from trainer.model.architecture import read_positions, read_vocabulary
 from trainer.model.files import model_digest, resolve_model
@@ -131,6 +131,7 @@ class AnswerRun(ShardRun[Answer]):
                 there.max_new_tokens,
                 there.stops,
             )
+            check_same_model(assignment.model_dir, there.teacher)
             assignment.folder.describe(there)
 
             def make(plan: ShardPlan, on_tokens: Callable[[int], None]) -> list[Answer]:

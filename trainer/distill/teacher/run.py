@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 
 from trainer.distill.answers.rounds import RoundsFolder, find_rounds, rounds_description
-from trainer.distill.logits.description import ShardPlan
+from trainer.distill.logits.description import ShardPlan, TeacherInfo
 from trainer.distill.logits.heartbeat import INTERVAL, TeacherHeartbeat
 from trainer.distill.logits.scores import Window
 from trainer.distill.logits.shard_folder import ShardFolder
@@ -236,6 +236,16 @@ class ShardRun(Generic[Items]):
         }
 
 
+def check_same_model(model_dir: Path, described: TeacherInfo) -> None:
+    """Check that what was loaded is the model that the description names.
+
+    Raises:
+        InputError: its files were changed meanwhile.
+    """
+    if model_digest(model_dir) != described.digest:
+        raise InputError(f"{model_dir}: was changed while it was loaded; start again")
+
+
 class TeacherRun(ShardRun[Window]):
     """Scores an assignment's shards, or each Nth of them; see `ShardRun`.
 
@@ -277,8 +287,7 @@ class TeacherRun(ShardRun[Window]):
 
             windows = assigned.first_windows(TOKENS)
             kl = admit(teacher.engine, engine, assigned.model_dir, windows)
-        if model_digest(assigned.model_dir) != assigned.description.teacher.digest:
-            raise InputError(f"{assigned.model_dir}: was changed while it was loaded; start again")
+        check_same_model(assigned.model_dir, assigned.description.teacher)
         assigned.describe(kl)
         self._teacher = teacher
         return teacher
