@@ -7,17 +7,16 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from tests.trainer.course import Course
+from tests.trainer.own_answers import OWN, PROMPTS, course, flip, rounds_of, teaching
 from tests.trainer.small_teacher import (
     SIZES,
     load,
@@ -27,7 +26,6 @@ from tests.trainer.small_teacher import (
     write_teacher,
 )
 from tests.waiting import PATIENCE, wait_for
-from trainer.commands.distill.verify import verify
 from trainer.config.run import load as load_config
 from trainer.data.encoder import Encoder
 from trainer.distill.answers.author import Author
@@ -50,9 +48,6 @@ from trainer.init_model import init_model
 from trainer.system.errors import InputError, NonFiniteError, StorageError
 from trainer.system.process.stopping import Stop
 
-PROMPTS = ["def f1", "def f2(x)", "return x", "def", "f3(x): return", "x + 1 def", "return"]
-OWN = "distillation__on_policy__"
-
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -72,52 +67,6 @@ def student(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teacher_run, "POLL", 0.02)
-
-
-@contextmanager
-def teaching(
-    model: Path, corpus: Path, output: Path, data: list[Path] | None = None, **changes: Any
-) -> Iterator[None]:
-    """A teacher that stays, in a thread of this process."""
-    wanted = wish(model, corpus, output, **changes)
-    assignment = assign(replace(wanted, data=wanted.data if data is None else data))
-    over, failures = threading.Event(), list[BaseException]()
-
-    def work() -> None:
-        try:
-            TeacherRun(assignment, lambda: load(assignment), over=over.is_set).run(stay=True)
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-    assert not failures
-
-
-def course(output: Path, student: Path, logits: Path, **settings: Any) -> Course:
-    prompts = output.with_suffix(".prompts.jsonl")
-    prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in PROMPTS))
-    usual: dict[str, Any] = {
-        f"{OWN}prompts": str(prompts),
-        f"{OWN}max_new_tokens": 8,
-        f"{OWN}staleness": 3,
-        f"{OWN}fraction": 0.4,
-        "training__max_steps": 8,
-        "training__batch_size": 5,
-        "checkpoint__every": 3,
-        "data__max_seq_len": 64,
-    }
-    return Course(output, student, logits, **usual | settings)
-
-
-def rounds_of(logits: Path) -> RoundsFolder:
-    (rounds,) = find_rounds(logits)
-    return rounds
 
 
 def test_each_answer_is_written_scored_and_learned_once_and_none_is_stale(
@@ -313,33 +262,6 @@ def test_a_folder_that_cannot_be_read_for_a_moment_is_looked_at_again(
     assert not failures
 
 
-def test_verify_reads_answers_and_names_all_that_is_damaged(
-    teacher: Path, student: Path, corpus: Path, tmp_path: Path
-) -> None:
-    run = course(tmp_path / "out", student, tmp_path / "logits")
-    with teaching(teacher, corpus, tmp_path / "logits"):
-        assert run.run() == 0
-    rounds = rounds_of(tmp_path / "logits")
-
-    def verified(path: Path) -> tuple[str, str]:
-        result = CliRunner().invoke(verify, [str(path)])
-        assert result.exception is None or isinstance(result.exception, StorageError)
-        return result.output, str(result.exception)
-
-    assert "4 of 4 shards are whole" in verified(rounds.path)[0]
-    assert "4 of 4 shards are whole: 16 of 16 answers" in verified(rounds.answers.path)[0]
-    flip(rounds.answers.shard_path(1) / "answers.parquet")
-    flip(rounds.shard_path(3) / "logits.parquet")
-    assert "damaged: shard-00001, shard-00003;" in verified(rounds.path)[1]
-    assert "damaged: shard-00001;" in verified(rounds.answers.path)[1]
-    shutil.rmtree(rounds.shard_path(1))
-    assert "damaged: shard-00001, shard-00003;" in verified(rounds.path)[1], "the answers are"
-    rounds.answers.quarantine(1, "damaged")
-    output, error = verified(rounds.path)
-    assert "2 of 3 shards are whole" in output
-    assert "damaged: shard-00003;" in error
-
-
 def _files(rounds: RoundsFolder) -> dict[str, tuple[int, bytes]]:
     return {
         str(path.relative_to(rounds.path)): (path.stat().st_mtime_ns, path.read_bytes())
@@ -364,12 +286,6 @@ def test_damaged_answers_and_damaged_scores_are_made_again(
     assert "answers.parquet" in reasons
     rounds = rounds_of(tmp_path / "logits")
     assert [verdict.state for verdict in verdicts(rounds)] == ["whole"] * 4
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def test_a_round_that_seems_to_be_missing_for_a_moment_is_not_replaced(

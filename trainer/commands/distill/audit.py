@@ -53,13 +53,13 @@ def audit(
 
     Needs the teacher and the tokenizer, not the corpus: the tokens are in the shards.
     """
-    from trainer.distill.logits.dataset import LogitsFolder
+    from trainer.distill.answers.opened import open_logits
     from trainer.distill.teacher.audit import audit as compare
     from trainer.distill.teacher.audit import audit_limit, check_teacher, choose_engine
     from trainer.distill.teacher.scoring import open_teacher
     from trainer.model.files import resolve_model
 
-    logits = LogitsFolder(folder)
+    logits = open_logits(folder)
     model_dir = resolve_model(model or logits.description.teacher.name)
     vocabulary = check_teacher(logits, model_dir, tokenizer or model_dir)
     engine = engine or choose_engine(logits, model_dir)

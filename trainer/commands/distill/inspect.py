@@ -33,31 +33,32 @@ BAR = 40
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(folder: Path, sample: int, as_json: bool) -> None:
     """Show the format and amount of the logits in DIR, and which teachers are writing."""
-    from trainer.distill.logits.dataset import LogitsFolder
+    from trainer.distill.answers.opened import open_logits
     from trainer.distill.logits.survey import survey
 
-    logits = LogitsFolder(folder)
+    logits = open_logits(folder)
     found = survey(logits, sample)
+    plans = logits.plans
+    planned = {
+        "shards": len(plans),
+        "windows": sum(plan.windows for plan in plans),
+        "tokens": sum(plan.tokens for plan in plans),
+    }
     teachers = _teachers(logits)
     if as_json:
         description = json.loads(logits.description.to_json())
-        planned = description.pop("shards")
-        totals = {
-            "shards": len(planned),
-            "windows": logits.description.windows,
-            "tokens": logits.description.tokens,
-        }
+        del description["shards"]
         tree = {
             **description,
             "schema": "motley.logits.inspection/1",
             "digest": logits.digest,
-            "planned": totals,
+            "planned": planned,
             "found": asdict(found) | {"bytes_per_token": found.bytes_per_token},
             "teachers": [asdict(each.beat) | {"silent": each.silent} for each in teachers],
         }
         click.echo(json.dumps(tree))
         return
-    for line in _report(logits.description, found, teachers):
+    for line in _report(logits.description, planned, found, teachers):
         click.echo(line)
 
 
@@ -72,7 +73,10 @@ def _teachers(logits: LogitsFolder) -> list[TeacherStatus]:
 
 
 def _report(
-    description: Description, found: LogitsSurvey, teachers: list[TeacherStatus]
+    description: Description,
+    planned: dict[str, int],
+    found: LogitsSurvey,
+    teachers: list[TeacherStatus],
 ) -> list[str]:
     teacher, scheme = description.teacher, description.scheme
     computed = teacher.dtype
@@ -91,10 +95,10 @@ def _report(
         f"{description.values}",
         f"vocabulary   {description.tokenizer.size:,} of {teacher.tokenizer_size:,} tokens "
         f"({teacher.vocab_size:,} with padding)",
-        f"shards       {found.shards:,} of {len(description.shards):,}, "
+        f"shards       {found.shards:,} of {planned['shards']:,}, "
         f"{len(found.requested)} requested, {found.quarantined} in quarantine",
-        f"windows      {found.windows:,} of {description.windows:,}",
-        f"tokens       {found.tokens:,} of {description.tokens:,}",
+        f"windows      {found.windows:,} of {planned['windows']:,}",
+        f"tokens       {found.tokens:,} of {planned['tokens']:,}",
     ]
     if found.bytes_per_token is not None:
         lines.append(f"bytes        {found.size:,}, {found.bytes_per_token:.1f} a token")

@@ -19,11 +19,14 @@ def open_shards(path: Path) -> ShardFolder[Any, Any]:
 
     Of a student's rounds these are the scores, checked against the answers, or the answers alone.
     """
-    if (path / ANSWERS / DATASET).is_file():
-        return RoundsFolder(path)
     if path.name == ANSWERS and (path.parent / DATASET).is_file():
         return RoundAnswers(path)
     schema = None
     with suppress(OSError, ValueError, KeyError, TypeError):
         schema = parse((path / DATASET).read_bytes(), DATASET)["schema"]
-    return AnswersFolder(path) if schema == AnswersDescription.schema else LogitsFolder(path)
+    return AnswersFolder(path) if schema == AnswersDescription.schema else open_logits(path)
+
+
+def open_logits(path: Path) -> LogitsFolder:
+    """Return a folder of logits; of a student's rounds, whose plan is in its answers, too."""
+    return RoundsFolder(path) if (path / ANSWERS / DATASET).is_file() else LogitsFolder(path)

@@ -65,7 +65,7 @@ def survey(folder: LogitsFolder, sample: int) -> LogitsSurvey:
     Raises:
         InputError: the folder has no usable dataset.json.
     """
-    complete = [plan for plan in folder.description.shards if folder.is_complete(plan.number)]
+    complete = [plan for plan in folder.plans if folder.is_complete(plan.number)]
     every = max(1, -(-len(complete) // sample))
     damaged: list[str] = []
     read: list[NDArray[np.float64]] = []

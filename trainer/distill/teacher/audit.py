@@ -153,7 +153,7 @@ def audit(
 
 def _sample(folder: LogitsFolder, fraction: float, seed: int) -> Iterator[Window]:
     """Yield windows of the complete shards, drawn without replacement, shard by shard."""
-    plans = [plan for plan in folder.description.shards if folder.is_complete(plan.number)]
+    plans = [plan for plan in folder.plans if folder.is_complete(plan.number)]
     bounds = np.cumsum([0, *(plan.windows for plan in plans)])
     total = int(bounds[-1])
     chosen = np.sort(epoch_order(seed, 0, total)[: max(1, round(fraction * total))])
