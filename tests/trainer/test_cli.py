@@ -161,6 +161,19 @@ def test_what_is_wrong_with_the_data_is_all_that_is_said(tmp_path: Path):
         (["distill", "student", "--run-id", "a\n"], "is not a run's name"),
         (["finetune", "nope", "--data", "d", "--num-classes", "3"], "nope"),
         (["evaluate", "nope", "--data", "d"], "nope"),
+        *(
+            (["distill", command, "nope", flag, value], f"'{flag}': ")
+            for command, flag, value in (
+                ("teacher", "--temperature", "1e300"),
+                ("teacher", "--seed", "9" * 23),
+                ("teacher", "--top-k", "9" * 23),
+                ("generate", "--temperature", "1e300"),
+                ("generate", "--seed", "9" * 23),
+                ("generate", "--top-k", "9" * 23),
+                ("generate", "--samples", "1000000000000"),
+                ("audit", "--seed", "9" * 23),
+            )
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_code_2(

@@ -17,6 +17,7 @@ from trainer.commands.place import (
     place_options,
     teller,
 )
+from trainer.config.limits import MOST_NEW_TOKENS
 from trainer.config.run import LostText
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH
@@ -55,7 +56,7 @@ _LONGEST_NAME = 20
 @click.option(
     "--samples", type=click.IntRange(min=1), default=1, help="For code: samples per problem."
 )
-@click.option("--max-new-tokens", type=click.IntRange(1, 1_000_000), default=128)
+@click.option("--max-new-tokens", type=click.IntRange(1, MOST_NEW_TOKENS), default=128)
 @click.option(
     "--temperature",
     type=Number(),

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from trainer.commands.place import place_options
+from trainer.config.limits import MOST_NEW_TOKENS
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH, together
 
@@ -23,7 +24,9 @@ def generation_options(max_new_tokens: int) -> Callable[[_Callback], _Callback]:
     """
     add = together(
         click.argument("model", type=PATH),
-        click.option("--max-new-tokens", type=click.IntRange(1, 1_000_000), default=max_new_tokens),
+        click.option(
+            "--max-new-tokens", type=click.IntRange(1, MOST_NEW_TOKENS), default=max_new_tokens
+        ),
         click.option(
             "--temperature", type=Number(), default=0.0, help="0 selects the most likely token."
         ),

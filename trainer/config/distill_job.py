@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from trainer.config import section as settings
 from trainer.config.budget import BudgetConfig
 from trainer.config.distillation import DistillationConfig
+from trainer.config.limits import HOTTEST, MOST_DRAWS, MOST_NEW_TOKENS, SHORTEST_WINDOW
 from trainer.config.run import (
     CheckpointConfig,
     LoraSettings,
@@ -49,13 +50,13 @@ class TeacherJob(Section):
     backend: Literal["cpu", "cuda"] = "cpu"
     scheme: Literal["topk", "sampled", "full"] = "topk"
     top_k: Positive | None = None
-    tail_samples: int | None = Field(default=None, ge=0)
-    samples: Positive | None = None
-    temperature: float | None = Field(default=None, gt=0)
+    tail_samples: int | None = Field(default=None, ge=0, le=MOST_DRAWS)
+    samples: int | None = Field(default=None, gt=0, le=MOST_DRAWS)
+    temperature: float | None = Field(default=None, gt=0, le=HOTTEST)
     removed_tokens: Literal["tail", "first-piece"] | None = None
     """What receives the probability of the tokens that a trimmed tokenizer lacks."""
     values: Literal["float16", "float32"] | None = None
-    max_seq_len: Positive | None = None
+    max_seq_len: int | None = Field(default=None, ge=SHORTEST_WINDOW)
     lost_text: LostText | None = None
     shard_bytes: Positive | None = None
     batch_tokens: Positive | None = None
@@ -135,7 +136,7 @@ class EvaluationJob(Section):
     """Allow the task `code`, which runs code written by the model in new namespaces. The
     recipe's units forbid these: start such a runner by hand there."""
     samples: Positive | None = None
-    max_new_tokens: Positive | None = None
+    max_new_tokens: int | None = Field(default=None, gt=0, le=MOST_NEW_TOKENS)
     temperature: float | None = Field(default=None, ge=0)
     every: float | None = Field(default=None, gt=0)
     """Seconds between two checks for new checkpoints."""

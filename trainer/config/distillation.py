@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from trainer.config.limits import HOTTEST
 from trainer.config.section import Section
 
 Divergence = Literal["forward", "reverse", "jsd"]
@@ -19,7 +20,7 @@ class OnPolicyConfig(Section):
     fraction: float = Field(default=0.5, gt=0, le=1)
     """Of each step's samples; the others are the corpus's."""
     max_new_tokens: int = Field(default=128, gt=0)
-    temperature: float = Field(default=1.0, gt=0, le=1000)
+    temperature: float = Field(default=1.0, gt=0, le=HOTTEST)
     """Of the draws; the divergence takes `distillation.temperature`."""
     staleness: int = Field(default=8, ge=0)
     """The most steps between the weights that wrote an answer and those that learn from it. The
@@ -55,7 +56,7 @@ class DistillationConfig(Section):
     """Weight of the divergence; 0 is only cross-entropy."""
     alpha_final: float | None = Field(default=None, ge=0, le=1)
     """Alpha at the last step, approached linearly; null keeps alpha constant."""
-    temperature: float = Field(default=1.0, gt=0, le=1000)
+    temperature: float = Field(default=1.0, gt=0, le=HOTTEST)
     divergence: Divergence = "forward"
     """KL(teacher || student), KL(student || teacher), or their mean around the mixture."""
     on_policy: OnPolicyConfig | None = None

@@ -63,6 +63,13 @@ def test_what_a_student_gets_is_what_a_run_config_takes() -> None:
         ({"student.columns": {"text": "a"}}, "columns names keys of validation, which is not"),
         ({"evaluation.columns": {"text": "a"}}, "columns names keys of data and prompts, which"),
         ({"name": "No"}, "name: "),
+        ({"teacher.tail_samples": 40000}, "teacher.tail_samples: "),
+        ({"teacher.samples": 40000}, "teacher.samples: "),
+        ({"teacher.max_seq_len": 1}, "teacher.max_seq_len: "),
+        ({"teacher.temperature": 1e300}, "teacher.temperature: "),
+        ({"teacher.seed": 10**23}, "teacher.seed: "),
+        ({"teacher.top_k": 10**23}, "teacher.top_k: "),
+        ({"evaluation.max_new_tokens": 10**9}, "evaluation.max_new_tokens: "),
     ],
 )
 def test_a_wrong_job_is_one_line(settings: dict[str, Any], message: str) -> None:

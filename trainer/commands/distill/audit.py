@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.commands.place import place_options
+from trainer.config.limits import MOST
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH
 from trainer.system.errors import RefusedError
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     default=0.001,
     help="Fraction of the existing windows; at least one window.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sample.")
+@click.option("--seed", type=click.IntRange(0, MOST), default=0, help="Seed of the sample.")
 @click.option(
     "--engine",
     type=click.Choice(["torch", "openvino", "gguf"]),

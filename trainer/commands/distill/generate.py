@@ -9,6 +9,7 @@ import click
 
 from trainer.commands.distill.teacher import Share, dtype_option
 from trainer.commands.place import columns_option, place_options
+from trainer.config.limits import HOTTEST, MOST, MOST_ANSWERS, MOST_NEW_TOKENS
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH
 from trainer.system.errors import InputError
@@ -44,10 +45,21 @@ def _gpu_of(_: click.Context, param: click.Parameter, given: str | None) -> str 
     required=True,
     help="The folder of answers; an existing one is completed.",
 )
-@click.option("--samples", type=click.IntRange(min=1), default=1, help="Answers to each prompt.")
-@click.option("--max-new-tokens", type=click.IntRange(1, 1_000_000), default=512)
-@click.option("--temperature", type=Number(), default=1.0, help="0 selects the most likely token.")
-@click.option("--top-k", type=int, help="Sample from this many of the most likely tokens.")
+@click.option(
+    "--samples", type=click.IntRange(1, MOST_ANSWERS), default=1, help="Answers to each prompt."
+)
+@click.option("--max-new-tokens", type=click.IntRange(1, MOST_NEW_TOKENS), default=512)
+@click.option(
+    "--temperature",
+    type=Number(min=0, max=HOTTEST),
+    default=1.0,
+    help="0 selects the most likely token.",
+)
+@click.option(
+    "--top-k",
+    type=click.IntRange(1, MOST),
+    help="Sample from this many of the most likely tokens.",
+)
 @click.option(
     "--top-p", type=Number(), help="Sample from the most likely tokens of this total probability."
 )
@@ -57,7 +69,7 @@ def _gpu_of(_: click.Context, param: click.Parameter, given: str | None) -> str 
     multiple=True,
     help="A text that ends an answer, beside the model's own end; may be repeated.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sampling.")
+@click.option("--seed", type=click.IntRange(0, MOST), default=0, help="Seed of the sampling.")
 @click.option(
     "--shard-prompts",
     "prompts_per_shard",

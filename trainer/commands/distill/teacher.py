@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainer.commands.place import corpus_options, lost_text_option, place_options
+from trainer.config.limits import HOTTEST, MOST, MOST_DRAWS, SHORTEST_WINDOW
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH
 from trainer.system.errors import InputError
@@ -65,25 +66,25 @@ class Share(click.ParamType):
 @click.option("--scheme", type=click.Choice(["topk", "sampled", "full"]), default="topk")
 @click.option(
     "--top-k",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST),
     default=64,
     help="For topk: tokens kept exactly per position.",
 )
 @click.option(
     "--tail-samples",
-    type=click.IntRange(0, 32767),
+    type=click.IntRange(0, MOST_DRAWS),
     default=8,
     help="For topk: samples from the remaining tokens.",
 )
 @click.option(
     "--samples",
-    type=click.IntRange(1, 32767),
+    type=click.IntRange(1, MOST_DRAWS),
     default=50,
     help="For sampled: samples per position.",
 )
 @click.option(
     "--temperature",
-    type=Number(min=0, min_open=True),
+    type=Number(min=0, min_open=True, max=HOTTEST),
     default=1.0,
     help="Temperature of the kept probabilities.",
 )
@@ -101,7 +102,7 @@ class Share(click.ParamType):
 )
 @click.option(
     "--max-seq-len",
-    type=click.IntRange(min=2),
+    type=click.IntRange(min=SHORTEST_WINDOW),
     help="Tokens of a window; longer documents become several. Default: 1024, or the teacher's "
     "limit.",
 )
@@ -136,7 +137,7 @@ class Share(click.ParamType):
     is_flag=True,
     help="With --until: end at once then, or 15 minutes after the student's last sign of life.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the sampling.")
+@click.option("--seed", type=click.IntRange(0, MOST), default=0, help="Seed of the sampling.")
 @place_options("auto", "cuda", "cpu")
 @dtype_option
 @click.option(
