@@ -202,6 +202,12 @@ def test_a_text_ends_an_answer(ask: Callable[..., AnswerAssignment]) -> None:
         assert len(each.tokens) <= len(before.tokens)
 
 
+def test_a_line_end_ends_an_answer_too(ask: Callable[..., AnswerAssignment]) -> None:
+    assignment = ask("out", stops=["\n", "\x1b[0m"])
+    answer(assignment)
+    assert AnswersFolder(assignment.folder.path).description.stops == ("\n", "\x1b[0m")
+
+
 def test_a_model_that_is_replaced_while_it_is_loaded_is_refused(
     ask: Callable[..., AnswerAssignment], model: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ class AnswersDescription(Described):
     """The contents of a complete folder of answers; a plan's windows are its answers."""
 
     schema = "motley.answers/1"
+    lines = True  # a stop may be a line end
 
     teacher: TeacherInfo
     tokenizer: TokenizerInfo

@@ -88,6 +88,8 @@ class Described:
     """
 
     schema: ClassVar[str]
+    lines: ClassVar[bool] = False
+    """Whether a text of it may have line ends and control characters."""
     corpus: CorpusInfo
     shards: tuple[ShardPlan, ...]
 
@@ -115,11 +117,11 @@ class Described:
         Raises:
             ValueError: names what is wrong.
         """
-        tree = receive_json(dict[str, Any], text, "description", least=0)
+        tree = receive_json(dict[str, Any], text, "description", lines=cls.lines, least=0)
         schema = tree.pop("schema", None)
         if schema != cls.schema:
             raise ValueError(f"schema is {schema!r}, this version reads {cls.schema!r}")
-        return receive(cls, tree, "description")
+        return receive(cls, tree, "description", lines=cls.lines)
 
     @property
     def digest(self) -> str:
