@@ -95,8 +95,13 @@ class ShardFolder(ABC, Generic[D, Item]):
             StorageError: the disk failed.
         """
         atomic_folder.prepare_folder(self.path)
-        for part in (TEACHERS, REQUESTS, QUARANTINE):
-            (self.path / part).mkdir(exist_ok=True)
+        for part in (self.path / name for name in (TEACHERS, REQUESTS, QUARANTINE)):
+            try:
+                part.mkdir(exist_ok=True)
+            except FileExistsError:
+                raise InputError(f"{part}: is a file, choose another output") from None
+            except OSError as error:
+                raise StorageError(f"{part}: not made: {error.strerror}") from None
         if not (self.path / DATASET).exists():
             self._create(wanted.to_json().encode(), disk or Disk())
         return self.compare(wanted)

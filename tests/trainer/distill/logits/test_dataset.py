@@ -246,6 +246,29 @@ def test_a_full_disk_leaves_no_shard_and_says_so(tmp_path, operation):
     folder.verify(1)
 
 
+@pytest.mark.parametrize("part", ["teachers", "requests", "quarantine"])
+def test_a_disk_that_is_full_at_a_folder_says_so(tmp_path, monkeypatch, part):
+    make = Path.mkdir
+
+    def full(path, *arguments, **options):
+        if path.name == part:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        make(path, *arguments, **options)
+
+    folder = LogitsFolder(tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", full)
+        with pytest.raises(StorageError, match=rf"{part}: not made: No space left"):
+            folder.describe(TOPK)
+    folder.describe(TOPK)
+
+
+def test_a_file_in_place_of_a_folder_is_another_output(tmp_path):
+    (tmp_path / "requests").touch()
+    with pytest.raises(InputError, match="requests: is a file, choose another output"):
+        LogitsFolder(tmp_path).describe(TOPK)
+
+
 def test_a_full_disk_leaves_no_dataset_json(tmp_path):
     def fail(count, name, arguments):
         if name == "write":
