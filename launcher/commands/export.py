@@ -73,7 +73,7 @@ def export(
     from launcher.runs.up import look_around
     from launcher.views import render
 
-    target = parse_target(text) if text else target_of(look_around(cluster.hosts).hosts)
+    target = target_of(look_around(cluster.hosts).hosts) if text is None else parse_target(text)
     order = config_order(**described)
     outgoing = new_run(order) if run_id is None else own_run(cluster.known(), run_id, order)
     folder = into or Path(f"export-{outgoing.run_id}")

@@ -157,7 +157,7 @@ def plan(
         teach(found, student, tokens, length, kept, inventory, text, rates, as_json)
         return
     prices = Prices(kwh=price_kwh, hour=price_hour, currency=currency)
-    if text:
+    if text is not None:
         cluster = parse_cluster(text)
     else:
         cluster, own = inventory_cluster(inventory, link)

@@ -94,9 +94,9 @@ def teach(
     from trainer.planning.teachers import WINDOW
 
     seats = (
-        teaching.described_seats(parse_cluster(text))
-        if text
-        else teaching.surveyed_seats(inventory)
+        teaching.surveyed_seats(inventory)
+        if text is None
+        else teaching.described_seats(parse_cluster(text))
     )
     given, measured = teaching.read_rates(rates, seats.found)
     request = teaching.TeachingRequest(

@@ -167,6 +167,7 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
         (["--shape", "8x", *CARDS], "--shape 8x: unknown; known: 1b, 7b"),
         (["--model", "absent/", *CARDS], "no model folder absent/"),
         (["--shape", "7b", "--cluster", "1xRTX4091"], "unknown device RTX4091"),
+        (["--shape", "7b", "--cluster", ""], "--cluster: cannot read ''"),
         (["--shape", "7b", "--cluster", "1xT4, 2 hosts"], "no link between them"),
         (["--shape", "7b", *CARDS, "--price-kwh", "1"], "needs its currency"),
         (["--shape", "7b", *CARDS, "--price-kwh", "-1", "--currency", "EUR"], "x>=0"),

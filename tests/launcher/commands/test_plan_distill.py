@@ -164,6 +164,7 @@ def test_the_hosts_of_an_inventory_are_asked(
         ([*TEACHER, *BOX, "--method", "full"], "--method does not go with --distill"),
         (["plan", "--shape", "7b", *BOX, "--rate", "3"], "--rate needs --distill"),
         (["plan", "--shape", "7b", *BOX, "--scheme", "full"], "--scheme needs --distill"),
+        ([*TEACHER, "--cluster", ""], "--cluster: cannot read ''"),
         ([*TEACHER, "--cluster", "1xCPU0-3GB"], "unknown device CPU0-3GB"),
     ],
 )

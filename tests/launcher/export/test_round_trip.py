@@ -404,6 +404,7 @@ def test_a_gguf_file_goes_as_the_folder_that_it_stands_for(
     ("flags", "says"),
     [
         (("--to", "nomad"), "'nomad' is not one of 'torchrun', 'slurm'"),
+        (("--target", ""), "--target: cannot read ''"),
         (("--target", "2 racks"), "cannot read '2 racks'; write it as '2 nodes x 8 H100'"),
         (("--target", "0 nodes x 8 H100"), "cannot read '0 nodes x 8 H100'"),
         (("--target", "2 nodes x 8 H10"), "unknown device H10; near it:"),
