@@ -24,7 +24,7 @@ import psutil
 
 from rig.finished import Found, best, keep, read
 from rig.real_data import DATA, layers_of, unfinished_copy, with_layers
-from rig.report import Ratio, Report, skip
+from rig.report import Ratio, Report
 from rig.sparse import thinned
 from tests.real.data import write_lines
 from tests.real.packages import model_file
@@ -302,7 +302,7 @@ def _narrowed(model: Path, tokenizer: Path, folder: Path) -> Path:
     """Return the model with the rows of a trimmed tokenizer's tokens alone; it is written once."""
     if folder.exists():
         return folder
-    from safetensors.numpy import load_file, save_file
+    from safetensors.torch import load_file, save_file
 
     unfinished = unfinished_copy(tokenizer, folder)
     config = fresh_config(model / "config.json", tokenizer)
@@ -340,20 +340,26 @@ def _texts(case: Case, student: Path, work: Path) -> tuple[Path, Path, Path]:
 
 
 def _report(report: Report, wanted: _Wanted) -> None:
-    """Add an arm's loss over that of each arm before it, and what it waited."""
+    """Add an arm's loss over that of each arm before it, and what it waited.
+
+    Losses are compared over the seeds that both have.
+    """
     found = {arm.arm: wanted.found(arm) for arm in wanted.arms}
+    known = [arm for arm in wanted.arms if found[arm.arm]]
     if unknown := [name for name, runs in found.items() if not runs]:
-        skip(f"no rate is known yet of {', '.join(unknown)}")
-    losses = {name: [run["loss"] for run in runs] for name, runs in found.items()}
-    rates = {arm.arm: chosen.rate for arm in wanted.arms if (chosen := wanted.chosen(arm))}
-    base = [arm.arm for arm in wanted.arms if arm.way.is_usual]
-    for arm in wanted.arms:
+        print(f"no rate is known yet of {', '.join(unknown)}")
+    losses = {name: [run["loss"] for run in runs] for name, runs in found.items() if runs}
+    rates = {arm.arm: chosen.rate for arm in known if (chosen := wanted.chosen(arm))}
+    base = [arm.arm for arm in known if arm.way.is_usual]
+    for arm in known:
         if arm.arm in base:
             continue
         for against in base:
-            ratio = mean(losses[arm.arm]) / mean(losses[against])
+            pairs = list(zip(losses[arm.arm], losses[against], strict=False))
+            ours, theirs = (mean(each) for each in zip(*pairs, strict=True))
             report.add(
-                Ratio(arm.arm, ratio, f"{against}, held-out nats a token", 1.0),
+                Ratio(arm.arm, ours / theirs, f"{against}, held-out nats a token", 1.0),
+                seeds=len(pairs),
                 losses=losses,
                 deviation={name: stdev(each) for name, each in losses.items() if len(each) > 1},
                 rates=rates,
