@@ -18,6 +18,7 @@ Place = Literal["cpu", "cuda"]
 BATCH: Mapping[Place, int] = {"cpu": 4096, "cuda": 32768}
 """Tokens of a forward: enough that a large head is rarely read from memory."""
 _GGUF_BATCH = 512
+"""The most of llama.cpp's: more are not faster, and their activations need memory."""
 WINDOW = 1024
 """Default number of tokens of a window."""
 DISK_RATE = 1e9
@@ -116,10 +117,7 @@ class TeacherOption:
 
 
 def gguf_batch(vocab_size: int) -> int:
-    """Return the tokens of a forward of llama.cpp, which gives the logits of all of them at once.
-
-    More are not faster, and their activations need memory.
-    """
+    """Return the tokens of a forward of llama.cpp, which keeps the logits of all of them."""
     return max(1, min(_GGUF_BATCH, LOGIT_ELEMENTS // vocab_size))
 
 

@@ -25,7 +25,7 @@ from tests.trainer.small_teacher import (
     write_padded,
     write_teacher,
 )
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import wait_for
 from trainer.config.run import load as load_config
 from trainer.data.encoder import Encoder
 from trainer.distill.answers.author import Author
@@ -306,23 +306,10 @@ def test_a_round_that_seems_to_be_missing_for_a_moment_is_not_replaced(
 
     monkeypatch.setattr(RoundAnswers, "is_there", unsure)
     with teaching(teacher, corpus, tmp_path / "logits"):
-        assert run.run(StopsAfter(PATIENCE)) == 0
+        assert run.run() == 0
     assert hidden
     assert run.steps("step") == list(range(1, 9))
     assert not run.events("quarantined")
-
-
-class StopsAfter(Stop):
-    """Asks for an end after a time, so that a test of a wait ends."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._end = time.monotonic() + seconds
-
-    def __bool__(self) -> bool:
-        if time.monotonic() > self._end:
-            self.ask("enough")
-        return bool(self.reason)
 
 
 def test_a_full_disk_under_its_answers_is_waited_for(

@@ -233,7 +233,7 @@ class ShardFolder(ABC, Generic[D, Item]):
         try:
             for part in (QUARANTINE, REQUESTS):  # a copied folder may lack empty folders
                 (self.path / part).mkdir(exist_ok=True)
-            # First: nobody makes a shard again that is moved away and was not requested.
+            # Before the move: a missing shard that is not requested is never made again.
             self.request(number, reason)
             self.shard_path(number).rename(aside)
         except FileNotFoundError:
@@ -243,7 +243,8 @@ class ShardFolder(ABC, Generic[D, Item]):
                 f"{self.shard_path(number)}: damaged ({reason}), and cannot be moved away: "
                 f"{error.strerror}"
             ) from None
-        if number not in self.requests():  # a teacher made it in between, and that one was moved
+        # A teacher may have replaced it meanwhile, so that the new one was moved.
+        if number not in self.requests():
             self.request(number, reason)
         return aside
 

@@ -151,7 +151,7 @@ def test_damage_is_found_set_aside_and_asked_for_again(tmp_path, damage):
 
 @pytest.mark.parametrize("call", ["rename", "replace"])
 def test_a_shard_is_moved_away_only_after_its_request(tmp_path, monkeypatch, call):
-    """Else a process that dies in between, or a full disk, leaves one that nobody makes."""
+    """If the process dies in between, or the disk is full, a teacher still makes it again."""
     folder = tiny_folder(tmp_path, TOPK)
     flip(folder.shard_path(1) / SHARD_FILE)
     full = OSError(errno.ENOSPC, "No space left on device")
