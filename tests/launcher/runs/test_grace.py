@@ -13,7 +13,7 @@ from launcher.runs import down
 from launcher.runs.processes.session import SessionSupervisor
 from launcher.runs.processes.systemd import SystemdSupervisor
 from launcher.session.spec import SAVING, RestartPolicy, SessionSpec
-from tests.launcher.keeping import python_process
+from tests.launcher.keeping import asked_to_stop, python_process
 from tests.launcher.unit_host import UnitHost
 from tests.waiting import wait_for
 from trainer.exchange.coordinator import membership
@@ -37,25 +37,22 @@ def make(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Iterato
     connection.close()  # a unit that fails is started again as long as it is wanted
 
 
-SAVES = """
-import os, pathlib, signal, sys, time
+def saving(seconds: float) -> str:
+    """Return code that saves for some seconds when it is asked to stop."""
+    return f"""{asked_to_stop("up")}
+import os, pathlib, time
 mark = pathlib.Path(os.environ["MOTLEY_SAVING"])
-def save(*_):
-    mark.touch()
-    time.sleep({seconds})
-    pathlib.Path("saved").touch()
-    mark.unlink()
-    sys.exit(0)
-signal.signal(signal.SIGTERM, save)
-print("up")
-while True: time.sleep(60)
+mark.touch()
+time.sleep({seconds})
+pathlib.Path("saved").touch()
+mark.unlink()
 """
 
 
 def test_a_process_that_saves_is_given_the_time(make: Make, home: Path) -> None:
     """Far more than the grace of its supervisor, and than the launcher's own."""
     supervisor = make(0.2)
-    process = python_process(home, SAVES.format(seconds=3))
+    process = python_process(home, saving(3))
     supervisor.start(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
     supervisor.stop([process], 1.0)
@@ -69,7 +66,7 @@ def test_a_save_without_end_is_not_waited_for_forever(
 ) -> None:
     monkeypatch.setattr("launcher.runs.processes.session.LONGEST_SAVE", 0.5)
     supervisor = make(0.2)
-    process = python_process(home, SAVES.format(seconds=600))
+    process = python_process(home, saving(600))
     supervisor.start(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
     supervisor.stop([process], 0.2)
@@ -94,7 +91,7 @@ def test_a_mark_that_an_earlier_attempt_left_behind_buys_no_time(make: Make, hom
 def test_the_keeper_itself_does_not_wait_for_a_save_without_end(
     run_id: str, tmp_path: Path
 ) -> None:
-    process = python_process(tmp_path, SAVES.format(seconds=600))
+    process = python_process(tmp_path, saving(600))
     folder = Path(process.folder)
     folder.mkdir(parents=True)
     spec = SessionSpec(

@@ -28,7 +28,7 @@ from launcher.session.processes import (
 from launcher.session.spec import RestartPolicy
 from tests.covering import covering
 from tests.launcher.agent_pipe import AgentHost
-from tests.launcher.keeping import ForkingSupervisor, python_process
+from tests.launcher.keeping import ForkingSupervisor, asked_to_stop, python_process
 from tests.launcher.unit_host import UnitHost
 from tests.waiting import wait_for
 
@@ -67,12 +67,7 @@ def test_a_process_that_was_never_started_is_absent(make: Make, home: Path) -> N
 
 def test_it_runs_says_so_and_stops_when_asked(make: Make, home: Path) -> None:
     supervisor = make()
-    code = (
-        "import signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(0)))\n"
-        "print('ready')\nwhile True: time.sleep(60)"
-    )
-    process = python_process(home, code)
+    process = python_process(home, f"{asked_to_stop('ready')}print('saved')")
     supervisor.start(process)
     wait_for(lambda: b"ready\n" in supervisor.read_log(process, 1), "the first line")
     state = supervisor.state(process)
