@@ -44,8 +44,9 @@ class TeacherState:
     shards: int = 0
     """The number of this teacher's shards."""
     tokens_per_second: float | None = None
+    """The last rate that was measured there, maybe by an earlier process: a plan is made of it."""
     device: str | None = None
-    """What it computes on, as torch names it; None before the model is loaded."""
+    """What it computes on, as torch names it; None if no model was ever loaded."""
 
 
 class TeacherHeartbeat:
@@ -61,6 +62,10 @@ class TeacherHeartbeat:
         assert Path(name).name == name
         self._path = folder.teachers / f"{name}.json"
         self._beat = TeacherState(name=name)
+        with suppress(OSError, ValueError):  # none before, or nothing to be read
+            before = _parse(self._path.read_bytes())
+            measured = {"tokens_per_second": before.tokens_per_second, "device": before.device}
+            self._beat = replace(self._beat, **measured)
         self._counter = 0
         self._outage = Outage(self._path, logger.warning)
         self._lock = threading.Lock()
@@ -89,14 +94,20 @@ class TeacherHeartbeat:
         device: str | None = None,
         state: Literal["running", "waiting"] = "running",
     ) -> None:
-        """Report the teacher's progress; `waiting` is for requests, after its pass."""
+        """Report the teacher's progress; `waiting` is for requests, after its pass.
+
+        Without a rate the last one on this device stays, without a device that one.
+        """
+        last = self._beat
+        if tokens_per_second is None and device in (None, last.device):
+            tokens_per_second = last.tokens_per_second
         self._beat = replace(
-            self._beat,
+            last,
             state=state,
             shards_done=shards_done,
             shards=shards,
             tokens_per_second=tokens_per_second,
-            device=device,
+            device=device or last.device,
         )
         self._write()
 

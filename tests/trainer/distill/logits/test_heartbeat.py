@@ -33,6 +33,22 @@ def test_a_beat_is_read_as_it_was_written(folder):
     assert TeacherWatch(folder).look()[0].beat.state == "done"
 
 
+def test_a_start_with_nothing_to_do_keeps_the_rate_of_the_device(folder):
+    def start(**said):
+        with TeacherHeartbeat(folder, "a") as beat:
+            beat.beat(shards_done=3, shards=3, **said)
+            beat.done()
+        [seen] = TeacherWatch(folder).look()
+        return seen.beat.tokens_per_second, seen.beat.device
+
+    assert start(tokens_per_second=812.5, device="cpu") == (812.5, "cpu")
+    assert start() == (812.5, "cpu")
+    assert start(device="cpu") == (812.5, "cpu")
+    assert start(device="cuda:0") == (None, "cuda:0")
+    (folder.path / "teachers" / "a.json").write_text('{"half')
+    assert start() == (None, None)
+
+
 def test_an_exception_is_the_reason(folder):
     with pytest.raises(OSError, match="no more"), TeacherHeartbeat(folder, "a"):
         raise OSError("no more")
