@@ -66,6 +66,16 @@ def test_it_moves_as_every_run_does(layout: GradientLayout) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+def test_the_norm_of_many_small_numbers_is_whole() -> None:
+    """A sum of their squares in fp32 would lack 1e-4 of it already at this size."""
+    size = 1 << 23
+    slot = TensorSlot("tensor", (size,), 0)
+    layout = GradientLayout((Block(0, "layers.0", 0, size, (slot,)),), num_layers=1)
+    gradient = draw(size, 1)
+    norm = float(np.linalg.norm(gradient.astype(np.float64)))
+    assert Trained(layout, draw(size, 0)).step(1, gradient, weight=1) == pytest.approx(norm, 1e-5)
+
+
 def test_a_snapshot_stays_as_it_was(layout: GradientLayout) -> None:
     student = Trained(layout, draw(layout.size, 0))
     snapshot = student.optimizer.snapshot(0)
