@@ -27,6 +27,7 @@ from trainer.data.survey import (
     length_lines,
     repetition_lines,
 )
+from trainer.data.text_stream import TextStream
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,9 @@ def _pieces(sample: Sample, encoder: Encoder | None, limit: int) -> Iterator[Pie
     known = sample.label is None
     for ids, labels in encode_answers(encoder, sample, limit):
         learned = [known and place > 0 and label != IGNORED for place, label in enumerate(labels)]
-        for is_learned, run in groupby(zip(ids, learned, strict=True), key=lambda each: each[1]):
-            tokens = [token for token, _ in run]
-            text = encoder.tokenizer.decode(tokens, skip_special_tokens=False)
+        begin = 0
+        for is_learned, run in groupby(learned):
+            end = begin + len(list(run))
+            text = TextStream(encoder.tokenizer, ids[:begin]).finish(ids[begin:end])
+            begin = end
             yield Piece(text, learned=is_learned)

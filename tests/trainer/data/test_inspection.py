@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.trainer.data.spaced_tokenizer import KINDS, Kind, spaced_tokenizer
 from tests.trainer.data.test_tokens import byte_tokenizer, write
 from tests.trainer.small_model import write_data, write_model
 from trainer.commands.inspect_data import inspect_data
@@ -108,6 +109,16 @@ def test_what_is_learned(
         assert "q" not in learned
     else:
         assert shown_pieces == pieces
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_of_a_text_keep_the_spaces_between_them(tmp_path: Path, kind: Kind) -> None:
+    """A tokenizer in SentencePiece's manner omits the first space of what it decodes."""
+    spaced_tokenizer(tmp_path / "model", kind)
+    data = write(tmp_path / "a.jsonl", {"prompt": "a time", "completion": " time é b"})
+    (example,) = inspected(data, "--model", tmp_path / "model")["examples"]
+    texts = [piece["text"] for piece in example["pieces"]]
+    assert texts == ["<s> a time", " time é b</s>"]
 
 
 @pytest.mark.parametrize(
