@@ -83,6 +83,8 @@ ARMS = {
     "onpolicy": {
         "text": Arm({"distillation.alpha": 0.0}),
         "offline": Arm({"distillation.alpha": 1.0}),
+        "alpha 0.7": Arm({"distillation.alpha": 0.7}),
+        "alpha 0.2": Arm({"distillation.alpha": 0.2}),
         "a fifth scored": Arm({"distillation.alpha": 1.0}, scored=0.2),
         "reverse KL": _own("reverse"),
         "JSD": _own("jsd"),
@@ -92,8 +94,8 @@ ARMS = {
         "first piece": Arm({"distillation.alpha": 0.7}, flags=("--removed-tokens", "first-piece")),
     },
 }
-"""By part of the benchmark. Text and offline learning score the same tokens; beside answers, half
-as many of the texts are scored."""
+"""By part of the benchmark. Without answers all arms score the same tokens; beside answers, half as
+many of the texts are scored. With a fifth scored, the other positions learn their text."""
 
 
 @dataclass(frozen=True)
