@@ -6,20 +6,27 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import os
 import re
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from launcher.errors import UnreachableError
 from launcher.hosts.ssh_config import SshRoute
+from trainer.system.errors import plain_reason
+from trainer.system.regular_file import read_file
 
 CHANGED = "ITS HOST KEY HAS CHANGED"
 """In the message about a host that shows another key than the known one."""
 
+_KRL = b"SSHKRL\n\0"
+"""The first bytes of a binary revocation list (PROTOCOL.krl of OpenSSH)."""
 _COMPARE = "at its console (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub)"
 
 
@@ -46,12 +53,15 @@ class HostKeys:
         bare = (alias or route.address).lower()
         self._name = bare if alias or route.port == 22 else f"[{bare}]:{route.port}"
         self._files = _paths(route, "userknownhostsfile")
-        self._marked = _find(self._name, [*self._files, *_paths(route, "globalknownhostsfile")])
+        files = [*self._files, *_paths(route, "globalknownhostsfile")]
+        self._marked = _find(self._name, files)
         self.known = [entry for entry in self._marked if not entry.marker]
         """Those that it may show, if no line revokes them."""
-        # As OpenSSH: a key that is known without a port is trusted with one.
-        portless = () if bare == self._name else _find(bare, self._files)
-        self._portless = [entry.key for entry in portless if not entry.marker]
+        # As OpenSSH: a key that is known without a port is trusted with one, and what is revoked
+        # for the name is revoked with any port.
+        portless = () if bare == self._name else _find(bare, files)
+        self._portless = [e.key for e in portless if not e.marker and e.file in self._files]
+        self._revoked = {e.key for e in (*self._marked, *portless) if e.marker == "@revoked"}
 
     def missing_host_key(self, _client: object, _hostname: str, key: Any) -> None:
         """Return if the host may show this key; paramiko calls it for each.
@@ -63,6 +73,12 @@ class HostKeys:
         """
         kind, text = key.get_name(), key.get_base64()
         ours = f"its host key {key.fingerprint}"
+        least = int(self._route.one("requiredrsasize") or 0)  # paramiko has no such bound
+        if kind == "ssh-rsa" and key.get_bits() < least:
+            raise self._refuse(
+                f"{ours} has {key.get_bits()} bits, fewer than ssh's RequiredRSASize {least}; give "
+                f"{self._name} a longer one"
+            )
         if self._is_revoked(kind, text):
             raise self._refuse(
                 f"{ours} is revoked (@revoked in known_hosts, or RevokedHostKeys), so it may be "
@@ -97,20 +113,15 @@ class HostKeys:
         return UnreachableError(f"{self._where}: {why}")
 
     def _is_revoked(self, kind: str, key: str) -> bool:
-        if any(entry.marker == "@revoked" and entry.key == key for entry in self._marked):
+        if key in self._revoked:
             return True
         file = self._route.one("revokedhostkeys")
-        if file is None:
+        if file in (None, "/dev/null"):
             return False
         try:
-            listed = Path(file).expanduser().read_bytes()
-        except OSError as error:  # ssh, too, trusts no key then
-            raise self._refuse(f"RevokedHostKeys: {file}: {error.strerror}") from None
-        if key.encode() in listed.split():
-            return True
-        command = ["ssh-keygen", "-Q", "-f", file, "/dev/stdin"]  # it may be a binary list
-        done = subprocess.run(command, input=f"{kind} {key}\n".encode(), capture_output=True)
-        return done.returncode == 1
+            return _is_listed(Path(file).expanduser(), kind, key)
+        except (OSError, ValueError) as error:  # ssh, too, trusts no key then
+            raise self._refuse(f"RevokedHostKeys: {file}: {plain_reason(error)}") from None
 
     def _record(self, key: str, ours: str) -> None:
         path, name = Path(self._files[0]), self._name
@@ -126,6 +137,41 @@ class HostKeys:
                 file.write(line if file.read() in (b"", b"\n") else b"\n" + line)
         except OSError as error:
             raise self._refuse(f"{ours} cannot be written to {path}: {error.strerror}") from None
+
+
+def _is_listed(path: Path, kind: str, key: str) -> bool:
+    """Return whether a revocation list, binary or a public key a line, has a key.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or not all of it be understood.
+    """
+    data = read_file(path)
+    if data.startswith(_KRL):
+        command = ["ssh-keygen", "-Q", "-f", "/dev/stdin"]
+        with tempfile.NamedTemporaryFile() as shown:
+            shown.write(f"{kind} {key}\n".encode())
+            shown.flush()
+            done = subprocess.run([*command, shown.name], input=data, capture_output=True)
+        if done.returncode not in (0, 1):  # 1: revoked
+            raise ValueError("is a damaged revocation list (ssh-keygen -Q)")
+        return done.returncode == 1
+    lines = [line.split() for line in data.splitlines()]
+    listed = [words for words in lines if words and not words[0].startswith(b"#")]
+    # ssh-keygen prints a line for each key that it can read, and passes over the others.
+    command = ["ssh-keygen", "-l", "-f", "/dev/stdin"]
+    text = b"\n".join(b" ".join(words) for words in listed)
+    done = subprocess.run(command, input=text, capture_output=True)
+    if done.stdout.count(b"\n") != len(listed) or not all(map(_is_key, listed)):
+        raise ValueError("has a line that is no public key")
+    return any(words[1] == key.encode() for words in listed)
+
+
+def _is_key(words: Sequence[bytes]) -> bool:
+    """Return whether a line begins with a key, not with options, and is of the type it says."""
+    kind, data = words[0], words[1] if len(words) > 1 else b""
+    with contextlib.suppress(ValueError):
+        return base64.b64decode(data, validate=True)[4:].startswith(kind)
+    return False
 
 
 def _paths(route: SshRoute, setting: str) -> list[str]:

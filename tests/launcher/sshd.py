@@ -76,14 +76,16 @@ def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
 
 
 @contextlib.contextmanager
-def running_sshd(folder: Path, signing: Sequence[str] = ()) -> Iterator[Server]:
+def running_sshd(
+    folder: Path, signing: Sequence[str] = (), host_kind: str = "ed25519"
+) -> Iterator[Server]:
     """Run an sshd whose sessions end with it; `signing` makes its host key a certificate."""
     program = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/sbin")
     if program is None or shutil.which("ssh-keygen") is None:
         pytest.skip("needs sshd (openssh-server)")
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # the service's start makes it else
-    make_key(folder / "host")
+    make_key(folder / "host", host_kind)
     make_key(folder / "user")
     if signing:  # ssh-keygen's arguments: by whom, for which names, until when
         sign = ["ssh-keygen", "-q", "-h", "-I", "host", *signing, str(folder / "host.pub")]

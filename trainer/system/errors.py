@@ -75,7 +75,7 @@ _OF_THE_HOST = frozenset(
     (
         *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
         *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG, errno.ELOOP),
-        *(errno.EMFILE, errno.ENFILE, errno.ESTALE),
+        *(errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EFBIG, errno.ENXIO),
     )
 )
 

@@ -1,5 +1,6 @@
 """Which key a host must show, at real SSH servers: known, unknown, changed, revoked, signed."""
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -143,6 +144,115 @@ def test_a_revocation_list_counts(server: Server, tmp_path: Path) -> None:
         close_all()
         make()
         assert "is revoked" in refused(server.host(args=args))
+
+
+def ssh_says(host: Host) -> bool:
+    """Return whether OpenSSH itself logs in."""
+    command = [*route_of(host).command, "127.0.0.1", "echo", "in"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, 255), done
+    return done.stdout == "in\n"
+
+
+def binary_list(folder: Path, public: Path) -> bytes:
+    path = folder / "krl"
+    subprocess.run(["ssh-keygen", "-qkf", str(path), str(public)], check=True)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "nothing",
+        "a comment, an empty line and spaces",
+        "a binary list",
+        "a binary list cut off",
+        "a key cut off",
+        "a key of another type",
+        "options before the key",
+        "a line end within a key",
+        "a character that is not base64",
+        "a type without a key",
+        "text",
+        "an unknown type",
+    ],
+)
+def test_a_revocation_list_that_cannot_be_read_whole_trusts_no_key(
+    server: Server, tmp_path: Path, damage: str
+) -> None:
+    """As OpenSSH has it, which is asked as well: none of these lists has the server's key."""
+    other = make_key(tmp_path / "other").with_suffix(".pub")
+    kind, key = other.read_text().split()[:2]
+    krl = binary_list(tmp_path, other)
+    lists = {
+        "nothing": b"",
+        "a comment, an empty line and spaces": f"# old\n\n  {kind} {key} of a box\n".encode(),
+        "a binary list": krl,
+        "a binary list cut off": krl[:-20],
+        "a key cut off": f"{kind} {key[:40]}\n".encode(),
+        "a key of another type": f"ssh-rsa {key}\n".encode(),
+        "options before the key": f"restrict {kind} {key}\n".encode(),
+        "a line end within a key": f"{kind} {key[:40]}\n{key[40:]}\n".encode(),
+        "a character that is not base64": f"{kind} {key[:8]}*{key[8:]}\n".encode(),
+        "a type without a key": f"{kind}\n".encode(),
+        "text": b"see the other list\n",
+        "an unknown type": f"ssh-foo {key}\n".encode(),
+    }
+    listed = tmp_path / "revoked"
+    listed.write_bytes(lists[damage])
+    host = server.host(args=("-o", f"RevokedHostKeys={listed}"))
+    is_whole = damage in list(lists)[:3]
+    assert ssh_says(host) == is_whole
+    if is_whole:
+        assert connect(host).exists("/")
+        return
+    what = "is a damaged revocation list" if "binary" in damage else "has a line that is no public"
+    assert f"RevokedHostKeys: {listed}: {what}" in refused(host)
+
+
+def test_a_revocation_list_that_is_no_file_trusts_no_key(server: Server, tmp_path: Path) -> None:
+    """A pipe would be waited for, and a device read without an end."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, what in ((pipe, "is a named pipe"), ("/dev/zero", "is a device"), (tmp_path, "is a")):
+        args = ("-o", f"RevokedHostKeys={path}")
+        assert f"RevokedHostKeys: {path}: {what}" in refused(server.host(args=args))
+    host = server.host(args=("-o", "RevokedHostKeys=/dev/null"))
+    assert ssh_says(host)
+    assert connect(host).exists("/")
+
+
+@pytest.mark.parametrize("file", ["of the user", "of the system"])
+def test_a_key_that_is_revoked_for_a_name_is_so_with_any_port(
+    server: Server, tmp_path: Path, file: str
+) -> None:
+    key = server.known_line.split(" ", 1)[1]
+    other = tmp_path / "system"
+    host = server.host(args=("-o", f"GlobalKnownHostsFile={other}"))
+
+    def write(known: str, revoked: str) -> None:
+        close_all()
+        server.known_hosts.write_text(known + (revoked if file == "of the user" else ""))
+        other.write_text(revoked if file == "of the system" else "")
+
+    write(f"127.0.0.1 {key}", f"@revoked 127.0.0.1 {key}")
+    assert not ssh_says(host)
+    accept_new_host_keys()
+    assert "is revoked" in refused(host)
+    # Nor beside a line with the port, which OpenSSH would take.
+    write(server.known_line, f"@revoked 127.0.0.1 {key}")
+    assert "is revoked" in refused(host)
+    write(server.known_line, f"@revoked 127.0.0.2 {key}")
+    assert connect(host).exists("/")
+
+
+def test_a_key_shorter_than_ssh_wants_is_refused(tmp_path: Path) -> None:
+    with running_sshd(tmp_path, host_kind="rsa") as server:
+        host = server.host(args=("-o", "RequiredRSASize=4096"))
+        assert not ssh_says(host)
+        assert "has 3072 bits, fewer than ssh's RequiredRSASize 4096" in refused(host)
+        assert connect(server.host()).exists("/")
+        close_all()
 
 
 @pytest.mark.parametrize(
