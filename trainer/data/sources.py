@@ -27,6 +27,9 @@ PACKED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip"))
 """Suffixes that packing adds."""
 HUB = re.compile(r"hf:/+datasets/([\w.-]+/[\w.-]+?)(?:@([\w.-]+))?(?:/(.+))?")
 """`hf://datasets/OWNER/NAME@REVISION/PATH`; a `Path` drops a slash."""
+ANSWERS_SCHEMA = "motley.answers/1"
+"""The schema of a folder of generated answers, which is data like any other."""
+_DESCRIPTION = "dataset.json"
 _OF_TOOLS = frozenset(("dataset_info.json", "dataset_infos.json", "state.json"))
 _SPLITS = {
     "train": re.compile(r"(?<![a-z])train(ing)?(?![a-z])"),
@@ -235,16 +238,32 @@ def _visible(folder: Path) -> tuple[list[str], int]:
     return sorted(names, key=os.fsencode), hidden
 
 
+def holds_logits(folder: Path) -> bool:
+    """Return whether a folder has the description of a teacher's logits, or of an unknown kind."""
+    return shards_schema(folder) not in (None, ANSWERS_SCHEMA)
+
+
+def shards_schema(folder: Path) -> str | None:
+    """Return the schema in a folder's dataset.json, "" if that names none; None without one."""
+    try:
+        schema = json.loads((folder / _DESCRIPTION).read_bytes())["schema"]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return schema if isinstance(schema, str) else ""
+
+
 def _answer_shards(folder: Path) -> list[str]:
     """Return the shards of what `trainer distill generate` wrote; [] for another folder.
 
     Raises:
         InputError: some are missing: data of which a part is not there yet would be another.
     """
+    if shards_schema(folder) != ANSWERS_SCHEMA:
+        return []
     try:
-        tree = json.loads((folder / "dataset.json").read_bytes())
-        if tree["schema"] != "motley.answers/1":
-            return []
+        tree = json.loads((folder / _DESCRIPTION).read_bytes())
         names = [f"shard-{plan['number']:05d}" for plan in tree["shards"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []

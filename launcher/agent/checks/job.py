@@ -16,7 +16,7 @@ from pydantic import validate_call
 from launcher.agent.checks.digests import digests
 from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.host import check_folder
-from launcher.agent.checks.logits_folder import DATASET, check_logits
+from launcher.agent.checks.logits_folder import check_logits
 from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import available_memory
 from launcher.plan.configuration import DEFAULT_PRESET
@@ -25,7 +25,7 @@ from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig, load
 from trainer.data.formats import read_records
 from trainer.data.records import Problems
-from trainer.data.sources import HUB, refuse_pipe, spelled
+from trainer.data.sources import HUB, holds_logits, refuse_pipe, spelled
 from trainer.model import layout as trainer_layout
 from trainer.model.files import local_model
 from trainer.model.output_folder import check_output as check_folder_of_run
@@ -130,7 +130,7 @@ def check_training_data(config: RunConfig) -> Finding:
     path = Path(config.data.train)
     if config.distillation is not None:
         return check_logits(path)
-    if os.access(path / DATASET, os.F_OK):
+    if holds_logits(path):
         detail = f"{path}: holds a teacher's logits, and the job has no section `distillation`"
         return Finding("fail", detail, "add it: --set distillation.alpha=0.7")
     finding = check_data(path, "--data FILE", config.data.columns)

@@ -13,6 +13,7 @@ from typing import Any
 
 from launcher.agent.checks.digests import digests
 from launcher.agent.checks.finding import Finding
+from trainer.data.sources import ANSWERS_SCHEMA, shards_schema
 
 DATASET = "dataset.json"
 """Name of the file that lists the shards to expect; a folder with it holds logits."""
@@ -25,6 +26,10 @@ _BRING = "let `trainer distill teacher` finish, or copy a complete folder there:
 def check_logits(folder: Path) -> Finding:
     """Whether a folder of logits is readable and has every shard: a run counts all its samples."""
     description = folder / DATASET
+    if shards_schema(folder) == ANSWERS_SCHEMA:
+        detail = f"{folder}: holds generated answers, and the section `distillation` needs logits"
+        remedy = "let `trainer distill teacher --data` score them, or --set distillation=null"
+        return Finding("fail", detail, remedy)
     try:
         shards = _read_shards(folder)
     except NotADirectoryError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from trainer.data.shapes import Sample
+from trainer.data.sources import ANSWERS_SCHEMA
 from trainer.distill.answers.answer import Answer
 from trainer.distill.logits.description import (
     CorpusInfo,
@@ -32,7 +33,7 @@ class Drawing:
 class AnswersDescription(Described):
     """The contents of a complete folder of answers; a plan's windows are its answers."""
 
-    schema = "motley.answers/1"
+    schema = ANSWERS_SCHEMA
     lines = True  # a stop may be a line end
 
     teacher: TeacherInfo

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainer.data.sources import ANSWERS_SCHEMA
 from trainer.data.turns import ChatMessage
 from trainer.distill.answers.answer import Answer
 from trainer.distill.logits.description import ShardPlan
 from trainer.distill.logits.shard import LEVEL
 from trainer.system.received import receive_json
 
-SCHEMA = "motley.answers/1"
 _TURN = pa.struct([("role", pa.string()), ("content", pa.string()), ("weight", pa.int8())])
 _FIELDS = {
     "prompt": pa.string(),
@@ -44,7 +44,7 @@ def encode(dataset: str, plan: ShardPlan, answers: Sequence[Answer]) -> memoryvi
     """
     blank = [_blank(answer) for answer in answers if answer.blank]
     metadata = {
-        "motley.schema": SCHEMA,
+        "motley.schema": ANSWERS_SCHEMA,
         "motley.dataset": dataset,
         "motley.shard": json.dumps(asdict(plan)),
         "motley.blank": json.dumps(blank),

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from trainer.config.run import RunConfig
 from trainer.data.order import epoch_order
+from trainer.data.sources import ANSWERS_SCHEMA, holds_logits, shards_schema
 from trainer.data.tokens import Encoded
-from trainer.distill.logits.dataset import DATASET, SHARD_FILE, LogitsFolder
+from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder
 from trainer.distill.logits.scores import Window
 from trainer.distill.student.inputs import check_student
 from trainer.distill.student.prefetch import Preparation
@@ -85,9 +86,8 @@ def taught_folder(config: RunConfig, model_dir: Path) -> LogitsFolder | None:
         RefusedError: the logits are about another tokenizer than the model's.
     """
     path = Path(config.data.train)
-    described = (path / DATASET).exists()
     if config.distillation is None:
-        if described:
+        if holds_logits(path):
             raise InputError(
                 f"{path}: holds a teacher's logits; say how to learn from them, such as"
                 " --set distillation.alpha=0.7"
@@ -102,6 +102,11 @@ def taught_folder(config: RunConfig, model_dir: Path) -> LogitsFolder | None:
         raise InputError(
             f"{path}: with a section `distillation`, data.train is a folder that `trainer distill"
             " teacher` wrote"
+        )
+    if shards_schema(path) == ANSWERS_SCHEMA:
+        raise InputError(
+            f"{path}: holds generated answers, not logits; leave out the section `distillation`, or"
+            " have them scored: trainer distill teacher --data"
         )
     folder = LogitsFolder(path)
     check_student(config, folder.description, model_dir)
