@@ -35,9 +35,13 @@ settle)
     mount --bind "$folder/etc/ssh" /etc/ssh # the lab's hosts are known to every ssh in the lab
     hostname lab
     ip link set lo up
-    ip link add tb0 type bridge
-    ip address add 10.77.0.1/24 dev tb0
+    ip link add tb0 address 02:00:0a:4d:00:00 type bridge # else each new port may change it
     ip link set tb0 up
+    # The operator has a cable too: what a bridge itself sends goes to each port, whatever it allows.
+    ip link add eth0 type veth peer v-lab
+    ip link set v-lab master tb0 up
+    ip address add 10.77.0.1/24 dev eth0
+    ip link set eth0 up
     ip route add default via 10.77.0.2 # slirp4netns, as soon as it is there
     echo ready
     exec >/dev/null

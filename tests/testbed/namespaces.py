@@ -67,7 +67,7 @@ class Namespaces:
         self._connect(first)
         known = {"key": key, "first": [first.pid, first.started]}
         self._file.write_text(json.dumps(known), encoding="utf-8")
-        self.inside("ip", "link", "set", "tap0", "master", "tb0", "up")
+        self._join_uplink()
         if not attached:
             os.write(self._held, b"stay\n")
 
@@ -95,6 +95,22 @@ class Namespaces:
         with os.fdopen(ready_read) as ready:
             if ready.read(1) != "1":
                 raise LabError(f"no uplink: {self._last_words()}")
+
+    def _join_uplink(self) -> None:
+        """Put slirp4netns on the bridge, and let it see what is for its own two addresses alone.
+
+        It takes a frame for any host and connects to that address on the machine's network, so
+        nothing may be flooded to it: neither what is for a host whose cable is cut nor broadcasts.
+        Since it does not see who asks for its addresses either, the bridge answers.
+        """
+        self.inside("ip", "link", "set", "tap0", "master", "tb0", "up")
+        flags = ["flood", "off", "mcast_flood", "off", "bcast_flood", "off", "neigh_suppress", "on"]
+        self.inside("bridge", "link", "set", "dev", "tap0", *flags)
+        for ip in (GATEWAY, NAME_SERVER):
+            hardware = "52:55:" + ":".join(f"{int(part):02x}" for part in ip.split("."))  # its rule
+            self.inside("bridge", "fdb", "add", hardware, "dev", "tap0", "master", "static")
+            entry = ["neigh", "add", ip, "lladdr", hardware, "dev", "tb0", "nud", "permanent"]
+            self.inside("ip", *entry)
 
     def remove(self) -> None:
         """End every process in them and remove their cgroup, however far `make` has come."""
