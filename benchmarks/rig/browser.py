@@ -18,6 +18,9 @@ from typing import Any
 PATIENCE = 240.0
 """Seconds that an answer may take: a busy machine may stand still."""
 
+HERE_ALONE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"
+"""No other address, not even a literal one: Chromium asks its maker for updates and accounts."""
+
 
 class Browser:
     """One page in a browser of its own; what it logs as an error is kept in `errors`."""
@@ -32,7 +35,7 @@ class Browser:
                 *("--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu"),
                 *("--no-first-run", "--disable-dev-shm-usage", "--disable-background-networking"),
                 *("--force-color-profile=srgb", "--hide-scrollbars", f"--user-data-dir={folder}"),
-                "about:blank",
+                *(HERE_ALONE, "about:blank"),
             ],
             pass_fds=(command_in, answer_out),
             stdout=subprocess.DEVNULL,
