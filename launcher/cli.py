@@ -98,10 +98,6 @@ cli = LazyGroup(
             "launcher.commands.export:export",
             "Write a run for Slurm, SkyPilot, and others.",
         ),
-        "import-run": (
-            "launcher.commands.export:import_run",
-            "Import the result of an exported run.",
-        ),
         "certificates": (
             "launcher.commands.certificates:certificates",
             "Write certificates for a run started by hand.",

@@ -1,8 +1,7 @@
-"""`launch export` and `launch import-run`: move a run to another system and its result back."""
+"""`launch export`: write a run as a folder for another system."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ from launcher.commands.options import (
     cluster_options,
     config_options,
     config_order,
-    inventory_option,
     json_option,
     run_option,
 )
@@ -77,10 +75,7 @@ def export(
     order = config_order(**described)
     outgoing = new_run(order) if run_id is None else own_run(cluster.known(), run_id, order)
     folder = into or Path(f"export-{outgoing.run_id}")
-    done = export_run(
-        outgoing.run_id, outgoing.config, target, system, _render(system), folder, wheel
-    )
-    outgoing.keep()
+    done = export_run(outgoing.run_id, outgoing.config, target, _render(system), folder, wheel)
     if as_json:
         tree = {"run_id": done.run_id, "to": system, "target": target.text, "step": done.step}
         where = {"folder": str(folder.absolute()), "next": done.steps}
@@ -90,24 +85,6 @@ def export(
     render.say(f"{folder}: run {done.run_id} for {system}, {target.text}, {begun}; next:")
     for step in done.steps:
         render.say(f"  {step}")
-    render.say(f"back here, with the folder: launch import-run {shlex.quote(str(folder))}")
-
-
-@click.command("import-run")
-@click.argument("folder", type=PATH)
-@click.option("--output", "-o", type=PATH, metavar="DIR", help="The run's output folder.")
-@inventory_option
-@json_option
-def import_run(cluster: Cluster, folder: Path, output: Path | None, as_json: bool) -> None:
-    """Import the result of an exported run; `launch runs` lists it from then on."""
-    from launcher.export import homecoming
-    from launcher.views import render
-
-    found = homecoming.import_run(folder, cluster.known(), output)
-    if as_json:
-        tree = {"run_id": found.run_id, "state": found.state, "step": found.step}
-        render.print_json({"schema": "motley.imported/1", **tree, "output": str(found.output)})
-        return
-    render.say(f"run {found.run_id}: {found.state} at step {found.step}, in {found.output}")
-    if found.state != "completed":
-        render.say(f"resume it here with: launch cluster up --resume {found.run_id}")
+    budget = outgoing.config.budget
+    if done.step and budget is not None and budget.ceiling is not None:
+        render.say("budget.ceiling: counts what the run costs there, not what it has cost here")

@@ -4,13 +4,11 @@ run.yaml            the settings; every path is in this folder
 inputs/             model, train and validation, each a file with its suffix or a folder
 output/             the trainer's output, with the newest checkpoint of an existing run
 motley-*.whl        this version; requirements*.txt lock its packages, setup.sh installs all
-export.json         the run that it was exported from (`homecoming.py`)
 job.sbatch, ...     the files of the system
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -32,17 +30,13 @@ from launcher.export.job import (
     setup_script,
 )
 from launcher.export.target import Target, check_strategy
-from launcher.files import default_state_folder
 from launcher.transfer.wheel import wheel_to_push
 from trainer.checkpoint.reader import FOLDER, step_of
 from trainer.config.run import RunConfig
 from trainer.data.sources import HUB
 from trainer.model.files import local_model
-from trainer.planning.budget.ledger import SPEND_FILE, SpendLedger
 from trainer.system.errors import InputError
 
-SCHEMA = "motley.export/1"
-RECORD = "export.json"
 INPUTS = "inputs"
 METRICS = "metrics.jsonl"
 Render = Callable[[ExportedJob], Rendered]
@@ -64,7 +58,6 @@ def export_run(
     run_id: str,
     config: RunConfig,
     target: Target,
-    system: str,
     render: Render,
     folder: Path,
     wheel: Path | None = None,
@@ -96,7 +89,7 @@ def export_run(
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
     try:
         made = Path(scratch, "run")
-        found = _write(made, run_id, config, target, system, render, sources, wheel)
+        found = _write(made, run_id, config, target, render, sources, wheel)
         made.rename(folder)
         return Exported(folder=folder, run_id=run_id, step=found[0], steps=found[1])
     except OSError as error:
@@ -133,7 +126,6 @@ def _write(
     run_id: str,
     config: RunConfig,
     target: Target,
-    system: str,
     render: Render,
     sources: dict[str, Path],
     wheel: Path | None,
@@ -166,22 +158,12 @@ def _write(
     rendered = render(job)
     step = _hand_over(run_id, config, made / OUTPUT)
     build = "cpu" if target.device is None else "cuda"
-    record = {
-        "schema": SCHEMA,
-        "run_id": run_id,
-        "to": system,
-        "target": target.text,
-        "motley": facts.version,
-        "step": step,
-        "home": config.model_dump(mode="json"),
-    }
     texts = {
         CONFIG: f"# Run {run_id} for {target.text}; every setting: docs/config.md\n"
         + inside.to_yaml(),
         REQUIREMENTS: facts.locks["trainer"],
         TORCH: facts.locks[f"torch-{build}"],
         SETUP: setup_script(job),
-        RECORD: json.dumps(record, indent=1) + "\n",
         **rendered.files,
     }
     for name, text in texts.items():
@@ -200,11 +182,6 @@ def _hand_over(run_id: str, config: RunConfig, output: Path) -> int:
         return 0
     if (home / METRICS).is_file():
         shutil.copyfile(home / METRICS, output / METRICS)
-    if config.budget is not None:
-        ledger = SpendLedger(Path(config.budget.ledger or default_state_folder() / SPEND_FILE))
-        own = [record for record in ledger.read() if record.run == run_id]
-        if own:
-            SpendLedger(output / SPEND_FILE).append(own)
     return max(map(step_of, made))
 
 

@@ -10,7 +10,7 @@ import yaml
 from launcher.errors import ConfigError, PreflightError
 from launcher.inventory.hosts import Host
 from launcher.plan.configuration import Order
-from launcher.runs.records.kept_configs import Start, config_of, keep_config, kept_config
+from launcher.runs.records.kept_configs import config_of
 from launcher.runs.records.registry import Registry, new_run_id
 from launcher.runs.status import RunMonitor
 from trainer.config.run import RunConfig
@@ -26,11 +26,6 @@ class Outgoing:
 
     run_id: str
     config: RunConfig
-
-    def keep(self) -> None:
-        """Keep the config, by which the result finds its place when it comes back."""
-        if kept_config(self.run_id) is None:
-            keep_config(self.run_id, self.config.to_yaml().encode(), Start())
 
 
 def new_run(order: Order) -> Outgoing:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from launcher.errors import ConfigError
 from launcher.files import MANAGED_STATE
 from launcher.inventory.hosts import Host, head_of
 from launcher.plan.hub import is_hub_name
@@ -194,3 +195,23 @@ def with_free_output(
     free = next(filter(is_free, numbered))
     line = f"output: {free}, because {config.output} holds an earlier run"
     return config.with_settings({"output": free}), [line]
+
+
+def checkpoints_to_resume(
+    config: RunConfig, run_id: str, names: Callable[[str], Sequence[str]]
+) -> str:
+    """Return a line that names the folder from which a run resumes whose output was copied.
+
+    Args:
+        names: returns the names in a folder of the coordinator's host.
+
+    Raises:
+        ConfigError: it holds no checkpoints, so the run would begin again.
+    """
+    folder = config.checkpoint.folder or str(PurePosixPath(config.output, "checkpoints"))
+    if not any(name == "sharded" or name.startswith("step-") for name in names(folder)):
+        raise ConfigError(
+            f"--resume {run_id}: {folder} holds no checkpoints on the coordinator's host; copy the"
+            " run's output folder there, or leave out --resume for a new run"
+        )
+    return f"resuming {run_id} from {folder}"

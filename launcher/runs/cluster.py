@@ -16,7 +16,12 @@ from launcher.hosts import ssh
 from launcher.hosts.fleet import LOOK, REACH
 from launcher.inventory.hosts import Host, head_of, load_inventory
 from launcher.plan.budget import with_budget
-from launcher.plan.configuration import Order, with_free_output, with_shared_checkpoints
+from launcher.plan.configuration import (
+    Order,
+    checkpoints_to_resume,
+    with_free_output,
+    with_shared_checkpoints,
+)
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
 from launcher.runs.budget.spending import IdleHost, idle_hosts
@@ -26,7 +31,7 @@ from launcher.runs.preflight.inspection import INPUT_CHECKS, inspect
 from launcher.runs.preflight.own_settings import follow_data
 from launcher.runs.records.kept_configs import Start, config_of, differences, start_of
 from launcher.runs.records.registry import Registry
-from launcher.runs.records.run import Run
+from launcher.runs.records.run import Run, is_run_id
 from launcher.runs.status import RunView, find_run
 from launcher.runs.stopwatch import Stopwatch
 from launcher.runs.up import Launch, bring_up, look_around, make_plan, refuse_failures
@@ -114,7 +119,8 @@ class Cluster:
         """Read the job, ask the hosts what they have, and plan; changes nothing.
 
         Args:
-            resume: the id of a run that continues; it brings its own job.
+            resume: the id of a run that continues: one of the registry brings its own job, for one
+                whose output folder was copied here the order has it.
             only_to_plan: for a dry run, which checks nothing but a model and data of the user's,
                 on the hosts that it asks.
             run_id: the id of a new run; None makes one.
@@ -123,12 +129,12 @@ class Cluster:
             LauncherError: the job cannot be used, or does not fit the hosts or the earlier start.
             PreflightError: a dry run's model or data would be refused by the start.
         """
-        if resume is not None and order.source is not None:
-            flags = "--config" if order.leader == "student" else "--preset and --config"
-            raise ConfigError(f"--resume brings its own config; leave out {flags}")
+        is_copied = resume is not None and order.source is not None
+        if is_copied:
+            self._refuse_known(order, str(resume))
         self.start = self.start.over(start_of(resume))
         own = order.own if resume is None else None
-        job = order.job(self.hosts) if resume is None else None
+        job = order.job(self.hosts) if resume is None or is_copied else None
         self.watch.lap("inventory")
         before: LaunchPlan | None = None
         if job is None:
@@ -148,8 +154,12 @@ class Cluster:
                 with working("measuring the data"):
                     job, lines = follow_data(job, own, plan, found)
                 self.watch.lap("settings")
-            job = with_shared_checkpoints(job, head_of(found.hosts).share_folder, plan.run_id)
-            if head := found.connections.get(plan.leader.host):
+            head = found.connections.get(plan.leader.host)
+            if not is_copied:
+                job = with_shared_checkpoints(job, head_of(found.hosts).share_folder, plan.run_id)
+            elif head:
+                lines = [checkpoints_to_resume(job, plan.run_id, head.names)]
+            if head:
                 job, more = with_free_output(order, job, head.names)
                 plan = make_plan(found, job, self.start.expect_workers, plan.run_id)
                 lines += more
@@ -189,6 +199,19 @@ class Cluster:
         run = None if everything else find_run(registry, run_id)
         runs = registry.all() if everything else [run] if run is not None else []
         return [tear_down(run) for run in runs]
+
+    def _refuse_known(self, order: Order, run_id: str) -> None:
+        """Refuse a config for a resumed run, unless its output folder is all that was copied here.
+
+        Raises:
+            ConfigError: the registry has the run, which brings its own config, or it is no id.
+        """
+        is_fine_tune = order.leader == "coordinator" and order.is_file
+        if not is_run_id(run_id):
+            raise ConfigError(f"--resume {run_id}: is no run id")
+        if not is_fine_tune or self.registry.all({run_id}):
+            flags = "--config" if order.leader == "student" else "--preset and --config"
+            raise ConfigError(f"--resume {run_id} brings its own config; leave out {flags}")
 
     def _resumed(self, order: Order, before: LaunchPlan) -> RunConfig | DistillJob:
         """Return the job of a run that continues, with what is given in place of its settings.

@@ -26,7 +26,6 @@ BY_OTHER_MEANS = {
     "launcher.agent.frames": "a frame, whose content each caller receives: see below",
     "launcher.commands.starting": OWN,
     "launcher.discovery.yaml_text": OWN,
-    "launcher.export.homecoming": OWN,
     "launcher.export.outgoing": OF_A_PERSON,
     "launcher.hosts.local": OWN,
     "launcher.installation.environments": THERE,

@@ -175,7 +175,7 @@ def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[
 
 
 def kept_config(run_id: str) -> bytes | None:
-    """Return the config of a run that this machine started or exported; None of any other."""
+    """Return the config of a run that this machine started; None of any other."""
     with contextlib.suppress(OSError):
         return _own(run_id).read_bytes()
     return None

@@ -21,7 +21,6 @@ import contextlib
 import datetime
 import getpass
 import json
-import re
 import secrets
 import socket
 import time
@@ -230,15 +229,6 @@ def new_run_id(name: str) -> str:
     """
     moment = datetime.datetime.now(datetime.UTC)
     return f"{name}-{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-
-
-def time_of(run_id: str) -> float:
-    """Return the Unix seconds at which an id was made; 0 for one that does not say."""
-    found = re.search(r"-(\d{8}-\d{6})-[0-9a-f]{4}$", run_id)
-    if found is None:
-        return 0.0
-    moment = datetime.datetime.strptime(found.group(1), "%Y%m%d-%H%M%S")
-    return moment.replace(tzinfo=datetime.UTC).timestamp()
 
 
 def operator_name() -> str:

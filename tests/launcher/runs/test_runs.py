@@ -16,7 +16,7 @@ from launcher.plan.placement import place
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.setting import Setting
 from launcher.runs.down import tear_down
-from launcher.runs.records.registry import Registry, authority_folder, new_run_id, time_of
+from launcher.runs.records.registry import Registry, authority_folder
 from launcher.runs.records.run import StateFolder
 from launcher.runs.status import RunMonitor
 from launcher.runs.up import deliver
@@ -153,12 +153,6 @@ def test_damaged_runs_are_left_out_and_named_when_asked_for(tmp_path: Path) -> N
     for run_id in ("empty", "absent", "../x"):
         with pytest.raises(ConfigError, match=f"no run {run_id} \\(latest: none yet"):
             registry.get(run_id)
-
-
-def test_an_id_says_when_it_was_made() -> None:
-    assert time_of("demo-20261120-110300-7f3a") == 1795172580.0
-    assert time_of("demo-1") == 0.0
-    assert abs(time_of(new_run_id("x")) - LocalConnection().call("clock")) < 5
 
 
 def test_the_end_of_a_run_is_written_on_every_host_that_has_it(
