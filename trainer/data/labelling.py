@@ -27,13 +27,9 @@ from trainer.data.labels import (
     whole_number,
 )
 from trainer.data.records import Problems, Record
+from trainer.data.shapes import ANSWERS
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
-
-_ANSWERS = frozenset(
-    ("messages", "conversations", "completion", "output", "response", "chat", "instances")
-)
-"""Keys of lines that hold answers to learn: their labels are ratings, not classes."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ class _Findings:
     def add(self, record: Record) -> None:
         tree, place = record.tree, record.within(self._path)
         label = tree.get(LABEL)
-        is_text = _ANSWERS.isdisjoint(tree)
+        is_text = ANSWERS.isdisjoint(tree)  # else a label is a rating
         if label is None:
             self._unlabelled.add(place)
             for key in near_misses(tree) if is_text and not tree.keys().isdisjoint(TEXTS) else ():
@@ -133,7 +129,7 @@ class _Findings:
         self._labelled.add(place)
         try:
             if not is_text:
-                beside = next(key for key in tree if key in _ANSWERS)
+                beside = next(key for key in tree if key in ANSWERS)
                 raise BadLineError(
                     f"has a 'label' beside '{beside}', and answers are not classified; remove the"
                     " label, or learn every answer with --task causal-lm"

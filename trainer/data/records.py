@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from trainer.data.labels import LABEL, label_of_cell
-from trainer.data.values import BadLineError
+from trainer.data.values import BadLineError, unique_keys
 from trainer.system.errors import InputError
 
 MAX_RECORD_BYTES = 10 * 1024 * 1024
@@ -22,8 +22,6 @@ MAX_RECORD_BYTES = 10 * 1024 * 1024
 REPORTED = 10
 """Bad records that an error lists; the others are counted."""
 PIECE = 1 << 16
-_NESTED = frozenset(("messages", "conversations", "tools"))
-"""Columns of a table whose cells may be JSON: a cell has no lists."""
 
 
 class DataError(InputError):
@@ -123,17 +121,7 @@ def parse(raw: bytes) -> Any:
         raise BadLineError(_TOO_MUCH) from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse an object with a duplicate key: json would silently take the last one."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        double = next(key for key in keys if keys.count(key) > 1)
-        raise BadLineError(f"has the key {double[:40]!r} twice")
-    return found
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+_DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 
 
 _TOO_MUCH = "not JSON that can be read: a number too long or nested too deep"
@@ -352,11 +340,6 @@ def _cells(row: list[str], names: list[tuple[int, str]]) -> Iterator[tuple[str, 
         cell: Any = row[index]
         if name == LABEL:
             cell = label_of_cell(cell)
-        elif name in _NESTED and cell.startswith("["):
-            try:
-                cell = parse(cell.encode())
-            except BadLineError as error:
-                raise BadLineError(f"'{name}': {error}") from None
         yield name, cell
 
 

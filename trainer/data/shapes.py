@@ -8,120 +8,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.data import glaive
 from trainer.data.labels import LABEL, TEXTS, LabelColumn, parse_labelled
+from trainer.data.preferences import BESIDE, read_preference
+from trainer.data.sample import Sample, Tree, build_conversation, check_target, read_completion
 from trainer.data.turns import (
     TURN_KEYS,
     ChatMessage,
+    decode_turns,
     read_conversations,
     read_messages,
-    read_tools,
 )
-from trainer.data.values import BadLineError, kind_of, objects_of, string_of, text_of
+from trainer.data.values import BadLineError, decode, kind_of, objects_of, string_of, text_of
 from trainer.system.key_table import KeyTable, UnknownKeys
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One line of a data file; `text` is empty for a conversation."""
-
-    text: str
-    label: int | None = None
-    messages: tuple[ChatMessage, ...] = ()
-    prompt: str = ""
-    """Precedes `text` and is not learned."""
-    tools: tuple[dict[str, Any], ...] = ()
-    """JSON schemas of the tools that a conversation may call."""
-    line: int = 0
-    """Its line, or its number in a file without lines; counted from 1."""
-    source: str = field(default="", compare=False)
-    """What precedes `line` in a message, where that is not `file:`."""
-    rejected: Sample | None = None
-    """Of a preference the worse answer, after the same prompt."""
-
-    @property
-    def answers(self) -> tuple[Sample, ...]:
-        """Itself, and of a preference the worse answer."""
-        return (self,) if self.rejected is None else (self, self.rejected)
-
-    def digest(self) -> bytes:
-        """Return 32 bytes that identify its text, independent of its label and position."""
-        from blake3 import blake3  # of the extras that train
-
-        if self.rejected is not None:
-            both = replace(self, rejected=None).digest() + self.rejected.digest()
-            return blake3(b"preference\0" + both).digest()
-        turns = [
-            [
-                message.role,
-                message.content,
-                *([message.more] if message.more else []),
-                *([] if message.learned else ["context"]),
-            ]
-            for message in self.messages
-        ]
-        if turns:
-            tree = [turns, self.tools] if self.tools else turns
-            return blake3(b"messages\0" + json.dumps(tree).encode()).digest()
-        if self.prompt:
-            return blake3(b"prompt\0" + json.dumps([self.prompt, self.text]).encode()).digest()
-        return blake3(b"text\0" + self.text.encode()).digest()
-
-
-Tree = dict[str, Any]
-
-
-def _prompt(tree: Tree, key: str = "completion") -> Sample:
-    """Read a completion; TRL has prompt and completion as turns, too."""
-    if isinstance(tree["prompt"], list):
-        asked = read_messages(tree["prompt"], "prompt")
-        return _conversation(tree, (*_context(asked), *read_messages(tree[key], key)))
-    return Sample(text_of(tree, key), prompt=string_of(tree, "prompt"))
-
-
-def _context(turns: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
-    return tuple(replace(turn, learned=False) for turn in turns)
-
-
-def _read_pair(tree: Tree) -> Sample:
-    """Read a preference as TRL has it: two answers to a prompt, as texts or as turns.
-
-    Whole conversations begin with the prompt, which is then what both have in common; a text beside
-    them must be one of its turns (UltraFeedback).
-    """
-    if not {"chosen", "rejected"} <= tree.keys():
-        raise BadLineError("a preference has 'prompt', 'chosen' and 'rejected'")
-    prompt = tree.get("prompt")
-    if isinstance(prompt, list) or not isinstance(tree["chosen"], list):
-        if prompt is None:
-            raise BadLineError("'chosen' and 'rejected' are texts, and there is no 'prompt'")
-        if isinstance(prompt, str) and (beside := next((k for k in _BESIDE if tree.get(k)), None)):
-            raise BadLineError(f"'{beside}' needs turns, and 'prompt' is a text")
-        found = [_prompt(tree, key) for key in ("chosen", "rejected")]
-    else:
-        found = _with_common_prompt(tree, prompt)
-    chosen, rejected = found
-    if chosen == rejected:
-        raise BadLineError("'chosen' and 'rejected' are the same")
-    for key, answer in (("chosen", chosen), ("rejected", rejected)):
-        if answer.messages:
-            _check_target(key, answer.messages)
-    return replace(chosen, rejected=rejected)
-
-
-def _with_common_prompt(tree: Tree, prompt: Any) -> list[Sample]:
-    turns = [read_messages(tree[key], key) for key in ("chosen", "rejected")]
-    same = [one == other for one, other in zip(*turns, strict=False)]
-    common = (*same, False).index(False)
-    context = _context(turns[0][:common])
-    if prompt is not None and all(turn.content != prompt for turn in context):
-        raise BadLineError("'prompt' is no turn that both 'chosen' and 'rejected' begin with")
-    return [_conversation(tree, (*context, *answer[common:])) for answer in turns]
 
 
 def _instruction(tree: Tree, given: str, output: str) -> Sample:
@@ -134,12 +37,14 @@ def _instruction(tree: Tree, given: str, output: str) -> Sample:
         ChatMessage("user", asked),
         ChatMessage("assistant", text_of(tree, output)),
     )
-    return _conversation(tree, turns)
+    return build_conversation(tree, turns)
 
 
 def _history(tree: Tree) -> list[ChatMessage]:
     """Read the earlier rounds, each a pair of a question and its answer."""
     rounds = tree.get("history", [])
+    if isinstance(rounds, str):
+        rounds = decode(rounds, "history")
     turns: list[ChatMessage] = []
     for each in rounds if isinstance(rounds, list) else [None]:
         if not isinstance(each, list) or len(each) != 2:
@@ -168,32 +73,9 @@ def _glaive(tree: Tree) -> Sample:
     return Sample("", messages=(*spoken, *turns), tools=tools)
 
 
-def _conversation(tree: Tree, turns: tuple[ChatMessage, ...]) -> Sample:
-    """Return turns as a sample, with `system` and the tools that stand beside them."""
-    system = string_of(tree, "system") if "system" in tree else ""
-    if system.strip():
-        first = turns[0]
-        if first.role == "system" and first.content != system:
-            raise BadLineError("has two system texts, in 'system' and as a turn; remove one")
-        if first.role != "system":
-            turns = (ChatMessage("system", system), *turns)
-    if tree.get("tools") and tree.get("functions"):
-        raise BadLineError("has both 'tools' and 'functions'; remove one")
-    tools = read_tools(tree.get("tools"), "tools", wrap="messages" not in tree)
-    tools += read_tools(tree.get("functions"), "functions", wrap=True)
-    return Sample("", messages=turns, tools=tools)
-
-
-def _check_target(key: str, turns: tuple[ChatMessage, ...]) -> None:
-    if not any(turn.role == "assistant" for turn in turns):
-        raise BadLineError(f"'{key}' has no assistant turn to learn from")
-    if not any(turn.target for turn in turns):
-        raise BadLineError(f"'{key}' has only turns of weight 0, so nothing is learned from it")
-
-
 @dataclass(frozen=True)
 class Shape:
-    """One shape of a `causal-lm` line."""
+    """One shape of a line; what else depends on its keys is derived from these rows."""
 
     keys: tuple[str, ...]
     """Must be there."""
@@ -204,6 +86,10 @@ class Shape:
     """Used if they are there."""
     idle: tuple[str, ...] = ()
     """Keys of other shapes that may stand beside its own and say nothing more."""
+    turns: tuple[str, ...] = ()
+    """Keys that may hold turns, also as JSON in a text."""
+    answers: tuple[str, ...] = ()
+    """Keys of answers: beside them a `label` is a rating, and an `input` alone is not the line."""
 
     @property
     def spelled(self) -> str:
@@ -211,48 +97,78 @@ class Shape:
         return "{" + ", ".join(self.keys) + "}"
 
 
-_BESIDE = ("system", "tools", "functions")
 _WHOLE = ("text", "prompt", "completion", "input", "output", "instruction", "context", "response")
 
 SHAPES = (
     Shape(("text",), lambda tree: Sample(text_of(tree, "text")), "all of it"),
     Shape(
         ("messages",),
-        lambda tree: _conversation(tree, read_messages(tree["messages"], "messages")),
+        lambda tree: build_conversation(tree, read_messages(tree["messages"], "messages")),
         "the assistant's turns",
-        optional=_BESIDE,
+        optional=BESIDE,
         idle=_WHOLE,
+        turns=("messages",),
+        answers=("messages",),
     ),
     Shape(
         ("conversations",),
-        lambda tree: _conversation(
+        lambda tree: build_conversation(
             tree, read_conversations(tree["conversations"], "conversations")
         ),
         "the assistant's turns",
-        optional=_BESIDE,
+        optional=BESIDE,
         idle=_WHOLE,
+        turns=("conversations",),
+        answers=("conversations",),
     ),
-    Shape(("prompt", "completion"), _prompt, "the completion"),
+    Shape(
+        ("prompt", "completion"),
+        read_completion,
+        "the completion",
+        turns=("prompt", "completion"),
+        answers=("completion",),
+    ),
     Shape(
         ("instruction", "output"),
         lambda tree: _instruction(tree, "input", "output"),
         "the output, and the answers of the history",
         optional=("input", "history", "system", "tools"),
         idle=("text",),  # tatsu-lab/alpaca has the others put together
+        answers=("output",),
     ),
     Shape(
         ("instruction", "response"),
         lambda tree: _instruction(tree, "context", "response"),
         "the response",
         optional=("context",),
+        answers=("response",),
     ),
-    Shape(("instruction", "instances"), _instances, "the output of the instance"),
-    Shape(("chat",), _glaive, "the assistant's turns", optional=("system",)),
+    Shape(
+        ("instruction", "instances"),
+        _instances,
+        "the output of the instance",
+        answers=("instances",),
+    ),
+    Shape(("chat",), _glaive, "the assistant's turns", optional=("system",), answers=("chat",)),
     Shape(("input",), lambda tree: Sample(text_of(tree, "input")), "all of it"),
 )
 """The shapes of a `causal-lm` line."""
+PREFERENCE = Shape(
+    ("chosen", "rejected"),
+    read_preference,
+    "which answer is better",
+    optional=("prompt", *BESIDE),
+    turns=("prompt", "chosen", "rejected"),
+    answers=("chosen", "rejected"),
+)
+"""The shape of a `dpo` line."""
 
 KEYS = frozenset(key for shape in SHAPES for key in (*shape.keys, *shape.optional))
+TURNS = frozenset(key for shape in (*SHAPES, PREFERENCE) for key in shape.turns)
+ANSWERS = frozenset(key for shape in (*SHAPES, PREFERENCE) for key in shape.answers)
+"""Keys of lines that hold answers to learn."""
+_OTHER_ANSWERS = frozenset(("answer", "answers", "target", "targets", "summary"))
+"""Names of answers that no shape has."""
 
 _NO_MEDIA = "is not text, and only text is learned; remove the key, or the line"
 _NO_PAIRS = (
@@ -276,7 +192,7 @@ LINE_KEYS = KeyTable(
 )
 PAIR_KEYS = KeyTable(
     "a preference",
-    used=frozenset(("prompt", "chosen", "rejected", *_BESIDE)),
+    used=frozenset((*PREFERENCE.keys, *PREFERENCE.optional)),
     harmless=LINE_KEYS.harmless
     | {"messages", "score_chosen", "score_rejected", "chosen_score", "rejected_score"},
     refused={key: why for key, why in LINE_KEYS.refused.items() if why != _NO_PAIRS},
@@ -294,7 +210,6 @@ LABELLED_KEYS = KeyTable(
         "labels": "is not the key of a label; give each line one 'label'",
     },
 )
-_ANSWERS = ("answer", "answers", "target", "targets", "response", "completion", "summary")
 
 
 class UnusedKeys:
@@ -350,17 +265,21 @@ def parse_sample(
     if labels is not None:
         return Sample(*parse_labelled(tree, where, labels), line=number)
     if pairs:
-        return replace(_read_pair(_given(tree)), line=number)
+        return replace(PREFERENCE.read(_given(tree)), line=number)
     shape = shape_of(tree)
     sample = shape.read(_given(tree))
     if sample.messages and not prompts:
-        _check_target(shape.keys[-1], sample.messages)
+        check_target(shape.keys[-1], sample.messages)
     return replace(sample, line=number)
 
 
 def _given(tree: Tree) -> Tree:
-    """Leave out null, which tables have where a line lacks a column."""
-    return {key: value for key, value in tree.items() if value is not None}
+    """Leave out null, which tables have where a line lacks a column; decode turns of a cell."""
+    return {
+        key: decode_turns(value, key) if key in TURNS else value
+        for key, value in tree.items()
+        if value is not None
+    }
 
 
 def shape_of(tree: Tree) -> Shape:
@@ -371,14 +290,15 @@ def shape_of(tree: Tree) -> Shape:
     Raises:
         BadLineError: it has none.
     """
-    tree = _given(tree)
+    tree = {key: value for key, value in tree.items() if value is not None}
+    answers = ANSWERS | _OTHER_ANSWERS
     found = [key for key in tree if key in KEYS]
     shapes = [shape for shape in SHAPES if tree.keys() >= set(shape.keys)]
     for shape in shapes:
         others = set(found).difference(shape.keys, shape.optional, shape.idle)
-        if not others and not (shape.keys == ("input",) and tree.keys() & set(_ANSWERS)):
+        if not others and not (shape.keys == ("input",) and tree.keys() & answers):
             return shape
-    named = sorted(tree.keys() & (KEYS | set(_ANSWERS)))
+    named = sorted(tree.keys() & (KEYS | answers))
     given = ", ".join(f"'{key[:40]}'" for key in named or [*tree][:5]) or "none"
     wrong = "are of several shapes" if shapes else "are no known shape"
     spelled = ", ".join(shape.spelled for shape in SHAPES)

@@ -10,11 +10,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.data.values import BadLineError, check_unicode, kind_of, objects_of, shown, string_of
+from trainer.data.values import (
+    BadLineError,
+    check_unicode,
+    decode,
+    kind_of,
+    objects_of,
+    shown,
+    string_of,
+)
 from trainer.system.key_table import KeyTable
 
 ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {
@@ -35,6 +44,8 @@ FLAGS = ("weight", "train", "training", "loss")
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of an answer's reasoning; the first that is there counts, as in transformers."""
 
+_AS_TEXT = re.compile(r"""\s*(\[\s*)?\{\s*["'](role|content|from|value)["']\s*:""")
+"""A text that begins like turns, in JSON or as Python prints them."""
 _NO_MEDIA = "is not text, and only text is learned; remove it, or the line"
 TURN_KEYS = KeyTable(
     "a turn",
@@ -73,6 +84,26 @@ class ChatMessage:
         return self.learned and self.role == "assistant"
 
 
+def decode_turns(value: Any, key: str) -> Any:
+    """Return the turns that a text is in JSON, as in a table's cell; any other value as it is.
+
+    Raises:
+        BadLineError: a text begins like turns and is not JSON.
+    """
+    if not isinstance(value, str) or not _AS_TEXT.match(value):
+        return value
+    tree = decode(value, key)
+    turns = tree if isinstance(tree, list) else [tree]
+    return tree if all(_has_speaker(turn) for turn in turns) else value
+
+
+def _has_speaker(turn: Any) -> bool:
+    if not isinstance(turn, dict):
+        return False
+    speaker = turn.get("role", turn.get("from"))
+    return isinstance(speaker, str) and speaker in ROLES | SHAREGPT_ROLES
+
+
 def read_messages(value: Any, key: str) -> tuple[ChatMessage, ...]:
     """Return the turns of `messages`.
 
@@ -91,6 +122,18 @@ def read_conversations(value: Any, key: str) -> tuple[ChatMessage, ...]:
     if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
         return read_messages(value, key)
     return _turns(value, key, "from", "value", SHAREGPT_ROLES)
+
+
+def read_turns(value: Any, key: str) -> tuple[ChatMessage, ...]:
+    """Return turns of either form, by the keys of the first; an object alone is one turn.
+
+    Raises:
+        BadLineError: they are not turns.
+    """
+    turns = [value] if isinstance(value, dict) else value
+    first = turns[0] if isinstance(turns, list) and turns else None
+    is_sharegpt = isinstance(first, dict) and "from" in first and "role" not in first
+    return (read_conversations if is_sharegpt else read_messages)(turns, key)
 
 
 def read_tools(value: Any, key: str, *, wrap: bool) -> tuple[dict[str, Any], ...]:
@@ -126,6 +169,8 @@ def _wrapped(function: Mapping[str, Any]) -> dict[str, Any]:
 def _turns(
     value: Any, key: str, speaker: str, said: str, roles: Mapping[str, str]
 ) -> tuple[ChatMessage, ...]:
+    if isinstance(value, str):
+        value = decode(value, key)
     if not isinstance(value, list) or not value:
         raise BadLineError(f"'{key}' must be a non-empty list")
     messages: list[ChatMessage] = []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 SHOWN_CHARACTERS = 40
+_IS_REPR = re.compile(r"\s*[\[{]+\s*'").match
 
 
 class BadLineError(Exception):
@@ -58,15 +60,39 @@ def objects_of(value: Any, key: str) -> list[dict[str, Any]]:
         BadLineError: it is something else.
     """
     if isinstance(value, str):
-        try:
-            value = json.loads(value or "[]")
-        except (ValueError, RecursionError):
-            raise BadLineError(f"'{key}' is a string that is not JSON") from None
+        value = decode(value, key)
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise BadLineError(f"'{key}' must be a list of objects")
     return value
+
+
+def decode(text: str, key: str) -> Any:
+    """Return the JSON value of a text; an empty one is an empty list.
+
+    Raises:
+        BadLineError: it is not JSON.
+    """
+    try:
+        return json.loads(text or "[]", object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError):
+        hint = ", but as Python prints it: write it with json.dumps" if _IS_REPR(text) else ""
+        raise BadLineError(f"'{key}' is a string that is not JSON{hint}") from None
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of pairs.
+
+    Raises:
+        BadLineError: a key is there twice: json would silently take the last one.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        double = next(key for key in keys if keys.count(key) > 1)
+        raise BadLineError(f"has the key {double[:40]!r} twice")
+    return found
 
 
 def kind_of(value: Any) -> str:

@@ -217,7 +217,7 @@ def test_a_conversation_in_a_cell_is_json(tmp_path: Path) -> None:
         csv.writer(file).writerows(
             [["id", "messages"], ["1", json.dumps(turns)], ["2", "[{'role'}]"]]
         )
-    with pytest.raises(DataError, match=r":3: 'messages': not JSON") as caught:
+    with pytest.raises(DataError, match=r":3: 'messages' is a string that is not JSON") as caught:
         read_samples(path, "causal-lm")
     assert "\n" not in str(caught.value)
 

@@ -60,7 +60,7 @@ def test_what_both_conversations_begin_with_is_context() -> None:
         ({"prompt": "q", "completion": "a"}, "a preference has 'prompt', 'chosen' and 'rejected'"),
         ({"chosen": "a", "rejected": "b"}, "are texts, and there is no 'prompt'"),
         ({**TEXTS, "rejected": "good"}, "'chosen' and 'rejected' are the same"),
-        ({**TEXTS, "rejected": [BAD]}, "'rejected' must be a string"),
+        ({**TEXTS, "rejected": [BAD]}, "must both be texts, or both be turns"),
         ({**TEXTS, "system": "s"}, "'system' needs turns, and 'prompt' is a text"),
         ({**WHOLE, "prompt": "another"}, "'prompt' is no turn that both"),
         ({"chosen": [ASK, GOOD], "rejected": [ASK]}, "'rejected' has no assistant turn"),

@@ -110,7 +110,7 @@ def test_a_bad_classify_line_is_named(tmp_path, line, problem):
         ({"conversations": [{"from": "human", "value": "x"}]}, "no assistant turn"),
         ({"text": ""}, "'text' is empty"),
         ({"messages": []}, "must be a non-empty list"),
-        ({"messages": "hi"}, "must be a non-empty list"),
+        ({"messages": "hi"}, "is a string that is not JSON"),
         ({"messages": ["hi"]}, "'messages[0]' must be an object"),
         ({"messages": [{"role": "user"}]}, "'messages[0]': lacks the key 'content'"),
         ({"messages": [{"role": "user", "content": None}]}, "must be a string, got null"),

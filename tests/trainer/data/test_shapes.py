@@ -10,7 +10,7 @@ import pytest
 
 from trainer.data.records import DataError
 from trainer.data.samples import read_file
-from trainer.data.shapes import SHAPES, Sample, parse_sample
+from trainer.data.shapes import ANSWERS, PREFERENCE, SHAPES, Sample, Shape, parse_sample
 from trainer.data.values import BadLineError
 
 REPOSITORY = Path(__file__).parents[3]
@@ -254,6 +254,71 @@ def test_what_cannot_be_used_is_refused_with_its_reason(tree: dict[str, Any], pr
         parse(**tree)
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+EXAMPLES: dict[tuple[str, ...], dict[str, Any]] = {
+    ("messages",): {"messages": [ASK, ANSWER]},
+    ("conversations",): {"conversations": SHAREGPT},
+    ("prompt", "completion"): {"prompt": [ASK], "completion": [ANSWER]},
+    ("chosen", "rejected"): {
+        "prompt": [ASK],
+        "chosen": [ANSWER],
+        "rejected": [turn("assistant", "no")],
+    },
+}
+WITH_TURNS = [(shape, key) for shape in (*SHAPES, PREFERENCE) for key in shape.turns]
+
+
+def read_as(shape: Shape, tree: dict[str, Any]) -> Sample:
+    return parse_sample(tree, 1, pairs=shape is PREFERENCE)
+
+
+@pytest.mark.parametrize(("shape", "key"), WITH_TURNS)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_turns_in_a_text_are_read_as_turns(shape: Shape, key: str, indent: int | None) -> None:
+    tree = EXAMPLES[shape.keys]
+    text = json.dumps(tree[key], indent=indent)
+    assert read_as(shape, tree | {key: text}) == read_as(shape, tree)
+
+
+@pytest.mark.parametrize(("shape", "key"), WITH_TURNS)
+@pytest.mark.parametrize("what", ["python", "numpy", "cut"])
+def test_a_text_that_begins_like_turns_is_never_learned(shape: Shape, key: str, what: str) -> None:
+    tree = EXAMPLES[shape.keys]
+    texts = {
+        "python": repr(tree[key]),
+        "numpy": repr(tree[key] * 2).replace("}, {", "}\n {"),
+        "cut": json.dumps(tree[key])[:-3],
+    }
+    with pytest.raises(BadLineError, match=f"'{key}' is a string that is not JSON"):
+        read_as(shape, tree | {key: texts[what]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[1, 2]", "[INST] q [/INST]", "[]", '{"city": "Bonn"}', '{"value": 3}', "{'role'"),
+        *('[{"name": "clock", "arguments": {}}]', '{"role": "mayor", "name": "x"}'),
+    ],
+)
+def test_json_that_is_no_turns_is_text(text: str) -> None:
+    assert parse(prompt="q", completion=text).text == text
+    assert parse(prompt=text, completion="a").prompt == text
+
+
+def test_a_history_in_a_cell_is_json() -> None:
+    row = {"instruction": "q", "output": "a"}
+    rounds = [["1", "2"]]
+    assert parse(**row, history=json.dumps(rounds)) == parse(**row, history=rounds)
+    assert parse(**row, history="") == parse(**row)
+    with pytest.raises(BadLineError, match="'history' is a string that is not JSON"):
+        parse(**row, history="[['1', '2']]")
+
+
+@pytest.mark.parametrize("key", sorted(ANSWERS | {"answer", "target", "summary"}))
+def test_an_input_beside_an_answer_is_not_learned_alone(key: str) -> None:
+    with pytest.raises(BadLineError, match=key):
+        parse(input="q", **{key: "a"})
 
 
 def test_keys_that_are_in_no_table_are_counted(tmp_path: Path) -> None:
