@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
@@ -90,7 +91,7 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         leave(130)
     except TrainerError as error:
-        _end(str(error), error.exit_code)
+        _end(str(error), error.exit_code, error.details)
     except Exception as error:
         if fault := fault_of_host(error):
             end_output()
@@ -105,8 +106,9 @@ def main() -> None:
         )
 
 
-def _end(message: str, code: int) -> NoReturn:
-    print(f"trainer: {visible(message)}", file=sys.stderr)  # noqa: T201 - the one error boundary
+def _end(message: str, code: int, details: Sequence[str] = ()) -> NoReturn:
+    for line in (message, *details):
+        print(f"trainer: {visible(line)}", file=sys.stderr)  # noqa: T201 - the one error boundary
     leave(code)
 
 

@@ -63,6 +63,18 @@ def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return ended.value.code
 
 
+def test_each_problem_of_a_data_file_is_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"words": "x"}\n{"words": "y"}\n{oops\n')
+    assert run_here(monkeypatch, "inspect-data", str(bad)) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"trainer: {bad}:1: its keys ('words')")
+    assert first.endswith(f"; the same at {bad}:2")
+    assert second.startswith(f"trainer: {bad}:3: not JSON")
+
+
 @pytest.mark.parametrize(
     "error",
     [

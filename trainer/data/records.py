@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -20,12 +21,13 @@ from trainer.system.errors import InputError
 MAX_RECORD_BYTES = 10 * 1024 * 1024
 """A longer record is reported, not parsed."""
 REPORTED = 10
-"""Bad records that an error lists; the others are counted."""
+"""Different problems that an error lists; further ones are counted."""
 PIECE = 1 << 16
 
 
 class DataError(InputError):
-    """A data file has bad records; the message names the first ones as `file:line: problem`."""
+    """A data file has bad records: the message names the first as `file:line: problem`, and
+    `details` the first of each other problem."""
 
 
 class Record(NamedTuple):
@@ -54,17 +56,23 @@ class Record(NamedTuple):
 
 
 class Problems:
-    """The bad records of a file: all are counted, the first ones named."""
+    """The bad records of a file: all are counted, the first of each problem is named."""
 
     def __init__(self) -> None:
-        self._named: list[str] = []
-        self._count = 0
+        self._places: dict[str, list[str]] = {}  # the first two of each problem
+        self._counts: Counter[str] = Counter()
+        self._unnamed = 0
 
     def add(self, place: str, problem: object) -> None:
         """Count a bad record."""
-        self._count += 1
-        if self._count <= REPORTED:
-            self._named.append(f"{place}: {problem}")
+        text = str(problem)
+        if text not in self._places and len(self._places) == REPORTED:
+            self._unnamed += 1
+            return
+        self._counts[text] += 1
+        places = self._places.setdefault(text, [])
+        if len(places) < 2:
+            places.append(place)
 
     def check(self) -> None:
         """Check that no record was bad.
@@ -72,10 +80,19 @@ class Problems:
         Raises:
             DataError: some were.
         """
-        if self._count:
-            rest = self._count - len(self._named)
-            more = f"\nand {rest} more bad lines" if rest else ""
-            raise DataError("\n".join(self._named) + more)
+        if self._places:
+            first, *others = map(self._line, self._places)
+            if self._unnamed:
+                others.append(f"and {self._unnamed:,} more bad lines")
+            raise DataError(first, others)
+
+    def _line(self, problem: str) -> str:
+        first, *second = self._places[problem]
+        same = self._counts[problem] - 1
+        if not second:
+            return f"{first}: {problem}"
+        more = f" and {same - 1:,} more" if same > 1 else ""
+        return f"{first}: {problem}; the same at {second[0]}{more}"
 
 
 def json_lines(stream: BinaryIO, source: str, begin: int, problems: Problems) -> Iterator[Record]:

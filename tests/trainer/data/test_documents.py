@@ -99,7 +99,7 @@ def test_errors_name_the_place(tmp_path: Path) -> None:
     bad = write(tmp_path / "bad.jsonl", lines({"text": "x"}) + "{oops\n" + lines({"txt": "y"}))
     with pytest.raises(DataError, match=r"bad\.jsonl:2: not JSON") as caught:
         Documents([tmp_path])
-    assert f"{bad}:3: its keys" in str(caught.value)
+    assert caught.value.details[0].startswith(f"{bad}:3: its keys")
     for path, message in (
         (tmp_path / "none", "no such data file"),
         (write(tmp_path / "latin.txt", b"caf\xe9"), "latin.txt: not text"),

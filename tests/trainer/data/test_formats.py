@@ -178,7 +178,7 @@ def test_bad_rows_of_a_table_are_named_by_their_first_line(
     path.write_bytes(rows if isinstance(rows, bytes) else rows.encode())
     with pytest.raises(DataError) as caught:
         read(path)
-    found = str(caught.value).splitlines()
+    found = [str(caught.value), *caught.value.details]
     assert len(found) == len(problems)
     for line, problem in zip(found, problems, strict=True):
         assert line.startswith(f"{path}:{problem}")

@@ -125,13 +125,23 @@ def test_a_bad_causal_lm_line_is_named(tmp_path, tree, problem):
     assert problem in str(caught.value)
 
 
-def test_every_bad_line_is_counted_and_ten_are_shown(tmp_path):
-    path = write(tmp_path / "a.jsonl", row(input="x", label=0), *[b"?\n"] * 23)
+def test_each_problem_is_named_once_with_how_many_lines_have_it(tmp_path):
+    bad = [b"?\n", row(input="x", label=7), b"?\n", b"?\n", b"[1]\n"]
+    path = write(tmp_path / "a.jsonl", row(input="x", label=0), *bad)
     with pytest.raises(DataError) as caught:
         read_samples(path, "classify", 2)
-    lines = str(caught.value).splitlines()
-    assert [line.split(": ")[0] for line in lines[:10]] == [f"{path}:{n}" for n in range(2, 12)]
-    assert lines[10:] == ["and 13 more bad lines"]
+    assert str(caught.value).startswith(f"{path}:2: not JSON")
+    assert str(caught.value).endswith(f"; the same at {path}:4 and 1 more")
+    assert [line.split(": ")[0] for line in caught.value.details] == [f"{path}:3", f"{path}:6"]
+
+
+def test_ten_problems_are_named_and_further_lines_counted(tmp_path):
+    path = write(tmp_path / "a.jsonl", *[b" " * number + b"?\n" for number in range(23)])
+    with pytest.raises(DataError) as caught:
+        read_samples(path, "classify", 2)
+    *named, rest = [str(caught.value), *caught.value.details]
+    assert [line.split(": ")[0] for line in named] == [f"{path}:{n}" for n in range(1, 11)]
+    assert rest == "and 13 more bad lines"
 
 
 def test_a_line_above_the_limit_is_named_and_the_next_one_still_read(tmp_path, monkeypatch):
@@ -141,11 +151,8 @@ def test_a_line_above_the_limit_is_named_and_the_next_one_still_read(tmp_path, m
     path = write(tmp_path / "a.jsonl", content)
     with pytest.raises(DataError) as caught:
         read_samples(path, "classify", 2)
-    assert [line.removeprefix(f"{path}:") for line in str(caught.value).splitlines()] == [
-        "2: line is longer than 2 MiB",
-        "3: not JSON: Expecting value at column 1",
-        "4: line is longer than 2 MiB",
-    ]
+    assert str(caught.value) == f"{path}:2: line is longer than 2 MiB; the same at {path}:4"
+    assert caught.value.details == (f"{path}:3: not JSON: Expecting value at column 1",)
 
 
 def test_files_that_hold_nothing(tmp_path):
