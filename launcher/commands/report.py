@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,15 +24,15 @@ _ENDINGS = {"html": "html", "md": "md", "card": "md", "csv": "csv", "parquet": "
     "--format",
     "form",
     type=click.Choice(list(_ENDINGS)),
-    default="html",
-    help="A page, Markdown, the model card with that below it, or the metrics as a table.",
+    help="A page, Markdown, the model card with that below it, or the metrics as a table; default:"
+    " what the ending of --output says, else html.",
 )
 @click.option(
     "--output", "-o", type=PATH, metavar="FILE", help="Default: RUN.html, RUN.md and so on."
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def report(
-    cluster: Cluster, run_id: str | None, form: Any, output: Path | None, force: bool
+    cluster: Cluster, run_id: str | None, form: str | None, output: Path | None, force: bool
 ) -> None:
     """Write what a run was, did and survived into one file that needs no network.
 
@@ -50,6 +50,7 @@ def report(
     run = cluster.find(run_id)
     if run is None:
         raise ConfigError("no run has been started here; start one with: launch cluster up")
+    form = _choose_format(form, output)
     path = output or Path(f"{run.run_id}.{_ENDINGS[form]}")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists already; --force replaces it, -o names another file")
@@ -63,3 +64,22 @@ def report(
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
     render.say(str(path))
+
+
+def _choose_format(form: str | None, output: Path | None) -> str:
+    """Return the format of a report: the given one, else that of the file's ending.
+
+    Raises:
+        ConfigError: the ending is that of another format, or of none.
+    """
+    from launcher.errors import ConfigError
+
+    ending = output.suffix.lower().lstrip(".") if output else ""
+    if not ending:
+        return form or "html"
+    if ending not in _ENDINGS.values():
+        known = ", ".join(dict.fromkeys(f".{each}" for each in _ENDINGS.values()))
+        raise ConfigError(f"{output}: no report ends in .{ending}; those end in {known}")
+    if form is not None and _ENDINGS[form] != ending:
+        raise ConfigError(f"{output}: --format {form} ends in .{_ENDINGS[form]}, not in .{ending}")
+    return form or ending

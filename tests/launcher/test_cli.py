@@ -116,6 +116,8 @@ def test_a_group_alone_prints_its_help(capsys: pytest.CaptureFixture[str], path:
         (["sync", "chekpoints"], 2, "did you mean: launch sync checkpoints"),
         (["cluster", "up", "--lr", "1"], 2, "did you mean: --set optimizer.learning_rate=VALUE"),
         (["cluster", "up", "--workers", "3"], 2, "did you mean: --expect-workers"),
+        (["export", "--to", "slurm", "--out", "x"], 2, "did you mean: --into"),
+        (["queue", "start"], 2, "did you mean: launch queue run"),
         (["cluster", "up", "--preset", "quikstart"], 2, "did you mean: quickstart"),
         (["distill", "up", "--batch", "1"], 2, "--set student.training.batch_size=VALUE"),
         (["logs", "--lr", "1"], 2, "no option --lr (see: launch logs --help)"),

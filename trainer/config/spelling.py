@@ -63,6 +63,8 @@ EXPLAINED = {
 """Settings of other trainers without a counterpart, and why."""
 _FLAGS = {"train": "data", "path": "model", "output": "out", "f": "watch", "watch": "wait"}
 """Names whose option has another name in some commands."""
+_FOLDERS = {"out": "into", "directory": "into", "to_dir": "into"}
+"""Names of the folder that a command writes, where `--output` is something else."""
 
 
 def nearest_key(name: str, keys: Sequence[str]) -> str | None:
@@ -80,7 +82,7 @@ def nearest_option(name: str, options: Iterable[str], keys: Sequence[str]) -> st
     by_name = {_plain(option): option for option in options if option.startswith("--")}
     typed = _plain(name)
     wanted = FAMILIAR.get(typed, typed)
-    for known in (wanted, _FLAGS.get(wanted), _FLAGS.get(typed)):
+    for known in (_FOLDERS.get(typed), wanted, _FLAGS.get(wanted), _FLAGS.get(typed)):
         if known in by_name:
             return by_name[known]
     key = _same_leaf(wanted, keys)

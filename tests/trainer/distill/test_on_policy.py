@@ -412,7 +412,10 @@ def test_what_makes_no_sense_is_refused_by_name(
         r"more than the windows of its teacher \(--max-seq-len\), 64",
         {f"{OWN}max_new_tokens": 70, "data__max_seq_len": 128},
     )
-    refused(r"on_policy\.divergence reverse: draws \(`sampled`\)", {}, Scheme(kind="sampled"))
+    drawn = (
+        r"on_policy\.divergence reverse: draws \(`sampled`\) give no probabilities; use logits of"
+    )
+    refused(drawn, {}, Scheme(kind="sampled"))  # forward is not one of its divergences
     whole = {f"{OWN}fraction": 1.0, "training__max_steps": None}
     refused("training.max_steps is required where all samples", whole)
     settings = course(tmp_path / "out", student, tmp_path / "logits-topk").settings

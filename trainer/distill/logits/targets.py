@@ -6,6 +6,9 @@ proportion, so every position's weights (and the rest) sum to 1.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import get_args
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,16 +47,25 @@ def targets(
     return _bucketed(scores, scheme, exponent, temperature)
 
 
-def check(scheme: Scheme, temperature: float, divergence: Divergence) -> None:
+def check(
+    scheme: Scheme,
+    temperature: float,
+    divergence: Divergence,
+    choices: Collection[Divergence] = get_args(Divergence),
+) -> None:
     """Check that `targets` can be computed, before anything is read.
+
+    Args:
+        choices: the divergences that an error may advise.
 
     Raises:
         InputError: names what the logits lack.
     """
     if scheme.kind == "sampled" and divergence != "forward":
+        instead = "forward, or " if "forward" in choices else ""
         raise InputError(
-            f"divergence {divergence}: draws (`sampled`) give no probabilities; "
-            "use forward, or logits of `topk` or `full`"
+            f"divergence {divergence}: draws (`sampled`) give no probabilities; use {instead}logits"
+            " of `topk` or `full`"
         )
     bare = has_bare_rest(scheme)
     if temperature != scheme.temperature and (scheme.kind == "sampled" or bare):

@@ -64,7 +64,8 @@ def read_own_prompts(
                 " one of them"
             )
     try:
-        targets.check(description.scheme, objective.temperature, own.divergence)
+        choices = ("reverse", "jsd")
+        targets.check(description.scheme, objective.temperature, own.divergence, choices)
     except InputError as error:
         raise InputError(f"distillation.on_policy.{error}") from None
     return prompts

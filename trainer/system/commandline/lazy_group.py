@@ -22,7 +22,7 @@ FAMILIAR = {
     "predict": ("generate",),
     "ps": ("status", "runs"),
     "run": ("finetune", "up"),
-    "start": ("up",),
+    "start": ("up", "run"),
     "stop": ("down",),
     "submit": ("up",),
     "tail": ("logs",),

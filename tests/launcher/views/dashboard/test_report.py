@@ -162,6 +162,22 @@ def test_the_card_is_the_trainers_with_the_report_below(
     assert "## How it was trained\n\n|" in text
 
 
+def test_the_ending_of_the_file_decides_on_the_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    RecordedRun(tmp_path / "state")
+    assert written(capsys, "-o", "a.html").startswith("<!doctype html>")
+    assert written(capsys, "-o", "a.MD").startswith("# ")
+    for flags, problem in (
+        (("-o", "a.txt"), "a.txt: no report ends in .txt; those end in .html, .md, .csv, .parquet"),
+        (("-o", "b.md", "--format", "html"), "b.md: --format html ends in .html, not in .md"),
+    ):
+        assert run(["report", *flags]) == 2
+        assert problem in capsys.readouterr().err
+        assert not Path(flags[1]).exists()
+
+
 def test_a_file_is_replaced_only_by_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
