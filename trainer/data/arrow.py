@@ -7,17 +7,26 @@ nothing and do no harm.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+from trainer.data.arrow_messages import unpacked_sizes
+from trainer.data.json_size import json_size
 from trainer.data.labels import LABEL, ClassNumber
+from trainer.data.parquet_pages import DELTA_TEXT, DICTIONARY, read_pages
 from trainer.data.records import MAX_RECORD_BYTES, PIECE, Record, choose_columns
 from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS, PAIR_KEYS
 from trainer.system.errors import InputError
 
 ROWS = 64
 """Rows that are decoded at once; a dictionary may make each as long as a record can be."""
+_PAGE, _ELEMENTS = 256 << 20, 1 << 24
+"""Bytes and elements of a page of Parquet; writers make pages of 1 MiB, or of 1,000 rows."""
+_COPIED = 64 << 20
+"""Bytes of texts that a batch may copy from a dictionary."""
+_BATCH = 1 << 30
+"""Bytes that a batch of a packed Arrow file unpacks to; writers make batches of 64,000 rows."""
 _END = b"\0\0\0\0"
 """Ends an Arrow stream."""
 
@@ -40,9 +49,69 @@ def parquet_rows(
         # A row group may be as large as the file, so its pages are read as they are needed.
         file = parquet.ParquetFile(stream, buffer_size=PIECE, pre_buffer=False)
         chosen = _choose(pa, file.schema_arrow, columns, place)
-        _check_sizes(file.metadata, set(chosen.values()), place)
-        batches = file.iter_batches(ROWS, columns=list(dict.fromkeys(chosen.values())))
+        names = list(dict.fromkeys(chosen.values()))
+        _check_sizes(file.metadata, set(names), place)
+        batches = _groups(parquet, file, stream, names, place)
         yield from _rows(pa, batches, file.schema_arrow, chosen, columns, place)
+
+
+def _groups(
+    parquet: Any, file: Any, stream: BinaryIO, names: list[str], place: str
+) -> Iterator[Any]:
+    """Yield the rows of each row group, after its pages are found to be of a size to decode.
+
+    A text that a dictionary holds stays there where the texts of a batch would be large.
+    """
+    whole: dict[tuple[str, ...], Any] = {(): file}
+    for group in range(file.metadata.num_row_groups):
+        try:
+            kept = _dictionaries(stream, file.metadata.row_group(group), names, place)
+        except ValueError as error:
+            raise InputError(f"{place}: is cut or damaged: {error}; copy it again") from None
+        if kept not in whole:
+            whole[kept] = parquet.ParquetFile(
+                stream, read_dictionary=list(kept), buffer_size=PIECE, pre_buffer=False
+            )
+        yield from whole[kept].iter_batches(ROWS, row_groups=[group], columns=names)
+
+
+def _is_chosen(path: str, names: Iterable[str]) -> bool:
+    """Return whether a column of Parquet is one of those with these names, or within one."""
+    return any(path == name or path.startswith(f"{name}.") for name in names)
+
+
+def _dictionaries(stream: BinaryIO, group: Any, names: list[str], place: str) -> tuple[str, ...]:
+    """Return the columns of a row group whose texts are to stay in their dictionary.
+
+    Raises:
+        InputError: a page unpacks to more than can be decoded.
+        ValueError: a page's header is damaged.
+    """
+    kept: list[str] = []
+    for number in range(group.num_columns):
+        column = group.column(number)
+        path = column.path_in_schema
+        if not _is_chosen(path, names):
+            continue
+        pages = list(read_pages(stream, column))
+        is_nested = path not in names
+        elements = max((page.values for page in pages), default=0)
+        rows = elements if is_nested else min(elements, ROWS)
+        sizes = [page.size for page in pages]
+        shared = [page.size for page in pages if page.encoding == DELTA_TEXT]
+        copied = max((page.size for page in pages if page.kind == DICTIONARY), default=0) * rows
+        if (
+            max(sizes, default=0) > _PAGE
+            or (is_nested and elements > _ELEMENTS)
+            or max(shared, default=0) * rows > 4 * _PAGE
+        ):
+            raise InputError(
+                f"{place}: a page of column {path!r} unpacks to more than {_PAGE >> 20} MiB or"
+                f" {_ELEMENTS:,} elements; write the file again with smaller pages"
+            )
+        if copied > _COPIED and column.physical_type == "BYTE_ARRAY":
+            kept.append(path)
+    return tuple(kept)
 
 
 def arrow_rows(
@@ -51,20 +120,43 @@ def arrow_rows(
     """Yield the rows of an Arrow file or stream; see `parquet_rows`."""
     with _damage_named(pa, place):
         if stream.read(6) == b"ARROW1":
-            stream.seek(0)
+            _check_messages(stream, True, place)
             reader = pa.ipc.open_file(stream)
             found = (reader.get_batch(index) for index in range(reader.num_record_batches))
         else:
             stream.seek(-len(_END), 2)
             if stream.read() != _END:
                 raise InputError(f"{place}: is cut or damaged: it has no end mark; copy it again")
-            stream.seek(0)
+            _check_messages(stream, False, place)
             found = reader = pa.ipc.open_stream(stream)
         chosen = _choose(pa, reader.schema, columns, place)
-        parts = (
-            batch.slice(start, ROWS) for batch in found for start in range(0, len(batch), ROWS)
+        yield from _rows(pa, _parts(found), reader.schema, chosen, columns, place)
+
+
+def _parts(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield parts of batches; pyarrow itself does not check where their texts and lists end."""
+    for batch in batches:
+        batch.validate(full=True)
+        for start in range(0, len(batch), ROWS):
+            yield batch.slice(start, ROWS)
+
+
+def _check_messages(stream: BinaryIO, is_file: bool, place: str) -> None:
+    """Check what the batches of a stream unpack to, and go back to its begin.
+
+    Raises:
+        InputError: it is too much, or a message is damaged.
+    """
+    try:
+        most = max(unpacked_sizes(stream, is_file), default=0)
+    except ValueError as error:
+        raise InputError(f"{place}: is cut or damaged: {error}; copy it again") from None
+    if most > _BATCH:
+        raise InputError(
+            f"{place}: a batch unpacks to more than {_BATCH >> 20} MiB; write the file again with"
+            " smaller batches"
         )
-        yield from _rows(pa, parts, reader.schema, chosen, columns, place)
+    stream.seek(0)
 
 
 @contextmanager
@@ -125,7 +217,7 @@ def _check_sizes(metadata: Any, names: set[str], place: str) -> None:
         group = metadata.row_group(index)
         for number in range(group.num_columns):
             column = group.column(number)
-            if column.path_in_schema.split(".")[0] not in names or not group.num_rows:
+            if not _is_chosen(column.path_in_schema, names) or not group.num_rows:
                 continue
             mean = column.total_uncompressed_size / group.num_rows
             if mean > MAX_RECORD_BYTES:
@@ -149,8 +241,7 @@ def _rows(
     names = _class_names(schema, chosen.get(LABEL))
     source, number = f"{place}: row ", 0
     for batch in batches:
-        values = [batch.column(theirs).to_pylist() for theirs in chosen.values()]
-        for row in zip(*values, strict=True):
+        for row in _values(pa, batch, list(chosen.values()), f"{source}{number + 1}"):
             number += 1
             tree = dict(zip(chosen, row, strict=True))
             for ours in odd:
@@ -159,6 +250,32 @@ def _rows(
                 tree[LABEL] = ClassNumber(tree[LABEL])
                 tree[LABEL].names = names
             yield Record(tree | others, source, number)
+
+
+def _values(pa: Any, batch: Any, names: list[str], place: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of each row of a batch, of which none is larger than a record may be.
+
+    Raises:
+        InputError: a row of it is; `place` is its first one.
+    """
+    for name in names:
+        try:
+            size = json_size(pa, batch.column(name))
+        except ValueError as error:
+            raise InputError(f"{place}: column {name!r}: {error}; write it as lists") from None
+        if size > MAX_RECORD_BYTES and len(batch) == 1:
+            limit = MAX_RECORD_BYTES >> 20
+            raise InputError(
+                f"{place}: column {name!r} has {size >> 20:,} MiB; a record may have {limit} MiB"
+            )
+        if size > MAX_RECORD_BYTES:
+            source, _, first = place.rpartition(" ")
+            for index in range(len(batch)):
+                row = batch.slice(index, 1)
+                yield from _values(pa, row, names, f"{source} {int(first) + index}")
+            return
+    columns = [batch.column(name).to_pylist() for name in names]
+    yield from zip(*columns, strict=True)
 
 
 def _class_names(schema: Any, column: str | None) -> tuple[str, ...]:

@@ -65,12 +65,13 @@ _ZIP = b"PK\x03\x04"
 _PACKERS: dict[bytes, Callable[[BinaryIO, str], Any]] = {
     b"\x1f\x8b": lambda stream, _: gzip.GzipFile(fileobj=stream),
     b"BZh": lambda stream, _: bz2.BZ2File(stream),
-    b"\xfd7zXZ\0": lambda stream, _: lzma.LZMAFile(stream),  # noqa: SIM115  # a stream is closed by its owner
+    b"\xfd7zXZ\0": lambda stream, place: _Unpacked(_Xz(stream, place).read),
     b"\x28\xb5\x2f\xfd": lambda stream, place: _pyarrow_for(place, "zstd").CompressedInputStream(
         stream, "zstd"
     ),
 }
 """What opens a packed stream, by its first bytes; messages call it by the second argument."""
+_XZ_MEMORY = 128 << 20
 _PAGE = "a web page, not the data itself; download the file behind it"
 _PICKLE = "a pickle, which can run code; save its data as Parquet or JSON Lines"
 _REFUSED = {
@@ -219,7 +220,7 @@ def _read(
     for first, (what, rows) in _OF_PYARROW.items():
         if head.startswith(first):
             pa = _pyarrow_for(place, what)
-            with _seekable(stream) as whole:
+            with _seekable(stream, place) as whole:
                 yield from rows(pa, whole, place, columns)
             return
     for first, what in _REFUSED.items():
@@ -256,7 +257,7 @@ def _read_zip(
     nested: int,
 ) -> Iterator[Record]:
     """Yield the records of a ZIP archive: of its one file, or of those that a folder's data are."""
-    with _seekable(stream) as whole, zipfile.ZipFile(whole) as archive:
+    with _seekable(stream, place) as whole, zipfile.ZipFile(whole) as archive:
         names = sorted(entry.filename for entry in archive.infolist() if not entry.is_dir())
         if "[Content_Types].xml" in names:
             raise InputError(f"{place}: is an office document; save its table as CSV in UTF-8")
@@ -268,6 +269,8 @@ def _read_zip(
             seen = found
         for name in seen:
             try:
+                if archive.getinfo(name).compress_type == zipfile.ZIP_LZMA:  # without a limit
+                    raise NotImplementedError("it is packed with LZMA, whose memory has no limit")
                 member = archive.open(name)
             except (RuntimeError, NotImplementedError) as error:  # encrypted, other methods
                 raise InputError(f"{place}/{name}: cannot be unpacked: {error}") from None
@@ -283,14 +286,62 @@ def _say(line: str | None) -> None:
 
 
 @contextmanager
-def _seekable(stream: io.BufferedReader[Any]) -> Iterator[BinaryIO]:
+def _seekable(stream: io.BufferedReader[Any], place: str) -> Iterator[BinaryIO]:
     """Provide a stream that can be read from its end, in a temporary file if need be."""
     if stream.seekable():
         yield stream
         return
     with tempfile.TemporaryFile() as copy:
-        shutil.copyfileobj(stream, copy, 1 << 20)
+        room = shutil.disk_usage(tempfile.gettempdir()).free // 2
+        while piece := stream.read(1 << 20):
+            if copy.tell() > room:
+                raise InputError(
+                    f"{place}: takes more than half of the room in {tempfile.gettempdir()} when"
+                    " unpacked; unpack it yourself, or set TMPDIR"
+                )
+            copy.write(piece)
+        copy.seek(0)
         yield copy
+
+
+class _Xz:
+    """The bytes of an xz file, which may ask for as much memory as `xz -9` needs, twice.
+
+    lzma's own file has no such limit: some kilobytes may ask for 4 GiB.
+    """
+
+    def __init__(self, stream: BinaryIO, place: str) -> None:
+        self._stream, self._place = stream, place
+        self._decoder = self._begin()
+
+    def read(self, size: int) -> bytes:
+        """Return at most so many bytes; none at the end."""
+        found = b""
+        while not found:
+            packed = b""
+            if self._decoder.eof:  # another stream may follow, after zeros
+                packed = self._decoder.unused_data.lstrip(b"\0")
+                while not packed:
+                    if not (piece := self._stream.read(records.PIECE)):
+                        return b""
+                    packed = piece.lstrip(b"\0")
+                self._decoder = self._begin()
+            elif self._decoder.needs_input and not (packed := self._stream.read(records.PIECE)):
+                raise EOFError("it ends within a stream of xz")
+            try:
+                found = self._decoder.decompress(packed, size)
+            except lzma.LZMAError as error:
+                if "limit" not in str(error):
+                    raise
+                raise InputError(
+                    f"{self._place}: needs more than {_XZ_MEMORY >> 20} MiB to be unpacked; pack it"
+                    " with `xz -9` or less"
+                ) from None
+        return found
+
+    @staticmethod
+    def _begin() -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
 
 
 class _Unpacked(io.RawIOBase):

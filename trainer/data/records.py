@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from trainer.data.labels import LABEL, label_of_cell
-from trainer.data.values import BadLineError, unique_keys
+from trainer.data.values import BadLineError, first_double, unique_keys
 from trainer.system.errors import InputError
 
 MAX_RECORD_BYTES = 10 * 1024 * 1024
@@ -23,6 +23,8 @@ MAX_RECORD_BYTES = 10 * 1024 * 1024
 REPORTED = 10
 """Different problems that an error lists; further ones are counted."""
 PIECE = 1 << 16
+_COLUMNS = 10_000
+"""Columns of a table."""
 
 
 class DataError(InputError):
@@ -326,12 +328,14 @@ def _header(row: list[str], columns: Mapping[str, str], source: str) -> list[tup
         BadLineError: a name occurs twice.
         InputError: `columns` names a column that there is not.
     """
+    if len(row) > _COLUMNS:
+        raise BadLineError(f"the header has {len(row):,} columns; at most {_COLUMNS:,} are read")
     names = [name.strip() for name in row]
-    if len(set(names)) < len(names):
-        double = next(name for name in names if names.count(name) > 1)
+    if (double := first_double(names)) is not None:
         raise BadLineError(f"the header has the column {double[:40]!r} twice")
     chosen = choose_columns(names, columns, source)
-    return [(names.index(theirs), ours) for ours, theirs in chosen.items()]
+    places = {name: index for index, name in enumerate(names)}
+    return [(places[theirs], ours) for ours, theirs in chosen.items()]
 
 
 def choose_columns(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 SHOWN_CHARACTERS = 40
@@ -89,10 +90,15 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        double = next(key for key in keys if keys.count(key) > 1)
-        raise BadLineError(f"has the key {double[:40]!r} twice")
+        double = first_double(key for key, _ in pairs)
+        raise BadLineError(f"has the key {str(double)[:40]!r} twice")
     return found
+
+
+def first_double(names: Iterable[str]) -> str | None:
+    """Return the first name that is there twice, of any number; None if there is none."""
+    seen: set[str] = set()
+    return next((name for name in names if name in seen or seen.add(name)), None)
 
 
 def kind_of(value: Any) -> str:

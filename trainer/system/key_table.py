@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 REPORTED_KEYS = 8
 """Unknown keys that a report names; the others are counted."""
 SHOWN_CHARACTERS = 60
+_COUNTED = 1000
+"""Unknown keys that are counted each by its name; a file may have another one in each line."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,16 @@ class UnknownKeys:
     def __init__(self, table: KeyTable) -> None:
         self._table = table
         self._counts: Counter[str] = Counter()
+        self._others = 0
 
     def add(self, keys: Iterable[str]) -> None:
         """Count the unknown ones among the keys of one object."""
-        self._counts.update(self._table.unknown(keys))
+        for key in self._table.unknown(keys):
+            name = key[:SHOWN_CHARACTERS]
+            if name in self._counts or len(self._counts) < _COUNTED:
+                self._counts[name] += 1
+            else:
+                self._others += 1
 
     def report(self) -> str | None:
         """Return `keys of ... that are not used: 'lable' (240 times), ...`, or None."""
@@ -63,9 +71,10 @@ class UnknownKeys:
             return None
         found = self._counts.most_common()
         named = [
-            f"{key[:SHOWN_CHARACTERS]!r} ({count:,} {'time' if count == 1 else 'times'})"
+            f"{key!r} ({count:,} {'time' if count == 1 else 'times'})"
             for key, count in found[:REPORTED_KEYS]
         ]
         rest = len(found) - len(named)
         more = f" and {rest} more" if rest else ""
+        more += f", and other keys {self._others:,} times" if self._others else ""
         return f"keys of {self._table.what} {self._table.fate}: {', '.join(named)}{more}"

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import random
+import struct
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -244,6 +245,115 @@ def test_few_rows_are_decoded_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
     before = pa.total_allocated_bytes()
     for _ in found:
         assert pa.total_allocated_bytes() <= before + (2 * arrow.ROWS << 20)
+
+
+def packed(table: Any, new: Any = ipc.new_file, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    with new(buffer, table.schema, options=ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, **({"max_chunksize": 100} if new is ipc.new_stream else {}))
+    return buffer.getvalue()
+
+
+def dictionary(text: str, count: int) -> Any:
+    places = pa.array([0] * count, pa.int8())
+    return pa.DictionaryArray.from_arrays(places, pa.array([text]))
+
+
+TURN = pa.struct([("role", pa.string()), ("content", pa.string())])
+LONG = "x" * (4 << 20)
+BOMBS: dict[str, Callable[[], bytes]] = {
+    # One row of a million turns, each of them nothing.
+    "empty turns": lambda: as_parquet(
+        pa.table({"messages": pa.array([[None] * 1_000_000], pa.list_(TURN))}), compression="zstd"
+    ),
+    # One text, to which each of a row's turns refers.
+    "one text of many turns": lambda: as_parquet(
+        pa.table({"messages": [[{"role": "user", "content": LONG}] * 60]}), compression="zstd"
+    ),
+    "a page": lambda: as_parquet(
+        pa.table({"text": [LONG] * 65}),
+        compression="zstd",
+        use_dictionary=False,
+        data_page_size=1 << 30,
+    ),
+    "a dictionary": lambda: as_parquet(
+        pa.table({"text": dictionary("x" * (12 << 20), 100)}),
+        compression="zstd",
+        store_schema=False,
+    ),
+    "a packed batch": lambda: packed(pa.table({"text": [LONG] * 10}), compression="zstd"),
+    "rows of one text": lambda: packed(
+        pa.table({"text": dictionary("x" * (12 << 20), 100)}), compression="zstd"
+    ),
+    "lists of nothing": lambda: packed(
+        pa.table(
+            {
+                "text": ["a"],
+                "messages": pa.FixedSizeListArray.from_arrays(pa.nulls(5_000_000), 5_000_000),
+            }
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_small_file_makes_no_large_records(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow, "_PAGE", 200 << 20)
+    monkeypatch.setattr(arrow, "_BATCH", 32 << 20)
+    path = tmp_path / "a"
+    path.write_bytes(BOMBS[name]())
+    assert path.stat().st_size < 1 << 20
+    before = pa.total_allocated_bytes()
+
+    def read() -> None:
+        for _ in read_records(path, Problems()):
+            assert pa.total_allocated_bytes() < before + (200 << 20)
+
+    with pytest.raises(InputError, match=r"may have 10 MiB|unpacks to more than") as caught:
+        read()
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_long_rows_of_a_dictionary_are_read_one_by_one(tmp_path: Path) -> None:
+    """Each is within the limit of a record, and a batch of them is large."""
+    path = tmp_path / "a.parquet"
+    turns = [{"role": "user", "content": "x" * (2 << 20)}, {"role": "assistant", "content": "y"}]
+    table = pa.table({"messages": [turns, turns[1:]] * 100, "a.b": ["z" * (3 << 20)] * 200})
+    path.write_bytes(as_parquet(table, compression="zstd"))
+    assert path.stat().st_size < 1 << 20
+    before = pa.total_allocated_bytes()
+    count = 0
+    for record in read_records(path, Problems(), {"messages": "messages", "text": "a.b"}):
+        assert len(record.tree["messages"]) == 2 - count % 2
+        assert len(record.tree["text"]) == 3 << 20
+        assert record.number == (count := count + 1)
+        assert pa.total_allocated_bytes() < before + (64 << 20)
+    assert count == 200
+
+
+@pytest.mark.parametrize("new", [ipc.new_file, ipc.new_stream])
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_packed_arrow_is_read(tmp_path: Path, new: Any, compression: str) -> None:
+    path = tmp_path / "a.arrow"
+    texts = pa.array(["one", "two"] * 100)
+    table = pa.table({"input": texts.cast(pa.string_view()), "output": texts.dictionary_encode()})
+    path.write_bytes(packed(table, new, compression=compression))
+    found = [record.tree for record in read_records(path, Problems())]
+    assert found == [{"input": text, "output": text} for text in texts.to_pylist()]
+
+
+def test_texts_that_end_elsewhere_are_damage(tmp_path: Path) -> None:
+    """pyarrow reads an Arrow file's offsets as they are: another place of the memory."""
+    path = tmp_path / "a.arrow"
+    content = as_file(pa.table({"text": ["first", "second", "third"]}))
+    ends = struct.pack("<4i", 0, 5, 11, 16)
+    assert content.count(ends) == 1
+    path.write_bytes(content.replace(ends, struct.pack("<4i", 0, 5, 1 << 30, 16)))
+    with pytest.raises(InputError, match="is cut or damaged: "):
+        list(read_records(path, Problems()))
 
 
 def save_to_disk(folder: Path, *parts: list[dict[str, Any]]) -> None:

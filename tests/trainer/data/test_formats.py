@@ -86,6 +86,9 @@ FORMATS: dict[str, Callable[[], bytes]] = {
     "twice.gz": lambda: gzip.compress(gzip.compress(TEXT.encode())),
     "wide.gz": lambda: gzip.compress(TEXT.encode("utf-16")),
     "zip.gz": lambda: gzip.compress(zipped(TEXT.encode())),
+    "padded.xz": lambda: (
+        lzma.compress(TEXT[:20].encode()) + bytes(8) + lzma.compress(TEXT[20:].encode()) + bytes(4)
+    ),
     "members.gz": lambda: gzip.compress(TEXT[:20].encode()) + gzip.compress(TEXT[20:].encode()),
 }
 

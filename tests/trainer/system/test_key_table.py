@@ -43,6 +43,17 @@ def test_a_report_stays_short() -> None:
     assert len(report) < 1000
 
 
+def test_a_file_with_other_keys_in_each_line_takes_no_memory() -> None:
+    unknown = UnknownKeys(TABLE)
+    for number in range(2_000):
+        unknown.add(["often", f"{number} {'x' * 1_000}"])
+    report = unknown.report()
+    assert report is not None
+    assert "'often' (2,000 times)" in report
+    assert report.endswith(" and 992 more, and other keys 1,001 times")
+    assert len(report) < 1000
+
+
 def test_a_key_stands_in_one_part_of_a_table() -> None:
     with pytest.raises(AssertionError, match="text"):
         KeyTable("x", used=frozenset(("text",)), harmless=frozenset(("text",)))

@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainer.data.parquet_pages import check_plain_pages
 from trainer.data.sources import ANSWERS_SCHEMA
 from trainer.data.turns import ChatMessage
 from trainer.distill.answers.answer import Answer
 from trainer.distill.logits.description import ShardPlan
-from trainer.distill.logits.shard import LEVEL
+from trainer.distill.logits.shard import LEVEL, most_unpacked
 from trainer.system.received import receive_json
 
 _TURN = pa.struct([("role", pa.string()), ("content", pa.string()), ("weight", pa.int8())])
@@ -53,7 +55,11 @@ def encode(dataset: str, plan: ShardPlan, answers: Sequence[Answer]) -> memoryvi
     schema = pa.schema(list(_FIELDS.items()), metadata=metadata)
     sink = pa.BufferOutputStream()
     pq.write_table(
-        pa.Table.from_pylist(rows, schema), sink, compression="zstd", compression_level=LEVEL
+        pa.Table.from_pylist(rows, schema),
+        sink,
+        compression="zstd",
+        compression_level=LEVEL,
+        use_dictionary=False,  # its reader bounds the memory by what pages have
     )
     return memoryview(sink.getvalue())
 
@@ -86,6 +92,7 @@ def decode(dataset: str, plan: ShardPlan, content: bytes) -> list[Answer]:
         for key, value in wanted.items():
             if (there := metadata.get(key.encode())) != value.encode():
                 raise ValueError(f"{key} is {there!r}, not {value!r}")
+        check_plain_pages(BytesIO(content), file.metadata, most_unpacked(content))
         rows = file.read(use_threads=False).to_pylist()  # see `logits.shard.decode`
     except pa.ArrowException as error:
         raise ValueError(f"not usable Parquet: {error}") from None

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from io import BytesIO
 from typing import Any, overload
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from trainer.data.parquet_pages import check_plain_pages
 from trainer.distill.logits.description import MOST_ENTRIES, SCHEMA, Description, ShardPlan
 from trainer.distill.logits.scores import Scores, Window
 from trainer.system.errors import InputError
@@ -30,6 +32,8 @@ _ROUNDED = 0.01
 """What float16 and sums of float32 may add to a probability, its logarithm or an entropy."""
 LEVEL = 3
 """Of zstd, its default: smaller than 1, and 9 is much slower for little gain."""
+_RATIO, _SMALLEST = 1000, 16 << 20
+"""Times that a shard's bytes unpack to at most; scores of a teacher take 2 to 10 times theirs."""
 
 
 def encode(description: Description, plan: ShardPlan, windows: Sequence[Window]) -> memoryview:
@@ -80,6 +84,7 @@ def decode(description: Description, plan: ShardPlan, content: bytes) -> Sequenc
     try:
         file = pq.ParquetFile(pa.BufferReader(content))
         _check_metadata(file, description, plan)
+        check_plain_pages(BytesIO(content), file.metadata, most_unpacked(content))
         # In this thread alone, not through pq.read_table: its threads keep a reference to our bytes
         # for a moment after it has returned. If one releases it while the interpreter exits, the
         # thread is ended inside a C++ destructor, and the process aborts (exit code -6).
@@ -89,6 +94,11 @@ def decode(description: Description, plan: ShardPlan, content: bytes) -> Sequenc
     windows = ShardWindows(description.tokenizer.size, table.combine_chunks())
     windows.check(description)
     return windows
+
+
+def most_unpacked(content: bytes) -> int:
+    """Return the bytes that a shard's file may unpack to, whatever its folder says of it."""
+    return max(_SMALLEST, _RATIO * len(content))
 
 
 def _check_metadata(file: pq.ParquetFile, description: Description, plan: ShardPlan) -> None:

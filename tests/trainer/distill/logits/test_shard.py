@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -122,6 +123,39 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_not_unpacked(monkeypatch):
     monkeypatch.setattr(pq.ParquetFile, "read", None)
     with pytest.raises(ValueError, match=r"unpacks to [\d,]+ bytes; its scores have at most"):
         decode(description, plan, content)
+
+
+def test_a_folder_that_says_it_is_huge_makes_no_bomb_of_a_small_shard(monkeypatch):
+    """The plan is the folder's own word, so what the file itself has bounds the memory as well."""
+    many = 2_000_000
+    description = tiny_description(SCHEMES["topk"])
+    plan = replace(description.shards[1], tokens=many, windows=2)
+    first, *others = tiny_windows(description, plan.number)
+    scores = replace(
+        first.scores,
+        offsets=np.zeros(many + 1, np.int64),
+        **{name: np.zeros(many, np.float32) for name in ("tail", "dropped", "entropy")},
+        **{name: getattr(first.scores, name)[:0] for name in ("ids", "logprobs", "counts")},
+    )
+    bomb = replace(first, tokens=np.zeros(many, np.int32), scores=scores)
+    content = bytes(encode(description, plan, [bomb, *others]))
+    assert len(content) < 100_000
+    monkeypatch.setattr(pq.ParquetFile, "read", None)
+    with pytest.raises(ValueError, match=r"unpacks to more than [\d,]+ bytes"):
+        decode(description, plan, content)
+
+
+def test_columns_whose_pages_hide_their_size_are_refused(monkeypatch):
+    """Runs and dictionaries: what they unpack to stands in no header."""
+    description = tiny_description(SCHEMES["topk"])
+    plan = description.shards[1]
+    content = encode(description, plan, tiny_windows(description, plan.number))
+    table = pq.read_table(pa.BufferReader(content))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", use_dictionary=True)
+    monkeypatch.setattr(pq.ParquetFile, "read", None)
+    with pytest.raises(ValueError, match="column document is not written plainly"):
+        decode(description, plan, sink.getvalue().to_pybytes())
 
 
 IN_ONE_THREAD = """
