@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from launcher.commands import complete
 from trainer.system.commandline.number import Number
-from trainer.system.commandline.together import PATH, together
+from trainer.system.commandline.together import PATH, notify_option, together
 
 if TYPE_CHECKING:
     from launcher.plan.configuration import Order
@@ -161,6 +161,7 @@ start_options = together(
     ),
     click.option("--wait", is_flag=True, help="Follow to the end; exit with the job's result."),
     timeout_option,
+    notify_option,
     click.option(
         "--dry-run", is_flag=True, help="Print the commands for each host; start nothing."
     ),

@@ -16,6 +16,7 @@ from launcher.commands.options import (
     json_option,
     timeout_option,
 )
+from trainer.system.commandline.together import notify_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +92,8 @@ def remove(cluster: Cluster, run_id: str) -> None:
 
 @click.command()
 @inventory_option
-def run(cluster: Cluster) -> None:
+@notify_option
+def run(cluster: Cluster, notify: str | None) -> None:
     """Run what waits, one after another, until Ctrl-C, which leaves the present run alone.
 
     A job that fails does not keep the next ones. Hosts that do not answer are waited for.
@@ -99,9 +101,11 @@ def run(cluster: Cluster) -> None:
     from launcher.runs.queue import QueueRunner
     from launcher.views import render
     from launcher.views.follow import follow_run
+    from trainer.config.notify_command import read_notify_command
 
     def follow(run: Run, report: Callable[[str], None]) -> RunView:
         with render.detaching("launch queue run", run.run_id):
             return follow_run(run, report)
 
-    QueueRunner(cluster.inventory, follow).run()
+    command = read_notify_command(notify)
+    QueueRunner(cluster.inventory, follow, notify=command).run()

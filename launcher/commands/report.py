@@ -36,8 +36,7 @@ def report(
 ) -> None:
     """Write what a run was, did and survived into one file that needs no network.
 
-    RUN is the run's id; default: the active run, else the latest. The file's settings leave out
-    the command of `notify`.
+    RUN is the run's id; default: the active run, else the latest.
     """
     from launcher.errors import ConfigError
     from launcher.views import render

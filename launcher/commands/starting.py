@@ -18,6 +18,7 @@ def start_job(
     resume: str | None,
     wait: bool,
     timeout: float | None,
+    notify: str | None,
     dry_run: bool,
     as_json: bool,
     **described: Any,
@@ -33,7 +34,9 @@ def start_job(
     from launcher.views import render
     from launcher.views.follow import WATCH, follow_run
     from launcher.views.processes import processes_table
+    from trainer.config.notify_command import read_notify_command
 
+    command = read_notify_command(notify)
     launch = cluster.prepare(order_of(**described), resume, only_to_plan=dry_run)
     if dry_run:
         if as_json:
@@ -42,7 +45,7 @@ def start_job(
             for line in render.command_lines(launch.plan):
                 render.say_whole(line)
         return
-    run = cluster.up(launch, timeout)
+    run = cluster.up(launch, timeout, command)
     with render.detaching(WATCH, run.run_id):
         if wait_for_first_step(run, resumed=resume is not None):
             cluster.watch.lap("first step")

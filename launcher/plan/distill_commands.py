@@ -112,8 +112,6 @@ def _student_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ...]
         settings["distillation.on_policy.prompts"] = where.own(host, own.prompts)
     if job.budget is not None:
         settings["budget"] = job.budget.model_dump(mode="json", exclude_none=True)
-    if job.notify is not None:
-        settings["notify"] = list(job.notify)
     return (
         *("distill", "student", "--teacher-logits", where.logits(host)),
         *_model_words(job, host, where),

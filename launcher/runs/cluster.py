@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -175,7 +175,7 @@ class Cluster:
             refuse_failures(inspect(found, plan, job, only=INPUT_CHECKS), self._report)
         return Launch(plan, job, found)
 
-    def up(self, launch: Launch, timeout: float | None) -> Run:
+    def up(self, launch: Launch, timeout: float | None, notify: Sequence[str] = ()) -> Run:
         """Start a run and return it once every process takes part; see `bring_up`.
 
         Raises:
@@ -187,7 +187,8 @@ class Cluster:
         )
 
         authorise(launch.plan, launch.job, launch.found, self._report)
-        return bring_up(launch, self.start, self.registry, self._report, timeout, self.watch)
+        start = (launch, self.start, self.registry, self._report, timeout, self.watch)
+        return bring_up(*start, notify)
 
     def idle(self, view: RunView | None) -> list[IdleHost]:
         """Return the priced hosts of the inventory that do nothing; none without an inventory."""
@@ -224,9 +225,9 @@ class Cluster:
         if (leader == "student") != (order.leader == "student"):
             up = "launch distill up" if leader == "student" else "launch cluster up"
             raise ConfigError(f"run {run_id} has a {leader}; to resume it: {up} --resume {run_id}")
-        config, warning = config_of(self.registry, run_id, set(order.settings))
-        if warning:
-            self._report(warning)
+        config, remarks = config_of(self.registry, run_id, set(order.settings))
+        for remark in remarks:
+            self._report(remark)
         with tempfile.TemporaryDirectory(prefix="motley-") as folder:
             path = Path(folder, "run.yaml")
             path.write_bytes(config)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
@@ -87,9 +87,16 @@ class QueueRunner:
     """Runs the jobs of a queue on the hosts of this machine's inventory."""
 
     def __init__(
-        self, inventory: Path | None, follow: Follow, report: Callable[[str], None] = note
+        self,
+        inventory: Path | None,
+        follow: Follow,
+        report: Callable[[str], None] = note,
+        notify: Sequence[str] = (),
     ) -> None:
-        """`follow` follows a run to its end, as `views.follow.follow_run` does."""
+        """Take what follows a run to its end, as `views.follow.follow_run` does, and the command
+        for the notifications of the runs that this process starts.
+        """
+        self._notify = tuple(notify)
         self._inventory = inventory
         self._follow = follow
         self._report = report
@@ -179,7 +186,7 @@ class QueueRunner:
                 launch = cluster.prepare(order, None, only_to_plan=False, run_id=entry.id)
             if not queue.claim(entry.id):
                 return None
-            run = cluster.up(launch, entry.job.timeout)
+            run = cluster.up(launch, entry.job.timeout, self._notify)
         try:
             view = self._follow(run, self._report)
         except (JobFailedError, OverBudgetError) as error:
@@ -190,7 +197,7 @@ class QueueRunner:
     def _is_trusted(self, entry: Entry, registry: Registry) -> bool:
         """Whether this machine added a job, or keeps the queue itself.
 
-        A config names files, commands and settings of hosts, and units can write what lies in a
+        A config names files and settings of hosts, and units can write what lies in a
         host's state folder: as for `--resume`, another host's word is not enough.
         """
         if registry.is_here or is_own_entry(entry.id, entry.data):

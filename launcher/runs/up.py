@@ -117,8 +117,12 @@ def bring_up(
     report: Report,
     timeout: float | None,
     watch: Stopwatch,
+    notify: Sequence[str] = (),
 ) -> Run:
     """Start a run and return it once every process takes part and training has begun.
+
+    Args:
+        notify: the operator's command for notifications, which goes to the leader's supervisor.
 
     Raises:
         UnreachableError: hosts do not answer; every one is named.
@@ -143,7 +147,7 @@ def bring_up(
                 keep_config(run.run_id, config, start)
                 deliver(run, record, config)
                 watch.lap("certificates and files")
-                _start(run, patience, job.notify or ())
+                _start(run, patience, notify)
                 watch.lap("start")
             # From here on the run itself keeps others out: a link that breaks costs no lock.
             report(f"started {run.run_id}: {_who_is_where(plan)}")

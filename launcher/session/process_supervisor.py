@@ -43,7 +43,7 @@ from trainer.system.process.child import (
     adopt_orphans,
     signal_group,
 )
-from trainer.system.process.notification import notify
+from trainer.system.process.notification import COMMAND_VARIABLE, notify
 from trainer.system.storage.atomic_file import write_atomically
 
 STATE_SCHEMA = "motley.process/1"
@@ -134,6 +134,7 @@ class ProcessSupervisor:
         log = self._folder / log_name(self._attempt)
         environment = {**os.environ, **self._spec.env, RUN_VARIABLE: self._spec.run_id}
         environment[SAVING_VARIABLE] = str(self._saving)
+        environment[COMMAND_VARIABLE] = json.dumps(self._spec.notify)
         if self._goes_on or self._failures:  # its device may have been lost
             environment[FALLBACK_VARIABLE] = "1"
         with contextlib.suppress(OSError):  # of an attempt that was killed in the middle of a save

@@ -68,7 +68,7 @@ class SessionSpec:
     """A file that exists once the run is to end: nothing is started from then on."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     notify: tuple[str, ...] = ()
-    """The command that is told if the supervisor gives up; other ends the process tells itself."""
+    """The start's command for notifications; the supervisor itself runs it only if it gives up."""
 
     def to_json(self) -> bytes:
         """Return the file that `launcher.session` reads."""

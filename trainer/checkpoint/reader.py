@@ -10,7 +10,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from blake3 import blake3
 
@@ -159,6 +159,8 @@ def read_run(path: Path) -> dict[str, Any]:
         raise StorageError(str(error)) from None
     if run.get("schema") != SCHEMA:
         raise StorageError(f"{path / RUN_FILE}: not a checkpoint of {SCHEMA}")
+    if isinstance(settings := run.get("config"), dict):
+        cast("dict[str, Any]", settings).pop("notify", None)  # no file names a command
     return run
 
 

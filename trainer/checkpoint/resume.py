@@ -6,9 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from trainer.checkpoint.reader import FOLDER, SHARDED, complete_checkpoints, owner_of, step_of
+from trainer.checkpoint.reader import (
+    FOLDER,
+    RUN_FILE,
+    SHARDED,
+    complete_checkpoints,
+    owner_of,
+    step_of,
+)
 from trainer.checkpoint.store import CheckpointStore, Found, RunProgress
 from trainer.config.run import RunConfig
+from trainer.config.section import build
 from trainer.system.errors import InputError
 from trainer.system.storage import lease
 
@@ -149,7 +157,7 @@ def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, job: Id
         what = f"its model has changed (other weights in {config.model.path})"
     elif progress.model != job.model:
         what = f"its model has changed (other config or tokenizer in {config.model.path})"
-    elif changes := RunConfig.model_validate(progress.config).changes(config):
+    elif changes := _settings_of(path, progress).changes(config):
         what = f"its settings have changed ({', '.join(changes)})"
     else:
         return
@@ -157,3 +165,10 @@ def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, job: Id
         f"{path}: run {progress.run_id} cannot resume from here: {what}; give another -o for a "
         "new run"
     )
+
+
+def _settings_of(path: Path, progress: RunProgress) -> RunConfig:
+    try:
+        return build(RunConfig, progress.config, {}, path / RUN_FILE)
+    except InputError as error:
+        raise InputError(f"{error}; it is of another version: give another -o") from None

@@ -11,6 +11,7 @@ import click
 from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
 from trainer.config.budget import with_environment
+from trainer.config.notify_command import read_notify_command
 from trainer.config.parallel import GROUP_STRATEGIES
 from trainer.config.run import RunConfig
 from trainer.data.sources import refuse_pipe
@@ -121,9 +122,13 @@ def finetune(
     if source is None:
         # Members of a run differ in memory, but must have the same settings.
         config, notes = _follow_data(config, given, flags["gpu_backend"] if alone else None)
+    notify: tuple[str, ...] = ()
     if role != "worker":
+        notify = read_notify_command(flags["notify"])
         budget = with_environment(config.budget, os.environ)
         config = config.model_copy(update={"budget": budget})
+    elif flags["notify"] is not None:
+        raise InputError("--notify: a worker tells of nothing; give it to the coordinator")
     if environment is None:
         config.check_one_process()
     else:
@@ -140,12 +145,12 @@ def finetune(
     )
     run_id = run_id or config.name
     if environment is not None:
-        code = roles.run_distributed(config, run_id, place, environment, notes)
+        code = roles.run_distributed(config, run_id, place, environment, notes, notify)
     elif role == "local":
-        code = roles.run_local(config, run_id, place, notes)
+        code = roles.run_local(config, run_id, place, notes, notify)
     elif role == "coordinator":
-        expected = flags["expect_workers"]
-        code = roles.run_coordinator(config, run_id, place, flags["bind"], expected, notes)
+        told = (flags["expect_workers"], notes, notify)
+        code = roles.run_coordinator(config, run_id, place, flags["bind"], *told)
     else:
         if not flags["coordinator"]:
             raise InputError("--role worker needs --coordinator HOST:PORT")

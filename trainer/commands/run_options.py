@@ -11,7 +11,7 @@ from trainer.commands import complete
 from trainer.config.section import parse_assignments
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.run_id import RunId
-from trainer.system.commandline.together import Command, together
+from trainer.system.commandline.together import Command, notify_option, together
 
 _SETTINGS = {
     "method": "method",
@@ -72,6 +72,7 @@ def run_options(unit: str, config: str | None = None) -> Callable[[Command], Com
         click.option(
             "--run-id", type=RunId(), metavar="ID", help="Name of the run; the same id resumes it."
         ),
+        notify_option,
     )
 
 

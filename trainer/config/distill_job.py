@@ -28,7 +28,7 @@ from trainer.config.run import (
     TrainingConfig,
 )
 from trainer.config.section import Section, load_settings
-from trainer.config.telling import Command, Trackers
+from trainer.config.telling import Trackers
 
 
 class TeacherJob(Section):
@@ -163,8 +163,6 @@ class DistillJob(Section):
     """Null: no evaluation."""
     budget: BudgetConfig | None = None
     """What it may cost, on all its hosts; null: the environment's, if there is one."""
-    notify: Command | None = None
-    """As in a run config; it runs on the student's host."""
     start_deadline: float = Field(default=600.0, gt=0)
     """Seconds for every process to start: reading a big teacher takes long."""
 

@@ -23,7 +23,7 @@ from trainer.config.lora import LoraSettings
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.section import Section, load_settings
-from trainer.config.telling import Command, Trackers
+from trainer.config.telling import Trackers
 from trainer.config.training import DpoConfig, Positive, Precision, TrainingConfig
 from trainer.system.errors import InputError
 
@@ -70,7 +70,6 @@ MEMBERS_MAY_DIFFER = (
     "checkpoint",
     "parallel",
     "budget",
-    "notify",
     "tracking",
 )
 """Settings and sections that members need not agree on: paths, timers, what only one of them reads,
@@ -160,8 +159,6 @@ class RunConfig(Section):
     distillation: DistillationConfig | None = None
     dpo: DpoConfig = DpoConfig()
     budget: BudgetConfig | None = None
-    notify: Command | None = None
-    """Runs on the coordinator's host at each event of the run, which it gets as JSON."""
     tracking: Trackers = ("tensorboard",)
     """What gets the figures of `metrics.jsonl` too."""
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from pydantic_core import ErrorDetails
 
 from trainer.config.foreign import recognise
-from trainer.config.spelling import explanation, hint, nearest_key
+from trainer.config.spelling import OF_THE_OPERATOR, explanation, hint, nearest_key
 from trainer.system.errors import InputError, plain_reason
 
 LARGEST = 2**53
@@ -207,6 +207,8 @@ def _explain(error: ValidationError, kind: type[Section]) -> str:
         by_path.setdefault(_path(detail["loc"], kind), []).append(detail)
     (path, details), *rest = by_path.items()
     first = details[0]
+    if path in OF_THE_OPERATOR and first["type"] == "extra_forbidden":
+        return f"{path}: {OF_THE_OPERATOR[path]}"
     if first["type"] == "extra_forbidden":
         keys = setting_keys(kind)
         sections = {key[:end] for key in keys for end, sign in enumerate(key) if sign == "."}

@@ -61,6 +61,11 @@ EXPLAINED = {
     " device that computes a sample, and so on the shares",
 }
 """Settings of other trainers without a counterpart, and why."""
+OF_THE_OPERATOR = {
+    "notify": "is not taken from a config, which people share, since it is executed; give your own"
+    " command as --notify COMMAND, or in ~/.config/motley/notify.yaml (docs/telling.md)",
+}
+"""What once was a setting and is this operator's alone, by its path."""
 _FLAGS = {"train": "data", "path": "model", "output": "out", "f": "watch", "watch": "wait"}
 """Names whose option has another name in some commands."""
 _FOLDERS = {"out": "into", "directory": "into", "to_dir": "into"}

@@ -1,4 +1,4 @@
-"""Who is told of a run: the command of `notify`, and the trackers that get its figures."""
+"""The types of a command for notifications, and of the trackers that get a run's figures."""
 
 from __future__ import annotations
 

@@ -25,8 +25,11 @@ TEXTS = frozenset((".txt", ".md", ".text"))
 """Suffixes of plain texts, which are a folder's data if it has no other."""
 PACKED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip"))
 """Suffixes that packing adds."""
-HUB = re.compile(r"hf:/+datasets/([\w.-]+/[\w.-]+?)(?:@([\w.-]+))?(?:/(.+))?")
-"""`hf://datasets/OWNER/NAME@REVISION/PATH`; a `Path` drops a slash."""
+_STEP = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f]+"
+HUB = re.compile(
+    rf"hf:/+datasets/(\w[\w.-]*/\w[\w.-]*?)(?:@(\w[\w.-]*))?(?:/({_STEP}(?:/{_STEP})*/?))?"
+)
+"""`hf://datasets/OWNER/NAME@REVISION/PATH`; a `Path` drops a slash. No step leads upwards."""
 ANSWERS_SCHEMA = "motley.answers/1"
 """The schema of a folder of generated answers, which is data like any other."""
 _DESCRIPTION = "dataset.json"
@@ -106,6 +109,8 @@ def refuse_pipe(path: Path) -> None:
 
 
 def _hint(path: Path) -> str:
+    if str(path).startswith("hf:"):
+        return "; a data set of the hub is hf://datasets/OWNER/NAME, or a file or folder in one"
     if str(path) == "-":
         return "; standard input is /dev/stdin"
     if re.fullmatch(r"[\w-]+/[\w-]+", str(path)):

@@ -1,4 +1,4 @@
-"""Tells a person of a run's events, by the command of the setting `notify`.
+"""Tells a person of a run's events, by the command of the start (`config/notify_command.py`).
 
 A thread runs the command, so that no step waits for it; the end of a run waits a bounded time.
 """
@@ -72,7 +72,7 @@ class Notifier:
 
     def __init__(
         self,
-        command: Sequence[str] | None,
+        command: Sequence[str],
         run_id: str,
         output: str,
         *,
@@ -83,9 +83,9 @@ class Notifier:
         if command and shutil.which(command[0]) is None:
             raise InputError(
                 f"notify: there is no program {command[0]} on {socket.gethostname()}; install it,"
-                " give its absolute path, or leave notify out"
+                " give its absolute path, or --notify '' for none"
             )
-        self._command: Sequence[str] = command or ()
+        self._command = command
         self._run, self._clock = run, clock
         self._run_id, self._output = run_id, output
         self.status: Mapping[str, Any] = {}

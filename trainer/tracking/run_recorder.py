@@ -108,7 +108,7 @@ class RunRecorder:
         """Decides on the validations that are logged here."""
         self._workers: dict[int, WorkerStatus] = {}
         self._status = first_status(job.run_id, plan.total_steps, expect_workers)
-        self._notifier = notifier or Notifier(None, job.run_id, "")
+        self._notifier = notifier or Notifier((), job.run_id, "")
         self._notifier.status = self._status
         self._notifier.progressed()
         self._halted_by_nan = False

@@ -32,8 +32,13 @@ _RUN = {
     "model.path": "--model DIR",
     "data.train": "--data FILE",
     "output": "--output DIR",
-    "data.validation": "--set data.validation=FILE",
-    "checkpoint.folder": "--set checkpoint.folder=DIR",
+    **{
+        key: f"--set {key}=PATH"
+        for key in (
+            *("data.validation", "checkpoint.folder", "model.adapter"),
+            *("training.sample_prompts", "distillation.on_policy.prompts"),
+        )
+    },
 }
 """The paths in a run config, and how they are given with `--resume`."""
 _JOB = {
@@ -47,6 +52,7 @@ _JOB = {
         key: f"--set {key}=PATH"
         for key in (
             *("student.config", "student.validation", "student.checkpoint.folder"),
+            *("student.training.sample_prompts", "student.distillation.on_policy.prompts"),
             *("evaluation.data", "evaluation.prompts", "evaluation.problems"),
         )
     },
@@ -152,8 +158,10 @@ def _place(process: ProcessPlan) -> str:
     return f"{device} on {process.host}"
 
 
-def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[bytes, str]:
-    """Return the config to resume with, and a remark on it; empty if there is none.
+def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[bytes, list[str]]:
+    """Return the config to resume with, and remarks on it.
+
+    A command in it is dropped: what runs is this start's own (`config/notify_command.py`).
 
     Args:
         given: the settings that the command line has a value for.
@@ -167,11 +175,26 @@ def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[
         theirs = registry.config(run_id)
         if not registry.is_here:
             _refuse_what_is_elsewhere(theirs, registry.hosts, run_id, given)
-        return theirs, ""
+        return _without_command(theirs, run_id)
+    remarks: list[str] = []
     with contextlib.suppress(ConfigError):
         if registry.config(run_id) != own:
-            return own, f"the hosts' config of {run_id} differs and is not used"
-    return own, ""
+            remarks = [f"the hosts' config of {run_id} differs and is not used"]
+    config, more = _without_command(own, run_id)
+    return config, remarks + more
+
+
+def _without_command(config: bytes, run_id: str) -> tuple[bytes, list[str]]:
+    try:
+        tree: Any = yaml.safe_load(config)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return config, []  # its reader names the fault
+    if not isinstance(tree, dict) or "notify" not in tree:
+        return config, []
+    settings = cast("dict[str, Any]", tree)
+    command = settings.pop("notify")
+    remark = f"the notify of {run_id} is not used; give your own: --notify COMMAND"
+    return yaml.safe_dump(settings, sort_keys=False).encode(), [remark] if command else []
 
 
 def kept_config(run_id: str) -> bytes | None:

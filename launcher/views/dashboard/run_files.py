@@ -48,13 +48,12 @@ class _Manifest(BaseModel):
 
 
 def read_settings(text: bytes) -> dict[str, Any]:
-    """Return a run's settings, without the command that is told of it: that may hold a secret."""
+    """Return a run's settings; none if they are damaged."""
     try:
         tree: Any = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         tree = None
-    found = cast("dict[str, Any]", tree) if isinstance(tree, dict) else {}
-    return {key: value for key, value in found.items() if key != "notify"}
+    return cast("dict[str, Any]", tree) if isinstance(tree, dict) else {}
 
 
 def read_hashes(connection: Connection, checkpoint: str) -> tuple[list[Row], list[Row]]:

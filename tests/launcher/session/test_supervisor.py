@@ -171,6 +171,17 @@ def test_other_codes_are_tried_again_and_given_up_at_last(make: Make, home: Path
     assert "gave up after 5" in str(state.message)
 
 
+def test_the_command_of_a_start_is_handed_to_its_process_and_to_no_later_start(
+    make: Make, home: Path
+) -> None:
+    supervisor = make()
+    process = python_process(home, "import os\nprint(os.environ['MOTLEY_NOTIFY'])")
+    for command, handed in ((("tell", "me"), b'["tell", "me"]\n'), ((), b"[]\n")):
+        supervisor.start(process, notify=command)
+        wait_for(lambda: supervisor.state(process).is_over, "the end")
+        assert supervisor.read_log(process, supervisor.attempts(process)[-1]) == handed
+
+
 def test_a_killed_process_comes_back_with_a_log_of_its_own(make: Make, home: Path) -> None:
     supervisor = make()
     process = python_process(home, f"print('up')\n{SLEEP}")

@@ -150,10 +150,10 @@ def test_a_killed_run_that_resumes_says_so(recorder: RunRecorder, told: Told) ->
 
 
 def test_a_failure_before_the_first_step_is_told_and_only_once(log: Path, tmp_path: Path) -> None:
-    config = tiny_config(output=str(tmp_path / "output"), notify=writing(log))
-    with pytest.raises(InputError), guarded(config, "run"):
+    config = tiny_config(output=str(tmp_path / "output"))
+    with pytest.raises(InputError), guarded(config, "run", writing(log)):
         raise InputError("data.train: cannot be read")
-    with suppress(StorageError), guarded(config, "run") as guards:
+    with suppress(StorageError), guarded(config, "run", writing(log)) as guards:
         assert guards.notifier is not None
         guards.notifier.ended("failed", "the disk is full", StorageError.exit_code)
         raise StorageError("the disk is still full")
@@ -238,7 +238,7 @@ def test_one_liners_have_the_event_in_variables(tmp_path: Path) -> None:
 def test_the_documented_one_liners_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With programs that write down their arguments and stdin."""
     page = (ROOT / "docs/telling.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^notify: .*$", page, re.MULTILINE)
+    lines = re.findall(r"^command: .*$", page, re.MULTILINE)
     programs = ("curl", "mail", "notify-send")
     assert len(lines) == len(programs)
     for name in programs:
@@ -251,8 +251,7 @@ def test_the_documented_one_liners_run(tmp_path: Path, monkeypatch: pytest.Monke
     text = "run-1 has failed: it says $(id) 'here'"
     event = {"event": "failed", "run_id": "run-1", "text": text}
     for line, name in zip(lines, programs, strict=True):
-        command = tiny_config(**yaml.safe_load(line)).notify
-        assert command is not None
+        command = yaml.safe_load(line)["command"]
         assert notify(command, event, pauses=()) is None
         got = (tmp_path / f"{name}.got").read_text()
         assert text in got.splitlines()
@@ -260,8 +259,7 @@ def test_the_documented_one_liners_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_program_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
-    config = tiny_config(output=str(tmp_path / "output"), notify="crul -d x")
-    with pytest.raises(InputError, match="notify: there is no program crul"), guarded(config, "r"):
+    config = tiny_config(output=str(tmp_path / "output"))
+    absent = pytest.raises(InputError, match="notify: there is no program crul")
+    with absent, guarded(config, "r", ("crul", "-d", "x")):
         raise AssertionError("not reached")
-    with pytest.raises(InputError, match="notify: cannot be split into words: no closing"):
-        config.with_settings({"notify": "curl 'x"})

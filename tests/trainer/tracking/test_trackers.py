@@ -29,7 +29,7 @@ from trainer.tracking.metrics import MetricsLog
 from trainer.tracking.trackers.table import open_trackers
 
 name, output = sys.argv[1], Path(sys.argv[2])
-config = tiny_config(name="project", tracking=name, notify=["curl", "https://secret.example"])
+config = tiny_config(name="project", tracking=name)
 for attempt, steps in enumerate([(1, 2, 3), (3, 4)]):
     time.sleep(attempt)  # as a process takes to start: wandb names an attempt by its second
     log = MetricsLog(output, [t for t in open_trackers(config, "run-1", output)])
@@ -62,7 +62,6 @@ project = client.get_experiment_by_name("project").experiment_id
 runs = client.search_runs([project])
 assert runs[0].info.status == "FAILED", runs[0].info.status
 assert runs[0].data.params["lora.lora_rank"] == "4"
-assert "notify" not in runs[0].data.params
 def values(name):
     found = client.get_metric_history(runs[0].info.run_id, name)
     return sorted(([metric.step, metric.value] for metric in found), key=lambda pair: pair[0])

@@ -12,6 +12,7 @@ from trainer.commands.place import place_options
 from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
 from trainer.config.budget import with_environment
+from trainer.config.notify_command import read_notify_command
 from trainer.system.commandline.number import Number
 from trainer.system.errors import InputError
 
@@ -114,5 +115,6 @@ def student(
         stop=stop,
         fresh=fresh,
         scored=await_scores,
+        notify=read_notify_command(flags["notify"]),
     )
     click.get_current_context().exit(code)

@@ -93,17 +93,24 @@ class Placement:
         return Path(self.tls_dir or os.environ.get("MOTLEY_TLS_DIR") or TLS_HOME).expanduser()
 
 
-def run_local(config: RunConfig, run_id: str, place: Placement, notes: Sequence[str] = ()) -> int:
+def run_local(
+    config: RunConfig,
+    run_id: str,
+    place: Placement,
+    notes: Sequence[str] = (),
+    notify: Sequence[str] = (),
+) -> int:
     """Train in one process, without the network, with the same state machine and loop.
 
     Args:
         notes: on the settings, logged after the data has been read.
+        notify: the command of this start that gets the run's events.
     """
     from trainer.exchange.transport.local import LocalExchange
     from trainer.exchange.worker.session import Session
 
     _check_output(config)
-    with guarded(config, run_id) as guards:
+    with guarded(config, run_id, notify) as guards:
         inputs = _read_inputs(config, run_id, notes, guards)
         choice = open_replica(inputs, place, coordinates=True)
         coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic(), guards)
@@ -125,8 +132,9 @@ def run_coordinator(
     bind: str,
     expect_workers: int | None,
     notes: Sequence[str] = (),
+    notify: Sequence[str] = (),
 ) -> int:
-    """Serve a run, with one local worker for each GPU named; for `notes` see `run_local`."""
+    """Serve a run, with one local worker for each GPU named; for the last two see `run_local`."""
     from trainer.exchange.transport.server import GradientServer
 
     address = tls.parse_address(bind, "--bind")
@@ -135,7 +143,7 @@ def run_coordinator(
         tls.require_run(folder, run_id)
     _check_output(config)
     expect = expect_workers or max(len(place.gpus), 1)
-    with guarded(config, run_id) as guards:
+    with guarded(config, run_id, notify) as guards:
         inputs = _read_inputs(config, run_id, notes, guards)
         coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic(), guards)
         config = inputs.config
@@ -162,8 +170,9 @@ def run_distributed(
     place: Placement,
     environment: Environment,
     notes: Sequence[str] = (),
+    notify: Sequence[str] = (),
 ) -> int:
-    """Train as one of equal processes, without a coordinator; for `notes` see `run_local`."""
+    """Train as one of equal processes, without a coordinator; for the last two see `run_local`."""
     config.parallel.copies(environment.world_size)
     config.exchange.check_size(environment.world_size)
     if config.distillation is not None:
@@ -174,7 +183,7 @@ def run_distributed(
     first = environment.rank == 0
     if first:
         _check_output(config)
-    with guarded(config, run_id) if first else nullcontext() as guards:
+    with guarded(config, run_id, notify) if first else nullcontext() as guards:
         if guards is not None:
             inputs = _read_inputs(config, run_id, notes, guards)
         else:
@@ -240,14 +249,19 @@ def _check_output(config: RunConfig) -> None:
 
 
 @contextmanager
-def guarded(config: RunConfig, run_id: str, *, total_steps: int = 0) -> Iterator[Guards]:
+def guarded(
+    config: RunConfig, run_id: str, notify: Sequence[str] = (), *, total_steps: int = 0
+) -> Iterator[Guards]:
     """Count the run's cost and tell of its events from here on, until the block ends.
 
+    Args:
+        notify: the command that gets them.
+
     Raises:
-        InputError: what the settings `budget`, `notify` or `tracking` need is not there.
+        InputError: what the settings `budget` or `tracking`, or the command, need is not there.
     """
     check_trackers(config.tracking)
-    notifier = Notifier(config.notify, run_id, str(Path(config.output).absolute()))
+    notifier = Notifier(notify, run_id, str(Path(config.output).absolute()))
     watch, budget, every = None, config.budget, config.checkpoint.every
     if budget is not None:
         ledger = Path(budget.ledger or Path(config.output) / SPEND_FILE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ def run_student(
     stop: Stop,
     fresh: FreshStudent | None = None,
     scored: bool = False,
+    notify: Sequence[str] = (),
 ) -> int:
     """Train a student until its run is over, and return the exit code.
 
@@ -50,6 +51,7 @@ def run_student(
         compiled, teacher_timeout: see `build.make_student`.
         fresh: makes the model folder, once the logits are known.
         scored: end once an eval runner has scored the checkpoints; for a budget, which counts it.
+        notify: the command of this start that gets the run's events.
 
     Raises:
         InputError: model, folder or settings cannot be used together.
@@ -68,7 +70,7 @@ def run_student(
         at_end.callback(held.release)
         with _failure_in_status(config, run_id):
             steps = config.training.max_steps or 0
-            guards = at_end.enter_context(guarded(config, run_id, total_steps=steps))
+            guards = at_end.enter_context(guarded(config, run_id, notify, total_steps=steps))
             watch = guards.budget
         stopper = BudgetStopper(watch, stop)
         with stopper.at_work():

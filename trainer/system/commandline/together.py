@@ -23,3 +23,11 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
         return command
 
     return add
+
+
+notify_option = click.option(
+    "--notify",
+    metavar="COMMAND",
+    help="What gets the run's events; default: the one in ~/.config/motley/notify.yaml; '': none.",
+)
+"""The operator's command for notifications; `config.notify_command` reads it."""

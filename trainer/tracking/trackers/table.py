@@ -62,11 +62,6 @@ def open_trackers(config: RunConfig, run_id: str, output: Path) -> list[Tracker]
         if name == "tensorboard":
             found.append(TensorBoardFile(output / TENSORBOARD_FOLDER, logger.warning))
             continue
-        opens = partial(TRACKERS[name].opens, config.name, run_id, _settings(config), output)
+        opens = partial(TRACKERS[name].opens, config.name, run_id, config.leaves(), output)
         found.append(Background(name, opens))
     return found
-
-
-def _settings(config: RunConfig) -> dict[str, Any]:
-    """Return a run's settings by dotted keys, without its command, which may hold an address."""
-    return {key: value for key, value in config.leaves().items() if key != "notify"}

@@ -75,7 +75,7 @@ def test_what_lies_where_motley_keeps_things_is_taken(
     tmp_path: Path, registry: Registry, tree: dict[str, Any]
 ) -> None:
     text = say(tmp_path, tree)
-    assert config_of(registry, RUN_ID, ()) == (text, "")
+    assert config_of(registry, RUN_ID, ()) == (text, [])
 
 
 HOSTILE = [
@@ -94,7 +94,12 @@ HOSTILE = [
     ("data.train", "hf://models/owner/name"),
     ("output", "hf://datasets/owner/name"),
     ("data.validation", "/proc/self/environ"),
+    ("data.train", "hf://datasets/owner/name/../.."),
+    ("data.validation", "hf://datasets/owner/.."),
     ("checkpoint.folder", "/"),
+    ("model.adapter", "/root/adapter"),
+    ("training.sample_prompts", "/etc/shadow"),
+    ("distillation.on_policy.prompts", "/etc/shadow"),
 ]
 HOSTILE_JOB = [
     ("logits", "/tmp"),
@@ -105,6 +110,9 @@ HOSTILE_JOB = [
     ("student.output", "runs/other"),
     ("student.checkpoint.folder", "/etc"),
     ("student.config", "/etc/x.json"),
+    ("student.training.sample_prompts", "/etc/shadow"),
+    ("student.distillation.on_policy.prompts", "../x"),
+    ("teacher.data", ["hf://datasets/owner/name/x/../../.."]),
     ("evaluation.problems", "/etc/x"),
     ("evaluation.run_code", True),
     ("evaluation.run_code", "yes"),
@@ -128,7 +136,20 @@ def test_anything_else_has_to_be_given_by_the_operator(
     text = say(tmp_path, changed)
     with pytest.raises(ConfigError, match=rf"(?s)was not started from this machine.* {key} .*--"):
         config_of(registry, RUN_ID, ())
-    assert config_of(registry, RUN_ID, {key}) == (text, "")
+    assert config_of(registry, RUN_ID, {key}) == (text, [])
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+@pytest.mark.parametrize("tree", [SAFE, JOB])
+def test_a_stored_command_is_dropped_by_name(
+    tmp_path: Path, registry: Registry, tree: dict[str, Any], is_own: bool
+) -> None:
+    text = say(tmp_path, {**tree, "notify": ["touch", "/tmp/x"]})
+    if is_own:
+        keep_config(RUN_ID, text, Start())
+    config, remarks = config_of(registry, RUN_ID, ())
+    assert yaml.safe_load(config) == tree
+    assert remarks == [f"the notify of {RUN_ID} is not used; give your own: --notify COMMAND"]
 
 
 @pytest.mark.parametrize("text", [b"[1]", b"{", b"- &a [*a]", b"\xff", b"!!python/object:x {}"])
@@ -144,11 +165,11 @@ def test_the_machine_that_started_it_goes_by_its_own_copy(
     own = say(tmp_path, {**SAFE, "data": {"train": "/home/you/train.jsonl"}})
     keep_config(RUN_ID, own, Start())
     assert (tmp_path / "laptop" / "configs" / f"{RUN_ID}.yaml").stat().st_mode & 0o777 == 0o600
-    assert config_of(registry, RUN_ID, ()) == (own, "")
+    assert config_of(registry, RUN_ID, ()) == (own, [])
     say(tmp_path, {**SAFE, "data": {"train": "/etc/shadow"}})
     config, warning = config_of(registry, RUN_ID, ())
     assert config == own
-    assert warning == f"the hosts' config of {RUN_ID} differs and is not used"
+    assert warning == [f"the hosts' config of {RUN_ID} differs and is not used"]
 
 
 def test_runs_of_this_machine_alone_need_no_copy(
@@ -156,7 +177,7 @@ def test_runs_of_this_machine_alone_need_no_copy(
 ) -> None:
     text = say(tmp_path, {"output": "/anywhere"})
     monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "intel"))
-    assert config_of(Registry.default(), RUN_ID, ()) == (text, "")
+    assert config_of(Registry.default(), RUN_ID, ()) == (text, [])
 
 
 def test_a_setting_counts_whether_it_has_a_flag_of_its_own_or_not(tmp_path: Path) -> None:

@@ -154,7 +154,6 @@ class RecordedRun:
             "method": "lora",
             "class_names": [HOSTILE, "safe"],
             "model": {"path": name},
-            "notify": "curl https://example.org/token",
         }
         text = yaml.safe_dump(settings)
         (folder / "runs" / self.run_id / "run.yaml").write_text(text)

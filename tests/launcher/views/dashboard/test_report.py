@@ -70,7 +70,6 @@ def test_what_was_trained_by_whom_and_what_it_survived(tmp_path: Path) -> None:
         f"launch cluster up --config run.yaml --output {tmp_path}/state/output-{RUN_ID}-again"
     ]
     assert "class_names" in found["settings"]
-    assert "token" not in found["settings"]  # of the command of notify
     assert found["absent"] == [
         "use, power and temperature of the devices: they are shown live only"
     ]
