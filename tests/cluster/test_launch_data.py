@@ -88,7 +88,7 @@ def test_a_run_reads_the_folder_that_sync_brought_and_resumes(
     assert synced.returncode == 0, synced.stderr
     train_and_resume(real, str(real.state / "inputs/shards"))
     log = real.launch("logs", "coordinator").stdout
-    assert "reads 2 files; leaves out: other files (1), split test (1)" in log
+    assert "reads 2 files; leaves out: documentation (1: README.md), split test (1: data/" in log
     assert "36 samples, " in log
 
 
@@ -100,7 +100,8 @@ def test_a_run_on_data_of_the_hub_resumes(real: Cluster, tmp_path: Path) -> None
         hub.folders["owner/name"] = tmp_path / "shards"
         real.environment |= hub.environment(tmp_path / "cache")
         train_and_resume(real, "hf://datasets/owner/name")
-        assert set(hub.asked) == {f"data/train-0000{part}-of-00002.parquet" for part in (0, 1)}
+        shards = {f"data/train-0000{part}-of-00002.parquet" for part in (0, 1)}
+        assert set(hub.asked) == {"README.md", *shards}
         log = real.launch("logs", "coordinator").stdout
         commit = hub.revision("owner/name")
         assert f"hf://datasets/owner/name: reads 2 files of @{commit}; leaves out: " in log

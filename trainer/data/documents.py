@@ -23,8 +23,9 @@ from blake3 import blake3
 from trainer.data.formats import holds_records, is_json_lines
 from trainer.data.records import parse
 from trainer.data.samples import iterate
+from trainer.data.selection import PACKED, put_aside
 from trainer.data.shapes import KEYS, Sample, UnusedKeys, parse_sample
-from trainer.data.sources import PACKED, find_data, find_texts
+from trainer.data.sources import find_data, find_texts
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
@@ -119,8 +120,8 @@ class Documents(Sequence[Sample]):
                 try:
                     self._append_text(file, file, hasher)
                 except _NoDocumentError as error:
-                    texts.left_out[str(error)] += 1
-            self.left_out += texts.left_out
+                    put_aside(texts.left_out, str(error), [str(file.relative_to(path))])
+            self.left_out.update({reason: len(each) for reason, each in texts.left_out.items()})
             if note := texts.note(path):
                 log.info(note)
             return

@@ -32,8 +32,9 @@ from typing import Any, BinaryIO
 
 from trainer.data import arrow, records
 from trainer.data.records import Problems, Record
+from trainer.data.selection import RECORDS, TEXTS, choose_files, kind_of
 from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS, PAIR_KEYS
-from trainer.data.sources import RECORDS, TEXTS, DataFiles, choose_files, find_data, kind_of
+from trainer.data.sources import DataFiles, find_data
 from trainer.system.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -264,7 +265,7 @@ def _read_zip(
         hidden = (".", "__MACOSX")
         seen = [n for n in names if not any(p.startswith(hidden) for p in PurePath(n).parts)]
         if len(seen) > 1:
-            found, left_out = choose_files(Path(place), seen)
+            found, left_out = choose_files(place, seen)
             _say(DataFiles([*map(Path, found)], left_out=left_out).note(Path(place)))
             seen = found
         for name in seen:

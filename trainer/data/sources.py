@@ -10,21 +10,26 @@ import re
 import shutil
 import stat
 import tempfile
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
+from trainer.data.selection import (
+    RECORDS,
+    TEXTS,
+    LeftOut,
+    choose_files,
+    choose_split,
+    kind_of,
+    only_split,
+    put_aside,
+    split_off_documentation,
+)
+from trainer.data.subsets import README, Subset, choose_files_of, choose_subset, read_subsets
 from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
 
-RECORDS = frozenset((".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow"))
-"""Suffixes of a folder's data files."""
-TEXTS = frozenset((".txt", ".md", ".text"))
-"""Suffixes of plain texts, which are a folder's data if it has no other."""
-PACKED = frozenset((".gz", ".bz2", ".xz", ".zst", ".zip"))
-"""Suffixes that packing adds."""
 _STEP = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f]+"
 HUB = re.compile(
     rf"hf:/+datasets/(\w[\w.-]*/\w[\w.-]*?)(?:@(\w[\w.-]*))?(?:/({_STEP}(?:/{_STEP})*/?))?"
@@ -33,12 +38,8 @@ HUB = re.compile(
 ANSWERS_SCHEMA = "motley.answers/1"
 """The schema of a folder of generated answers, which is data like any other."""
 _DESCRIPTION = "dataset.json"
-_OF_TOOLS = frozenset(("dataset_info.json", "dataset_infos.json", "state.json"))
-_SPLITS = {
-    "train": re.compile(r"(?<![a-z])train(ing)?(?![a-z])"),
-    "validation": re.compile(r"(?<![a-z])(validation|valid|dev|val)(?![a-z])"),
-    "test": re.compile(r"(?<![a-z])(test|testing|eval|evaluation)(?![a-z])"),
-}
+NAMED = 3
+"""Files that are left out for a reason and named; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,7 @@ class DataFiles:
     files: list[Path]
     piped: bool = False
     """Whether the file is a copy of what a pipe gave."""
-    left_out: Counter[str] = field(default_factory=Counter[str])
-    """Files of a folder that are not read, by reason."""
+    left_out: LeftOut = field(default_factory=LeftOut)
     revision: str = ""
     """The commit of a data set of the hub, which pins it."""
 
@@ -60,27 +60,33 @@ class DataFiles:
         count = len(self.files)
         reads = f"{spelled(path)}: reads {self.files[0].name if count == 1 else f'{count:,} files'}"
         reads += f" of @{self.revision}" if self.revision else ""
-        out = ", ".join(f"{name} ({count:,})" for name, count in self.left_out.items() if count)
+        out = ", ".join(
+            f"{reason} ({len(names):,}: {', '.join(names[:NAMED])}"
+            + (", ...)" if len(names) > NAMED else ")")
+            for reason, names in self.left_out.items()
+        )
         return f"{reads}; leaves out: {out}" if out else reads
 
 
 def find_data(path: Path) -> DataFiles:
     """Return the files of a path to data.
 
-    Of a folder its data files, in the order of their paths; only those of the split `train` if
-    names tell splits apart. A pipe is read once, into a temporary file.
+    Of a folder its data files, in the order of their paths; see `selection.py` and `subsets.py`.
+    A pipe is read once, into a temporary file.
 
     Raises:
         InputError: there is nothing, or no data.
     """
     if named := HUB.fullmatch(str(path)):
-        there, left_there = _from_hub(spelled(path), *named.groups())
+        there, subset, left_there = _from_hub(spelled(path), *named.groups())
         revision = next(p for p in (there, *there.parents) if p.parent.name == "snapshots").name
-        found = _find_in_folder(path, there)
+        found = _find_in_folder(path, there, subset)
         return replace(found, revision=revision, left_out=found.left_out | left_there)
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
+        if path.name in read_subsets(path.parent):
+            return _find_in_folder(path.parent, path.parent, path.name)
         raise InputError(f"{path}: no such data file{_hint(path)}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
@@ -137,12 +143,12 @@ def _spooled(path: Path) -> Path:
     return file
 
 
-def _find_in_folder(path: Path, folder: Path) -> DataFiles:
-    """Return the data files of a folder that a path names."""
-    left_out: Counter[str] = Counter()
+def _find_in_folder(path: Path, folder: Path, subset: str | None = None) -> DataFiles:
+    """Return the data files of a folder that a path names, and of a subset if one is chosen."""
+    left_out: LeftOut = {}
     if splits := _listed(folder / "dataset_dict.json", "splits"):
-        split = "train" if "train" in splits else _only(path, splits)
-        left_out |= {f"split {name}": 1 for name in splits if name != split}
+        split = "train" if "train" in splits else only_split(spelled(path), splits)
+        left_out = {f"split {name}": [name] for name in splits if name != split}
         folder /= split
     if parts := _listed(folder / "state.json", "_data_files"):  # written by save_to_disk
         files = [folder / PurePath(str(part["filename"])).name for part in parts]
@@ -152,9 +158,19 @@ def _find_in_folder(path: Path, folder: Path) -> DataFiles:
     if folder.is_file():  # of the hub
         return DataFiles([folder])
     names, hidden = _visible(folder)
-    chosen, others = choose_files(path, names)
-    others["hidden"] = hidden
+    chosen, others = _choose(spelled(path), names, read_subsets(folder), subset)
+    put_aside(others, "hidden", hidden)
     return DataFiles([folder / name for name in chosen], left_out=others)
+
+
+def _choose(
+    place: str, names: list[str], subsets: dict[str, Subset], subset: str | None
+) -> tuple[list[str], LeftOut]:
+    """Choose among the names below a folder, whose README may name subsets."""
+    found = choose_subset(place, subsets, subset)
+    if found is None:
+        return choose_files(place, names)
+    return choose_files_of(place, names, found, subsets)
 
 
 def find_texts(folder: Path) -> DataFiles | None:
@@ -166,75 +182,26 @@ def find_texts(folder: Path) -> DataFiles | None:
     kinds = {kind_of(name) for name in names}
     if kinds & RECORDS - {".json"} or (".json" in kinds and kinds <= RECORDS | TEXTS | {""}):
         return None
-    return DataFiles([folder / name for name in names], left_out=Counter(hidden=hidden))
+    left_out: LeftOut = {}
+    if kinds <= TEXTS | {""}:  # otherwise a program's `test` is no split, and its README a text
+        names, left_out = split_off_documentation(names)
+        names = choose_split(spelled(folder), names, left_out)
+    put_aside(left_out, "hidden", hidden)
+    return DataFiles([folder / name for name in names], left_out=left_out)
 
 
-def choose_files(path: Path, names: list[str]) -> tuple[list[str], Counter[str]]:
-    """Return the data files among the names below a folder, and why others are left out.
-
-    Raises:
-        InputError: there are none, or they are of several splits without `train`.
-    """
-    kinds = {name: kind_of(name) for name in names}
-    found = [name for name in names if kinds[name] in RECORDS]
-    if not found:
-        found = [name for name in names if kinds[name] in TEXTS]
-        if not found:
-            known = " ".join(sorted(RECORDS | TEXTS))
-            raise InputError(
-                f"{spelled(path)}: holds no data files, whose names end in one of {known}"
-            )
-        return found, Counter({"other files": len(names) - len(found)})
-    left_out = Counter({"other files": len(names) - len(found)})
-    splits = {name: _split(name) for name in found}
-    there = sorted({split for split in splits.values() if split})
-    chosen = "train" if "train" in there else None
-    if chosen is None and None not in splits.values():
-        chosen = _only(path, there)
-    for split in splits.values():
-        if split != chosen:
-            left_out["no split in the name" if split is None else f"split {split}"] += 1
-    return [name for name in found if splits[name] == chosen], left_out
-
-
-def kind_of(name: str) -> str:
-    """Return a file's suffix below those of packing; "" of what tools write beside data."""
-    pure = PurePath(name.lower())
-    while pure.suffix in PACKED:
-        pure = pure.with_suffix("")
-    return "" if pure.name in _OF_TOOLS else pure.suffix
-
-
-def _split(name: str) -> str | None:
-    """Return the split that a path below a folder names, its last part first."""
-    for part in reversed(PurePath(name.lower()).parts):
-        for split, pattern in _SPLITS.items():
-            if pattern.search(part):
-                return split
-    return None
-
-
-def _only(path: Path, splits: list[str]) -> str:
-    if len(splits) > 1:
-        raise InputError(
-            f"{spelled(path)}: holds the splits {', '.join(splits)} and none is called train; name"
-            " one of its files or folders"
-        )
-    return splits[0]
-
-
-def _visible(folder: Path) -> tuple[list[str], int]:
-    """Return the paths below a folder in the order of their bytes, and how many are hidden.
+def _visible(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the paths below a folder in the order of their bytes, and those that are hidden.
 
     A folder behind a link is one of them, as `launch sync` brings it, unless it holds the link.
     """
     names: list[str] = []
-    hidden = 0
+    hidden: list[str] = []
     for parent, folders, files in os.walk(folder, followlinks=True):
         here = Path(parent).resolve()
         folders[:] = [name for name in folders if not here.is_relative_to((here / name).resolve())]
-        every = [*folders, *files]
-        hidden += sum(name.startswith(".") for name in every)
+        every = (Path(parent, name) for name in (*folders, *files))
+        hidden += (str(path.relative_to(folder)) for path in every if path.name.startswith("."))
         folders[:] = [name for name in folders if name[0] != "."]
         for name in files:
             path = Path(parent, name)
@@ -293,13 +260,13 @@ def _listed(file: Path, key: str) -> list[Any]:
 @cache
 def _from_hub(
     given: str, name: str, revision: str | None, inner: str | None
-) -> tuple[Path, Counter[str]]:
+) -> tuple[Path, str | None, LeftOut]:
     """Return the folder or file in the hub's cache that holds a data set, downloaded if needed.
 
-    And which of its files are not downloaded, by reason, as of a folder.
+    And the subset that is named, and which of its files are not downloaded, as of a folder.
     """
     try:
-        from huggingface_hub import HfApi, snapshot_download
+        from huggingface_hub import HfApi, hf_hub_download, snapshot_download
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
     except ModuleNotFoundError:
         raise InputError(
@@ -308,12 +275,19 @@ def _from_hub(
         ) from None
     wanted: dict[str, Any] = {"repo_type": "dataset", "revision": revision}
     patterns = [inner, f"{inner}/*"] if inner else None
-    left_out: Counter[str] = Counter()
+    left_out: LeftOut = {}
+    subset = None
     try:
-        if inner is None:
-            with contextlib.suppress(OSError):  # without a connection: what the cache has
-                names = sorted(HfApi().list_repo_files(name, **wanted), key=os.fsencode)
-                patterns, left_out = choose_files(Path(given), names)
+        with contextlib.suppress(OSError):  # without a connection: what the cache has
+            names = sorted(HfApi().list_repo_files(name, **wanted), key=os.fsencode)
+            subsets: dict[str, Subset] = {}
+            if README in names:
+                subsets = read_subsets(Path(hf_hub_download(name, README, **wanted)).parent)
+            if inner in subsets and not any(n == inner or n.startswith(f"{inner}/") for n in names):
+                subset, inner = inner, None
+            if inner is None:
+                whole = given.removesuffix(f"/{subset}")
+                patterns, left_out = _choose(whole, names, subsets, subset)
         with announced(f"downloading {given}"):
             folder = Path(snapshot_download(name, allow_patterns=patterns, **wanted))
     except (RepositoryNotFoundError, RevisionNotFoundError):
@@ -324,6 +298,8 @@ def _from_hub(
         reason = str(error).strip().split("\n", 1)[0]
         raise InputError(f"{given}: the hub cannot be reached ({reason})") from None
     found = folder / (inner or "")
+    if inner in read_subsets(folder) and not found.exists():
+        found, subset = folder, inner
     if not found.exists():
         raise InputError(f"{given}: the data set has no {inner}")
-    return found, left_out
+    return found, subset, left_out

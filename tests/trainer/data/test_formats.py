@@ -393,5 +393,6 @@ def test_an_archive_of_several_files_is_read_as_a_folder(
     caplog.set_level("INFO")
     for _ in range(2):
         assert [sample.text for sample in read_samples(path, "causal-lm")] == ["train"]
-    said = f"{path}: reads train.jsonl; leaves out: other files (1), split test (1)"
+    out = "documentation (1: set/README.md), split test (1: set/test.jsonl)"
+    said = f"{path}: reads train.jsonl; leaves out: {out}"
     assert caplog.messages.count(said) == 1

@@ -9,11 +9,13 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.hub import running_hub
+from trainer.data.documents import Documents
 from trainer.data.samples import hash_files, read_file, read_samples
 from trainer.data.sources import find_data
 from trainer.system.errors import InputError
@@ -54,7 +56,10 @@ def test_a_folder_is_its_data_files_in_the_order_of_their_paths(
     file = read_file(tmp_path / "d", "causal-lm")
     assert [s.text for s in file.samples] == ["from a/10", "again", "from a/2", "from b"]
     assert file.place(file.samples[1]) == f"{tmp_path}/d/a/10.jsonl:2"
-    assert "reads 3 files; leaves out: other files (3), hidden (1)" in caplog.text
+    assert (
+        "reads 3 files; leaves out: documentation (1: README.md),"
+        " other files (2: dataset_infos.json, picture.png), hidden (1: .hidden.jsonl)"
+    ) in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -67,7 +72,6 @@ def test_a_folder_is_its_data_files_in_the_order_of_their_paths(
         (["constrained.jsonl", "latest.jsonl", "devices.jsonl"], None),
         (["all.jsonl", "test.jsonl"], ["all.jsonl"]),
         (["test.jsonl", "test2.jsonl"], None),
-        (["a.txt", "test.md", "train.text"], None),
     ],
 )
 def test_names_tell_the_split_that_is_trained_on(
@@ -78,16 +82,74 @@ def test_names_tell_the_split_that_is_trained_on(
     assert find_data(tmp_path).files == expected
 
 
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        ("a.txt test.md train.text", "train.text"),
+        ("train.txt valid.txt.gz test.txt README.md LICENSE", "train.txt"),
+        ("wiki.train.txt wiki.valid.txt wiki.test.txt", "wiki.train.txt"),
+        ("train-00.txt train-01.txt valid-00.txt", "train-00.txt train-01.txt"),
+        ("en/train.txt de/train.txt en/dev.txt", "en/train.txt de/train.txt"),
+        ("train/pos/a.txt train/neg/b.txt test/c.txt", "train/pos/a.txt train/neg/b.txt"),
+        (
+            "train/a/last-test.txt train/b/1.txt test/a/x.txt",
+            "train/a/last-test.txt train/b/1.txt",
+        ),
+        ("train/urls.txt train/pos/1.txt train/neg/1.txt", "train/pos/1.txt train/neg/1.txt"),
+        ("Night-Train.txt A-Final-Test.txt Emma.txt", None),
+        ("night_train.txt sea.txt", None),
+        ("chapter.txt test.txt", "chapter.txt"),
+        ("book.txt README.md readme.txt LICENSE-MIT.txt CITATION.cff COPYING", "book.txt"),
+        ("readers.txt noticeboard.md", None),
+        ("readme.jsonl a.jsonl", None),
+    ],
+)
+def test_names_of_texts_are_free(tmp_path: Path, names: str, chosen: str | None) -> None:
+    put(tmp_path, **{name: lines("x") for name in names.split()})
+    expected = {tmp_path / name for name in (chosen or names).split()}
+    assert set(find_data(tmp_path).files) == expected
+
+
 def test_splits_without_train_are_refused(tmp_path: Path) -> None:
     put(tmp_path, **{"validation.jsonl": lines("x"), "test.jsonl": lines("y")})
     with pytest.raises(InputError, match="holds the splits test, validation and none is called"):
         find_data(tmp_path)
 
 
+def test_splits_of_texts_without_train_are_refused(tmp_path: Path) -> None:
+    put(tmp_path, **{"valid.txt": b"x\n", "test.txt": b"y\n"})
+    with pytest.raises(InputError, match="holds the splits test, validation and none is called"):
+        find_data(tmp_path)
+
+
+@pytest.mark.parametrize("read", [texts, lambda path: [each.text for each in Documents([path])]])
+def test_texts_of_other_splits_are_neither_samples_nor_documents(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, read: Callable[[Path], list[str]]
+) -> None:
+    names = ("train.txt", "valid.txt", "test.txt", "README.md", "LICENSE")
+    put(tmp_path, **{name: name.encode() for name in names})
+    caplog.set_level("INFO")
+    assert read(tmp_path) == ["train.txt"]
+    out = "documentation (2: LICENSE, README.md), split test (1: test.txt)"
+    assert f"reads train.txt; leaves out: {out}, split validation (1: valid.txt)" in caplog.text
+
+
+def test_a_program_is_documents_with_its_tests_and_readme(tmp_path: Path) -> None:
+    names = ("README.md", "train.py", "test.py", "notes/test.txt", "notes/train.txt")
+    put(tmp_path, **{name: name.encode() for name in names})
+    assert sorted(each.text for each in Documents([tmp_path])) == sorted(names)
+
+
 @pytest.mark.parametrize("files", [{}, {"a.png": b"x"}, {"a.jsonl/b.png": b"x"}])
 def test_a_folder_without_data_is_refused(tmp_path: Path, files: dict[str, bytes]) -> None:
     put(tmp_path, **files)
     with pytest.raises(InputError, match="holds no data files, whose names end in one of"):
+        find_data(tmp_path)
+
+
+def test_documentation_alone_is_no_data(tmp_path: Path) -> None:
+    put(tmp_path, **{"README.md": b"a card"})
+    with pytest.raises(InputError, match=r"holds no data files but README\.md, whose"):
         find_data(tmp_path)
 
 
@@ -199,9 +261,9 @@ def test_a_data_set_of_the_hub_is_taken_from_its_cache(
     )
     assert says in done.stdout, done.stderr
     if path == "hf://datasets/owner/name":
-        assert (
-            "leaves out: other files (1), split test (1), no split in the name (1)" in done.stdout
-        )
+        out = "documentation (1: README.md), split test (1: data/test-0.jsonl)"
+        more = "no split in the name (1: more/a.jsonl)"
+        assert f"leaves out: {out}, {more}" in done.stdout
 
 
 def test_a_folder_behind_a_link_is_read_and_a_circle_is_not(tmp_path: Path) -> None:
@@ -238,8 +300,8 @@ def test_a_data_set_of_the_hub_is_downloaded_without_what_is_left_out(tmp_path: 
             )
             said.append(done.stdout)
         commit = hub.revision("owner/name")
-        assert hub.asked == ["data/train-0.jsonl"]
+        assert hub.asked == ["README.md", "data/train-0.jsonl"]
     assert "['learned']" in said[0]
-    out = "leaves out: other files (1), split test (1)"
+    out = "leaves out: documentation (1: README.md), split test (1: data/test-0.jsonl)"
     assert f"hf://datasets/owner/name: reads train-0.jsonl of @{commit}; {out}" in said[0]
     assert "hf://datasets/owner/none: the hub has no such data set or revision" in said[1]
