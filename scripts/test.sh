@@ -70,10 +70,22 @@ newcomer() {
     "${pytest[@]}" -m testbed -s tests/testbed/test_newcomer.py ${SUITE:+-k "$SUITE"}
 }
 
+# MOTLEY_TEST_JITTER=SEED delays the tests' processes at random (tests/jitter), which share the
+# cores with four busy loops.
+loops=()
+if [ -n "${MOTLEY_TEST_JITTER:-}" ]; then
+    for _ in 1 2 3 4; do
+        while :; do :; done &
+        loops+=($!)
+    done
+fi
+end_loops() { [ ${#loops[@]} = 0 ] || kill "${loops[@]}"; }
+
 # What failed is said once more at the end, where it is seen even if only the last lines are kept.
 logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
-trap 'wait; exit 130' INT # those in the background end themselves first
+trap 'end_loops; rm -rf "$logs"' EXIT
+background=()
+trap 'wait "${background[@]}"; exit 130' INT # they end themselves first
 [ -t 1 ] && export PY_COLORS=1 # a pipe is no terminal
 timed() {
     local started=$SECONDS result=passed
@@ -85,10 +97,14 @@ for group in "$@"; do
     IFS=+ read -ra tiers <<<"$group"
     beside=("${tiers[@]:1}") processes=
     if [ ${#beside[@]} -gt 0 ]; then processes=2; fi
-    for tier in "${beside[@]}"; do timed "$tier" >"$logs/$tier" 2>&1 & done
+    background=()
+    for tier in "${beside[@]}"; do
+        timed "$tier" >"$logs/$tier" 2>&1 &
+        background+=($!)
+    done
     printf '\n==> %s%s\n' "${tiers[0]}" "${beside[0]:+, beside it ${beside[*]}}"
     timed "${tiers[0]}" 2>&1 | tee "$logs/${tiers[0]}"
-    wait
+    [ ${#background[@]} = 0 ] || wait "${background[@]}"
     for tier in "${tiers[@]}"; do
         if [ "$tier" != "${tiers[0]}" ]; then printf '\n==> %s\n' "$tier" && cat "$logs/$tier"; fi
         summary+=("$(cat "$logs/$tier.result")")

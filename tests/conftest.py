@@ -35,7 +35,10 @@ if "MOTLEY_CACHE" not in os.environ:  # of one session: its processes share it, 
     os.environ["MOTLEY_CACHE"] = tempfile.mkdtemp(prefix="motley-cache-")
     atexit.register(shutil.rmtree, os.environ["MOTLEY_CACHE"], ignore_errors=True)
 # What tests start imports what they import: this checkout, whether or not one is installed.
-os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+_first = (str(ROOT / "tests" / "jitter"),) if os.environ.get("MOTLEY_TEST_JITTER") else ()
+os.environ["PYTHONPATH"] = ":".join(
+    filter(None, (*_first, str(ROOT), os.environ.get("PYTHONPATH", "")))
+)
 
 # Under nohup all that tests start would ignore SIGHUP too; unlike that, a handler ends with exec.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or "TESTS_IGNORE_SIGHUP" in os.environ:
