@@ -35,6 +35,7 @@ from trainer.data.records import Problems, Record
 from trainer.data.selection import RECORDS, TEXTS, choose_files, kind_of
 from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS, PAIR_KEYS
 from trainer.data.sources import DataFiles, find_data
+from trainer.data.tables import read_table
 from trainer.system.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -245,7 +246,7 @@ def _read(
     elif PurePath(name).suffix.lower() in TEXTS:
         yield from records.paragraphs(stream, source, problems)
     elif delimiter := _delimiter(name, text, columns):
-        yield from records.table(stream, source, delimiter, columns, problems)
+        yield from read_table(stream, source, delimiter, columns, problems)
     else:
         yield from records.json_lines(stream, source, begin, problems)
 

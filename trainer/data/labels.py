@@ -26,6 +26,7 @@ _ABSENT = frozenset(
 )
 """Cells that pandas, and `datasets` with it, read as a missing value, beside an empty one."""
 _WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?")
+_FRACTION = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _CONTROLS = frozenset(("Cc", "Zl", "Zp"))
 NAMED = 5
 """Lines, and words, that an error names of each kind."""
@@ -140,13 +141,20 @@ def label_of_cell(cell: str) -> str | None:
     """Return the label of a table's row; an empty one is None.
 
     Raises:
-        BadLineError: others would read it as missing, so that a class of this name surprises.
+        BadLineError: others would read it as missing, so that a class of this name surprises; or
+            as a number that is no class.
     """
     label = cell.strip() or None
     if label in _ABSENT:
         raise BadLineError(
             f"'label' is {label!r}, which pandas and datasets read as no label; remove the row or"
             " rename the class (in JSON Lines any word is a class)"
+        )
+    is_number = label is not None and _FRACTION.fullmatch(label)
+    if label and is_number and not _WHOLE.fullmatch(label) and not label.lstrip("+-").isdigit():
+        raise BadLineError(
+            f"'label' must be a word or a whole number, got {label[:40]} (in JSON Lines any string"
+            " is a class)"
         )
     return label
 

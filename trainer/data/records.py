@@ -1,4 +1,4 @@
-"""Records of a text file, each with its place: JSON Lines, a JSON array, a table, paragraphs.
+"""Records of a text file, each with its place: JSON Lines, a JSON array, paragraphs.
 
 The readers take a stream in UTF-8 without a byte order mark. They hold one record at a time, and
 report a record that cannot be read instead of yielding it.
@@ -7,15 +7,13 @@ report a record that cannot be read instead of yielding it.
 from __future__ import annotations
 
 import codecs
-import csv
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from trainer.data.labels import LABEL, label_of_cell
-from trainer.data.values import BadLineError, first_double, unique_keys
+from trainer.data.values import BadLineError, unique_keys
 from trainer.system.errors import InputError
 
 MAX_RECORD_BYTES = 10 * 1024 * 1024
@@ -23,8 +21,6 @@ MAX_RECORD_BYTES = 10 * 1024 * 1024
 REPORTED = 10
 """Different problems that an error lists; further ones are counted."""
 PIECE = 1 << 16
-_COLUMNS = 10_000
-"""Columns of a table."""
 
 
 class DataError(InputError):
@@ -261,49 +257,14 @@ def rename_keys(
             yield record._replace(tree=tree)
 
 
-def table(
-    stream: BinaryIO, source: str, delimiter: str, columns: Mapping[str, str], problems: Problems
-) -> Iterator[Record]:
-    """Yield the rows of a table (CSV, TSV) below its header as objects of strings.
-
-    An empty label is none.
-    """
-    # Of the whole process; no other code here reads tables.
-    csv.field_size_limit(MAX_RECORD_BYTES)
-    lines = _TextLines(stream)
-    rows = csv.reader(lines, delimiter=delimiter, strict=True)
-    names: list[tuple[int, str]] | None = None
-    width = 0
-    while True:
-        number = lines.number + 1
-        try:
-            row = next(rows)
-            if not row or (names is None and row == ["sep=", ""]):
-                continue
-            if names is None:
-                names, width = _header(row, columns, source), len(row)
-            elif len(row) != width:
-                raise BadLineError(f"has {len(row)} fields, the header has {width}")
-            else:
-                yield Record(dict(_cells(row, names)), source, number)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            problems.add(f"{source}{number}", f"not CSV: {error}")
-        except BadLineError as error:
-            problems.add(f"{source}{number}", error)
-            if names is None:
-                return
-
-
-class _TextLines:
+class TextLines:
     """The lines of a stream as text, counted."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self.number = 0
 
-    def __iter__(self) -> _TextLines:
+    def __iter__(self) -> TextLines:
         return self
 
     def __next__(self) -> str:
@@ -319,23 +280,6 @@ class _TextLines:
             raise BadLineError(
                 f"not valid UTF-8 at byte {error.start + 1}; save it as UTF-8"
             ) from None
-
-
-def _header(row: list[str], columns: Mapping[str, str], source: str) -> list[tuple[int, str]]:
-    """Return the index and our name of each column that is read.
-
-    Raises:
-        BadLineError: a name occurs twice.
-        InputError: `columns` names a column that there is not.
-    """
-    if len(row) > _COLUMNS:
-        raise BadLineError(f"the header has {len(row):,} columns; at most {_COLUMNS:,} are read")
-    names = [name.strip() for name in row]
-    if (double := first_double(names)) is not None:
-        raise BadLineError(f"the header has the column {double[:40]!r} twice")
-    chosen = choose_columns(names, columns, source)
-    places = {name: index for index, name in enumerate(names)}
-    return [(places[theirs], ours) for ours, theirs in chosen.items()]
 
 
 def choose_columns(
@@ -356,20 +300,12 @@ def choose_columns(
     return columns
 
 
-def _cells(row: list[str], names: list[tuple[int, str]]) -> Iterator[tuple[str, Any]]:
-    for index, name in names:
-        cell: Any = row[index]
-        if name == LABEL:
-            cell = label_of_cell(cell)
-        yield name, cell
-
-
 def paragraphs(stream: BinaryIO, source: str, problems: Problems) -> Iterator[Record]:
     """Yield the paragraphs of a text, which blank lines divide, as `{text}`.
 
     Without a blank line in its first 10 MiB each line of it is one.
     """
-    lines = _TextLines(stream)
+    lines = TextLines(stream)
     held: list[str] = []
     begin = size = 0
     by_line: bool | None = None  # known at the first blank line, or when there is none

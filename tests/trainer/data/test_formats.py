@@ -168,7 +168,10 @@ def test_text_in_another_encoding_that_is_cut_is_refused(tmp_path: Path) -> None
         ("input,label\nfine,0\na,b,1\nc\n", ["3: has 3 fields", "4: has 1 fields"]),
         ('input,label\n"two\nlines",0\nx,y,z\n', ["4: has 3 fields, the header has 2"]),
         ('input,label\n"a"b,0\nc,1\n', ["2: not CSV: ',' expected"]),
-        ('input,label\nfine,0\n"never closed,1\nx,1\n', ["3: not CSV: unexpected end of data"]),
+        (
+            'input,label\nfine,0\n"never closed,1\nx,1\n',
+            ["3: not CSV: a quotation mark opens a field and is not"],
+        ),
         ("input,label\nx\0y,0\n", ["2: holds a NUL byte"]),
         ("input,input,label\nx,y,0\n", ["1: the header has the column 'input' twice"]),
         (b"input,label\nfine,0\ngr\xf6\xdfe,1\n", ["3: not valid UTF-8 at byte 3; save it as"]),
