@@ -61,7 +61,7 @@ def test_texts_of_several_lines_in_quotation_marks_stay_whole(
         'a "b"\r\nc\td',
         "Hello,world\nbye",
         "x\n\ny",
-        "1;2\n3",
+        "a;b\n3",
     ]
     rows = [{"id": n, "text": each, "label": n % 2} for n, each in enumerate(texts)]
     out = io.StringIO(newline="")
