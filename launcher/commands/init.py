@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ from trainer.system.commandline.together import PATH
 _ELSEWHERE = ("inputs/", "hf://")
 """Data that need not be on this machine: what `launch sync inputs` brings, and the hub's."""
 _TEXT = """\
-# A run config of Motley; start the run with: launch cluster up --config {file}
+{head}
 # Every setting: docs/config.md. Commented-out settings show their defaults.
 name: run                       # prefix of the run id
 task: {task:<26}# classify (with num_classes), causal-lm or dpo
@@ -68,6 +69,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
     Settings are derived from data and model if these are on this machine; or taken from another
     trainer's config, whose other keys are listed.
     """
+    from launcher.discovery.yaml_text import as_comment, as_yaml
     from launcher.views import render
     from trainer.config.run import load
     from trainer.data.sources import find_data, refuse_pipe
@@ -92,14 +94,14 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
     config = config.with_settings(settled or {"data.validation_fraction": HELD_OUT})
     classes = "" if config.num_classes is None else f"num_classes: {config.num_classes}\n"
     if config.class_names is not None:
-        names = _quoted(list(config.class_names))
+        names = as_yaml(list(config.class_names))
         classes += f"class_names: {names}  # in the order of the classes\n"
     text = _TEXT.format(
-        file=file,
+        head=as_comment(f"A run config of Motley; start the run with: {_up(file)}"),
         task=config.task,
         classes=classes,
-        model=_quoted(model),
-        data=_quoted(data),
+        model=as_yaml(model),
+        data=as_yaml(data),
         validation_fraction=config.data.validation_fraction,
         max_seq_len=config.data.max_seq_len,
         lora_rank=config.lora.lora_rank,
@@ -110,7 +112,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
         evaluate_every=config.training.evaluate_every,
     )
     _write(file, text)
-    render.say(f"{file}: {config.task}; edit it, then: launch cluster up --config {file}")
+    render.say(f"{file}: {config.task}; edit it, then: {_up(file)}")
 
 
 def _is_given(context: click.Context, name: str) -> bool:
@@ -125,8 +127,7 @@ def _from_foreign(
     Args:
         given: model and data; those that are not `chosen` only fill gaps.
     """
-    import yaml
-
+    from launcher.discovery.yaml_text import as_comment
     from launcher.errors import ConfigError
     from trainer.config.foreign import PROGRAMS, recognise, take
     from trainer.config.run import RunConfig
@@ -143,15 +144,14 @@ def _from_foreign(
     left = [f"{key}: {why}" for key, why in taken.left.items()]
     head = [
         f"A run config of Motley, from {source} of {program.name}; start the run with:",
-        f"  launch cluster up --config {file}",
+        f"  {_up(file)}",
         f"{program.name} counts a batch of each device; training.batch_size is of all together.",
         *(["Not taken over:", *(f"  {line}" for line in left)] if left else []),
     ]
-    tree = config.model_dump(mode="json", exclude_unset=True)
-    text = "".join(f"# {line}\n" for line in head) + yaml.safe_dump(tree, sort_keys=False)
+    text = "".join(f"{as_comment(line)}\n" for line in head) + config.to_yaml(exclude_unset=True)
     lines = [f"not taken over: {line}" for line in left]
     done = f"{file}: {len(taken.settings)} settings of {program.name}, {len(left)} keys not taken"
-    return text, [*lines, f"{done}; edit it, then: launch cluster up --config {file}"]
+    return text, [*lines, f"{done}; edit it, then: {_up(file)}"]
 
 
 def _write(file: Path, text: str) -> None:
@@ -166,7 +166,5 @@ def _write(file: Path, text: str) -> None:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
 
 
-def _quoted(value: str | list[str]) -> str:
-    import json
-
-    return json.dumps(value, ensure_ascii=False)
+def _up(file: Path) -> str:
+    return f"launch cluster up --config {shlex.quote(str(file))}"

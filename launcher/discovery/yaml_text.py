@@ -7,6 +7,7 @@ would keep comments, but not each author's indentation, quotes and line lengths.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,8 @@ from launcher.errors import ConfigError
 from launcher.terminal import visible
 
 _PLAIN = re.compile(r"[A-Za-z0-9_/~][A-Za-z0-9_./@~+-]*")
+_NOT_YAML = re.compile("[^\t\x20-\x7e\xa0-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+"""Characters that no YAML file may have, or that `visible` leaves and a reader drops."""
 
 
 class YamlText:
@@ -80,8 +83,7 @@ class YamlText:
             entry = f", {as_yaml(key)}: {as_yaml(value)}"
             self.text = self.text[:stop] + entry + self.text[stop:at] + self.text[at:]
             return
-        # Some of it may be a host's own words, and a line end would begin a line of the file.
-        note = f"  # {visible(comment)}" if comment else ""
+        note = f"  {as_comment(comment)}" if comment else ""
         if isinstance(parent, yaml.MappingNode) and parent.value:
             column = parent.value[0][0].start_mark.column
             at = self._line_end(parent)
@@ -137,14 +139,30 @@ class YamlText:
 
 
 def as_yaml(value: Any) -> str:
-    """Return a value in one line of YAML."""
+    """Return a value in one line of YAML, whatever is in its texts."""
+    if isinstance(value, list):
+        parts: list[Any] = value  # pyright: ignore[reportUnknownVariableType]
+        return f"[{', '.join(map(as_yaml, parts))}]"
     if isinstance(value, dict):
         entries: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
         return "{" + ", ".join(f"{as_yaml(k)}: {as_yaml(v)}" for k, v in entries.items()) + "}"
-    text = json.dumps(value, ensure_ascii=False)
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if _PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
         return value
-    return text
+    return yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf).rstrip("\n")
+
+
+def as_comment(text: str) -> str:
+    """Return a text as a comment of one line; what would end it or is no YAML is escaped.
+
+    It may be a host's or a foreign file's own words.
+    """
+    return f"# {_NOT_YAML.sub(_escape, visible(text))}"
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")
 
 
 def _key(node: yaml.Node) -> str | None:

@@ -6,6 +6,7 @@ script is the run id, which is validated and quoted.
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from launcher.runs.records.run import is_run_id
 from trainer.config.run import RunConfig
 
 CONFIG = "run.yaml"
+_WORD = re.compile(r"[A-Za-z0-9][\w.+!-]*", re.ASCII)
 OUTPUT = "output"
 SETUP = "setup.sh"
 REQUIREMENTS, TORCH = "requirements.txt", "requirements-torch.txt"
@@ -42,6 +44,11 @@ class ExportedJob:
         if not is_run_id(self.run_id):
             raise ConfigError(
                 f"run id {self.run_id!r}: must consist of lower-case letters, digits and . _ -"
+            )
+        # Both stand in scripts and in the Containerfile as they are.
+        if not _WORD.fullmatch(self.wheel) or not _WORD.fullmatch(self.version):
+            raise ConfigError(
+                f"{self.wheel!r} of version {self.version!r}: is no name of a wheel as pip makes it"
             )
 
     @property

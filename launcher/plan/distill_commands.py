@@ -8,6 +8,7 @@ which `launch sync inputs` copies inputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -249,5 +250,5 @@ def _device_words(device: Device) -> tuple[str, ...]:
 
 def _assignment(key: str, value: object) -> str:
     """Return `KEY=VALUE` with the value as YAML in one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 16).removesuffix("...\n")
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n")
     return f"{key}={text.strip()}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -14,6 +15,8 @@ from trainer.system.errors import InputError
 
 CEILING_VARIABLE = "MOTLEY_BUDGET_CEILING"
 CURRENCY_VARIABLE = "MOTLEY_BUDGET_CURRENCY"
+LEDGER = "spend.jsonl"
+"""The one name of a ledger: configs are shared, and theirs names no other file to append to."""
 CURRENCY = r"[A-Z]{3}"
 """A code of ISO 4217, such as EUR."""
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -62,12 +65,14 @@ class BudgetConfig(Section):
     hosts: tuple[HostRate, ...] = ()
     """The coordinator's host first."""
     ledger: str | None = Field(default=None, min_length=1)
-    """The file that records spending; null: `output`/spend.jsonl."""
+    """The file that records spending, called spend.jsonl; null: the one in `output`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.ceiling is not None and self.currency is None:
             raise ValueError("a ceiling needs its currency, such as EUR")
+        if self.ledger is not None and PurePath(self.ledger).name != LEDGER:
+            raise ValueError(f"ledger must be a file called {LEDGER}: lines are appended to it")
         if self.currency is None and any(host.is_priced for host in self.hosts):
             raise ValueError("prices need their currency, such as EUR")
         return self

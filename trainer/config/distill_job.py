@@ -29,6 +29,7 @@ from trainer.config.run import (
 )
 from trainer.config.section import Section, load_settings
 from trainer.config.telling import Trackers
+from trainer.system.errors import InputError
 
 
 class TeacherJob(Section):
@@ -133,8 +134,8 @@ class EvaluationJob(Section):
     prompts: str | None = Field(default=None, min_length=1)
     problems: str | None = Field(default=None, min_length=1)
     run_code: bool = False
-    """Allow the task `code`, which runs code written by the model in new namespaces. The
-    recipe's units forbid these: start such a runner by hand there."""
+    """Allow the task `code`, which runs code written by the model in new namespaces; only `--set`
+    allows it, no file. The recipe's units forbid these: start such a runner by hand there."""
     samples: Positive | None = None
     max_new_tokens: int | None = Field(default=None, gt=0, le=MOST_NEW_TOKENS)
     temperature: float | None = Field(default=None, ge=0)
@@ -200,6 +201,15 @@ def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) 
     `overrides` maps paths such as `teacher.top_k` to values; None is null.
 
     Raises:
-        InputError: the file cannot be read, or a key or value is wrong (names its path).
+        InputError: the file cannot be read, or a key or value is wrong (names its path), or it lets
+            code run, which only the operator's own words do.
     """
-    return load_settings(DistillJob, source, presets(), overrides)
+    given = overrides or {}
+    job = load_settings(DistillJob, source, presets(), given)
+    allowed = not {"evaluation.run_code", "evaluation"}.isdisjoint(given)
+    if job.evaluation is not None and job.evaluation.run_code and not allowed:
+        raise InputError(
+            "evaluation.run_code: is not taken from a file, which people share, since code that a"
+            " model wrote is executed then; give your own: --set evaluation.run_code=true"
+        )
+    return job

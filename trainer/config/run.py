@@ -385,9 +385,10 @@ class RunConfig(Section):
             }
         )
 
-    def to_yaml(self) -> str:
+    def to_yaml(self, *, exclude_unset: bool = False) -> str:
         """Return the config as YAML that `load` reads back equal."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        tree = self.model_dump(mode="json", exclude_unset=exclude_unset)
+        return yaml.safe_dump(tree, sort_keys=False)
 
 
 def anchored_path(path: str, folder: Path) -> str:

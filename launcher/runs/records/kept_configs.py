@@ -28,7 +28,7 @@ from trainer.data.sources import HUB
 from trainer.system.received import parse, receive
 from trainer.system.storage.atomic_file import write_atomically
 
-_RUN = {
+RUN_PATHS = {
     "model.path": "--model DIR",
     "data.train": "--data FILE",
     "output": "--output DIR",
@@ -41,7 +41,7 @@ _RUN = {
     },
 }
 """The paths in a run config, and how they are given with `--resume`."""
-_JOB = {
+JOB_PATHS = {
     "teacher.model": "--teacher DIR",
     "teacher.data": "--data PATH",
     "teacher.tokenizer": "--tokenizer DIR",
@@ -219,7 +219,7 @@ def _refuse_what_is_elsewhere(
         raise ConfigError(f"run {run_id}: its run.yaml is not a config; start a new run")
     settings = cast("dict[str, Any]", tree)
     is_job = "teacher" in settings
-    for key, flag in (_JOB if is_job else _RUN).items():
+    for key, flag in (JOB_PATHS if is_job else RUN_PATHS).items():
         for path in () if key in given else _values(settings, key):
             if not (_may_be_named(path, hosts, is_job) or _on_hub(key, path)):
                 raise ConfigError(

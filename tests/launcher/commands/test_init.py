@@ -1,13 +1,29 @@
 """`launch init`: what it writes can be run as it stands, and with every line uncommented."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from launcher.cli import run
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import RunConfig, load
+
+HOSTILE = (
+    "\nnotify: [touch, pwned]\n#",
+    "\r\nnotify: x\r",
+    " # x",
+    ": x",
+    "\t'\"`$(touch pwned)",
+    "\u2028notify: x\u2029",
+    "\x85notify: x",
+    "\x1b[2J\x7f\x9b",
+    "\ufeff\ufffe",
+    "{a}[b]&*!|>%@",
+)
+"""Texts that would end a comment or a quotation, or that no YAML file may hold."""
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +96,42 @@ def test_data_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -
     assert run(["init", "--data", "nope.jsonl"]) == 2
     assert capsys.readouterr().err == "launch: nope.jsonl: no such data file\n"
     assert run(["init", "--data", "inputs/nope.jsonl"]) == 0, "sync inputs brings it"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_of_a_foreign_config_becomes_a_setting(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither a key, which the head names, nor a value."""
+    foreign = {"base_model": f"m{text}", text: 1, "chat_template": text, "datasets": f"d{text}"}
+    Path("ax.yml").write_text(yaml.safe_dump(foreign))
+    assert run(["init", "--from", "ax.yml"]) == 0
+    written = Path("run.yaml").read_text()
+    tree = yaml.safe_load(written)
+    assert tree == {
+        "task": "causal-lm",
+        "method": "full",
+        "model": {"path": f"m{text}"},
+        "data": {"train": f"d{text}"},
+    }
+    assert load("run.yaml").model.path == f"m{text}"
+    first = written.index("task:")
+    assert all(line.startswith("# ") for line in written[:first].splitlines())
+    said = capsys.readouterr().out.split("\n")
+    assert all(line.startswith("not taken over: ") for line in said[:2])
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_path_and_no_name_of_a_class_becomes_a_setting(text: str) -> None:
+    text = text.replace("/", "|")
+    data, file = Path(f"d{text}.jsonl"), Path(f"r{text}.yaml")
+    name = "".join(filter(str.isprintable, text))  # a label with others is refused
+    lines = [{"text": str(n), "label": f"{'ab'[n % 2]}{name}"} for n in range(20)]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_model(Path("m"), data)
+    Path("m").rename(f"m{text}")
+    assert run(["init", str(file), "--model", f"m{text}", "--data", str(data)]) == 0
+    config = load(file)
+    assert (config.model.path, config.data.train) == (f"m{text}", str(data))
+    assert config.class_names == (f"a{name}", f"b{name}")
+    assert set(yaml.safe_load(file.read_text())) <= set(RunConfig.model_fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from launcher.discovery.yaml_text import YamlText
+from launcher.discovery.yaml_text import YamlText, as_comment, as_yaml
 from launcher.errors import ConfigError
 
 EDITED = """\
@@ -113,3 +113,24 @@ def test_what_is_no_inventory(content: str, said: str) -> None:
 def test_a_list_in_the_place_of_a_mapping() -> None:
     with pytest.raises(ConfigError, match=r"f\.yml:3: all\.hosts is not a mapping"):
         YamlText("f.yml", "all:\n  hosts:\n    - a\n").set(("all", "hosts", "b"), {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a\nb: c", "a\r\nb", "a # b", "a: b", "\ta'\"", "a\u2028b\u2029", "a\x85b", "a\x7f\x9b"),
+        *("\ufeff\ufffe", "\ud800", "\U0001f600", "{a}", "- a", "null", "1e3", "", "x y" * 300),
+    ],
+)
+def test_any_text_is_one_value_and_a_comment_ends_no_line(text: str) -> None:
+    tree = {"a": text, text: [text, {"b": text}]}
+    line = as_yaml(tree)
+    assert "\n" not in line
+    assert yaml.safe_load(line) == tree
+    assert yaml.safe_load(f"{as_comment(text)}\nb: 1\n") == {"b": 1}
+
+    written = YamlText("f.yml", EDITED)
+    written.set(["all", "hosts", text or "z", "ansible_host"], text, text)
+    host = yaml.safe_load(written.text)["all"]["hosts"].pop(text or "z")
+    assert host == {"ansible_host": text}
+    assert "b: c" not in written.text.splitlines()

@@ -272,3 +272,14 @@ def test_data_of_the_hub_is_downloaded_by_the_run_itself(
     config = load(tmp_path / "away/run.yaml")
     assert (config.data.train, config.data.validation) == (hub, f"{hub}/test.jsonl")
     assert [path.name for path in (tmp_path / "away/inputs").iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("name", ["x y.whl", "x\nRUN evil.whl", "$(reboot).whl", "-r.whl"])
+def test_a_wheel_whose_name_is_a_command_is_not_exported(
+    name: str, inputs: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its name stands in the Containerfile."""
+    odd = Path(inputs[inputs.index("--wheel") + 1]).rename(tmp_path / name)
+    command = ["export", "--to", "kubernetes", *TARGET, *inputs, "--wheel", str(odd)]
+    assert "is no name of a wheel" in refused([*command, "--into", str(tmp_path / "x")], 2, capsys)
+    assert not (tmp_path / "x").exists()

@@ -16,6 +16,7 @@ from trainer.system.errors import InputError
     ("budget", "words"),
     [
         ({"ceiling": 5}, "budget: a ceiling needs its currency"),
+        ({"ledger": "/home/you/.bash_profile"}, "ledger must be a file called spend.jsonl"),
         ({"ceiling": -1, "currency": "EUR"}, "budget.ceiling: input should be greater than 0"),
         ({"ceiling": 0, "currency": "EUR"}, "budget.ceiling: input should be greater than 0"),
         ({"ceiling": float("nan"), "currency": "EUR"}, "budget.ceiling: input should be"),

@@ -83,3 +83,17 @@ def test_no_such_preset_lists_them() -> None:
     with pytest.raises(InputError, match=f"presets: {', '.join(presets())}"):
         load("nothing")
     assert isinstance(load("albor-350m"), DistillJob)
+
+
+def test_only_the_operators_own_words_let_code_run(tmp_path: Path) -> None:
+    """A file that is shared does not, nor does the stored one of a resumed run."""
+    path = tmp_path / "job.yaml"
+    own = {"evaluation.run_code": True}
+    job = load("albor-350m", {**own, "evaluation.problems": "p.jsonl"})
+    path.write_text(job.to_yaml())
+    with pytest.raises(InputError, match=r"evaluation\.run_code: is not taken from a file"):
+        load(path)
+    assert load(path, own) == job
+    refused = load(path, {"evaluation.run_code": False}).evaluation
+    assert refused is not None
+    assert not refused.run_code

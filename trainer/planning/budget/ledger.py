@@ -17,10 +17,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from trainer.config.budget import LEDGER
 from trainer.planning.cost import JOULES_OF_KWH
 from trainer.system.errors import InputError
 
-SPEND_FILE = "spend.jsonl"
+SPEND_FILE = LEDGER
 LATEST = 253402300800.0
 """Unix seconds at the end of the year 9999, the last that a date can name."""
 MOST = 1e15
