@@ -11,6 +11,7 @@ import click
 
 from launcher.errors import EXIT_CODES, ConfigError, InterruptedStartError, LauncherError
 from launcher.terminal import visible
+from trainer import __version__
 from trainer.system.commandline.lazy_group import LazyGroup
 from trainer.system.commandline.streams import end_output, print_any_text
 from trainer.system.errors import fault_of_host
@@ -109,9 +110,7 @@ cli = LazyGroup(
 
 def _version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        from importlib.metadata import version
-
-        click.echo(f"motley {version('motley')}")
+        click.echo(f"motley {__version__}")
         context.exit()
 
 

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import click
 
+from trainer import __version__
 from trainer.system.commandline.lazy_group import LazyGroup
 from trainer.system.commandline.streams import end_output, print_any_text
 from trainer.system.commandline.visible import visible
@@ -66,7 +67,7 @@ COMMANDS = {
     commands_at=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
-@click.version_option(package_name="motley", message="%(version)s")
+@click.version_option(__version__, message="%(version)s")
 def trainer() -> None:
     """Fine-tune language models on whatever computers you have."""
     handler = logging.StreamHandler(sys.stderr)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from tests import ROOT
 from tests.trainer.small_model import write_data
+from tests.waiting import PATIENCE
+from trainer import __version__
 
 if TYPE_CHECKING:
     from tests.conftest import TinyModel
@@ -92,3 +94,28 @@ def test_every_dependency_has_its_reason() -> None:
     for requirement in requirements():
         name = re.split(r"[\[<>=;,! ]", requirement, maxsplit=1)[0]
         assert name == "motley" or f"`{name}`" in reasons, f"{name} is not in docs/dependencies.md"
+
+
+def test_programs_run_from_a_checkout_that_is_not_installed(tmp_path: Path) -> None:
+    """As on a borrowed machine without a network: what they import is there, Motley is not."""
+    (tmp_path / "trainer").symlink_to(ROOT / "trainer")
+    (tmp_path / "launcher").symlink_to(ROOT / "launcher")
+    for module, says in (("trainer.cli", __version__), ("launcher.cli", f"motley {__version__}")):
+        without = (
+            "import importlib.metadata, runpy, sys\n"
+            "found = importlib.metadata.distribution\n"
+            "def distribution(name):\n"
+            "    if name == 'motley': raise importlib.metadata.PackageNotFoundError(name)\n"
+            "    return found(name)\n"
+            "importlib.metadata.distribution = distribution\n"
+            "sys.argv = [sys.argv[1], '--version']\n"
+            "runpy.run_module(sys.argv[0], run_name='__main__')\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", without, module],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert (done.stdout.strip(), done.returncode) == (says, 0), done.stderr

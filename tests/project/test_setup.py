@@ -224,7 +224,7 @@ def test_the_checkout_is_installed_as_a_path(tmp_path: Path) -> None:
         shutil.copy(ROOT / name, tmp_path)
     for package in ("launcher", "trainer"):
         (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").touch()
+        shutil.copy(ROOT / package / "__init__.py", tmp_path / package)
     build = "from setuptools import build_meta; build_meta.build_editable('out')"
     (tmp_path / "out").mkdir()
     command = [sys.executable, "-P", "-c", build]

@@ -11,10 +11,10 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from trainer import __version__
 from trainer.checkpoint.reader import RUN_FILE, read_run
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE
 from trainer.config.run import RunConfig
@@ -114,7 +114,7 @@ def model_card(run: Mapping[str, Any], config: RunConfig, model_dir: Path) -> st
         )
     return (
         f"---\n{chr(10).join(about)}\n---\n\n# {config.name}\n\n{what}, trained with Motley"
-        f" {version('motley')}. Its licence is for you to choose: add `license:` above.{local}\n\n"
+        f" {__version__}. Its licence is for you to choose: add `license:` above.{local}\n\n"
         f"| | |\n|---|---|\n{rows}\n```python\n{_use(config, base or found)}```\n"
     )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from blake3 import blake3
 
+from trainer import __version__
 from trainer.config.run import RunConfig
 from trainer.data.encoder import Encoder
 from trainer.data.holdout import hold_out
@@ -199,7 +199,7 @@ def _job(config: RunConfig, run_id: str, layout: GradientLayout, model_dir: Path
         layout=layout.digest,
         model=model_digest(model_dir),
         data=data,
-        version=version("motley"),
+        version=__version__,
         base=weights_digest(model_dir),
     )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import yaml
 
@@ -26,6 +25,7 @@ from launcher.views.dashboard.run_files import read_card, read_hashes, read_sett
 from launcher.views.dashboard.single_file import single_file
 from launcher.views.dashboard.state import Tree, last_checkpoint, run_tree
 from launcher.views.telemetry import TelemetrySnapshot
+from trainer import __version__
 from trainer.system.errors import plain_reason
 
 MOST_HISTORY = 8 << 20
@@ -88,7 +88,7 @@ def make_report(registry: Registry, run: Run) -> Report:
     spent = read_spent(registry, run.run_id)
     state["report"] = {
         "made": time.time(),
-        "version": version("motley"),
+        "version": __version__,
         "facts": [*known.facts(), *saved],
         "results": known.results(),
         "costs": [*known.traffic(), *spent],

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from trainer import __version__
 from trainer.data.parquet_pages import check_plain_pages
 from trainer.distill.logits.description import MOST_ENTRIES, SCHEMA, Description, ShardPlan
 from trainer.distill.logits.scores import Scores, Window
@@ -242,7 +243,7 @@ def shard_schema(description: Description, plan: ShardPlan) -> pa.Schema:
         "motley.scheme": json.dumps(asdict(scheme)),
         "motley.values": description.values,
         "motley.shard": json.dumps(asdict(plan)),
-        "motley.versions": json.dumps({name: version(name) for name in ("motley", "pyarrow")}),
+        "motley.versions": json.dumps({"motley": __version__, "pyarrow": version("pyarrow")}),
     }
     return pa.schema(fields, metadata=metadata)
 
