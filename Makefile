@@ -34,9 +34,9 @@ help:
 	@echo "make demo       three workers fine-tune one model on this machine, from nothing to a report"
 	@echo "make demo-distill  a teacher, its student and an eval runner at once, to a table of losses"
 	@echo "make demo-real  a published model learns to sort Debian's packages; answers before and after"
-	@echo "make test       quick lint, the fast tests, the wgpu engine, real processes"
+	@echo "make test       quick lint, the fast tests, the wgpu engine, forty with real processes"
 	@echo "make test-fast  quick lint and the fast tests"
-	@echo "make test-all   make test, and every further cell of its matrices (docs/testing.md)"
+	@echo "make test-all   all that needs no further software: minutes (docs/testing.md)"
 	@echo "make test-real  a published model of 135 million weights, from packages (docs/testing.md)"
 	@echo "make testbed    the tests with booted Debian hosts: root, and minutes (tests/testbed/README.md)"
 	@echo "make soak       one run among faults: MINUTES=60 SEED=7 FAULTS=1000 (tests/soak/README.md)"
@@ -62,7 +62,7 @@ demo-real: setup
 	@bash scripts/demo_real.sh
 
 test: setup
-	@bash scripts/test.sh lint fast+cluster vulkan
+	@bash scripts/test.sh lint fast+smoke vulkan
 
 test-all: setup
 	@bash scripts/test.sh lint fast+cluster vulkan exhaustive

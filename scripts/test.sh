@@ -15,29 +15,36 @@ lint() {
 fast() {
     # Many of them wait, but each process imports torch, and collects all tests; torch's own threads
     # would only be in each other's way.
-    OMP_NUM_THREADS=1 "${pytest[@]}" -m 'not (slow or cluster or testbed or real or exhaustive or long)' \
+    OMP_NUM_THREADS=1 "${pytest[@]}" -m 'not (cluster or testbed or real or exhaustive or long)' \
         -n "${processes:-3}" "${by_file[@]}" --durations=10 --ignore tests/trainer/replica/wgpu
 }
 vulkan() {
     # Apart, since every process compiles its kernels again; they skip without Vulkan.
-    "${pytest[@]}" tests/trainer/replica/wgpu "$@" -m 'not exhaustive' -n 2 "${by_file[@]}"
+    "${pytest[@]}" tests/trainer/replica/wgpu "$@" -m "not (${left_out:-exhaustive or long})" -n 2 \
+        "${by_file[@]}"
 }
 swiftshader() {
     # The same by a second driver, whose `max` drops a NaN; Debian's chromium contains it.
     local manifest=/usr/lib/chromium/vk_swiftshader_icd.json
     [ -e $manifest ] || { echo "skipped: no $manifest (Debian: apt install chromium)" && return; }
-    VK_DRIVER_FILES=$manifest vulkan tests/trainer/distill/test_kv_offload.py
+    VK_DRIVER_FILES=$manifest left_out=exhaustive vulkan tests/trainer/distill/test_kv_offload.py
     local alone=$? files
     mapfile -t files < <(grep -rl 'mark\.swiftshader\b' tests --include='test_*.py' | sort)
     "${pytest[@]}" "${files[@]}" -m swiftshader && return $alone
 }
-cluster() {
-    # Four at a time: they mostly wait. The files are named, since to import all the others costs
-    # each process seconds of CPU time.
+of_processes() { # MARK PROCESSES: several at a time, as they mostly wait
+    # The files are named, since to import all the others costs each process seconds of CPU time.
     local files
-    mapfile -t files < <(grep -rlE 'mark\.(cluster|slow)\b' tests --include='test_*.py' | sort)
-    "${pytest[@]}" "${files[@]}" -m '(cluster or slow) and not (exhaustive or long or swiftshader)' \
-        -n 4 "${by_file[@]}" --durations=15
+    mapfile -t files < <(grep -rl "mark\.$1\b" tests --include='test_*.py' | sort)
+    "${pytest[@]}" "${files[@]}" -m "$1 and not (exhaustive or long or swiftshader)" \
+        -n "$2" "${by_file[@]}" --durations=15
+}
+cluster() {
+    of_processes cluster 4
+}
+smoke() {
+    # Of the tier cluster what a user does first: start, kill, rejoin, resume, read logs, take down.
+    of_processes smoke 2
 }
 exhaustive() {
     # Further cells of the matrices that the tiers above cover in part, and the longest runs.

@@ -13,6 +13,7 @@ from trainer.tracking.status import read_status
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.smoke("rejoin")
 def test_a_worker_that_was_killed_and_came_back_is_on_the_card(cluster: Cluster) -> None:
     cluster.configure(training__epochs=500)
     coordinator = cluster.coordinator(2)
@@ -33,6 +34,7 @@ def test_a_worker_that_was_killed_and_came_back_is_on_the_card(cluster: Cluster)
     assert "\n".join(card) + "\n" in said
 
 
+@pytest.mark.smoke("resume")
 def test_steps_that_a_killed_coordinator_had_not_saved_are_repeated(cluster: Cluster) -> None:
     cluster.configure(training__epochs=500, checkpoint__every=4000)
     killed = cluster.coordinator(1)

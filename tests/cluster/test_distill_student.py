@@ -169,6 +169,7 @@ def test_a_student_that_is_first_and_a_teacher_that_dies(lesson: Lesson, taught:
     assert_same_end(lesson, taught)
 
 
+@pytest.mark.smoke("distill")
 def test_a_flipped_byte_is_asked_for_again(copied: Lesson) -> None:
     """The shard is moved away and named, training goes on, and a teacher makes it once more."""
     file = copied.logits.path / "shard-00002" / "logits.parquet"

@@ -109,6 +109,7 @@ def test_two_teachers_at_once_make_what_one_makes(bench: Bench) -> None:
     assert (two / "dataset.json").read_bytes() == (one / "dataset.json").read_bytes()
 
 
+@pytest.mark.smoke("distill")
 def test_sigterm_ends_it_with_0_and_nothing_half_written(bench: Bench) -> None:
     out = bench.folder / "logits"
     teacher = bench.start("stopped", out, *SLOWLY)

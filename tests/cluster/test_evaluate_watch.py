@@ -247,6 +247,7 @@ def test_pruned_while_it_is_scored(trainee: Trainee) -> None:
     assert held.is_dir() == (_shown(trainee.output) == held.name)
 
 
+@pytest.mark.smoke("distill")
 def test_half_written_and_damaged_checkpoints_are_not_read(trainee: Trainee) -> None:
     store = trainee.store()
     whole = trainee.save(store, 1)

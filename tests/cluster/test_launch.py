@@ -24,6 +24,7 @@ CARD = "\ntook no time\nnext:\n  trainer x\n"
 """Of the stand-in."""
 
 
+@pytest.mark.smoke("start")
 def test_up_status_logs_down(cluster: Cluster) -> None:
     done = cluster.up("--json")
     assert done.returncode == 0, done.stderr
@@ -72,6 +73,7 @@ def test_up_status_logs_down(cluster: Cluster) -> None:
     assert [(run["run_id"], run["live"]) for run in runs] == [(tree["run_id"], False)]
 
 
+@pytest.mark.smoke("start")
 def test_wait_follows_to_the_end_and_leaves_nothing(cluster: Cluster) -> None:
     cluster.behave(steps=3)
     done = cluster.up("--wait", "--json")
@@ -87,6 +89,7 @@ def test_wait_follows_to_the_end_and_leaves_nothing(cluster: Cluster) -> None:
     assert again.stdout.endswith(CARD)
 
 
+@pytest.mark.smoke("kill")
 def test_a_job_that_fails_is_reported_with_its_last_lines(cluster: Cluster) -> None:
     cluster.behave(coordinator="exit 5")
     done = cluster.up("--wait")
@@ -123,6 +126,7 @@ def test_a_worker_that_never_joins_is_named_at_the_deadline(cluster: Cluster) ->
     assert cluster.living() == []
 
 
+@pytest.mark.smoke("refuse")
 def test_a_port_in_use_starts_nothing(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", cluster.port)):
         done = cluster.up()
@@ -132,6 +136,7 @@ def test_a_port_in_use_starts_nothing(cluster: Cluster) -> None:
     assert cluster.runs() == []
 
 
+@pytest.mark.smoke("refuse")
 def test_a_missing_model_or_too_few_devices_start_nothing(cluster: Cluster) -> None:
     done = cluster.up("--model", str(cluster.folder / "absent"))
     assert done.returncode == 4
@@ -167,6 +172,7 @@ def test_an_interrupted_start_is_undone(cluster: Cluster, number: int) -> None:
     assert cluster.living() == []
 
 
+@pytest.mark.smoke("down")
 def test_a_killed_launcher_leaves_a_run_that_down_ends(cluster: Cluster) -> None:
     cluster.behave(worker_0="never join")
     start = cluster.open(cluster.up_command())
@@ -220,6 +226,7 @@ def test_ctrl_c_on_a_view_never_stops_the_run(
     assert [process["attempt"] for process in status["processes"]] == [1, 1, 1]
 
 
+@pytest.mark.smoke("logs")
 def test_a_killed_worker_comes_back_and_its_log_is_followed(cluster: Cluster) -> None:
     assert cluster.up().returncode == 0
     following = cluster.open([*LAUNCH, "logs", "worker-1", "-f"])
@@ -238,6 +245,7 @@ def test_a_killed_worker_comes_back_and_its_log_is_followed(cluster: Cluster) ->
     assert cluster.launch("logs", "worker-1", "--attempt", "1").stdout == "worker-1 here, work \n"
 
 
+@pytest.mark.smoke("down")
 def test_down_finds_what_no_keeper_knows_of(cluster: Cluster) -> None:
     """A process that left its session and its parents still carries the run's id."""
     assert cluster.up().returncode == 0

@@ -251,6 +251,7 @@ def test_a_student_that_is_refused_sends_everybody_home(
     assert f"{other}: its tokenizer" in ended["reason"]
 
 
+@pytest.mark.smoke("refuse")
 def test_what_is_missing_is_said_before_anything_starts(distillation: Distillation) -> None:
     distillation.tree["teacher"]["data"] = ["/nowhere/corpus"]
     distillation.job.write_text(yaml.safe_dump(distillation.tree))

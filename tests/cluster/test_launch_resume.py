@@ -13,6 +13,7 @@ pytestmark = pytest.mark.cluster
 __all__ = ["cluster"]
 
 
+@pytest.mark.smoke("resume")
 def test_a_run_is_resumed_under_its_id_and_foreign_checkpoints_are_kept(cluster: Cluster) -> None:
     assert cluster.up().returncode == 0
     (run_id,) = cluster.runs()

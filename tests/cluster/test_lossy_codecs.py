@@ -15,6 +15,7 @@ BYTES = {"int8": 1.016, "int4": 0.531}
 """An element."""
 
 
+@pytest.mark.smoke("kill")
 @pytest.mark.parametrize(
     ("codec", "certified"), [("int8", True), ("int4", False)], ids=["int8 TLS", "int4 memory"]
 )

@@ -64,6 +64,7 @@ def written(cluster: Cluster) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in files}
 
 
+@pytest.mark.smoke("resume")
 def test_a_second_one_is_refused_and_the_first_undisturbed(cluster: Cluster) -> None:
     first = cluster.coordinator(1)
     first.signal(signal.SIGSTOP)  # what is written now, another one writes

@@ -31,6 +31,7 @@ def other_data(cluster: Cluster) -> str:
     return str(path)
 
 
+@pytest.mark.smoke("refuse")
 def test_workers_of_another_job_are_refused(cluster: Cluster) -> None:
     coordinator = cluster.coordinator(2)
     first = cluster.worker(0)

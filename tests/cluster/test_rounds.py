@@ -83,6 +83,7 @@ def kill_after(cluster: Cluster, coordinator: Process, verified: int, saved: int
     coordinator.wait()
 
 
+@pytest.mark.smoke("resume")
 def test_a_coordinator_that_dies_replays_from_the_last_settled_commit_bit_for_bit(
     cluster: Cluster,
 ) -> None:

@@ -104,6 +104,7 @@ def test_a_stop_saves_and_a_later_start_goes_on(cluster: Cluster, number: signal
     assert_same_end(cluster, straight)
 
 
+@pytest.mark.smoke("resume")
 def test_a_stop_saves_the_last_commit_while_a_step_takes_long(cluster: Cluster) -> None:
     """Killed in the middle of the step that it waits for, it has lost no commit."""
     cluster.configure(checkpoint__every=1000)
@@ -192,6 +193,7 @@ def test_sigterm_in_the_moment_before_a_worker_waits_is_not_lost(cluster: Cluste
     assert coordinator.wait() == 0
 
 
+@pytest.mark.smoke("refuse")
 def test_a_port_in_use(cluster: Cluster) -> None:
     """One line and exit code 2; nothing is started, and the one who has the port goes on."""
     first = cluster.coordinator(1)
@@ -208,6 +210,7 @@ def test_a_port_in_use(cluster: Cluster) -> None:
     assert [first.wait(), worker.wait()] == [0, 0]
 
 
+@pytest.mark.smoke("refuse")
 def test_plaintext_stays_on_this_machine(cluster: Cluster) -> None:
     """TEST-NET-1 is no loopback: refused before anything is bound."""
     flags = ("--role", "coordinator", "--bind", "192.0.2.1:9000")

@@ -23,6 +23,7 @@ DEAD = dict.fromkeys(
 )
 
 
+@pytest.mark.smoke("start")
 def test_odd_paths_in_a_bare_environment(tmp_path: Path) -> None:
     odd = tmp_path / 'it\'s a "q" 100%#x'
     odd.mkdir()
@@ -45,6 +46,7 @@ def test_odd_paths_in_a_bare_environment(tmp_path: Path) -> None:
     assert (odd / "merged/model.safetensors").exists()
 
 
+@pytest.mark.smoke("start")
 def test_two_processes_over_ipv6_beside_dead_proxies(tmp_path: Path) -> None:
     try:
         with socket.create_server(("::1", 0), family=socket.AF_INET6) as probe:
@@ -65,6 +67,7 @@ def test_two_processes_over_ipv6_beside_dead_proxies(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out/status.json").read_bytes())["step"] == 2
 
 
+@pytest.mark.smoke("refuse")
 def test_nan_in_the_model_halts_before_the_update(tmp_path: Path) -> None:
     data = write_data(tmp_path / "t.jsonl", 40)
     model = write_model(tmp_path / "model", data)

@@ -106,6 +106,7 @@ def test_only_certified_ranks_take_part(cluster: Cluster) -> None:
     cluster.check_contracts([0, 1])
 
 
+@pytest.mark.smoke("trust")
 def test_a_worker_cannot_serve_as_coordinator(cluster: Cluster) -> None:
     """A stolen worker certificate must not collect everyone's gradients."""
     tls = cluster.bench.tls
@@ -116,6 +117,7 @@ def test_a_worker_cannot_serve_as_coordinator(cluster: Cluster) -> None:
     assert not cluster.events("joined")
 
 
+@pytest.mark.smoke("trust")
 def test_certificates_of_one_run_are_of_no_use_in_another(cluster: Cluster) -> None:
     """Though the same CA has signed them: whatever is left of a run, its keys end with it."""
     tls, other = cluster.bench.tls, cluster.folder / "other"
@@ -152,6 +154,7 @@ def accept_one(listener: socket.socket, context: ssl.SSLContext) -> None:
         peer.recv(1)
 
 
+@pytest.mark.smoke("trust")
 def test_a_coordinator_of_another_cluster_is_not_trusted(cluster: Cluster) -> None:
     foreign = write_leaf(Authority.create(), cluster.folder / "foreign", "coordinator")
     cluster.coordinator(1, "--tls", str(foreign))
@@ -207,6 +210,7 @@ def test_a_worker_gets_in_once_the_clocks_agree(cluster: Cluster, early: str) ->
     cluster.check_contracts([0])
 
 
+@pytest.mark.smoke("trust")
 @pytest.mark.parametrize("late", ["worker", "coordinator"])
 def test_an_expired_certificate_is_refused_for_good(cluster: Cluster, late: str) -> None:
     tls = {

@@ -140,6 +140,7 @@ def test_a_late_joiner_takes_its_share(cluster: Cluster) -> None:
     assert status["exchange_ms"] >= status["exchange_exposed_ms"] > 0
 
 
+@pytest.mark.smoke("kill")
 def test_all_workers_die_and_one_returns(cluster: Cluster) -> None:
     """The step that was under way waits for somebody to take it."""
     cluster.configure(**QUICK)

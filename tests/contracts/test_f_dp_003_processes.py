@@ -11,6 +11,7 @@ from tests.cluster.real_cluster import Cluster
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.smoke("refuse")
 def test_a_nan_halts_everyone(cluster: Cluster) -> None:
     coordinator = cluster.coordinator(3)
     workers = [cluster.worker(0), cluster.worker(1, "--nan", "6"), cluster.worker(2)]

@@ -74,6 +74,7 @@ def losses(run: Cluster) -> np.ndarray:
     return np.array([step["loss"] for step in run.records("step")])
 
 
+@pytest.mark.smoke("one result")
 def test_one_two_and_three_workers_have_one_loss_curve(runs: Runs) -> None:
     one = losses(runs.alone)
     assert one[-STEPS:].mean() < one[:STEPS].mean()
@@ -84,6 +85,7 @@ def test_one_two_and_three_workers_have_one_loss_curve(runs: Runs) -> None:
         assert error < 1e-4  # what equal arithmetic gives, with room to spare
 
 
+@pytest.mark.smoke("one result")
 def test_unequal_shares_give_the_gradient_of_one_worker(runs: Runs) -> None:
     """After the first update the first moment is the gradient, times 1 - beta1."""
     first = load_file(runs.alone.output / "checkpoints" / "step-000001" / "optimizer.safetensors")
@@ -95,6 +97,7 @@ def test_unequal_shares_give_the_gradient_of_one_worker(runs: Runs) -> None:
         assert error < 1e-6
 
 
+@pytest.mark.smoke("one result")
 def test_all_hold_the_same_weights_and_every_sample_counts_once(runs: Runs) -> None:
     runs.two.check_contracts([0, 1])
     runs.three.check_contracts([0, 1, 2])
@@ -131,6 +134,7 @@ REQUESTS = [
 ]
 
 
+@pytest.mark.smoke("refuse")
 @pytest.mark.parametrize(
     ("role", "request_", "complaint"),
     covering((role, *request) for request in REQUESTS for role in ("local", "worker")),
@@ -159,6 +163,7 @@ def test_f_dp_004_a_coordinator_whose_worker_is_refused_ends(cluster: Cluster) -
     assert "Traceback" not in coordinator.text
 
 
+@pytest.mark.smoke("one result")
 def test_the_checkpoint_is_a_model(runs: Runs) -> None:
     """What three workers made can be loaded and gives finite scores."""
     weights = load_file(Path(runs.three.checkpoint) / "model.safetensors")

@@ -25,6 +25,7 @@ def workers_of(pid: int) -> dict[int, int]:
     return found
 
 
+@pytest.mark.smoke("kill")
 def test_the_readmes_command_line_survives_a_killed_worker(cluster: Cluster) -> None:
     cluster.configure(training__epochs=500)
     bystander = cluster.start("bystander", ["sleep", "1000"])

@@ -133,6 +133,7 @@ def test_a_line_with_a_label(tmp_path: Path) -> None:
     assert report.endswith("'label' (1 time)")
 
 
+@pytest.mark.long
 def test_an_inventory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "hosts.yml"
     here = {"ansible_connection": "local"}

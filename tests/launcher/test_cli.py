@@ -192,7 +192,7 @@ def test_nothing_started_yet(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "nothing was running\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_down_waits_for_hosts_that_are_busy_and_a_look_does_not(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,6 @@ import pytest
 from tests import forked
 from tests.newcomer.mistakes import MISTAKES, Mistake, answered, complaints, prepare
 
-pytestmark = pytest.mark.cluster  # each is a process
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.needs("g++"),
     pytest.mark.timeout(900),  # the first waits for a compiler and imports, on a busy machine too
 ]

@@ -107,6 +107,7 @@ def session(
     return done.returncode, done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arguments", [[], XDIST], ids=["alone", "xdist"])
 @pytest.mark.parametrize(
     ("body", "left"),

@@ -25,6 +25,7 @@ def hang_on(rank: int) -> None:
         time.sleep(600)
 
 
+@pytest.mark.cluster
 def test_a_failing_rank_and_a_hanging_one_are_named(ranks: Ranks) -> None:
     with pytest.raises(RankError, match="ValueError: rank 1 says so"):
         ranks.run(f"{HERE}:fail_on", 1)

@@ -152,6 +152,7 @@ def test_the_trap_works(trap: Path) -> None:
     assert trap.exists()
 
 
+@pytest.mark.long
 def test_what_lies_in_the_current_folder_is_not_imported(trap: Path, tmp_path: Path) -> None:
     assert [host.name for host in load_inventory()] == ["localhost"]
     assert "torch" in check_cuda(sys.executable, []).detail

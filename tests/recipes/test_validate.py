@@ -71,6 +71,7 @@ def validate(tmp_path: Path, hosts: dict[str, Any], **extra: Any) -> tuple[dict[
     return refused, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_what_is_wrong_with_a_host(tmp_path: Path) -> None:
     bind = {"motley_coordinator": True, "share_mode": "rsync"}
     hosts = {

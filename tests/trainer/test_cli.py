@@ -108,6 +108,7 @@ def test_a_group_alone_prints_its_help(path: list[str]):
     assert "Commands:" in alone.stdout
 
 
+@pytest.mark.smoke("start")
 @pytest.mark.cluster
 def test_settings_follow_from_data_and_model_and_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -207,6 +208,7 @@ def test_bad_input_is_one_line_and_code_2(
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
+@pytest.mark.smoke("resume")
 @pytest.mark.cluster
 def test_a_closed_terminal_stops_and_saves(tmp_path: Path) -> None:
     """The terminal is gone at once, so that every further line to it fails."""

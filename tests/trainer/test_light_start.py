@@ -15,6 +15,8 @@ from tests.trainer.small_teacher import write_corpus, write_teacher
 from tests.waiting import PATIENCE
 from trainer.init_model import init_model
 
+pytestmark = pytest.mark.long
+
 LIBRARIES = {
     "accelerate",
     "datasets",

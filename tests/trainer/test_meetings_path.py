@@ -35,7 +35,6 @@ def run(line: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_a_model_that_knows_two_meetings_by_heart_writes_their_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

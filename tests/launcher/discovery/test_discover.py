@@ -13,7 +13,7 @@ from tests.launcher.discovery.conftest import PROGRAMS, Lan
 from tests.launcher.sshd import make_key
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.mark.long

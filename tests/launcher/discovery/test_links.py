@@ -19,7 +19,7 @@ from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
 from tests.ports import free_port
 
-pytestmark = pytest.mark.needs("ssh")  # which says where a host is
+pytestmark = [pytest.mark.cluster, pytest.mark.needs("ssh")]  # which says where a host is
 
 ODD = (math.nan, math.inf, -math.inf, 10**400, -1)
 NUMBERS = pytest.mark.parametrize("odd", ODD, ids=["nan", "inf", "-inf", "huge", "-1"])

@@ -218,7 +218,7 @@ def test_a_run_id_that_is_none_and_one_too_long_for_pods() -> None:
         render_kubernetes(long)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.needs("sky")
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize(

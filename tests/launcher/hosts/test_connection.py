@@ -30,7 +30,7 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.usefixtures("own_ssh")
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("own_ssh")]
 
 
 def test_a_host_is_used_as_if_it_were_here(server: Server, tmp_path: Path) -> None:

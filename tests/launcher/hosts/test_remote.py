@@ -19,6 +19,8 @@ from launcher.hosts.rpc import AgentLink, NoAgentError
 from tests.launcher.agent_pipe import AgentHost, ProcessPipe
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.cluster
+
 HELLO = (
     '{"schema": "motley.agent/1", "version": "0", "wheel": null, "python": "/p", "user": "u", '
     '"units": true, "state_folder": "/s", "pid": 1}'

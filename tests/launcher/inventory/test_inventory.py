@@ -33,6 +33,7 @@ def test_the_embedded_default_is_this_machine_and_ships_as_one_truth() -> None:
     assert EMBEDDED.resolve() == ROOT / "inventory" / "local.yml"
 
 
+@pytest.mark.long
 def test_the_embedded_default_is_read_as_ansible_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +160,7 @@ def test_an_ini_inventory_works(tmp_path: Path) -> None:
     assert (host.name, host.port) == ("box", 9200)
 
 
+@pytest.mark.long
 def test_a_vaulted_variable_is_decrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     password = tmp_path / "password"
     password.write_text("correct horse\n")
@@ -346,6 +348,7 @@ def test_ansible_s_settings_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load_inventory(tmp_path / "hosts.ini")
 
 
+@pytest.mark.long
 def test_a_script_and_a_limit_beside_a_host_that_cannot_be_read(tmp_path: Path) -> None:
     script = write(
         tmp_path,

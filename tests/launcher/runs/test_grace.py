@@ -19,6 +19,8 @@ from tests.waiting import wait_for
 from trainer.exchange.coordinator import membership
 from trainer.exchange.transport import link
 
+pytestmark = pytest.mark.cluster
+
 SLEEP = "import time\nwhile True: time.sleep(60)"
 Make = Callable[[float], SessionSupervisor]
 

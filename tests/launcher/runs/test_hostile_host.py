@@ -329,6 +329,7 @@ def refuse(host: Host) -> Connection:
     raise UnreachableError(f"host {host.name}: no route")
 
 
+@pytest.mark.cluster
 def test_a_program_that_never_stops_printing_is_ended(server: Server, own_ssh: None) -> None:
     pipe = SshPipe("host far", route_to(server.host()), f"echo '{STARTED}' >&2; cat")
     try:
@@ -341,6 +342,7 @@ def test_a_program_that_never_stops_printing_is_ended(server: Server, own_ssh: N
         pipe.close()
 
 
+@pytest.mark.cluster
 def test_a_host_that_floods_stderr_costs_nothing(server: Server, own_ssh: None) -> None:
     """Neither lines without an end nor lines without number are kept."""
     route = route_to(server.host())

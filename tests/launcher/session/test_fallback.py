@@ -15,6 +15,8 @@ from tests.launcher.keeping import ForkingSupervisor, python_process
 from tests.waiting import wait_for
 from trainer.system.process.child import FALLBACK_VARIABLE
 
+pytestmark = pytest.mark.cluster
+
 SLEEP = "import time\nwhile True: time.sleep(60)"
 
 

@@ -20,6 +20,8 @@ from launcher.session.processes import find_run, send_signal
 from launcher.session.spec import RestartPolicy, SessionSpec
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.cluster
+
 RUN_ID = "full-disk"
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05)
 CHILD = """

@@ -23,6 +23,8 @@ from tests.waiting import wait_for
 from trainer.commands.finetune import finetune
 from trainer.system.process.child import PARENT_VARIABLE
 
+pytestmark = pytest.mark.cluster
+
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
 LOAD = """\
 from trainer.system.process.prefork import fork_workers

@@ -32,6 +32,8 @@ from tests.launcher.keeping import ForkingSupervisor, asked_to_stop, python_proc
 from tests.launcher.unit_host import UnitHost
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.cluster
+
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
 SLEEP = "import time\nwhile True: time.sleep(60)"
 Make = Callable[..., SessionSupervisor]

@@ -23,6 +23,8 @@ from trainer.data.samples import read_samples
 from trainer.data.sources import find_data
 from trainer.system.errors import InputError
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

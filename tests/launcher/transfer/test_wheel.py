@@ -16,6 +16,8 @@ from launcher.transfer import wheel
 from launcher.transfer.wheel import build_wheel, checkout_folder
 from tests import ROOT
 
+pytestmark = pytest.mark.long
+
 PROGRAM = [sys.executable, "-P", "-m", "launcher.transfer.wheel"]
 
 

@@ -32,6 +32,8 @@ from launcher.views.telemetry import StepRate, Telemetry, TelemetrySnapshot
 from tests.launcher.keeping import python_process
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.cluster
+
 GIB = 1 << 30
 UUID = "GPU-6f1e0b1c-0000-1111-2222-333344445555"
 CARD = Device("cuda", UUID, "NVIDIA GeForce RTX 4090", 24 * GIB)

@@ -179,6 +179,7 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentHost]:
     host.end()
 
 
+@pytest.mark.cluster
 def test_no_line_is_lost_or_doubled_when_agents_die(tmp_path: Path, far: AgentHost) -> None:
     process = replace(python_process(tmp_path, WRITER), host="far")
     process = replace(process, argv=(*process.argv, str(tmp_path)))

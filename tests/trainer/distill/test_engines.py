@@ -306,6 +306,7 @@ def _teach_and_be_killed(files: tuple[Path, Path], out: Path, healthy: int) -> N
     teach(wish(*files, out, engine="double"))
 
 
+@pytest.mark.cluster
 def test_a_killed_engine_is_replaced_and_nothing_is_lost_or_doubled(
     by: Callable[..., ScoringRequest], files: tuple[Path, Path], out: Path
 ) -> None:

@@ -22,6 +22,8 @@ from trainer.distill.teacher.scoring import Teacher
 from trainer.system.errors import NonFiniteError
 from trainer.system.process.interruption import Interrupted
 
+pytestmark = pytest.mark.cluster
+
 Holder = subprocess.Popen[bytes]
 
 

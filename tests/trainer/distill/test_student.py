@@ -209,7 +209,6 @@ def test_how_a_batch_is_cut_changes_nothing_but_rounding(
 
 
 @pytest.mark.long
-@pytest.mark.slow
 @pytest.mark.needs("g++")
 @pytest.mark.timeout(
     900

@@ -14,6 +14,8 @@ from trainer.distill.logits.heartbeat import TeacherHeartbeat
 from trainer.system.errors import UnreachableError
 from trainer.tracking.status import read_status
 
+pytestmark = pytest.mark.cluster
+
 
 def test_it_trains_while_the_teacher_writes(
     model: Path, teacher: BigramTeacher, logits: Path, tmp_path: Path

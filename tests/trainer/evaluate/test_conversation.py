@@ -230,7 +230,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(status)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_person_in_a_terminal(model: Path) -> None:
     command = [sys.executable, "-m", "trainer.cli", "chat", str(model), "--gpu-backend", "cpu"]
     # This model's likeliest token is a line end; 4000 drawn ones contain what looks like a prompt.

@@ -22,6 +22,8 @@ from trainer.lab.peak_memory import PeakMemory
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 
+pytestmark = pytest.mark.long
+
 SIZES = replace(small.SIZES, hidden_size=256, intermediate_size=8192, num_layers=4)
 
 

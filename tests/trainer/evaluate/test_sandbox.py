@@ -22,6 +22,8 @@ from tests.trainer.evaluate.confinement import attempt, open_sandbox
 from trainer.evaluate.sandbox import Limits, Sandbox, Trial
 from trainer.system.errors import InputError
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
@@ -175,7 +177,7 @@ else:
     assert attempt(sandbox, many).passed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_endless_programs() -> None:
     try:
         sandbox = Sandbox(Limits(cpu_seconds=1, seconds=4))

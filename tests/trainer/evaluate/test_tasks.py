@@ -41,6 +41,7 @@ def test_a_classifier_is_rated_by_its_accuracy(
     assert {"validation/loss", "validation/mcc"} < figures.keys()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("vulkan")
 def test_vulkan_comes_to_the_figures_of_the_cpu(
     tmp_path: Path, model: Path, data: Path, make_config: MakeConfig

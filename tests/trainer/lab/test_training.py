@@ -15,6 +15,8 @@ from trainer.lab.experiment import Value
 from trainer.lab.peak_memory import PeakMemory
 from trainer.lab.training import precision
 
+pytestmark = pytest.mark.long
+
 Result = TypeVar("Result")
 ARRAY = 32 << 20
 """Bytes."""

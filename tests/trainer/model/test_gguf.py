@@ -257,6 +257,7 @@ def _resolve(file: str) -> tuple[str, float]:
     return str(found), (found / "manifest.json").stat().st_mtime
 
 
+@pytest.mark.cluster
 def test_two_processes_convert_once(model: Path, tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "m.gguf", model)
     with multiprocessing.get_context("spawn").Pool(2) as pool:

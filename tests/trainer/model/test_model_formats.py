@@ -34,7 +34,6 @@ def refusal(path: Path) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.slow
 def test_weights_as_bin_are_converted_by_the_named_command(model: Path) -> None:
     torch = pytest.importorskip("torch", reason="the launcher-only install has none")
     from safetensors.torch import load_file

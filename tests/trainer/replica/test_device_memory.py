@@ -23,6 +23,7 @@ print(mapped() - before)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("available", "blocks"), [(2.0, 0), (1.2, 1)])
 def test_tensors_have_pages_of_their_own_if_memory_is_short(available: float, blocks: int) -> None:
     code = MAPPED.replace("AVAILABLE", str(available))

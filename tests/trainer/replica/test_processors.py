@@ -81,6 +81,7 @@ def busy() -> Iterator[int]:
         loop.communicate()
 
 
+@pytest.mark.cluster
 def test_beside_real_processes(busy: int) -> None:
     processors = Processors(busy)
     began = read_usage()

@@ -170,7 +170,7 @@ def run_commands(card: list[str], folder: Path) -> list[str]:
     return outputs
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_language_model_is_evaluated_generates_and_is_merged(tmp_path: Path) -> None:
     data = write_data(tmp_path / "train.jsonl")
     data.write_text(re.sub(r', "label": \d', "", data.read_text()))
@@ -192,7 +192,7 @@ def test_a_language_model_is_evaluated_generates_and_is_merged(tmp_path: Path) -
     assert (tmp_path / "out" / "merged" / "model.safetensors").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_was_held_out_is_what_is_evaluated(tmp_path: Path) -> None:
     data = write_data(tmp_path / "train.jsonl")
     words = ["--num-classes", "3", "--set", "data.validation_fraction=0.3"]
@@ -205,7 +205,7 @@ def test_what_was_held_out_is_what_is_evaluated(tmp_path: Path) -> None:
     assert " on 12 samples\n" in evaluated, "of 40"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_classifier_is_evaluated_and_a_full_model_needs_no_merge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +219,7 @@ def test_a_classifier_is_evaluated_and_a_full_model_needs_no_merge(
     assert "rows are labels" in evaluated
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_failed_has_none(tmp_path: Path) -> None:
     data = write_data(tmp_path / "train.jsonl")
     model = write_model(tmp_path / "model", data)

@@ -95,7 +95,7 @@ def run(code: str, *arguments: str | Path, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["trackio", "mlflow"])
 def test_a_tracker_has_the_same_figures_also_of_a_run_that_resumes(
     name: str, tmp_path: Path
@@ -109,7 +109,7 @@ def test_a_tracker_has_the_same_figures_also_of_a_run_that_resumes(
     assert found["accuracy"] == [0.5, 0.5]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_wandb_is_offline_without_a_key(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="the extra wandb is not installed")
     run(RUN, "wandb", tmp_path, folder=tmp_path)

@@ -99,7 +99,7 @@ def test_torch_must_see_every_planned_card(tmp_path: Path) -> None:
     assert check_cuda(None, cards).status == "warn"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_torch_of_this_environment_is_really_asked() -> None:
     """On a machine without CUDA it says so; with CUDA, it does not know a card of this name."""
     finding = check_cuda(sys.executable, ["GPU-00000000-0000-0000-0000-000000000000"])

@@ -32,6 +32,8 @@ from trainer.config.budget import BudgetConfig
 from trainer.config.run import RunConfig, load
 from trainer.planning.budget.ledger import SpendLedger, SpendRecord
 
+pytestmark = pytest.mark.cluster
+
 DAY = 86400.0
 HOUR = ("--ceiling", "5", "--currency", "EUR", "--price-hour")
 

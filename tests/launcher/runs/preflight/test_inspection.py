@@ -26,6 +26,8 @@ from tests.launcher.separate_hosts import SeparateHosts, missing
 from tests.ports import free_port
 from trainer.config.run import RunConfig, load
 
+pytestmark = pytest.mark.cluster
+
 ABSENCE = missing()
 needs_namespaces = pytest.mark.skipif(ABSENCE is not None, reason=ABSENCE or "")
 

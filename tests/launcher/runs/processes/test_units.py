@@ -24,6 +24,8 @@ from tests.launcher.keeping import python_process
 from tests.launcher.unit_host import UnitHost
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.cluster
+
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05, most_failures=4)
 UP = "import time\nprint('up')\nwhile True: time.sleep(60)"
 

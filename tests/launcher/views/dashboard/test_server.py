@@ -24,7 +24,7 @@ from tests.launcher.views.dashboard.recorded_run import (
 )
 from tests.launcher.views.dashboard.serving import serving
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("own_state")]
 
 
 def test_a_run_is_what_status_shows_and_only_new_records_follow(tmp_path: Path) -> None:

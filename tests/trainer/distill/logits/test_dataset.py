@@ -215,6 +215,7 @@ def test_windows_of_another_corpus_are_not_written(tmp_path):
     assert not folder.is_there(1)
 
 
+@pytest.mark.long
 def test_a_kill_at_any_operation_leaves_no_shard_or_a_whole_one(tmp_path):
     script = [sys.executable, "-m", "tests.trainer.crash_while_writing_logits"]
     done = subprocess.run([*script, tmp_path], capture_output=True, text=True)

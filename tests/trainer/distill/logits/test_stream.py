@@ -83,6 +83,7 @@ def test_the_order_is_pure(folder):
     assert shards != sorted(shards)
 
 
+@pytest.mark.long
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 5),

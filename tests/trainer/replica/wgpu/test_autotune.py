@@ -120,6 +120,7 @@ def test_defaults_are_among_what_is_timed(
             assert default in Variants(untuned).usable()
 
 
+@pytest.mark.long
 def test_the_command_prints_a_table_and_keeps_it(untuned: Device, tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()

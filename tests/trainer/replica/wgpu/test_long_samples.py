@@ -16,6 +16,8 @@ from trainer.replica.wgpu.layers.attention import SCORE_BYTES, Attention
 if TYPE_CHECKING:
     from tests.trainer.tiny import Tiny
 
+pytestmark = pytest.mark.long
+
 LENGTH = 2304
 ATTENTION = Attention(batch=1, num_heads=4, num_kv_heads=2, length=LENGTH, head_dim=16)
 """That of the tiny model, whose widest activation is 128 columns, also with heads of 32."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
+
+pytestmark = pytest.mark.cluster
 
 HERE = "tests.trainer.run.distributed.test_meeting"
 

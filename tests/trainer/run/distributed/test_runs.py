@@ -23,6 +23,8 @@ from trainer.tracking.status import read_status
 if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
 
+pytestmark = pytest.mark.long
+
 HERE = "tests.trainer.run.distributed.training"
 STEPS = 30
 STRATEGIES: dict[str, dict[str, Any]] = {

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
     from tests.trainer.replica.torch.parallel.conftest import DrawnModel
 
+pytestmark = pytest.mark.long
+
 CRASHING = "tests.trainer.run.distributed.crash_while_saving:die_at_every_place"
 HERE = "tests.trainer.run.distributed.test_sharded_checkpoint"
 DDP = {"parallel.data": "ddp"}

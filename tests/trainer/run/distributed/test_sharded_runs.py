@@ -15,6 +15,8 @@ from tests.trainer.run.distributed.training import losses
 if TYPE_CHECKING:
     from tests.distributed_ranks import Ranks
 
+pytestmark = pytest.mark.long
+
 HERE = "tests.trainer.run.distributed.training"
 STEPS = 10
 SHARDED = {

@@ -71,7 +71,7 @@ def run(folder: Path, *words: str, backend: str = "cpu") -> subprocess.Completed
     return done
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_slow_machine_is_told_what_it_waits_for_and_data_stays_data(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", write_data(tmp_path / "train.jsonl")).resolve()
     words = ["--data", "train.jsonl", "--num-classes", "3", "--batch-size", "4"]
@@ -84,7 +84,7 @@ def test_a_slow_machine_is_told_what_it_waits_for_and_data_stays_data(tmp_path: 
     assert "importing torch ...\n" in scores.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("vulkan")
 def test_a_slow_gpu_is_compiled_for_and_weights_are_quantised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

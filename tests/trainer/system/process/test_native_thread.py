@@ -44,6 +44,7 @@ EXIT(4)
 """
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(("how", "code"), [("leave", 4), ("sys.exit", -6)])
 def test_the_exit_code_stays_and_what_is_to_be_tidied_is(how: str, code: int) -> None:
     """Python 3.14 lets such a thread hang; before, an abort replaced the exit code."""

@@ -71,6 +71,7 @@ def start(tmp_path: Path) -> Iterator[type[Holder]]:
         holder.process.communicate()
 
 
+@pytest.mark.cluster
 def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
     folders = [tmp_path / f"{attempt}" for attempt in range(10)]
     done = subprocess.run(
@@ -258,7 +259,7 @@ def stopped_at(folder: Path, k: int) -> int | None:
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("again", [False, True])
 def test_stopped_at_any_operation_it_publishes_nothing_after_a_takeover(
     tmp_path: Path, again: bool

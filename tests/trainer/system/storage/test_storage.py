@@ -22,6 +22,7 @@ from trainer.system.storage.atomic_folder import (
 from trainer.system.storage.removal import pin, remove, sweep
 
 
+@pytest.mark.long
 def test_killed_before_every_operation_the_previous_checkpoint_loads(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.trainer.crash_at_every_step", tmp_path],

@@ -33,9 +33,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "lora": {"lora.lora_rank": 4},
     "full": {"method": "full"},
 }
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 
 def trained(folder: str, settings: dict[str, Any], output: str) -> dict[str, Any]:
