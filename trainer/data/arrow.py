@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from trainer.data.arrow_messages import unpacked_sizes
+from trainer.data.arrow_values import is_plain, value_reader
 from trainer.data.json_size import json_size
 from trainer.data.labels import LABEL, ClassNumber
 from trainer.data.parquet_pages import DELTA_TEXT, DICTIONARY, read_pages
@@ -185,7 +186,7 @@ def _choose(pa: Any, schema: Any, columns: Mapping[str, str], place: str) -> dic
         )
     for ours, theirs in list(chosen.items()):
         kind = schema.field(theirs).type
-        if not _is_plain(pa, kind) and not pa.types.is_nested(kind):
+        if not is_plain(pa, kind) and not pa.types.is_nested(kind):
             if ours not in used and not columns:  # refused, whatever its type
                 del chosen[ours]
                 continue
@@ -195,20 +196,6 @@ def _choose(pa: Any, schema: Any, columns: Mapping[str, str], place: str) -> dic
                 " name another one with data.columns"
             )
     return chosen
-
-
-def _is_plain(pa: Any, kind: Any) -> bool:
-    """Whether JSON has all values of a type."""
-    types = pa.types
-    if types.is_dictionary(kind):
-        return _is_plain(pa, kind.value_type)
-    if types.is_nested(kind):
-        return all(_is_plain(pa, kind.field(index).type) for index in range(kind.num_fields))
-    tests = (
-        *(types.is_null, types.is_boolean, types.is_integer, types.is_floating),
-        *(types.is_string, types.is_large_string, types.is_string_view),
-    )
-    return any(test(kind) for test in tests)
 
 
 def _check_sizes(metadata: Any, names: set[str], place: str) -> None:
@@ -237,15 +224,18 @@ def _rows(
 ) -> Iterator[Record]:
     """Yield the rows of batches; a column that is not decoded has the value `...`."""
     others = {} if columns else {name: ... for name in schema.names if name not in chosen}
-    odd = [ours for ours, theirs in chosen.items() if not _is_plain(pa, schema.field(theirs).type)]
+    kinds = {ours: schema.field(theirs).type for ours, theirs in chosen.items()}
+    readers = {
+        ours: value_reader(pa, kind) for ours, kind in kinds.items() if pa.types.is_nested(kind)
+    }
     names = _class_names(schema, chosen.get(LABEL))
     source, number = f"{place}: row ", 0
     for batch in batches:
         for row in _values(pa, batch, list(chosen.values()), f"{source}{number + 1}"):
             number += 1
             tree = dict(zip(chosen, row, strict=True))
-            for ours in odd:
-                tree[ours] = _as_json(tree[ours])
+            for ours, read in readers.items():
+                tree[ours] = read(tree[ours])
             if names and isinstance(tree[LABEL], int):
                 tree[LABEL] = ClassNumber(tree[LABEL])
                 tree[LABEL].names = names
@@ -287,14 +277,3 @@ def _class_names(schema: Any, column: str | None) -> tuple[str, ...]:
     except (KeyError, TypeError, ValueError):  # none, or of another writer
         return ()
     return tuple(map(str, names))
-
-
-def _as_json(value: Any) -> Any:
-    """Return a value with texts for what JSON lacks, such as the time of a turn."""
-    if isinstance(value, dict):
-        return {str(key): _as_json(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_as_json(each) for each in value]
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)
