@@ -1,7 +1,7 @@
 """The allowed JSON objects of a line, and the samples that they become.
 
 - `classify`: `{input, label}` or `{text, label}`, see `labels.py`
-- `dpo`: `{prompt, chosen, rejected}`, texts or turns, or whole conversations without a prompt
+- `dpo`: `{prompt, chosen, rejected}` and what is published in its place, see `preferences.py`
 - `causal-lm`: one of `SHAPES`; an object of none or of two of them is refused, since only a part of
   it would be trained on
 """
@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.data import glaive
+from trainer.data.instructions import read_instruction
 from trainer.data.labels import LABEL, TEXTS, LabelColumn, parse_labelled
-from trainer.data.preferences import BESIDE, read_preference
+from trainer.data.preferences import BESIDE, QUESTIONS, read_preference
 from trainer.data.sample import Sample, Tree, build_conversation, check_target, read_completion
 from trainer.data.turns import (
     TURN_KEYS,
@@ -23,36 +24,14 @@ from trainer.data.turns import (
     read_conversations,
     read_messages,
 )
-from trainer.data.values import BadLineError, decode, kind_of, objects_of, string_of, text_of
+from trainer.data.values import BadLineError, kind_of, objects_of, string_of, text_of
 from trainer.system.key_table import KeyTable, UnknownKeys
 
 
 def _instruction(tree: Tree, given: str, output: str) -> Sample:
     """Read an instruction, with what it is about in `given`, and its answer."""
-    asked = text_of(tree, "instruction")
-    if given in tree and (about := string_of(tree, given)).strip():
-        asked = f"{asked}\n\n{about}"
-    turns = (
-        *_history(tree),
-        ChatMessage("user", asked),
-        ChatMessage("assistant", text_of(tree, output)),
-    )
-    return build_conversation(tree, turns)
-
-
-def _history(tree: Tree) -> list[ChatMessage]:
-    """Read the earlier rounds, each a pair of a question and its answer."""
-    rounds = tree.get("history", [])
-    if isinstance(rounds, str):
-        rounds = decode(rounds, "history")
-    turns: list[ChatMessage] = []
-    for each in rounds if isinstance(rounds, list) else [None]:
-        if not isinstance(each, list) or len(each) != 2:
-            raise BadLineError("'history' must be a list of pairs: [[question, answer], ...]")
-        pair = {"'history' question": each[0], "'history' answer": each[1]}
-        said = [string_of(pair, key) for key in pair]
-        turns += ChatMessage("user", said[0]), ChatMessage("assistant", said[1])
-    return turns
+    asked = read_instruction(tree, given)
+    return build_conversation(tree, (*asked, ChatMessage("assistant", text_of(tree, output))))
 
 
 def _instances(tree: Tree) -> Sample:
@@ -157,8 +136,8 @@ PREFERENCE = Shape(
     ("chosen", "rejected"),
     read_preference,
     "which answer is better",
-    optional=("prompt", *BESIDE),
-    turns=("prompt", "chosen", "rejected"),
+    optional=(*QUESTIONS, "history", *BESIDE),
+    turns=("prompt", "conversations", "messages", "chosen", "rejected"),
     answers=("chosen", "rejected"),
 )
 """The shape of a `dpo` line."""
@@ -194,7 +173,7 @@ PAIR_KEYS = KeyTable(
     "a preference",
     used=frozenset((*PREFERENCE.keys, *PREFERENCE.optional)),
     harmless=LINE_KEYS.harmless
-    | {"messages", "score_chosen", "score_rejected", "chosen_score", "rejected_score"},
+    | {"score_chosen", "score_rejected", "chosen_score", "rejected_score"},
     refused={key: why for key, why in LINE_KEYS.refused.items() if why != _NO_PAIRS},
 )
 _PAIR = "is one of two texts; write both into 'input', in the order that the model is to read them"
@@ -265,7 +244,7 @@ def parse_sample(
     if labels is not None:
         return Sample(*parse_labelled(tree, where, labels), line=number)
     if pairs:
-        return replace(PREFERENCE.read(_given(tree)), line=number)
+        return replace(PREFERENCE.read(_given(tree, "")), line=number)
     shape = shape_of(tree)
     sample = shape.read(_given(tree))
     if sample.messages and not prompts:
@@ -273,11 +252,17 @@ def parse_sample(
     return replace(sample, line=number)
 
 
-def _given(tree: Tree) -> Tree:
-    """Leave out null, which tables have where a line lacks a column; decode turns of a cell."""
+def _given(tree: Tree, absent: str | None = None) -> Tree:
+    """Leave out null, which tables have where a line lacks a column; decode turns of a cell.
+
+    Args:
+        absent: takes the place of null in what stands beside turns, so that all rows of a table
+            with such a column are conversations.
+    """
+    found = tree | {key: absent for key in BESIDE if key in tree and tree[key] is None}
     return {
         key: decode_turns(value, key) if key in TURNS else value
-        for key, value in tree.items()
+        for key, value in found.items()
         if value is not None
     }
 

@@ -54,15 +54,117 @@ def test_what_both_conversations_begin_with_is_context() -> None:
     ] * 2
 
 
+def gpt(text: str) -> dict[str, str]:
+    return {"from": "gpt", "value": text}
+
+
+HUMAN = {"from": "human", "value": "q"}
+ANSWERS = {"chosen": "good", "rejected": "bad"}
+ONE_TURN = {"chosen": [GOOD], "rejected": [BAD]}
+DIALOGUE = "\n\nHuman: q\n\nAssistant: "
+HH = "\n\nHuman: q\n\nAssistant: a, b\n\nHuman: and\nmore?\n\nAssistant: "
+LONG = [("user", "q"), ("assistant", "a, b"), ("user", "and\nmore?")]
+WHOLE_HH = {"chosen": HH + "good", "rejected": HH + "bad"}
+
+
+@pytest.mark.parametrize(
+    ("tree", "asked"),
+    [
+        ({"conversations": [HUMAN], "chosen": gpt("good"), "rejected": gpt("bad")}, "q"),
+        ({"conversations": [HUMAN], "chosen": [gpt("good")], "rejected": [gpt("bad")]}, "q"),
+        ({"conversations": [HUMAN], **ANSWERS}, "q"),
+        ({"messages": [ASK], "chosen": GOOD, "rejected": BAD}, "q"),
+        ({"messages": [ASK], **ONE_TURN}, "q"),
+        ({"instruction": "q", "input": "", "history": [], **ANSWERS}, "q"),
+        ({"instruction": "q", "input": "i", **ANSWERS}, "q\n\ni"),
+        ({"question": "q", **ANSWERS}, "q"),
+        ({"input": "q", **ANSWERS}, "q"),
+        ({"question": "q", **ONE_TURN}, "q"),
+        ({"prompt": "q", **ONE_TURN}, "q"),
+        ({"prompt": "q", "system": "", **ANSWERS}, "q"),
+        ({"prompt": "q", "system": None, **ANSWERS}, "q"),
+        ({"prompt": "q", "tools": None, **ANSWERS}, "q"),
+        ({"prompt": [ASK], **ANSWERS}, "q"),
+        ({"prompt": ASK, **ONE_TURN}, "q"),
+        ({"prompt": [HUMAN], "chosen": gpt("good"), "rejected": gpt("bad")}, "q"),
+        ({"prompt": [ASK], **WHOLE}, "q"),
+        ({"prompt": "q", "messages": [ASK, GOOD], **WHOLE}, "q"),
+        (
+            {"chosen": "\n\nHuman: q\n\nAssistant: good", "rejected": "Human: q\n\nAssistant: bad"},
+            "q",
+        ),
+    ],
+)
+def test_published_preferences_are_answers_to_one_question(
+    tree: dict[str, Any], asked: str
+) -> None:
+    found = [[(t.role, t.content, t.target) for t in e.messages] for e in parse(**tree).answers]
+    assert found == [
+        [("user", asked, False), ("assistant", said, True)] for said in ("good", "bad")
+    ]
+    with_rules = parse(**{**tree, "system": "s"})
+    assert [each.messages[0].content for each in with_rules.answers] == ["s", "s"]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        WHOLE_HH,
+        {"instruction": "and\nmore?", "history": [["q", "a, b"]], **ANSWERS},
+        {"conversations": [HUMAN, gpt("a, b"), {**HUMAN, "value": "and\nmore?"}], **ANSWERS},
+    ],
+)
+def test_earlier_rounds_are_context(tree: dict[str, Any]) -> None:
+    for answer, said in zip(parse(**tree).answers, ("good", "bad"), strict=True):
+        turns = [(turn.role, turn.content) for turn in answer.messages]
+        assert turns == [*LONG, ("assistant", said)]
+        assert [turn.target for turn in answer.messages] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("tree", "prompt", "answers"),
+    [
+        (
+            {"chosen": "The sky is blue.", "rejected": "The sky is black."},
+            "The sky is",
+            [" blue.", " black."],
+        ),
+        ({"chosen": "Q: x\nA: yes", "rejected": "Q: x\nA: no"}, "Q: x\nA:", [" yes", " no"]),
+        (
+            {"prompt": "The sky", "chosen": "The sky is", "rejected": "The sky was"},
+            "The sky",
+            [" is", " was"],
+        ),
+        ({"prompt": "q", "chosen": "queue", "rejected": "b"}, "q", ["queue", "b"]),
+        ({"prompt": "q", "chosen": "\n\nHuman: x", "rejected": "b"}, "q", ["\n\nHuman: x", "b"]),
+    ],
+)
+def test_texts_that_begin_with_their_prompt(
+    tree: dict[str, Any], prompt: str, answers: list[str]
+) -> None:
+    found = parse(**tree).answers
+    assert [each.prompt for each in found] == [prompt, prompt]
+    assert [each.text for each in found] == answers
+
+
 @pytest.mark.parametrize(
     ("tree", "problem"),
     [
-        ({"prompt": "q", "completion": "a"}, "a preference has 'prompt', 'chosen' and 'rejected'"),
+        ({"prompt": "q", "completion": "a"}, "lacks the key 'chosen', and has 'prompt', 'compl"),
+        ({"question": "q", "response_j": "a", "response_k": "b"}, "name them with data.columns"),
         ({"chosen": "a", "rejected": "b"}, "are texts, and there is no 'prompt'"),
-        ({**TEXTS, "rejected": "good"}, "'chosen' and 'rejected' are the same"),
+        ({"chosen": "It is", "rejected": "It's"}, "are texts, and there is no 'prompt'"),
+        ({"system": "s", **ANSWERS}, "has nothing that 'chosen' and 'rejected' answer"),
+        (ONE_TURN, "has nothing that 'chosen' and 'rejected' answer"),
+        ({**TEXTS, "rejected": "good"}, "'chosen' and 'rejected' are the same: none is better"),
+        ({"prompt": "q", "chosen": [GOOD], "rejected": [GOOD]}, "are the same"),
         ({**TEXTS, "rejected": [BAD]}, "must both be texts, or both be turns"),
-        ({**TEXTS, "system": "s"}, "'system' needs turns, and 'prompt' is a text"),
         ({**WHOLE, "prompt": "another"}, "'prompt' is no turn that both"),
+        ({**WHOLE, "question": "another"}, "'question' is no turn that both"),
+        ({"prompt": "q", "question": "q", **ANSWERS}, "has 'prompt' and 'question', of which one"),
+        ({"prompt": [ASK, GOOD], **ONE_TURN}, "'prompt' ends with an answer"),
+        ({"conversations": [HUMAN, gpt("good")], **ANSWERS}, "'conversations' ends with an answer"),
+        ({"chosen": HH, "rejected": HH + "bad"}, "a dialogue that does not end with an answer"),
         ({"chosen": [ASK, GOOD], "rejected": [ASK]}, "'rejected' has no assistant turn"),
         ({**TEXTS, "image": "a.png"}, "'image' is not text"),
         ({**TEXTS, "weight": 2}, "'weight' weighs a whole line"),

@@ -269,6 +269,15 @@ EXAMPLES: dict[tuple[str, ...], dict[str, Any]] = {
 WITH_TURNS = [(shape, key) for shape in (*SHAPES, PREFERENCE) for key in shape.turns]
 
 
+def example(shape: Shape, key: str) -> dict[str, Any]:
+    """Return a line of a shape with turns in a key."""
+    tree = EXAMPLES[shape.keys]
+    if key in tree:
+        return tree
+    asked = {"conversations": SHAREGPT[:1], "messages": [ASK]}[key]
+    return {name: each for name, each in tree.items() if name != "prompt"} | {key: asked}
+
+
 def read_as(shape: Shape, tree: dict[str, Any]) -> Sample:
     return parse_sample(tree, 1, pairs=shape is PREFERENCE)
 
@@ -276,7 +285,7 @@ def read_as(shape: Shape, tree: dict[str, Any]) -> Sample:
 @pytest.mark.parametrize(("shape", "key"), WITH_TURNS)
 @pytest.mark.parametrize("indent", [None, 1])
 def test_turns_in_a_text_are_read_as_turns(shape: Shape, key: str, indent: int | None) -> None:
-    tree = EXAMPLES[shape.keys]
+    tree = example(shape, key)
     text = json.dumps(tree[key], indent=indent)
     assert read_as(shape, tree | {key: text}) == read_as(shape, tree)
 
@@ -284,7 +293,7 @@ def test_turns_in_a_text_are_read_as_turns(shape: Shape, key: str, indent: int |
 @pytest.mark.parametrize(("shape", "key"), WITH_TURNS)
 @pytest.mark.parametrize("what", ["python", "numpy", "cut"])
 def test_a_text_that_begins_like_turns_is_never_learned(shape: Shape, key: str, what: str) -> None:
-    tree = EXAMPLES[shape.keys]
+    tree = example(shape, key)
     texts = {
         "python": repr(tree[key]),
         "numpy": repr(tree[key] * 2).replace("}, {", "}\n {"),

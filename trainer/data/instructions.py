@@ -1,0 +1,34 @@
+"""Instructions of Alpaca's kind: a text, what it is about, and earlier rounds."""
+
+from __future__ import annotations
+
+from trainer.data.sample import Tree
+from trainer.data.turns import ChatMessage
+from trainer.data.values import BadLineError, decode, string_of, text_of
+
+
+def read_instruction(tree: Tree, given: str) -> tuple[ChatMessage, ...]:
+    """Return the turns of an instruction, with what it is about in the key `given`.
+
+    Raises:
+        BadLineError: it is no text, or the history is no rounds.
+    """
+    asked = text_of(tree, "instruction")
+    if given in tree and (about := string_of(tree, given)).strip():
+        asked = f"{asked}\n\n{about}"
+    return *_history(tree), ChatMessage("user", asked)
+
+
+def _history(tree: Tree) -> list[ChatMessage]:
+    """Read the earlier rounds, each a pair of a question and its answer."""
+    rounds = tree.get("history", [])
+    if isinstance(rounds, str):
+        rounds = decode(rounds, "history")
+    turns: list[ChatMessage] = []
+    for each in rounds if isinstance(rounds, list) else [None]:
+        if not isinstance(each, list) or len(each) != 2:
+            raise BadLineError("'history' must be a list of pairs: [[question, answer], ...]")
+        pair = {"'history' question": each[0], "'history' answer": each[1]}
+        said = [string_of(pair, key) for key in pair]
+        turns += ChatMessage("user", said[0]), ChatMessage("assistant", said[1])
+    return turns
