@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
+from trainer.data.annotation_status import find_rejections, is_status
 from trainer.data.arrow_messages import unpacked_sizes
 from trainer.data.arrow_values import is_plain, value_reader
 from trainer.data.json_size import json_size
@@ -184,6 +185,11 @@ def _choose(pa: Any, schema: Any, columns: Mapping[str, str], place: str) -> dic
             f"{place}: none of its columns is a key of a data line: it has {there}; name them with"
             " data.columns"
         )
+    chosen |= {
+        name: name
+        for name in schema.names
+        if is_status(name) and name not in chosen.values() and is_plain(pa, schema.field(name).type)
+    }
     for ours, theirs in list(chosen.items()):
         kind = schema.field(theirs).type
         if not is_plain(pa, kind) and not pa.types.is_nested(kind):
@@ -236,6 +242,9 @@ def _rows(
             tree = dict(zip(chosen, row, strict=True))
             for ours, read in readers.items():
                 tree[ours] = read(tree[ours])
+            if columns:  # the others are not read, but for what rejects a row
+                given = {ours: tree.pop(ours) for ours in chosen if ours not in columns}
+                tree |= find_rejections(given)
             if names and isinstance(tree[LABEL], int):
                 tree[LABEL] = ClassNumber(tree[LABEL])
                 tree[LABEL].names = names

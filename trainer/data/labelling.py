@@ -24,12 +24,16 @@ from trainer.data.labels import (
     near_misses,
     read_label,
     shown,
+    single,
     whole_number,
 )
 from trainer.data.records import Problems, Record
 from trainer.data.shapes import ANSWERS
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
+
+_OF_TOOLS = {"annotation_id": "name the key of the choice with data.columns.label"}
+"""Keys of annotation tools beside a label that has a name of the project: Label Studio's."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def with_names(config: RunConfig, base: Sequence[str]) -> RunConfig:
     if count is None or config.class_names is not None:
         return config
     labels = (record.tree.get(LABEL) for record in objects(data, config.data.columns))
-    first = next((label for label in labels if label is not None), None)
+    first = single(next((label for label in labels if label is not None), None))
     found = None
     # Numbers without names need no other look: the reader refuses words among them.
     if first is None or isinstance(first, str | bool | ClassNumber):
@@ -123,7 +127,8 @@ class _Findings:
         is_text = ANSWERS.isdisjoint(tree)  # else a label is a rating
         if label is None:
             self._unlabelled.add(place)
-            for key in near_misses(tree) if is_text and not tree.keys().isdisjoint(TEXTS) else ():
+            near = [*near_misses(tree), *(key for key in _OF_TOOLS if key in tree)]
+            for key in near if is_text and not tree.keys().isdisjoint(TEXTS) else ():
                 self._near.setdefault(key, _Lines()).add(place)
             return
         self._labelled.add(place)
@@ -162,9 +167,10 @@ class _Findings:
             if not self._unlabelled.count:
                 return None
             for key, lines in self._near.items():
+                what = _OF_TOOLS.get(key, "rename it to 'label'")
                 raise InputError(
-                    f"{self._path}: no line has a 'label', but '{key[:40]}' is in {lines}: rename"
-                    " it to 'label', or learn the texts with --task causal-lm"
+                    f"{self._path}: no line has a 'label', but '{key[:40]}' is in {lines}: {what},"
+                    " or learn the texts with --task causal-lm"
                 )
             return Labelling("causal-lm")
         if self._unlabelled.count:

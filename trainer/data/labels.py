@@ -28,6 +28,8 @@ _ABSENT = frozenset(
 _WHOLE = re.compile(r"[+-]?\d{1,18}(\.0*)?")
 _FRACTION = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _CONTROLS = frozenset(("Cc", "Zl", "Zp"))
+_OF_TOOLS = frozenset(("accept", "annotation", "cats"))
+"""Keys of labels in exports of annotation tools, with `NAME.responses` of Argilla."""
 NAMED = 5
 """Lines, and words, that an error names of each kind."""
 
@@ -113,6 +115,7 @@ def near_misses(keys: Iterable[str]) -> list[str]:
 @lru_cache(maxsize=1024)
 def _is_near(key: str) -> bool:
     close = LABEL in key.lower() or get_close_matches(key.lower(), [LABEL], cutoff=0.79)
+    close = close or key in _OF_TOOLS or key.endswith(".responses")
     return key != LABEL and bool(close)
 
 
@@ -122,6 +125,7 @@ def read_label(label: Any) -> tuple[int | str, Kind]:
     Raises:
         BadLineError: it is neither a word nor a whole number.
     """
+    label = single(label)
     if isinstance(label, bool):
         return ("true" if label else "false"), "boolean"
     if isinstance(label, int):
@@ -134,7 +138,14 @@ def read_label(label: Any) -> tuple[int | str, Kind]:
             raise BadLineError(f"'label' {shown(word)} has a control character or a line end")
         return word, "word"
     got = repr(label) if isinstance(label, float) else kind_of(label)
+    if isinstance(label, list):
+        got += f" of {len(label)}; a line is of one class"
     raise BadLineError(f"'label' must be a word or a whole number, got {got}")
+
+
+def single(label: Any) -> Any:
+    """Return the label of a list of one, as doccano and Prodigy write it; any other as it is."""
+    return label[0] if isinstance(label, list) and len(label) == 1 else label
 
 
 def label_of_cell(cell: str) -> str | None:

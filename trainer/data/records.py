@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from trainer.data.annotation_status import find_rejections
 from trainer.data.values import BadLineError, unique_keys
 from trainer.system.errors import InputError
 
@@ -239,6 +240,8 @@ def rename_keys(
 ) -> Iterator[Record]:
     """Yield records whose objects have only the chosen keys, under our names.
 
+    And what says that an annotator rejected one.
+
     Raises:
         InputError: the first object lacks one.
     """
@@ -254,7 +257,8 @@ def rename_keys(
             problems.add(record.place, f"lacks the key {lacking[0]!r}")
         else:
             tree = {ours: record.tree[theirs] for ours, theirs in columns.items()}
-            yield record._replace(tree=tree)
+            others = {key: record.tree[key] for key in record.tree.keys() - {*columns.values()}}
+            yield record._replace(tree=tree | find_rejections(others))
 
 
 class TextLines:

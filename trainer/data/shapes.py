@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.data import glaive
+from trainer.data.annotation_status import check_accepted
 from trainer.data.instructions import read_instruction
 from trainer.data.labels import LABEL, TEXTS, LabelColumn, parse_labelled
 from trainer.data.preferences import BESIDE, QUESTIONS, read_preference
@@ -154,6 +155,10 @@ _NO_PAIRS = (
     "is a preference: learn the comparison with task dpo, or make it a conversation with the better"
     " answer"
 )
+_NO_TASKS = (
+    "is what an annotation tool exports of a task: export it as a table or JSON-MIN, with the label"
+    " in a key of its own, and name that with data.columns.label"
+)
 _NO_WEIGHT = "weighs a whole line, which counts fully; remove the key, or repeat the line"
 LINE_KEYS = KeyTable(
     "a data line",
@@ -167,6 +172,7 @@ LINE_KEYS = KeyTable(
         **dict.fromkeys(("chosen", "rejected"), _NO_PAIRS),
         **dict.fromkeys(("image", "images", "videos", "audio", "audios"), _NO_MEDIA),
         **dict.fromkeys(("weight", "sample_weight"), _NO_WEIGHT),
+        "annotations": _NO_TASKS,
     },
 )
 PAIR_KEYS = KeyTable(
@@ -238,6 +244,7 @@ def parse_sample(
     """
     if not isinstance(tree, dict):
         raise BadLineError(f"expected an object, got {kind_of(tree)}")
+    check_accepted(tree)
     table = _table(labels, pairs)
     if refusal := table.refusal(key for key in tree if tree[key] not in (None, "", [], {})):
         raise BadLineError(refusal)

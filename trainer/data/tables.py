@@ -10,6 +10,7 @@ import csv
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
+from trainer.data.annotation_status import find_rejections, is_status
 from trainer.data.labels import LABEL, label_of_cell, whole_number
 from trainer.data.records import (
     MAX_RECORD_BYTES,
@@ -113,6 +114,11 @@ class _Table:
         places = {name: index for index, name in enumerate(names)}
         chosen = choose_columns(names, columns, source)
         self._columns = [(places[theirs], ours) for ours, theirs in chosen.items()]
+        self._statuses = [
+            (places[name], name)
+            for name in names
+            if is_status(name) and name not in chosen.values()
+        ]
         self._delimiter = delimiter
         self._width = len(header)
         self._label = next((place for place, ours in self._columns if ours == LABEL), None)
@@ -136,6 +142,7 @@ class _Table:
                 tree[name] = label_of_cell(cell)
             elif cell or name not in self._unnamed:
                 tree[name] = cell
+        tree |= find_rejections({name: row[index] for index, name in self._statuses})
         if self._label is not None and len(self._labels) < _LABELS:
             self._labels.add(row[self._label])
         return tree

@@ -103,7 +103,7 @@ def test_an_empty_label_of_a_table_is_missing(tmp_path: Path) -> None:
     [
         ([{"input": "x"}], "in 2 lines (a.jsonl:1, a.jsonl:2), and none in 1 line (sub/b.jsonl:1)"),
         ([{"input": "x", "label": 1}], "a word in 2 lines (a.jsonl:1, a.jsonl:2), a number in 1 l"),
-        ([{"input": "x", "label": [1]}], "sub/b.jsonl:1: 'label' must be a word"),
+        ([{"input": "x", "label": [1, 2]}], "sub/b.jsonl:1: 'label' must be a word"),
     ],
 )
 def test_of_a_folder_a_refusal_names_the_file_and_its_line(
