@@ -37,6 +37,8 @@ class Connection(ABC):
     """The user under which all operations run there."""
     units = False
     """Whether processes can be systemd units there; else they are plain sessions."""
+    units_refusal = ""
+    """Why sudo refuses to start the units that are installed there."""
     noise: tuple[str, ...] = ()
     """What the login shell has printed before the agent's first word."""
     host_key = ""

@@ -12,6 +12,7 @@ import shlex
 
 from launcher.agent.archive import LEAST_PYTHON, RUN, archive
 from launcher.errors import LauncherError, PreflightError
+from launcher.hosts.remote import NO_UNITS_MARK, UNITS_MARK
 from launcher.hosts.rpc import STARTED, NoAgentError
 from launcher.inventory.hosts import Host
 
@@ -22,19 +23,15 @@ RUN_USER = "motley"
 
 RECIPE = "ansible-playbook recipes/gpu-training.yml"
 
+_SUDO = "motley: sudo"
+"""A line before the hello: sudo has been asked to start the agent."""
+
+_UNIT_COMMAND = "/usr/local/sbin/motley-unit"
+
 _SCRIPT = """
 echo "STARTED"; echo "STARTED" >&2;
 p=$1; u=$2; t=$3;
-if [ -x "$p" ]; then
-  if [ "$(id -un)" = "$u" ]; then READY exec "$p" -P -m launcher.agent; fi;
-  if why=$(sudo -n -l -u "$u" -- "$p" -P -m launcher.agent 2>&1); then
-    if sudo -n -l /usr/local/sbin/motley-unit >/dev/null 2>&1; then echo "motley: units"; fi;
-    READY exec sudo -n -u "$u" -- "$p" -P -m launcher.agent;
-  fi;
-  echo "motley: refused: $why";
-else
-  echo "motley: missing";
-fi;
+INSTALLED
 if [ -n "$t" ]; then
   c=$(command -v -- "$t");
   if [ -n "$c" ] && [ -x "${c%/*}/python" ]; then
@@ -46,6 +43,20 @@ OTHERWISE
 """
 """Without line ends and single quotes: every login shell takes it, csh and fish included."""
 
+_INSTALLED = f"""
+if [ -x "$p" ]; then
+  if [ "$(id -un)" = "$u" ]; then READY exec "$p" -P -m launcher.agent; fi;
+  if [ -x {_UNIT_COMMAND} ]; then
+    why=$(sudo -n {_UNIT_COMMAND} 2>&1 </dev/null);
+    if [ $? -eq 2 ]; then echo "{UNITS_MARK}"; else set -f; echo "{NO_UNITS_MARK}" $why; fi;
+  fi;
+  echo "{_SUDO}"; READY exec sudo -n -u "$u" -- "$p" -P -m launcher.agent;
+fi;
+echo "motley: missing";
+"""
+"""Only the call itself shows what sudo does: `sudo -l` lists a command that needs a password too.
+Without arguments motley-unit does nothing and ends with 2, sudo with 1."""
+
 
 _SKIP = 'head -c "$5" >/dev/null;'
 """An installed agent needs no code, which has been sent all the same: one login suffices."""
@@ -54,18 +65,36 @@ VISITS = "motley: visits"
 _VISIT = f'echo "{VISITS}"; exec python3 -I -c "$4" "$5"'
 
 
-def agent_command(host: Host, visiting: bool = False) -> str:
+def agent_command(host: Host, visiting: bool = False, is_refused: bool = False) -> str:
     """Return the command of the operator's login shell; it prints `motley: ...` for each step.
 
-    If it is `visiting`, it first reads the archive, which it runs if no agent is installed.
+    If it is `visiting`, it first reads the archive, which it runs if no agent is installed, or if
+    sudo does not start that one (`is_refused`).
     """
     trainer = host.trainer_command[0] if host.trainer_command else ""
     ready, otherwise = (_SKIP, _VISIT) if visiting else ("", "exit 127")
     script = " ".join(_SCRIPT.split())
-    for place, code in (("STARTED", STARTED), ("READY", ready), ("OTHERWISE", otherwise)):
+    installed = "" if is_refused else " ".join(_INSTALLED.split())
+    parts = {"INSTALLED": installed, "STARTED": STARTED, "READY": ready, "OTHERWISE": otherwise}
+    for place, code in parts.items():
         script = script.replace(place, code)
     code = (RUN, str(len(archive()))) if visiting else ()
     return shlex.join(["sh", "-c", script, "sh", PYTHON, RUN_USER, trainer, *code])
+
+
+def sudo_refusal(error: NoAgentError) -> str:
+    """Return sudo's reason for not starting the agent; empty if that is not what failed."""
+    if not error.has_ended or _SUDO not in error.details:
+        return ""
+    after = error.details[error.details.index(_SUDO) + 1 :]
+    words = [word for word in after if not word.startswith("motley: ")]
+    if any(re.search(_NOT_SUDO, word) for word in words):
+        return ""
+    return words[-1].strip() if words else ""
+
+
+_NOT_SUDO = r"No module named|^Traceback|^Fatal Python|loading shared libraries|^\S*/python: "
+"""The installed Python's own words: sudo has started it."""
 
 
 def explain(host: Host, user: str, error: NoAgentError) -> LauncherError:
@@ -99,8 +128,7 @@ def explain(host: Host, user: str, error: NoAgentError) -> LauncherError:
         beside = next((f" and {mark}" for mark in marks if mark.startswith("no python")), "")
         hint = ", or correct motley_trainer_command" if beside else ""
         return PreflightError(f"{where}: no Motley at /opt/motley{beside}; run: {RECIPE}{hint}")
-    if "refused" in marks:
-        why = marks["refused"] or next(iter(others), "no rule allows it")
+    if why := marks.get("refused", "") or sudo_refusal(error):
         return PreflightError(
             f"{where}: {user} may not become {RUN_USER} there ({why}); name {user} in "
             f"trainer_operators and run: {RECIPE} --tags trainer"

@@ -29,6 +29,9 @@ _UNLOCK_DEADLINE = 2.0
 UNITS_MARK = "motley: units"
 """Line before the hello: the operator may start and stop the trainer's units."""
 
+NO_UNITS_MARK = "motley: no units:"
+"""Line before the hello: the units are there, and sudo refuses to start them; its reason."""
+
 UNIT_COMMAND = ("sudo", "-n", "/usr/local/sbin/motley-unit")
 
 
@@ -172,5 +175,7 @@ class RemoteConnection(Connection):
         self.host_key = link.pipe.host_key
         self.marks = tuple(line for line in link.noise if line.startswith("motley: "))
         self.units = hello.units and UNITS_MARK in self.marks
+        refusals = [mark for mark in self.marks if mark.startswith(NO_UNITS_MARK)]
+        self.units_refusal = refusals[0].removeprefix(NO_UNITS_MARK).strip() if refusals else ""
         self.noise = tuple(line for line in link.noise if line not in self.marks)
         return link

@@ -68,6 +68,9 @@ class Pipe(Protocol):
 class NoAgentError(UnreachableError):
     """The other end is not an agent; the details are its output."""
 
+    has_ended = False
+    """Whether it ended by itself, with a reason."""
+
     def quoted(self) -> UnreachableError:
         """Return it as an error for people, with the last word."""
         last = next(
@@ -98,14 +101,16 @@ class AgentLink:
         self._sending = threading.Lock()
         self._greeted = threading.Event()
         self._silence = Silence()
+        self._has_ended = False
         self._ended = give_signs(self._ping, PING)
         threading.Thread(target=self._listen, name=f"agent of {host}", daemon=True).start()
         if not self._greeted.wait(HELLO_DEADLINE):
-            what = "agent" if STARTED in self.noise else "login shell"
-            self._break(f"its {what} did not start within {HELLO_DEADLINE:.0f} s")
+            self._break(f"its {self._starting} did not start within {HELLO_DEADLINE:.0f} s")
         if not self.hello:
             words = (*self.noise, *pipe.last_output().splitlines())
-            raise NoAgentError(str(self.broken), [word for word in words if word.strip()])
+            error = NoAgentError(str(self.broken), [word for word in words if word.strip()])
+            error.has_ended = self._has_ended
+            raise error
 
     def call(self, operation: str, arguments: Mapping[str, Any], deadline: float) -> Any:
         """Return the answer to a request.
@@ -165,6 +170,9 @@ class AgentLink:
                     continue
                 if not data:
                     words = self.pipe.last_output().strip().splitlines()
+                    if words and not self.hello:  # the login works, what it starts does not
+                        self._has_ended = True
+                        return self._break(f"its {self._starting} has ended: {words[-1]}")
                     reason = f": {words[-1]}" if words else ""
                     return self._break(f"connection lost, its agent has ended{reason}")
                 self._silence.hear(object())
@@ -199,6 +207,11 @@ class AgentLink:
             self._greeted.set()
         else:
             self.noise.append(line[:_LONGEST_NOISE].decode(errors="replace"))
+
+    @property
+    def _starting(self) -> str:
+        """What has been started, before its hello."""
+        return "agent" if STARTED in self.noise else "login shell"
 
     def _ping(self) -> None:
         if self.hello:

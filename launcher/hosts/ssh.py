@@ -16,7 +16,7 @@ from operator import attrgetter
 from launcher.agent.archive import archive
 from launcher.errors import UnreachableError
 from launcher.hosts.base import Connection
-from launcher.hosts.bootstrap import VISITS, agent_command, explain
+from launcher.hosts.bootstrap import VISITS, agent_command, explain, sudo_refusal
 from launcher.hosts.host_keys import CHANGED
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
@@ -121,15 +121,30 @@ def _pooled(host: Host, visiting: bool = False) -> RemoteConnection:
 
 def _open(host: Host, visiting: bool) -> AgentLink:
     """Log in and start an agent, which brings its code along if it is `visiting`."""
+    user = route_of(host).user
+    try:
+        return _start_agent(host, visiting)
+    except NoAgentError as error:
+        why = sudo_refusal(error)
+        if not why or not (visiting or host.trainer_command):
+            raise explain(host, user, error) from None
+    mark = f"motley: refused: {why}"
+    try:
+        link = _start_agent(host, visiting, is_refused=True)
+    except NoAgentError as error:
+        both = NoAgentError(str(error), [mark, *error.details])
+        raise explain(host, user, both) from None
+    link.noise.appendleft(mark)
+    return link
+
+
+def _start_agent(host: Host, visiting: bool, is_refused: bool = False) -> AgentLink:
     from launcher.hosts.ssh_pipe import SshPipe  # Fabric: 0.2 s that only a remote host costs
 
-    route = route_of(host)
-    pipe = SshPipe(f"host {host.name}", route, agent_command(host, visiting))
+    command = agent_command(host, visiting, is_refused)
+    pipe = SshPipe(f"host {host.name}", route_of(host), command)
     if visiting:
         # Without Python nothing reads it; the error that the host prints says so.
         with contextlib.suppress(OSError):
             pipe.send(archive())
-    try:
-        return AgentLink(host.name, pipe)
-    except NoAgentError as error:
-        raise explain(host, route.user, error) from None
+    return AgentLink(host.name, pipe)

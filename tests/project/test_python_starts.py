@@ -120,7 +120,7 @@ def test_the_search_finds_what_it_should(text: str, found: int) -> None:
 
 def test_the_agent_of_a_host_has_it_by_every_way() -> None:
     command = agent_command(Host(name="a", trainer_command=("/opt/trainer",)))
-    assert command.count("-m launcher.agent") == command.count("-P -m launcher.agent") == 4
+    assert command.count("-m launcher.agent") == command.count("-P -m launcher.agent") == 3
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ CURRENT, PREVIOUS, VERSIONS = (
 @pytest.fixture(scope="module")
 def guest(cluster: Cluster) -> Iterator[Operator]:
     """Return somebody with a login of their own, who may do what `trainer_operators` may."""
-    rule = "/etc/sudoers.d/motley"
+    rule = "/etc/sudoers.d/zz-motley"
     known, key = (f"/home/{user}/.ssh/authorized_keys" for user in ("ops", "guest"))
     owned = ["install", "-D", "--owner=guest", "--mode=600", known, key]
     for host in cluster.hosts:

@@ -43,6 +43,7 @@ SETTINGS = {
     "trainer_root": "/opt/motley",
     "trainer_state_folder": STATE,
     "trainer_unit_command": "/usr/local/sbin/motley-unit",
+    "trainer_agent": [PYTHON, "-P", "-m", "launcher.agent"],
     "trainer_stop_seconds": 660,
     "trainer_writable_folders": ["/srv/motley"],
     "trainer_device_groups": [],
@@ -144,7 +145,7 @@ def install(lab: Lab, host: Host) -> None:
     files = {
         f"{site}/motley.pth": ("0644", "/opt/motley/code\n"),
         "/usr/local/sbin/motley-unit": ("0755", (ROLE / "files/motley-unit").read_text()),
-        "/etc/sudoers.d/motley": ("0440", render("sudoers.j2")),
+        "/etc/sudoers.d/zz-motley": ("0440", render("sudoers.j2")),
     }
     for role in ("worker", "coordinator"):
         text = render("motley-process.service.j2", role=role, gpus=role == "worker")

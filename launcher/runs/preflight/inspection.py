@@ -17,6 +17,7 @@ from launcher.agent.checks.host import CUDA_DEADLINE, check_devices
 from launcher.discovery.survey import Survey
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
+from launcher.hosts.bootstrap import RECIPE
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.preflight import distill, finetune
 from launcher.runs.preflight.examination import Asked, Check, Examination
@@ -98,12 +99,20 @@ def _known(finding: Finding) -> tuple[Callable[[], Finding], float]:
     return lambda: finding, DEADLINE
 
 
-def _reachable(connection: Connection) -> Finding:
+def check_reachable(connection: Connection) -> Finding:
+    """Return as whom and how processes are started on a host, and its round trip."""
     how = "systemd units" if connection.units else "plain sessions"
     began = time.monotonic()
     connection.call("clock", {})
     trip = 1e3 * (time.monotonic() - began)
-    return Finding("ok", f"as {connection.user}, {how}, {trip:.0f} ms")
+    detail = f"as {connection.user}, {how}, {trip:.0f} ms"
+    if connection.units_refusal:
+        return Finding(
+            "warn",
+            f"{detail}; sudo refuses motley-unit: {connection.units_refusal}",
+            f"{RECIPE} --tags trainer: it names the rule that is missing or comes too late",
+        )
+    return Finding("ok", detail)
 
 
 def _host_key(_connection: Connection) -> Finding:
@@ -230,7 +239,7 @@ def _mtu(cluster: Examination, name: str) -> Asked:
 
 
 CHECKS = (
-    Check("reachable", "host", _here(_reachable)),
+    Check("reachable", "host", _here(check_reachable)),
     Check("host key", "host", _here(_host_key)),
     Check("login shell", "host", _here(check_login_shell)),
     Check("version", "host", partial(_skew, check="version")),

@@ -158,8 +158,13 @@ def test_noise_of_a_login_shell_before_the_hello_is_passed_over(speak: Speak) ->
     [
         (
             "import sys; print('hm'); sys.exit('sh: 1: python: not found')",
-            "its agent has ended: sh: 1: python: not found",
+            "its login shell has ended: sh: 1: python: not found",
             ("hm", "sh: 1: python: not found"),
+        ),
+        (
+            "import sys; print('motley: started'); sys.exit('sudo: a password is required')",
+            "^host far: its agent has ended: sudo: a password is required$",
+            ("motley: started", "sudo: a password is required"),
         ),
         ("print('x' * 5_000_000)", "a line of more than", ()),
         ("import time; print('y'); time.sleep(600)", "login shell did not start within 2", ("y",)),
