@@ -129,6 +129,11 @@ def continue_run(
     if restored is None:
         owner = store.owner()
         owner = owner or next(map(owner_of, complete_checkpoints(store.folder / SHARDED)), None)
+        if owner == run_id:
+            raise InputError(
+                f"{store.folder}: no checkpoint of this run is intact (the log says why); restore "
+                "one, or give another -o to begin at step 0"
+            )
         if owner:
             places = "-o" if config.checkpoint.folder is None else "checkpoint.folder and -o"
             raise InputError(

@@ -31,7 +31,7 @@ EXIT_CODES = {
     5: ExitCode("NaN or Inf halted the run, or an outlier with `exchange.outliers: halt`", False),
     6: ExitCode(
         "the disk failed and the run cannot continue: the last checkpoint, or two saves in a row, "
-        "failed",
+        "failed, or the checkpoints that the run has saved are gone (a share that is not mounted)",
         True,
     ),
     7: ExitCode(

@@ -7,12 +7,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.checkpoint.reader import SHARDED, complete_checkpoints
 from trainer.checkpoint.resume import checkpoint_path, open_store
 from trainer.checkpoint.store import CheckpointStore
+from trainer.config.run import RunConfig
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.inputs import RunInputs
+from trainer.system.errors import StorageError
 from trainer.system.storage import lease
+from trainer.tracking.metrics import METRICS_FILE, read_metrics
 from trainer.tracking.notifier import Notifier
 from trainer.tracking.run_recorder import RunRecorder
 
@@ -23,6 +27,28 @@ class Guards:
 
     budget: BudgetWatch | None = None
     notifier: Notifier | None = None
+
+
+def refuse_lost_checkpoints(config: RunConfig) -> None:
+    """Refuse to begin at step 0 where the output folder records checkpoints that are gone.
+
+    A folder on a share that is not mounted yet comes back: the error's exit code allows another
+    attempt. Call it before a lease is taken, which would make the folder.
+
+    Raises:
+        StorageError: the folder of checkpoints is missing, or holds no complete one.
+    """
+    record, folder = Path(config.output) / METRICS_FILE, checkpoint_path(config)
+    if complete_checkpoints(folder) or complete_checkpoints(folder / SHARDED):
+        return
+    lines = read_metrics(record) if record.is_file() else []
+    saved = [line["step"] for line in lines if line.get("event") == "checkpoint"]
+    if saved:
+        what = "holds no complete checkpoint" if folder.is_dir() else "is missing"
+        raise StorageError(
+            f"{folder}: {what}, though {record} records one of step {saved[-1]}; mount or restore "
+            "that folder to resume there, or give another -o to begin at step 0"
+        )
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from trainer.model.shards import check_shards
 from trainer.planning.budget.ledger import SPEND_FILE
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.run.composition import run as build
-from trainer.run.composition.record import Guards
+from trainer.run.composition.record import Guards, refuse_lost_checkpoints
 from trainer.run.distributed.environment import quieten_torch
 from trainer.run.inputs import RunInputs, read_inputs
 from trainer.system.errors import RESTARTED, BudgetStopError, InputError, TrainerError
@@ -246,6 +246,7 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
 def _check_output(config: RunConfig) -> None:
     check_output(Path(config.output))
     lease.refuse_if_held(Path(config.output))
+    refuse_lost_checkpoints(config)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from trainer.evaluate.awaited import await_scores
 from trainer.model.output_folder import check_output
 from trainer.planning.budget.stopper import BudgetStopper
 from trainer.run.composition import run as build
+from trainer.run.composition.record import refuse_lost_checkpoints
 from trainer.run.composition.roles import Placement, guarded, open_replica
 from trainer.run.inputs import read_student_inputs
 from trainer.system.errors import BudgetStopError, InUseError, TrainerError
@@ -65,6 +66,7 @@ def run_student(
     config.check_one_process()
     output, folder = Path(config.output), LogitsFolder(Path(config.data.train))
     check_output(output)
+    refuse_lost_checkpoints(config)
     with ExitStack() as at_end:
         held = lease.take(output, run_id, beside=checkpoint_path(config))
         at_end.callback(held.release)

@@ -23,7 +23,7 @@ from trainer.run.composition import record, roles
 from trainer.run.composition import run as build
 from trainer.run.composition.roles import Placement
 from trainer.run.inputs import read_inputs
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, StorageError
 from trainer.tracking.metrics import read_metrics
 from trainer.tracking.run_recorder import RunRecorder
 
@@ -74,6 +74,50 @@ def test_a_run_from_data_to_checkpoint(model: Path, tmp_path: Path):
     assert {"latest", "best", "step-000006"} <= names
     known = {"latest", "best", "step-000002", "step-000004", "step-000006"}
     assert {name for name in names if not name.startswith(".lease-")} <= known
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("loss", ["gone", "emptied", "cut", "damaged"])
+def test_a_run_whose_checkpoints_are_lost_does_not_begin_again(
+    model: Path, tmp_path: Path, loss: str, elsewhere: bool
+) -> None:
+    """A share that is not mounted, too: an empty folder, or none, where the mount point was."""
+    output = tmp_path / "out"
+    folder = tmp_path / "share" / "run" if elsewhere else output / "checkpoints"
+    place = {"checkpoint.folder": str(folder)} if elsewhere else {}
+    settings = config(model, output, **place)
+    assert roles.run_local(settings, "run", ALONE) == 0
+    before = (output / "metrics.jsonl").read_bytes()
+    away = tmp_path / "away"
+    folder.rename(away)
+    if loss != "gone":
+        folder.mkdir()
+    if loss in ("cut", "damaged"):  # the one that is left
+        shutil.copytree(away / "step-000006", folder / "step-000006")
+        weights = folder / "step-000006" / "model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content if loss == "damaged" else content[:-1])
+
+    kind = InputError if loss == "damaged" else StorageError
+    with pytest.raises(kind, match=f"^{folder}: .*give another -o to begin at step 0$") as caught:
+        roles.run_local(settings, "run", ALONE)
+
+    text = str(caught.value)
+    expected = {
+        "gone": "is missing, though",
+        "damaged": "no checkpoint of this run is intact",
+    }.get(loss, "holds no complete checkpoint, though")
+    assert expected in text
+    if loss != "damaged":
+        assert f"{output / 'metrics.jsonl'} records one of step 6; mount or restore" in text
+        assert folder.exists() == (loss != "gone"), "nothing is made below a mount point"
+    assert (output / "metrics.jsonl").read_bytes() == before
+    shutil.rmtree(folder, ignore_errors=True)
+    away.rename(folder)  # it is mounted
+    assert roles.run_local(settings, "run", ALONE) == 0
+    resumed = [r for r in read_metrics(output / "metrics.jsonl") if r.get("event") == "resumed"]
+    assert [event["step"] for event in resumed] == [6]
 
 
 def test_a_share_of_the_data_is_held_out(model: Path, tmp_path: Path):
