@@ -21,6 +21,9 @@ EXCHANGE ?=
 # The demo's Vulkan device: `software` takes Mesa's llvmpipe (no GPU needed, and slow).
 VULKAN ?=
 
+# `make setup SYSTEM=1 PYTHON=... WHEELS=DIR` installs into the environment of that Python, without a
+# network: scripts/install_into.sh.
+
 export VENV VULKAN TORCH TORCH_VERSION TORCH_CPU_INDEX
 # Hundreds of short processes: each would compile our sources, and pytest the tests, once more.
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,7 +49,7 @@ help:
 	@echo "make clean      remove caches, build products and the demo's output (not .venv)"
 
 setup:
-	@bash scripts/setup.sh
+	@bash scripts/$(if $(SYSTEM),install_into,setup).sh
 
 # The environment that is there serves: it may not fit the new locks until the next `make setup`.
 lock:
