@@ -87,7 +87,8 @@ class Trainee:
 
     def claims(self, state: str) -> list[dict[str, Any]]:
         folder = self.output / "evaluations" / "claims"
-        trees = [json.loads(text) for path in folder.glob("*") if (text := path.read_text())]
+        # A hidden one is still being written aside: its runner holds nothing yet.
+        trees = [json.loads(text) for path in folder.glob("[!.]*") if (text := path.read_text())]
         return [tree for tree in trees if tree["state"] == state]
 
     def wait_held_by(self, name: str) -> None:
