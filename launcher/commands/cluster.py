@@ -42,6 +42,9 @@ def up(cluster: Cluster, **flags: Any) -> None:
 @json_option
 def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> None:
     """Show the active run, or the latest one."""
+    from rich.console import Group
+    from rich.text import Text
+
     from launcher.runs.status import RunMonitor
     from launcher.views import render
     from launcher.views.follow import watch_run
@@ -61,7 +64,13 @@ def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> 
     if watch:
         watch_run(run, as_json)
         return
-    view = RunMonitor(run).observe()
+    with render.late_hosts_asked() as show:
+        view = RunMonitor(run).observe(
+            on_late=lambda known: show(
+                known.late,
+                Group(Text(render.headline(known)), processes_table(known, render.width())),
+            )
+        )
     idle = cluster.idle(view)
     if as_json:
         tree = {**render.status_tree(view), "idle": [asdict(host) for host in idle]}

@@ -40,7 +40,7 @@ def _or_files(offer: Offer) -> Offer:
 def _runs(context: click.Context) -> list[Any]:
     from launcher.runs.cluster import Cluster
 
-    return Cluster(context.params.get("inventory")).runs()
+    return Cluster(context.params.get("inventory")).look().all()
 
 
 @_quietly

@@ -20,7 +20,15 @@ def runs(cluster: Cluster, as_json: bool) -> None:
     from launcher.runs.status import RunMonitor
     from launcher.views import render
 
-    views = [RunMonitor(run).observe() for run in cluster.runs()]
+    monitors = [RunMonitor(run) for run in cluster.runs()]
+    with render.late_hosts_asked() as show:
+        views = [monitor.observe() for monitor in monitors]
+        if late := sorted({name for view in views for name in view.late}):
+            show(late, render.runs_table(views, render.width()))
+            views = [
+                monitor.observe(on_late=lambda _: None) if view.late else view
+                for monitor, view in zip(monitors, views, strict=True)
+            ]
     if as_json:
         tree = [
             {

@@ -31,7 +31,11 @@ def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
     from launcher.terminal import note
     from launcher.views import render
 
-    records = [r for r in read_spend(cluster.known(), note) if run_id is None or r.run == run_id]
+    records = [
+        r
+        for r in read_spend(cluster.known(), note, waits=True)
+        if run_id is None or r.run == run_id
+    ]
     found = totals(records, by)
     if as_json:
         tree = {"by": by, "totals": [asdict(total) for total in found]}

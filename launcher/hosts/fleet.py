@@ -19,9 +19,9 @@ from launcher.hosts.base import Connection
 from launcher.inventory.hosts import Host
 
 LOOK = 3.0
-"""Seconds that a look at the hosts may take: `status` as a whole answers within five."""
+"""Seconds after which a look shows what it knows: hosts that are late are still asked."""
 REACH = 20.0
-"""Seconds that reaching the hosts may take before something is changed on them."""
+"""Seconds that reaching the hosts may take: the deadlines of a login are shorter."""
 AT_ONCE = 64
 """Hosts that are queried concurrently: each needs threads and processes here."""
 _SILENCE = 10.0
@@ -32,12 +32,21 @@ Trouble = LauncherError | OSError
 """The errors of a host: it does not answer (UnreachableError), or it refuses."""
 
 
+class LateError(UnreachableError):
+    """A host has not answered a look yet; its login, or its answer, is under way."""
+
+
 @dataclass(frozen=True)
 class Answers(Generic[T]):
     """The answers and errors by host; every host is in one of the two."""
 
     found: dict[str, T]
     errors: dict[str, Trouble]
+
+    @property
+    def late(self) -> list[str]:
+        """The hosts that have not answered yet, but may."""
+        return [name for name, error in self.errors.items() if isinstance(error, LateError)]
 
     def require(self, refusal: type[LauncherError] = PreflightError) -> dict[str, T]:
         """Return what was found, or raise the errors of all hosts as one.
@@ -97,13 +106,16 @@ def at_once(
                 found[name] = outcome
     except queue.Empty:
         for name in tasks.keys() - found.keys() - errors.keys():
-            errors[name] = UnreachableError(
-                f"host {name}: no answer within {deadline:.0f} s; is it up and reachable?"
-            )
+            text = f"host {name}: no answer within {deadline:.0f} s; is it up and reachable?"
+            errors[name] = _NoAnswerError(text)
     finally:
         waiting.clear()
     ordered = {name: found[name] for name in tasks if name in found}
     return Answers(ordered, {name: errors[name] for name in tasks if name in errors})
+
+
+class _NoAnswerError(UnreachableError):
+    """A task has not ended by its deadline."""
 
 
 def _outcome(task: Callable[[], T]) -> T | BaseException:
@@ -118,20 +130,51 @@ def ask_hosts(
     question: Callable[[Host, Connection], T],
     deadline: float = LOOK,
     enough: str | None = None,
+    on_late: Callable[[Answers[T]], None] | None = None,
 ) -> Answers[T]:
     """Connect to all hosts at once and put a question to each.
 
     A look skips a host that did not answer a moment ago; a call with a longer deadline tries it
-    again.
+    again. Logins go on after a look, so that the next one finds them.
+
+    Args:
+        on_late: takes the answers of a look at which hosts were late; these are then asked until
+            their logins' own deadlines.
     """
     chosen = {host.name: host for host in hosts}
+    answers = _ask(chosen, question, deadline, enough)
+    if on_late is None or not answers.late:
+        return answers
+    on_late(answers)
+    again = _ask({name: chosen[name] for name in answers.late}, question, REACH)
+    found, errors = answers.found | again.found, answers.errors | again.errors
+    return Answers(
+        {name: found[name] for name in chosen if name in found},
+        {name: errors[name] for name in chosen if name in errors and name not in found},
+    )
 
+
+def asking(names: Iterable[str]) -> str:
+    """Return the line that says which hosts are still asked."""
+    return f"asking {', '.join(names)} ..."
+
+
+def _ask(
+    chosen: Mapping[str, Host],
+    question: Callable[[Host, Connection], T],
+    deadline: float,
+    enough: str | None = None,
+) -> Answers[T]:
     def task(host: Host) -> T:
         since, error = _SILENT.get(host, (0.0, None))
         if error is not None and deadline <= LOOK and time.monotonic() - since < _SILENCE:
             raise error
+        try:
+            there = ssh.connect(host)
+        except UnreachableError as error:  # recorded here, as nothing else waits for a late login
+            _SILENT[host] = (time.monotonic(), error)
+            raise
         _SILENT.pop(host, None)
-        there = ssh.connect(host)
         try:
             return question(host, there)
         except ValueError as error:  # its version does not have this question
@@ -141,11 +184,14 @@ def ask_hosts(
 
     tasks = {name: partial(task, host) for name, host in chosen.items()}
     answers = at_once(tasks, deadline, enough)
+    errors: dict[str, Trouble] = {}
     for name, error in answers.errors.items():
+        is_late = isinstance(error, _NoAnswerError) and deadline <= LOOK
+        errors[name] = LateError(asking([name])) if is_late else error
         if isinstance(error, UnreachableError):
-            _SILENT.setdefault(chosen[name], (time.monotonic(), error))
-    return answers
+            _SILENT.setdefault(chosen[name], (time.monotonic(), errors[name]))
+    return Answers(answers.found, errors)
 
 
-_SILENT: dict[Host, tuple[float, UnreachableError]] = {}
+_SILENT: dict[Host, tuple[float, Trouble]] = {}
 """Hosts that did not answer, and since when."""

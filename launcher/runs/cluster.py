@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.agent.checks.finding import Result
 from launcher.errors import ConfigError
 from launcher.hosts import ssh
-from launcher.hosts.fleet import LOOK, REACH
+from launcher.hosts.fleet import LOOK, REACH, asking
 from launcher.inventory.hosts import Host, head_of, load_inventory
 from launcher.plan.budget import with_budget
 from launcher.plan.configuration import (
@@ -90,14 +90,18 @@ class Cluster:
             ConfigError: the inventory cannot be used.
             UnreachableError: none of its hosts answers.
         """
-        registry = self.look(deadline)
+        if self.inventory is None:
+            return Registry.default()
+        registry = Registry.of(
+            self.hosts, deadline, lambda answers: self._report(asking(answers.late))
+        )
         if registry.absence is not None:
             self._report(f"{registry.absence}; from the other hosts:")
         return registry
 
-    def look(self, deadline: float = LOOK) -> Registry:
-        """Return the same without a report: `absence` tells why some lack."""
-        return Registry.default() if self.inventory is None else Registry.of(self.hosts, deadline)
+    def look(self) -> Registry:
+        """Return the same at once and without a report: `absence` tells why some lack."""
+        return Registry.default() if self.inventory is None else Registry.of(self.hosts)
 
     def runs(self) -> list[Run]:
         """Return every run, the oldest first."""

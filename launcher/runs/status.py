@@ -1,13 +1,14 @@
 """The status of a run: the states of its supervisors, and its processes' reports.
 
-All hosts are queried concurrently. A host that does not answer delays a view by its deadline
-(`fleet.LOOK`) and its processes are `unreachable`; everything else is shown.
+All hosts are queried concurrently. A host that does not answer delays a view by `fleet.LOOK` and
+its processes are `unreachable`; everything else is shown. A view that is shown once is completed by
+what late hosts answer until their logins' deadlines.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from launcher.errors import UnreachableError
 from launcher.hosts import ssh as reaching
 from launcher.hosts.base import Connection
-from launcher.hosts.fleet import LOOK, REACH, ask_hosts, at_once, line_of
+from launcher.hosts.fleet import LOOK, REACH, Answers, ask_hosts, at_once, line_of
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.processes.log_pages import last_lines
@@ -53,6 +54,8 @@ class RunView:
     """What others say of themselves, by name: those that have a file for it."""
     unreachable: Mapping[str, str] = field(default_factory=dict[str, str])
     """Hosts that did not answer, with the reason."""
+    late: Sequence[str] = ()
+    """Those of them that are still asked."""
     folders: Mapping[str, str] = field(default_factory=dict[str, str])
     """Where the processes of the hosts that answered keep state and logs, by name."""
     end: str | None = None
@@ -122,6 +125,10 @@ class RunView:
         return [process for process in self.run.plan.followers if not self.takes_part(process)]
 
 
+_States = dict[str, tuple[ProcessState, str]]
+"""Of a host: the states and folders of its processes, by name."""
+
+
 class RunMonitor:
     """A run's hosts: a supervisor for each, and what its processes write."""
 
@@ -164,14 +171,21 @@ class RunMonitor:
             return [f"(no log: {line_of(name, error)})"]
         return answers.found[process.host]
 
-    def observe(self, deadline: float = LOOK) -> RunView:
-        """Look once at all hosts; returns within the deadline, whether or not they answer."""
+    def observe(
+        self, deadline: float = LOOK, on_late: Callable[[RunView], None] | None = None
+    ) -> RunView:
+        """Look once at all hosts; returns within the deadline, whether or not they answer.
+
+        Args:
+            on_late: takes the view that lacks late hosts, which are then asked until their logins'
+                deadlines.
+        """
         plan = self.run.plan
         began = time.monotonic()
 
         ends: list[str | None] = []
 
-        def states_of(host: Host, connection: Connection) -> dict[str, tuple[ProcessState, str]]:
+        def states_of(host: Host, connection: Connection) -> _States:
             supervisor = self._supervise(host, connection)
             here = [process for process in plan.processes if process.host == host.name]
             found = {p.name: (supervisor.state(p), supervisor.folder(p)) for p in here}
@@ -179,7 +193,21 @@ class RunMonitor:
                 ends.append(self.run.end(host, connection))
             return found
 
-        answers = ask_hosts(self.run.hosts, states_of, deadline)
+        def show(answers: Answers[_States]) -> None:
+            if on_late is not None:
+                on_late(self._view(answers, ends, LOOK))
+
+        answers = ask_hosts(
+            self.run.hosts, states_of, deadline, on_late=None if on_late is None else show
+        )
+        left = LOOK if on_late is not None else deadline - (time.monotonic() - began)
+        return self._view(answers, ends, max(0.5, left))
+
+    def _view(
+        self, answers: Answers[_States], ends: Sequence[str | None], deadline: float
+    ) -> RunView:
+        """Return the view of what hosts answered, with the reports read until a deadline."""
+        plan = self.run.plan
         states: dict[str, ProcessState] = {}
         folders: dict[str, str] = {}
         for process in plan.processes:
@@ -191,7 +219,7 @@ class RunMonitor:
             else:
                 found = answers.found[process.host][process.name]
                 states[process.name], folders[process.name] = found
-        words = self._words(states, max(0.5, deadline - (time.monotonic() - began)))
+        words = self._words(states, deadline)
         head, training = states[plan.leader.name], words.pop(plan.leader.name, None)
         state = derive_state(head, training)
         if plan.leader.role == "student":
@@ -205,7 +233,12 @@ class RunMonitor:
         if state == "stopped" and end:  # by a start that failed
             state, reason = "failed", end
         unreachable = {name: line_of(name, error) for name, error in answers.errors.items()}
-        return RunView(self.run, state, reason, states, training, words, unreachable, folders, end)
+        return RunView(
+            *(self.run, state, reason, states, training, words, unreachable),
+            late=answers.late,
+            folders=folders,
+            end=end,
+        )
 
     def _words(
         self, states: Mapping[str, ProcessState], deadline: float

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from launcher.errors import ConfigError, LauncherError, UnreachableError, raise_all
 from launcher.hosts import ssh
+from launcher.hosts.fleet import ask_hosts, asking
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.failures import FailureWatch
 from launcher.runs.processes.log_pages import LogPages, Page
@@ -197,7 +198,10 @@ class LogReader:
             UnreachableError: hosts do not answer; what the others have is printed.
         """
         errors: dict[str, UnreachableError] = {}
-        for log in self._logs:
+        late = self._late_hosts()
+        if late:
+            announce(asking(late))
+        for log in sorted(self._logs, key=lambda log: log.process.host in late):
             if log.process.host in errors:
                 continue
             try:
@@ -220,6 +224,7 @@ class LogReader:
         over = threading.Event()
         for log in self._logs:
             threading.Thread(target=_follow, args=(log, events), daemon=True).start()
+        threading.Thread(target=self._tell_late_hosts, args=(events,), daemon=True).start()
         open_logs = len(self._logs)
         followed = {log.process.name for log in self._logs}
         if len(followed) < len(self._monitor.run.plan.processes):
@@ -241,6 +246,17 @@ class LogReader:
                     self._printer.print(event.process, event.attempt, event.lines)
         finally:
             over.set()
+
+    def _late_hosts(self) -> list[str]:
+        """Return the hosts of these processes whose logins take long, and go on."""
+        names = {log.process.host for log in self._logs}
+        hosts = [host for host in self._monitor.run.hosts if host.name in names]
+        return ask_hosts(hosts, lambda _host, _connection: None).late
+
+    def _tell_late_hosts(self, events: queue.Queue[_Event]) -> None:
+        with contextlib.suppress(LauncherError, OSError):  # of a host: its thread's to report
+            if late := self._late_hosts():
+                events.put(_Event(note=asking(late)))
 
     def _emitter(self, process: ProcessPlan) -> Callable[[int, list[bytes]], None]:
         return lambda attempt, lines: self._printer.print(process, attempt, lines)

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.agent.checks.finding import Result
+from launcher.hosts.fleet import asking
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.budget.spending import IdleHost, Total
 from launcher.runs.processes.session import ProcessState
@@ -77,6 +78,26 @@ def console() -> Console:
         highlight=False,
         soft_wrap=not sys.stdout.isatty(),
     )
+
+
+@contextlib.contextmanager
+def late_hosts_asked() -> Generator[Callable[[Iterable[str], RenderableType], None]]:
+    """Yield what takes late hosts and shows what the others said, until the block ends.
+
+    On a terminal the block's end takes the picture away: what is printed then is complete. A pipe
+    gets that alone.
+    """
+    from rich.live import Live
+
+    with contextlib.ExitStack() as pictures:
+
+        def show(names: Iterable[str], picture: RenderableType) -> None:
+            note(asking(names))
+            if sys.stdout.isatty():
+                live = Live(picture, console=console(), auto_refresh=False, transient=True)
+                pictures.enter_context(live)
+
+        yield show
 
 
 def print_json(tree: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from launcher.errors import ConfigError
+from launcher.hosts.fleet import Answers, asking
 from launcher.inventory.hosts import Host
 from launcher.plan.budget import rates_of
 from launcher.runs.records.registry import Registry
@@ -48,8 +49,13 @@ class IdleHost:
     currency: str | None
 
 
-def read_spend(registry: Registry, report: Callable[[str], None]) -> list[SpendRecord]:
+def read_spend(
+    registry: Registry, report: Callable[[str], None], *, waits: bool = False
+) -> list[SpendRecord]:
     """Return every line of the hosts' ledgers by time; hosts that do not answer are reported.
+
+    Args:
+        waits: for hosts whose logins take long; else those that answer at once count.
 
     Raises:
         ConfigError: a ledger is damaged; names host, file and line.
@@ -63,7 +69,10 @@ def read_spend(registry: Registry, report: Callable[[str], None]) -> list[SpendR
         except FileNotFoundError:
             return []
 
-    answers = registry.ask(read)
+    def on_late(answers: Answers[list[SpendRecord]]) -> None:
+        report(asking(answers.late))
+
+    answers = registry.ask(read, on_late=on_late if waits else None)
     for name, error in answers.errors.items():
         if isinstance(error, ConfigError):
             raise error

@@ -65,16 +65,24 @@ class Registry:
         return cls(StateFolder(LocalConnection(), default_state_folder()))
 
     @classmethod
-    def of(cls, hosts: Sequence[Host], deadline: float = LOOK) -> Registry:
+    def of(
+        cls,
+        hosts: Sequence[Host],
+        deadline: float = LOOK,
+        on_late: Callable[[Answers[StateFolder]], None] | None = None,
+    ) -> Registry:
         """Return the registry of a cluster, by its inventory.
 
         While the coordinator's host does not answer it can only be read, from the other hosts.
+
+        Args:
+            on_late: see `ask_hosts`.
 
         Raises:
             UnreachableError: no host answers.
         """
         head = head_of(hosts)
-        places = ask_hosts(hosts, place_of, deadline, enough=head.name)
+        places = ask_hosts(hosts, place_of, deadline, enough=head.name, on_late=on_late)
         if head.name in places.found:
             return cls(places.found[head.name], hosts)
         absence = places.errors[head.name]
@@ -123,11 +131,21 @@ class Registry:
                 ) from None
             yield
 
-    def ask(self, question: Callable[[StateFolder], T], deadline: float = LOOK) -> Answers[T]:
+    def ask(
+        self,
+        question: Callable[[StateFolder], T],
+        deadline: float = LOOK,
+        on_late: Callable[[Answers[T]], None] | None = None,
+    ) -> Answers[T]:
         """Put a question to every host of the cluster; to this machine alone without one."""
         if not self.hosts:
             return at_once({"localhost": partial(question, self._place)}, deadline)
-        return ask_hosts(self.hosts, lambda host, there: question(place_of(host, there)), deadline)
+        return ask_hosts(
+            self.hosts,
+            lambda host, there: question(place_of(host, there)),
+            deadline,
+            on_late=on_late,
+        )
 
     def record(self, plan: LaunchPlan) -> tuple[Run, bytes]:
         """Return a run that begins now, and its plan.json."""

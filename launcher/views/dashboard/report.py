@@ -13,11 +13,12 @@ import yaml
 
 from launcher.errors import ConfigError, LauncherError
 from launcher.hosts import ssh
-from launcher.hosts.fleet import REACH
+from launcher.hosts.fleet import asking
 from launcher.runs.failures import FailureWatch
 from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor
+from launcher.terminal import note
 from launcher.views.dashboard.distillation import Distillation
 from launcher.views.dashboard.facts import Facts
 from launcher.views.dashboard.history import History
@@ -60,7 +61,7 @@ def make_report(registry: Registry, run: Run) -> Report:
         UnreachableError: its leader's host does not answer.
     """
     monitor, history = RunMonitor(run), History(run, MOST_HISTORY)
-    view = monitor.observe(REACH)
+    view = monitor.observe(on_late=lambda known: note(asking(known.late)))
     failures = FailureWatch(monitor).news(view)
     state = run_tree(TelemetrySnapshot(view, 0.0, failures=tuple(failures)))
     absent: list[str] = []

@@ -8,9 +8,10 @@ import pytest
 
 from launcher.errors import PartialError, PreflightError, UnreachableError
 from launcher.hosts import fleet
-from launcher.hosts.fleet import AT_ONCE, Answers, ask_hosts, at_once, line_of
+from launcher.hosts.fleet import AT_ONCE, Answers, ask_hosts, asking, at_once, line_of
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
+from tests.waiting import wait_for
 
 HOSTS = [Host(name="intel"), Host(name="lambda"), Host(name="attic")]
 
@@ -121,6 +122,71 @@ def test_a_host_without_connection_is_not_looked_at_again_at_once(tried: list[st
     assert tried.count("attic") == 1
     ask_hosts(HOSTS, lambda host, _: host.name, deadline=fleet.REACH)
     assert tried.count("attic") == 2
+
+
+def test_late_hosts_are_asked_on_after_a_look(
+    silent_hosts: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The login that a look has begun is the one that answers; nothing is lost with the look."""
+    logins: list[str] = []
+    opened = threading.Event()
+
+    def connect(host: Host) -> LocalConnection:
+        logins.append(host.name)
+        if host.name == "lambda":
+            assert opened.wait(60)
+        elif host.name == "attic":
+            opened.wait(60)
+            raise UnreachableError("host attic: connection refused")
+        return LocalConnection()
+
+    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
+    looks: list[Answers[str]] = []
+
+    def on_late(known: Answers[str]) -> None:
+        looks.append(known)
+        opened.set()
+
+    answers = ask_hosts(HOSTS, lambda host, _: host.name, 0.2, on_late=on_late)
+    (look,) = looks
+    assert look.found == {"intel": "intel"}
+    assert look.late == ["lambda", "attic"]
+    assert str(look.errors["attic"]) == "asking attic ..."
+    assert line_of("attic", look.errors["attic"]) == "asking attic ..."
+    assert asking(look.late) == "asking lambda, attic ..."
+    assert list(answers.found) == ["intel", "lambda"]
+    assert answers.late == []
+    assert str(answers.errors["attic"]) == "host attic: connection refused"
+    assert logins.count("intel") == 1, "what has answered is not asked again"
+
+
+def test_a_look_does_not_wait_again_and_learns_how_a_late_login_ended(
+    silent_hosts: dict[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, ended = threading.Event(), threading.Event()
+    refusals: list[UnreachableError] = []
+
+    def connect(host: Host) -> LocalConnection:
+        assert opened.wait(60)
+        if refusals:
+            ended.set()
+            raise refusals[0]
+        return LocalConnection()
+
+    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
+    attic = HOSTS[2]
+    assert ask_hosts([attic], lambda host, _: host.name, 0.1).late == ["attic"]
+    refusals.append(UnreachableError("host attic: login refused"))
+    assert ask_hosts([attic], lambda host, _: host.name, fleet.LOOK).late == ["attic"]
+    opened.set()
+    assert ended.wait(60)
+    wait_for(lambda: silent_hosts[attic][1] is refusals[0], "the login's own end")
+    answers = ask_hosts([attic], lambda host, _: host.name)
+    assert str(answers.errors["attic"]) == "host attic: login refused"
+    assert answers.late == []
+    refusals.clear()
+    silent_hosts.clear()
+    assert ask_hosts([attic], lambda host, _: host.name).found == {"attic": "attic"}
 
 
 def test_a_host_of_another_version_is_told_from_a_defect(tried: list[str]) -> None:

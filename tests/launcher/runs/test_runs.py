@@ -1,6 +1,7 @@
 """The registry of a cluster: on its coordinator's host, else what the others know."""
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from launcher.plan.setting import Setting
 from launcher.runs.down import tear_down
 from launcher.runs.records.registry import Registry, authority_folder
 from launcher.runs.records.run import StateFolder
-from launcher.runs.status import RunMonitor
+from launcher.runs.status import RunMonitor, RunView
 from launcher.runs.up import deliver
 from tests.launcher.played_hosts import Disk
 from trainer.config.run import load
@@ -117,6 +118,37 @@ def test_without_the_coordinators_host_the_others_are_read_and_nothing_is_starte
     with pytest.raises(UnreachableError) as caught:
         Registry.of(hosts)
     assert "host intel: connection refused" in (str(caught.value), *caught.value.details)
+
+
+def test_a_view_shows_what_is_known_and_then_the_late_host(
+    tmp_path: Path, down: set[str], hosts: tuple[Host, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep(Registry.of(hosts), tmp_path, hosts, "demo-1")
+    monitor = RunMonitor(Registry.of(hosts).get("demo-1"))
+    opened = threading.Event()
+
+    def connect(host: Host) -> Disk:
+        if host.name == "lambda":
+            assert opened.wait(60)
+        return Disk(tmp_path / host.name)
+
+    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
+    known: list[RunView] = []
+
+    def show(view: RunView) -> None:
+        known.append(view)
+        opened.set()
+
+    view = monitor.observe(0.3, show)
+    (before,) = known
+    assert list(before.late) == ["lambda"]
+    assert before.unreachable == {"lambda": "asking lambda ..."}
+    places = {process.name: process.host for process in before.run.plan.processes}
+    unknown = {name for name, state in before.processes.items() if state.state == "unreachable"}
+    assert unknown == {name for name, place in places.items() if place == "lambda"} != set()
+    assert list(view.late) == []
+    assert view.unreachable == {}
+    assert "unreachable" not in {state.state for state in view.processes.values()}
 
 
 def test_who_comes_second_is_told_who_is_first(down: set[str], hosts: tuple[Host, ...]) -> None:
