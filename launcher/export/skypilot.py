@@ -47,8 +47,9 @@ def render_skypilot(job: ExportedJob) -> Rendered:
     resources: dict[str, Any] = {"cpus": f"{target.devices}+"}
     if device is not None:
         resources = {"accelerators": f"{_NAMES.get(device, device)}:{target.devices}"}
+    name = job.label.rstrip("._-")  # SkyPilot's names begin with a letter and end with neither
     task: dict[str, Any] = {
-        "name": job.label,
+        "name": name,
         "workdir": ".",
         "num_nodes": target.nodes,
         "resources": resources,
@@ -56,7 +57,7 @@ def render_skypilot(job: ExportedJob) -> Rendered:
         "run": f'sh {SCRIPT} "$SKYPILOT_NODE_RANK" "$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"',
     }
     text = f"# Run {job.run_id}: {target.text}\n" + yaml.safe_dump(task, sort_keys=False, width=200)
-    cluster = shlex.quote(job.run_id)
+    cluster = shlex.quote(name)
     steps = (
         f"sky launch -c {cluster} {TASK}",
         f"rsync -a {cluster}:sky_workdir/output/ output/    # when it is done",

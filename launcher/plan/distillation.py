@@ -82,11 +82,15 @@ def _threaded(seat: Seat, seats: Sequence[Seat]) -> Seat:
 
 
 def student_host(hosts: Sequence[Host]) -> Host:
-    """Return the host with that role, else the one with the best device: CUDA, by its memory."""
+    """Return the host with that role, else the one with the best device: CUDA, by its memory.
 
-    def worth(host: Host) -> tuple[int, int]:
+    Without CUDA the one with the most cores; one that trains nothing only if all of them do.
+    """
+
+    def worth(host: Host) -> tuple[int, bool, int]:
         cards = [device.memory or 1 for device in host.devices or () if device.backend == "cuda"]
-        return max(cards, default=0), 0 if cards else host.cores or 0
+        trains = host.devices != () or host.fill_with_cpu
+        return max(cards, default=0), trains, 0 if cards else host.cores or 0
 
     return _only(hosts, "student") or max(hosts, key=worth)
 

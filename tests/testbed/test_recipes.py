@@ -74,6 +74,23 @@ def test_operators_may_start_and_stop_runs_and_nothing_else(head: Host) -> None:
     assert (refused.returncode, refused.stderr) == (2, "motley-unit: not a unit of Motley\n")
 
 
+def test_needrestart_leaves_units_alone(head: Host, play: Play) -> None:
+    """By its own reading of its settings; Ubuntu 24.04 restarts what they do not except."""
+    install = ["apt-get", "install", "--yes", "--no-install-recommends", "needrestart"]
+    head.exec(["apt-get", "update"])
+    head.exec(["env", "DEBIAN_FRONTEND=noninteractive", *install])
+    play("playbooks/trainer.yml", "--limit", head.name, "--tags", "trainer_units")
+    code = (
+        "our %nrconf; do '/etc/needrestart/needrestart.conf'; my $rules = $nrconf{override_rc};"
+        "for my $unit (@ARGV) {"
+        "  my $kept = grep { $unit =~ $_ && !$rules->{$_} } keys %$rules;"
+        '  print $unit, $kept ? " kept\\n" : " restarted\\n" }'
+    )
+    units = [UNIT, "motley-coordinator@demo:coordinator.service", "motley-share.service"]
+    shown = head.exec(["perl", "-e", code, *units]).stdout.splitlines()
+    assert shown == [f"{units[0]} kept", f"{units[1]} kept", f"{units[2]} restarted"]
+
+
 def test_a_unit_is_there_until_it_is_stopped(head: Host) -> None:
     wanted = f"/etc/systemd/system/multi-user.target.wants/{UNIT}"
     for verb in ("stop", "kill"):

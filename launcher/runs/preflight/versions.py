@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
 
 from launcher.agent.checks.finding import Result
 from launcher.inventory.facts.machine import LIBRARIES, Machine
@@ -25,7 +28,7 @@ def compare(machines: Mapping[str, Machine], here: Machine, head: str) -> list[R
         checks += [
             _version(name, machine, machines, here),
             _python(name, machine, reference),
-            _libraries(name, machine, newest),
+            _libraries(name, machine, newest, machines),
         ]
     return checks
 
@@ -67,11 +70,29 @@ def _library_releases(machines: Mapping[str, Machine], head: str) -> dict[str, t
     }
 
 
-def _libraries(name: str, machine: Machine, newest: Mapping[str, tuple[str, str]]) -> Result:
+@cache
+def _locked(library: str) -> set[str]:
+    """Return the releases of a library in the locks: several where they depend on the Python."""
+    text = files("launcher.locks").joinpath("trainer.txt").read_text("utf-8")
+    return set(re.findall(rf"^{library}==(\S+)", text, re.MULTILINE))
+
+
+def _libraries(
+    name: str,
+    machine: Machine,
+    newest: Mapping[str, tuple[str, str]],
+    machines: Mapping[str, Machine],
+) -> Result:
+    def is_split(library: str, release: str) -> bool:
+        """Return whether the locks name both releases, each for another Python."""
+        reference, host = newest[library]
+        pythons = {each.python.rpartition(".")[0] for each in (machine, machines[host])}
+        return len(pythons) > 1 and {release, reference} <= _locked(library)
+
     other = [
         f"{library} {release} ({newest[library][0]} on {newest[library][1]})"
         for library, release in machine.libraries.items()
-        if release != newest[library][0]
+        if release != newest[library][0] and not is_split(library, release)
     ]
     if other:
         return Result("libraries", name, "warn", ", ".join(other), _UPDATE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -73,6 +74,16 @@ def test_the_coordinator_reaches_most_then_fastest_then_has_most_memory() -> Non
     ]
     assert propose(hosts, {}, slow).coordinator.host == "lambda"
     assert propose(hosts, {}, []).coordinator.host == "intel"
+
+
+def test_a_host_without_devices_is_no_student() -> None:
+    """It coordinates, or keeps the share, with however many cores."""
+    nas = replace(INTEL, name="nas", devices=(), cores=128, memory=1 << 40)
+    found = propose([nas, LAPTOP], {}, [])
+    assert (found.student.host, found.teacher.host) == ("laptop", "nas")
+    filled = replace(nas, fill_with_cpu=True)
+    assert propose([filled, LAPTOP], {}, []).student.host == "nas"
+    assert propose([nas, replace(nas, name="other")], {}, []).student.host == "nas"
 
 
 def test_one_machine_does_everything() -> None:

@@ -135,6 +135,26 @@ def test_torchrun_is_told_the_nodes_and_asks_for_what_it_needs(tmp_path: Path) -
     )
 
 
+@pytest.mark.parametrize(
+    ("run_id", "name"),
+    [
+        ("run-20261123-011508-707a", "run-20261123-011508-707a"),
+        ("7b-lora-20261123-011508-707a", "run-7b-lora-20261123-011508-707a"),
+        ("a.b_-", "a.b"),
+        ("7", "run-7"),
+    ],
+)
+def test_skypilots_names_begin_with_a_letter(run_id: str, name: str) -> None:
+    """Its task's, and its cluster's in each command."""
+    rendered = render_skypilot(dataclasses.replace(job(), run_id=run_id))
+    assert yaml.safe_load(rendered.files["task.yaml"])["name"] == name
+    assert re.fullmatch("[a-zA-Z]([-_.a-zA-Z0-9]*[a-zA-Z0-9])?", name)
+    launch, fetch, down = rendered.steps
+    assert launch.startswith(f"sky launch -c {name} task.yaml")
+    assert fetch.startswith(f"rsync -a {name}:sky_workdir/output/ output/")
+    assert down == f"sky down {name}"
+
+
 def test_the_task_names_the_devices_as_skypilot_does() -> None:
     task = yaml.safe_load(render_skypilot(job("2 nodes x 4 A100-80G")).files["task.yaml"])
     assert task["num_nodes"] == 2

@@ -1,11 +1,13 @@
 """Skew between hosts: other code refuses, other patch releases are said."""
 
+import re
 from dataclasses import replace
 
 from launcher.agent.checks.finding import Result
 from launcher.inventory.facts.machine import Machine
 from launcher.inventory.facts.network import Network
 from launcher.runs.preflight.versions import compare
+from tests import ROOT
 
 HERE = Machine(
     identity="laptop",
@@ -59,3 +61,19 @@ def test_another_release_of_a_library_is_reported_by_its_host() -> None:
     libraries = named(compare(machines, HERE, "intel"), "libraries")
     assert [libraries[name].status for name in machines] == ["ok", "ok", "warn"]
     assert "torch 2.12.1 (2.13.0 on lambda)" in libraries["nas"].detail
+
+
+def test_releases_that_the_locks_split_by_python_are_no_skew() -> None:
+    """An update would install the same two again."""
+    lock = (ROOT / "launcher" / "locks" / "trainer.txt").read_text()
+    older, newer = re.findall(r"^numpy==(\S+) ; python_full_version", lock, re.MULTILINE)
+    head = replace(INTEL, libraries={"numpy": older})
+    other = replace(LAMBDA, python="3.13.5", libraries={"numpy": newer})
+    libraries = named(compare({"intel": head, "lambda": other}, HERE, "intel"), "libraries")
+    assert libraries["lambda"].status == "ok"
+    stale = replace(other, libraries={"numpy": "2.1.0"})
+    libraries = named(compare({"intel": head, "lambda": stale}, HERE, "intel"), "libraries")
+    assert libraries["lambda"].status == "warn"
+    same = replace(other, python=head.python)
+    libraries = named(compare({"intel": head, "lambda": same}, HERE, "intel"), "libraries")
+    assert libraries["lambda"].status == "warn"
