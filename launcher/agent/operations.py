@@ -34,6 +34,7 @@ from launcher.files import make_private_folder
 from launcher.inventory.facts import devices, gauges, machine, network
 from launcher.session import host_runs, processes
 from launcher.session.processes import ProcessIdentity
+from trainer.system.regular_file import open_file
 from trainer.system.storage.atomic_file import write_atomically
 
 Operation = Callable[..., Any]
@@ -64,9 +65,9 @@ def user_name() -> str:
 
 def read(path: str, offset: int, limit: int | None) -> bytes:
     """Return the bytes of a file from `offset` on, at most `limit`."""
-    with Path(path).open("rb") as stream:
+    with open_file(Path(path)) as stream:
         stream.seek(offset)
-        return stream.read(limit)
+        return stream.read(-1 if limit is None else limit)
 
 
 def write(path: str, data: bytes) -> None:

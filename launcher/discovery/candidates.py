@@ -14,6 +14,7 @@ from typing import Literal
 
 from launcher.errors import ConfigError
 from launcher.inventory.hosts import Host
+from trainer.system.regular_file import read_text
 
 Source = Literal["inventory", "address", "ssh config", "mDNS"]
 
@@ -75,7 +76,7 @@ def ssh_config_hosts(file: Path, depth: int = 0) -> list[str]:
     if depth > _DEEPEST:
         raise ConfigError(f"{file}: Include goes deeper than {_DEEPEST} files")
     try:
-        lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+        lines = read_text(file, errors="surrogateescape").splitlines()
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     found: dict[str, None] = {}

@@ -18,6 +18,7 @@ from launcher.discovery.yaml_text import YamlText
 from launcher.errors import ConfigError
 from launcher.inventory.hosts import Host, load_inventory
 from trainer.system.errors import plain_reason
+from trainer.system.regular_file import read_text
 from trainer.system.storage.atomic_file import write_atomically
 
 _SAME = 0.2
@@ -70,7 +71,7 @@ def rewrite(
     before = ""
     if known:
         try:
-            before = path.read_text(encoding="utf-8")
+            before = read_text(path)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read: {plain_reason(error)}") from None
     text = YamlText(str(path), before or _HEAD)

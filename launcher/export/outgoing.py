@@ -16,6 +16,7 @@ from launcher.runs.status import RunMonitor
 from trainer.config.run import RunConfig
 from trainer.model.files import local_model
 from trainer.planning.defaults import derive
+from trainer.system.yaml_tree import parse_yaml
 
 _HERE = (Host(name="localhost", connection="local"),)
 
@@ -66,9 +67,9 @@ def own_run(registry: Registry, run_id: str, order: Order) -> Outgoing:
         )
     kept = config_of(registry, run_id, set(order.settings))[0]
     try:
-        before = RunConfig.model_validate(yaml.safe_load(kept))
+        before = RunConfig.model_validate(parse_yaml(kept))
         config = before.with_settings(order.settings)
-    except (ConfigError, ValueError) as error:
+    except (ConfigError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"run {run_id}: {str(error).splitlines()[0]}") from None
     if changes := before.changes(config):
         raise ConfigError(

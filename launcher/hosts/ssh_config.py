@@ -21,6 +21,7 @@ from pwd import getpwuid
 from launcher.errors import ConfigError
 from launcher.files import default_state_folder, make_private_folder
 from launcher.inventory.hosts import Host
+from trainer.system.regular_file import read_text
 from trainer.system.storage.atomic_file import write_atomically
 
 CONNECT_TIMEOUT = 8
@@ -199,7 +200,7 @@ def _write_config(settings: dict[str, str], files: Sequence[str]) -> Path:
     for file in files:
         path = Path(file)
         if file != "none" and path.is_file():
-            parts += ["Match all", path.read_text(encoding="utf-8", errors="surrogateescape")]
+            parts += ["Match all", read_text(path, errors="surrogateescape")]
     data = "\n".join([*parts, ""]).encode(errors="surrogateescape")
     config = default_state_folder() / "ssh" / hashlib.sha256(data).hexdigest()[:16]
     if not config.exists():

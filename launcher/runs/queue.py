@@ -33,6 +33,7 @@ from launcher.runs.records.registry import Registry, new_run_id, operator_name
 from launcher.runs.records.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView, live_runs
 from launcher.terminal import note
+from trainer.system.regular_file import read_text
 
 LOOK_AGAIN = 5.0
 """Seconds between two looks at a queue that waits for a job, or for the end of another run."""
@@ -68,7 +69,7 @@ def enqueue(cluster: Cluster, order: Order, timeout: float | None) -> str:
     job = Job(
         leader=order.leader,
         preset=None if order.is_file else order.source,
-        config=Path(str(order.source)).read_text(encoding="utf-8") if order.is_file else None,
+        config=read_text(Path(str(order.source))) if order.is_file else None,
         settings=dict(order.settings),
         folder=str(anchored.folder),
         start=cluster.start.kept,

@@ -44,6 +44,7 @@ from trainer.system.process.child import (
     signal_group,
 )
 from trainer.system.process.notification import COMMAND_VARIABLE, notify
+from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import write_atomically
 
 STATE_SCHEMA = "motley.process/1"
@@ -337,7 +338,7 @@ def _carry(run_id: str) -> None:
 def is_final(state: Path) -> bool:
     """Whether a `state.json` says that its process has ended and is not started again."""
     try:
-        tree: Any = json.loads(state.read_bytes())
+        tree: Any = json.loads(read_file(state))
     except (OSError, ValueError):  # an empty one: its start is under way
         return False
     return isinstance(tree, dict) and tree.get("state") in FINAL_PHASES  # pyright: ignore[reportUnknownMemberType]
@@ -363,7 +364,7 @@ def _version_of(program: str, began_with: str | None) -> str:
 def _program_of(state: Path) -> str | None:
     """Return what an earlier supervisor of the process started; a start empties the file."""
     try:
-        found: Any = json.loads(state.read_bytes())["program"]
+        found: Any = json.loads(read_file(state))["program"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if isinstance(found, str) else None

@@ -24,6 +24,7 @@ from launcher.hosts.fleet import REACH, ask_hosts, line_of
 from launcher.inventory.hosts import Host
 from launcher.transfer.rsync import Endpoint, Report, TransferStats, transfer
 from trainer.system.received import receive, receive_json
+from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import link_atomically
 
 Kind = Literal["inputs", "logits", "checkpoints"]
@@ -227,7 +228,7 @@ def _pull(
     for folder, manifest in manifests.items():
         own = target / folder / MANIFEST
         with contextlib.suppress(FileNotFoundError):
-            if own.read_bytes() != manifest.read_bytes():
+            if read_file(own) != read_file(manifest):
                 own.unlink()  # another one of the same name: it vouches for nothing from now on
     names = [str(folder / file) for folder, m in manifests.items() for file in _sizes(m)]
     moved = TransferStats()
@@ -269,7 +270,7 @@ class _Manifest:
 def _sizes(manifest: Path) -> dict[str, int]:
     """Return the files that a manifest names, with their sizes; none when it is damaged."""
     try:
-        found = receive_json(_Manifest, manifest.read_bytes(), MANIFEST, least=0)
+        found = receive_json(_Manifest, read_file(manifest), MANIFEST, least=0)
     except (OSError, ValueError):
         return {}
     sizes = {name: entry.size for name, entry in found.files.items()}

@@ -55,6 +55,7 @@ BY_OTHER_MEANS = {
     "trainer.run.distributed.group.link": OWN,
     "trainer.run.distributed.group.setup": OWN,
     "trainer.system.received": "the function itself",
+    "trainer.system.yaml_tree": "the function itself, for YAML",
     "trainer.system.storage.lease_folder": "the lease's own holder",
 }
 OF_A_PERSON_BELOW = (
@@ -77,6 +78,8 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def parses(call: ast.AST) -> bool:
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+        return call.func.id == "parse_yaml"
     if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
         return False
     owner, name = call.func.value, call.func.attr
@@ -89,6 +92,54 @@ def test_json_of_others_is_read_by_one_function() -> None:
     found = {name for name, tree in modules() if any(map(parses, ast.walk(tree)))}
     others = {name for name in found if not name.startswith(OF_A_PERSON_BELOW)}
     assert others == set(BY_OTHER_MEANS)
+
+
+SHIPPED = "a file of this package"
+STATE = "a file of this user's own state folder, cache or environment"
+KERNEL = "a file of the kernel"
+READ_AS_THEY_ARE = {
+    "launcher.agent.archive": SHIPPED,
+    "launcher.agent.checks.digests": STATE,
+    "launcher.agent.checks.host": KERNEL,
+    "launcher.agent.checks.share": KERNEL,
+    "launcher.installation.environments": STATE,
+    "launcher.installation.versions": KERNEL,
+    "launcher.inventory.facts.machine": KERNEL,
+    "launcher.inventory.hosts": SHIPPED,
+    "launcher.plan.hub": STATE,
+    "launcher.runs.certificates.authority": STATE,
+    "launcher.runs.records.kept_configs": STATE,
+    "launcher.session.process_supervisor": STATE,
+    "launcher.session.processes": KERNEL,
+    "launcher.transfer.push": SHIPPED,
+    "launcher.transfer.wheel": SHIPPED,
+    "launcher.views.dashboard.single_file": SHIPPED,
+    "trainer.data.meetings.texts": SHIPPED,
+    "trainer.data.shell_safety.family": SHIPPED,
+    "trainer.evaluate.sandbox": SHIPPED,
+    "trainer.exchange.transport.same_host": KERNEL,
+    "trainer.lab.peak_memory": KERNEL,
+    "trainer.replica.torch.processors": KERNEL,
+    "trainer.replica.wgpu.autotune": STATE,
+    "trainer.replica.wgpu.kernels.source": SHIPPED,
+    "trainer.system.kernel_files": KERNEL,
+    "trainer.system.passes.compiler": SHIPPED,
+    "trainer.system.process.child": KERNEL,
+    "trainer.system.storage.host_identity": KERNEL,
+    "trainer.tracking.run_file": "a file that this run has made",
+}
+"""Modules that read a whole file without `regular_file`, each with its reason."""
+
+
+def test_files_that_others_name_are_read_by_one_function() -> None:
+    """A named pipe would be waited for, and a device or a sparse file fill the memory."""
+    found = {
+        name
+        for name, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr in ("read_bytes", "read_text")
+    }
+    assert found == set(READ_AS_THEY_ARE)
 
 
 UNCHECKED_CALLS = {

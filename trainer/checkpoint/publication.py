@@ -21,6 +21,7 @@ from trainer.config.run import RunConfig
 from trainer.model.formats import lasting_name
 from trainer.model.hf_export import ADAPTER_CONFIG, CLASSIFIER_CONFIG, file_pieces, tokenizer_files
 from trainer.system.errors import StorageError
+from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_folder import Disk, FolderWriter, read_manifest
 
 CARD = "README.md"
@@ -43,7 +44,7 @@ def write_publication(checkpoint: Path, config: RunConfig, model_dir: Path) -> P
     kept = {name: record for name, record in records.items() if name not in _OF_A_RUN}
     texts = {CARD: model_card(read_run(checkpoint), config, model_dir)}
     if ADAPTER_CONFIG in kept and (name := _hub_name(config)):
-        tree = json.loads((checkpoint / ADAPTER_CONFIG).read_bytes())
+        tree = json.loads(read_file(checkpoint / ADAPTER_CONFIG))
         texts[ADAPTER_CONFIG] = json.dumps({**tree, "base_model_name_or_path": name}, indent=2)
     try:
         writer = FolderWriter(Disk(), target.parent.resolve(), target.name)

@@ -20,6 +20,7 @@ from trainer.optimizer.adamw import TrainState, Vector
 from trainer.optimizer.early_stopping import Validated
 from trainer.system.errors import InputError, StorageError, readable
 from trainer.system.received import receive, receive_json
+from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_folder import MANIFEST, read_manifest, verify
 from trainer.system.storage.removal import pin
 
@@ -151,7 +152,7 @@ def read_run(path: Path) -> dict[str, Any]:
         StorageError: it cannot be read.
     """
     try:
-        data = (path / RUN_FILE).read_bytes()
+        data = read_file(path / RUN_FILE)
         run = receive_json(dict[str, Any], data, str(path / RUN_FILE), lines=True)
     except OSError as error:
         raise StorageError(f"{path / RUN_FILE}: cannot be read: {error.strerror}") from None
@@ -193,7 +194,7 @@ def checkpoint_digest(path: Path) -> str:
         StorageError: the manifest cannot be read.
     """
     with readable(path / MANIFEST, StorageError):
-        return blake3((path / MANIFEST).read_bytes()).hexdigest()
+        return blake3(read_file(path / MANIFEST)).hexdigest()
 
 
 def owner_of(path: Path) -> str | None:

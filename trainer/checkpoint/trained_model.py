@@ -25,6 +25,7 @@ from trainer.model.layout import GradientLayout, TensorSlot, build_layout, store
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
+from trainer.system.regular_file import read_file
 from trainer.system.storage import atomic_folder
 from trainer.system.storage.cache_folder import cached
 
@@ -197,7 +198,7 @@ def _merged(adapter: Adapter, run: dict[str, Any], max_seq_len: int | None) -> T
     """Return a full model, merged in fp32 into the cache."""
     hasher = blake3(weights_digest(adapter.base_dir).encode())
     for name in (ADAPTER_CONFIG, ADAPTER_FILE):
-        hasher.update((adapter.path / name).read_bytes())
+        hasher.update(read_file(adapter.path / name, 1 << 40))
     with announced(f"merging {adapter.path} into {adapter.base_dir}"):
         folder = cached("merged", hasher.hexdigest(), lambda: merged_files(adapter, "F32"))
     return _model(folder, run, max_seq_len)

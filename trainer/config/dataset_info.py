@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.system.key_table import KeyTable
+from trainer.system.regular_file import read_file
 
 FILE = "dataset_info.json"
 _ELSEWHERE = "is not on this machine; download it and set data.train"
@@ -60,13 +61,13 @@ def data_set(name: Any, setting: str, tree: Mapping[str, Any], folder: Path) -> 
         raise NotTakenError(f"{name!r} is a name in {FILE}, which is not here; set {setting}")
     where = f"{name!r} in {home / FILE}"
     try:
-        entry = json.loads((home / FILE).read_bytes())[name]
+        entry = json.loads(read_file(home / FILE))[name]
         given = {key: entry[key] for key in entry if entry[key] not in (None, False)}
         unknown = "".join(f"'{key}' is not known" for key in ENTRY_KEYS.unknown(given)[:1])
         if why := ENTRY_KEYS.refusal(given) or unknown:
             raise NotTakenError(f"{where}: {why}")
         columns = _columns(given, tree.get("stage") == "pt")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise NotTakenError(f"{where}: is not described there; set {setting}") from None
     file = home / str(given.get("file_name"))
     if not file.exists():

@@ -15,6 +15,8 @@ from pydantic_core import ErrorDetails
 from trainer.config.foreign import recognise
 from trainer.config.spelling import OF_THE_OPERATOR, explanation, hint, nearest_key
 from trainer.system.errors import InputError, plain_reason
+from trainer.system.regular_file import read_text
+from trainer.system.yaml_tree import LONGEST, describe_error, parse_yaml
 
 LARGEST = 2**53
 """The largest integer of a setting: every reader of JSON keeps it exactly."""
@@ -118,25 +120,10 @@ def parse_assignments(texts: Iterable[str], flag: str) -> dict[str, Any]:
         if not equals or not key.strip():
             raise InputError(f"{flag} {text}: give KEY=VALUE")
         try:
-            found[key.strip()] = yaml.safe_load(value)
+            found[key.strip()] = parse_yaml(value)
         except yaml.YAMLError:
             raise InputError(f"{flag} {text}: the value is not valid YAML") from None
     return found
-
-
-class _UniqueLoader(yaml.SafeLoader):
-    """Refuses a duplicate key: YAML forbids it, and PyYAML takes the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Return a mapping, as the base class does."""
-        seen: set[Any] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"the key {key.value!r} occurs twice", problem_mark=key.start_mark
-                )
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
-        return super().construct_mapping(node, deep)
 
 
 def setting_keys(kind: type[Section]) -> list[str]:
@@ -175,13 +162,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
         InputError: it cannot be read, is no YAML, or holds something else.
     """
     try:
-        tree: Any = yaml.load(path.read_text(encoding="utf-8"), _UniqueLoader)  # noqa: S506 - safe
+        tree: Any = parse_yaml(read_text(path, LONGEST))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read: {plain_reason(error)}") from None
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "malformed"
+        where, problem = describe_error(error)
         raise InputError(f"{path}{where}: not valid YAML: {problem}") from None
     if not isinstance(tree, dict):
         raise InputError(f"{path}: a run config is a mapping of settings, see docs/config.md")

@@ -44,6 +44,7 @@ from trainer.data.lost_text import beginning, lost_text
 from trainer.data.tokenizer_folder import MORE_TEMPLATES, TEMPLATE_FILE, TokenizerFolder
 from trainer.data.turns import REASONING, ChatMessage
 from trainer.system.errors import InputError, first_line, plain_reason
+from trainer.system.regular_file import read_text
 
 Tools = Sequence[dict[str, Any]]
 
@@ -322,7 +323,7 @@ def read_chat_template(
     for name, path in files.items():
         if path.is_file():
             try:
-                found[name] = path.read_text(encoding="utf-8")
+                found[name] = read_text(path)
             except (OSError, UnicodeDecodeError) as error:
                 raise InputError(f"{path}: cannot be read: {plain_reason(error)}") from None
     sources = found or sources  # files replace the settings, as in transformers

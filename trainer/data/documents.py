@@ -29,8 +29,12 @@ from trainer.data.sources import find_data, find_texts
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
+from trainer.system.regular_file import open_file, read_file
 
 log = logging.getLogger(__name__)
+
+_LONGEST_TEXT = 1 << 30
+"""Bytes of a text that is one document."""
 
 
 class Documents(Sequence[Sample]):
@@ -109,7 +113,7 @@ class Documents(Sequence[Sample]):
         begin, size = self._begin[index], self._size[index]
         if path is None:
             return os.pread(self._copy.fileno(), size, begin)
-        with readable(path, InputError), path.open("rb") as file:
+        with readable(path, InputError), open_file(path) as file:
             file.seek(begin)
             return file.read(size)
 
@@ -177,7 +181,7 @@ class _NoDocumentError(Exception):
 
 def _read_text(path: Path) -> Sample:
     with readable(path, InputError):
-        content = path.read_bytes()
+        content = read_file(path, _LONGEST_TEXT)
     if b"\0" in content:  # valid UTF-8, but no text has it
         raise _NoDocumentError("not text")
     try:

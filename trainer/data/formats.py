@@ -37,6 +37,7 @@ from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS, PAIR_KEYS
 from trainer.data.sources import DataFiles, find_data
 from trainer.data.tables import read_table
 from trainer.system.errors import InputError
+from trainer.system.regular_file import open_file
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ def _read_file(
 ) -> Iterator[Record]:
     """Yield the records of one file; errors call it `path`."""
     try:
-        with file.open("rb") as stream, _unchanged(file, stream):
+        with open_file(file) as stream, _unchanged(file, stream):
             yield from _read(stream, str(path), path.name, columns, problems)
     except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, UnicodeError) as error:
         raise InputError(f"{path}: is cut or damaged: {error}; copy it again") from None
@@ -133,7 +134,7 @@ def count_records(path: Path, columns: Mapping[str, str] | None = None) -> int:
     """
     files = find_data(path).files
     if len(files) == 1 and is_json_lines(files[0]):
-        with files[0].open("rb") as file:
+        with open_file(files[0]) as file:
             return sum(1 for line in file if line.strip())
     return sum(1 for _ in read_records(path, Problems(), columns))
 
@@ -144,7 +145,7 @@ def is_json_lines(path: Path) -> bool:
     Raises:
         OSError: it cannot be read.
     """
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         head = stream.peek(HEAD_BYTES)
     return head.removeprefix(_MARK).lstrip().startswith(b"{") and not head.startswith(b"{\0")
 
@@ -159,7 +160,7 @@ def holds_records(path: Path, name: str) -> bool:
     """
     if kind := kind_of(name):
         return kind in RECORDS
-    with path.open("rb") as stream:
+    with open_file(path) as stream:
         head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
     text = head.removeprefix(_MARK).lstrip()
     return (

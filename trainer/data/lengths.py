@@ -18,6 +18,7 @@ from trainer.data.records import MAX_RECORD_BYTES, Problems
 from trainer.data.shapes import Sample, parse_sample
 from trainer.data.sources import find_data
 from trainer.data.values import BadLineError
+from trainer.system.regular_file import open_file
 
 MEASURED_BYTES = 1 << 19
 """Bytes to tokenise, a quarter of a second; a smaller file is measured whole."""
@@ -78,7 +79,7 @@ def _of_records(trees: Iterator[Any]) -> Iterator[Any]:
 
 
 def _of_lines(path: Path) -> Iterator[Any]:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         for raw in _lines(file, path.stat().st_size):
             with contextlib.suppress(ValueError, RecursionError):
                 yield json.loads(raw)

@@ -23,6 +23,7 @@ from trainer.data.values import BadLineError
 from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
+from trainer.system.regular_file import open_file
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> bla
     for path in paths:
         for found in find_data(Path(path)).files:
             said = announced(f"hashing {path}")
-            with readable(found, InputError), said, found.open("rb") as file:
+            with readable(found, InputError), said, open_file(found) as file:
                 while piece := file.read(_PIECE):  # if mapped, a file that shrinks would kill
                     hasher.update(piece)
             hasher.update(b"\0")

@@ -29,6 +29,7 @@ from trainer.data.selection import (
 from trainer.data.subsets import README, Subset, choose_files_of, choose_subset, read_subsets
 from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
+from trainer.system.regular_file import read_file
 
 _STEP = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f]+"
 HUB = re.compile(
@@ -218,7 +219,7 @@ def holds_logits(folder: Path) -> bool:
 def shards_schema(folder: Path) -> str | None:
     """Return the schema in a folder's dataset.json, "" if that names none; None without one."""
     try:
-        schema = json.loads((folder / _DESCRIPTION).read_bytes())["schema"]
+        schema = json.loads(read_file(folder / _DESCRIPTION))["schema"]
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -235,7 +236,7 @@ def _answer_shards(folder: Path) -> list[str]:
     if shards_schema(folder) != ANSWERS_SCHEMA:
         return []
     try:
-        tree = json.loads((folder / _DESCRIPTION).read_bytes())
+        tree = json.loads(read_file(folder / _DESCRIPTION))
         names = [f"shard-{plan['number']:05d}" for plan in tree["shards"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
@@ -251,8 +252,8 @@ def _answer_shards(folder: Path) -> list[str]:
 def _listed(file: Path, key: str) -> list[Any]:
     """Return a list of a JSON file that `datasets` wrote; [] if there is no such file or list."""
     try:
-        found = json.loads(file.read_bytes())[key]
-    except (OSError, ValueError, KeyError, TypeError):
+        found = json.loads(read_file(file))[key]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return found if isinstance(found, list) else []
 

@@ -19,6 +19,7 @@ from trainer.model.formats import refuse_pointer
 from trainer.model.safetensors_headers import read_object
 from trainer.system.errors import InputError
 from trainer.system.key_table import KeyTable, UnknownKeys
+from trainer.system.regular_file import read_file
 
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
@@ -154,7 +155,9 @@ class TokenizerFolder:
             raise InputError(f"{path}: no such file; {self._instead()}")
         refuse_pointer(path)
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer: Tokenizer = Tokenizer.from_buffer(read_file(path))
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
         except Exception as error:  # the library raises bare Exception
             raise InputError(f"{path}: not a usable tokenizer: {error}") from None
         tokenizer.no_truncation()

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from trainer.system.process.sign_of_life import Silence, give_signs
 from trainer.system.received import receive_json
+from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import create_atomically
 from trainer.system.storage.jsonl import json_text
 
@@ -118,7 +119,7 @@ class Claims:
         known = self._heads.get(digest)
         if known and known.state == "done":
             return known
-        data = (self._folder / f"{digest}.{generation}").read_bytes()
+        data = read_file(self._folder / f"{digest}.{generation}")
         state, record = "held", None
         # One that is being written, or was left half-written, counts as held.
         with suppress(ValueError, KeyError, TypeError):

@@ -17,6 +17,7 @@ from typing import Any
 from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
 from trainer.system.errors import StorageError
 from trainer.system.received import receive_json
+from trainer.system.regular_file import MOST_LINES, read_file
 from trainer.system.storage import atomic_folder
 from trainer.system.storage.jsonl import json_text
 from trainer.tracking.trackers.tensorboard_file import TENSORBOARD_FOLDER, TensorBoardFile
@@ -119,7 +120,7 @@ def read_evaluations(path: Path) -> list[Record]:
     Raises:
         OSError: it cannot be read.
     """
-    return list(_by_digest(path.read_bytes()).values())
+    return list(_by_digest(read_file(path, MOST_LINES)).values())
 
 
 def _by_digest(data: bytes) -> Mapping[str, Record]:

@@ -11,6 +11,7 @@ from trainer.model.formats import gguf_file, way_in
 from trainer.model.safetensors_headers import TensorHeader, read_headers
 from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
+from trainer.system.regular_file import open_file, read_file
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
 _DIGESTED = (
@@ -102,7 +103,7 @@ def _digest_of(
     with ExitStack() as opened:
         maps: dict[Path, memoryview] = {}
         for path, _, _ in states:
-            file = opened.enter_context(path.open("rb"))
+            file = opened.enter_context(open_file(path))
             mapped = opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             maps[path] = opened.enter_context(memoryview(mapped))
         for name, header in headers:
@@ -114,7 +115,7 @@ def _digest_of(
 
 def _bytes(path: Path) -> bytes:
     with readable(path, InputError):
-        return path.read_bytes()
+        return read_file(path)
 
 
 def _from_hub(name: str) -> Path:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from trainer.system.errors import InputError
+from trainer.system.regular_file import open_file, read_file
 
 ADAPTER_CONFIG = "adapter_config.json"
 
@@ -34,7 +35,7 @@ def refuse_pointer(path: Path) -> None:
         InputError: it is one.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             pointer = file.read(len(_POINTER)) == _POINTER
     except OSError:
         return  # the reader says what is wrong
@@ -95,8 +96,8 @@ def _adapter(folder: Path, adapter: Path) -> str:
 
 def _base(adapter: Path) -> str:
     try:
-        base = json.loads((adapter / ADAPTER_CONFIG).read_bytes())["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
+        base = json.loads(read_file(adapter / ADAPTER_CONFIG))["base_model_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "some model"
     return str(base)
 

@@ -19,6 +19,7 @@ from trainer.model.families import family_of, text_config
 from trainer.model.formats import ADAPTER_CONFIG, lasting_name
 from trainer.model.layout import adapted_names
 from trainer.model.safetensors_headers import read_config
+from trainer.system.regular_file import open_file, read_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -181,7 +182,7 @@ def raw_bytes(array: NDArray[np.float32]) -> memoryview:
 
 def file_pieces(path: Path) -> Iterator[bytes]:
     """Yield a file's bytes."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while piece := file.read(1024 * 1024):
             yield piece
 
@@ -199,8 +200,8 @@ def _pad_token(model_dir: Path) -> int | None:
 
 def _object_at(path: Path) -> dict[str, Any]:
     try:
-        tree: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        tree: Any = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError):
         return {}
     return tree if isinstance(tree, dict) else {}
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from trainer.model.formats import refuse_pointer, way_in
 from trainer.system.errors import InputError
+from trainer.system.regular_file import open_file, read_file
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -127,7 +128,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
     """Return a file's header, the offset behind it, and the file's size."""
     refuse_pointer(path)
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             # Before the read: the length is only the file's claim.
@@ -182,7 +183,7 @@ def read_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     """
     refuse_pointer(path)
     try:
-        tree: Any = json.loads(path.read_bytes())
+        tree: Any = json.loads(read_file(path))
     except OSError as error:
         if optional and isinstance(error, FileNotFoundError):
             return {}

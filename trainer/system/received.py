@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from trainer.system.commandline.visible import visible
 
@@ -28,6 +28,8 @@ LONGEST = 64 << 10
 DEEPEST = 64
 """Containers inside one another. JSON allows any number, and since Python 3.12 its reader takes
 more than Python's own functions can follow."""
+UnixTime = Annotated[float, Field(ge=0, le=1e11)]
+"""Unix seconds that a calendar has: up to the year 5138."""
 REPORTED = 8
 """Places of invalid values that a report lists."""
 SHOWN = 200

@@ -10,11 +10,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 MOST = 64 << 20
 """Bytes of a file that is read whole: tokenizers have some 30 MiB, and all else is smaller."""
+
+MOST_LINES = 4 << 30
+"""Bytes of a file that grows by lines as long as a run lasts."""
 
 _KINDS = {
     stat.S_IFDIR: "is a folder, not a file",
@@ -22,8 +25,8 @@ _KINDS = {
 }
 
 
-def open_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading, unbuffered.
+def open_file(path: Path) -> BufferedReader:
+    """Open a regular file for reading.
 
     Raises:
         OSError: it cannot be opened, or is a folder, a pipe or a device.
@@ -36,7 +39,7 @@ def open_file(path: Path) -> BinaryIO:
             code = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENXIO
             reason = _KINDS.get(stat.S_IFMT(mode), "is a device, not a file")
             raise OSError(code, reason, str(path))
-        return os.fdopen(descriptor, "rb", buffering=0)
+        return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.system.received import receive_json
+from trainer.system.regular_file import MOST_LINES, read_file
 from trainer.system.storage.jsonl import LineFile, json_text
 
 if TYPE_CHECKING:
@@ -146,7 +147,8 @@ def read_metrics(path: Path, *, abandoned: bool = False) -> list[dict[str, Any]]
     `abandoned` asks for them.
     """
     records: list[dict[str, Any]] = []
-    for line in path.read_bytes().split(b"\n"):  # not splitlines: a text may have other line ends
+    # Not splitlines: a text may have other line ends.
+    for line in read_file(path, MOST_LINES).split(b"\n"):
         try:
             record = receive_json(dict[str, Any], line, METRICS_FILE, lines=True)
         except ValueError:

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypedDict
 
 from trainer.system.errors import RESTARTED, StorageError
 from trainer.system.received import receive_json
+from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.jsonl import Outage, json_text
 
@@ -183,7 +184,7 @@ def read_status(path: Path) -> dict[str, Any]:
         StorageError: it is missing, damaged, or of another version.
     """
     try:
-        tree = receive_json(dict[str, Any], path.read_bytes(), str(path), lines=True)
+        tree = receive_json(dict[str, Any], read_file(path), str(path), lines=True)
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -36,6 +36,7 @@ from trainer.planning.shapes import ModelShape
 from trainer.planning.teachers import Measured
 from trainer.planning.workers import Backend, Room, RunMemory, coordinator_memory
 from trainer.system.errors import InputError
+from trainer.system.regular_file import read_file
 
 _MIB = 1 << 20
 _SAVED = 12
@@ -208,9 +209,9 @@ def check_output(path: Path, run_id: str) -> Finding:
     except InputError as error:
         return Finding("fail", str(error), "give another --output")
     try:
-        owner = json.loads((path / "status.json").read_bytes()).get("run_id")
+        owner = json.loads(read_file(path / "status.json")).get("run_id")
         kept = any((path / "checkpoints").iterdir())
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         owner, kept = None, False
     if kept and owner != run_id:
         return Finding(

@@ -14,6 +14,7 @@ from typing import Any
 from launcher.agent.checks.digests import digests
 from launcher.agent.checks.finding import Finding
 from trainer.data.sources import ANSWERS_SCHEMA, shards_schema
+from trainer.system.regular_file import open_file, read_file
 
 DATASET = "dataset.json"
 """Name of the file that lists the shards to expect; a folder with it holds logits."""
@@ -37,7 +38,7 @@ def check_logits(folder: Path) -> Finding:
         return Finding("fail", detail, "give --data DIR, or --set distillation=null")
     except OSError as error:
         return Finding("fail", f"{description}: {(error.strerror or '').lower()}", _BRING)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return Finding("fail", f"{description}: does not describe shards", _BRING)
     if missing := [name for name, digest in shards.items() if digest is None]:
         detail = f"{folder}: {len(missing)} of {len(shards)} shards are missing or damaged"
@@ -66,16 +67,16 @@ def _read_shards(folder: Path) -> dict[str, str | None]:
         OSError: dataset.json cannot be read.
         ValueError, KeyError, TypeError: it is none.
     """
-    tree: Any = json.loads((folder / DATASET).read_bytes())
+    tree: Any = json.loads(read_file(folder / DATASET))
     names = [f"shard-{int(shard['number']):05d}" for shard in tree["shards"]]
     return {name: _read_digest(folder / name) for name in names}
 
 
 def _read_digest(shard: Path) -> str | None:
     try:
-        record: Any = json.loads((shard / _MANIFEST).read_bytes())["files"][_SHARD_FILE]
-        with (shard / _SHARD_FILE).open("rb") as stream:  # size only
+        record: Any = json.loads(read_file(shard / _MANIFEST))["files"][_SHARD_FILE]
+        with open_file(shard / _SHARD_FILE) as stream:  # size only
             size = stream.seek(0, os.SEEK_END)
         return str(record["blake3"]) if size == record["size"] else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

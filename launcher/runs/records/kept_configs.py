@@ -27,6 +27,7 @@ from launcher.runs.records.registry import Registry
 from trainer.data.sources import HUB
 from trainer.system.received import parse, receive
 from trainer.system.storage.atomic_file import write_atomically
+from trainer.system.yaml_tree import parse_yaml
 
 RUN_PATHS = {
     "model.path": "--model DIR",
@@ -212,8 +213,8 @@ def _refuse_what_is_elsewhere(
     config: bytes, hosts: Sequence[Host], run_id: str, given: Collection[str]
 ) -> None:
     try:
-        tree: Any = yaml.safe_load(config)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        tree: Any = parse_yaml(config)
+    except yaml.YAMLError:
         tree = None
     if not isinstance(tree, dict):
         raise ConfigError(f"run {run_id}: its run.yaml is not a config; start a new run")

@@ -17,7 +17,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.plan import PLAN_SCHEMA, LaunchPlan, ProcessPlan, Role
 from trainer.config.exchange import FEWEST
 from trainer.system.commandline.run_id import RUN_ID
-from trainer.system.received import parse, receive
+from trainer.system.received import UnixTime, parse, receive
 
 MOST = 4 << 20
 """Bytes that a plan.json may have; one of a thousand workers has about 1 MB."""
@@ -98,7 +98,7 @@ class _Plan(BaseModel):
     output: _Text
     hosts: Annotated[tuple[_Host, ...], Field(min_length=1, max_length=4096)]
     processes: Annotated[tuple[_Process, ...], Field(min_length=1, max_length=65536)]
-    started: Annotated[float, Field(ge=0, le=1e11)]
+    started: UnixTime
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

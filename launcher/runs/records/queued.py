@@ -18,7 +18,9 @@ import time
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from launcher.errors import ConfigError, PreflightError
 from launcher.plan.configuration import Order
@@ -27,7 +29,7 @@ from launcher.runs.records.plan_file import MOST
 from launcher.runs.records.registry import operator_name
 from launcher.runs.records.run import StateFolder
 from trainer.system.commandline.run_id import RUN_ID
-from trainer.system.received import receive, receive_json
+from trainer.system.received import UnixTime, receive, receive_json
 
 _FILE = re.compile(rf"({RUN_ID})\.(json|run|end)")
 _TORN = re.compile(r"\..+\.[0-9a-f]{8}")
@@ -46,10 +48,10 @@ class Job:
     folder: str
     """Where relative paths start."""
     start: Start
-    timeout: float | None
+    timeout: Annotated[float, Field(ge=0, le=1e9)] | None
     """Seconds for joining."""
     who: str
-    added: float
+    added: UnixTime
     """Unix seconds, by the clock of the coordinator's host."""
     schema: Literal["motley.queue.entry/1"] = "motley.queue.entry/1"
 
@@ -75,7 +77,7 @@ class End:
     exit_code: int
     """As of `launch cluster up --wait`."""
     run_id: str
-    time: float
+    time: UnixTime
     """Unix seconds, by the clock of the coordinator's host."""
 
 

@@ -16,6 +16,7 @@ from launcher.runs.records.registry import Registry
 from trainer.planning.cost import money_text
 from trainer.system.errors import plain_reason
 from trainer.system.received import receive_json
+from trainer.system.yaml_tree import parse_yaml
 
 Row = tuple[str, str]
 """A name, and what is known of it."""
@@ -50,8 +51,8 @@ class _Manifest(BaseModel):
 def read_settings(text: bytes) -> dict[str, Any]:
     """Return a run's settings; none if they are damaged."""
     try:
-        tree: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        tree: Any = parse_yaml(text)
+    except yaml.YAMLError:
         tree = None
     return cast("dict[str, Any]", tree) if isinstance(tree, dict) else {}
 

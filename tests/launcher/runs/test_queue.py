@@ -151,16 +151,32 @@ def test_what_is_no_job_is_named_and_passed_over(start: Start, queue: Queue) -> 
     (folder / "lock").touch()
     tree = json.loads((folder / f"{run_id}.json").read_text())
     (folder / "odd-1.json").write_text(json.dumps({**tree, "leader": "worker"}))
+    for number, (key, value) in enumerate(
+        (("added", 1e59), ("added", -1.0), ("timeout", 1e59), ("added", "soon")), 1
+    ):
+        (folder / f"late-{number}.json").write_text(json.dumps({**tree, key: value}))
+    os.mkfifo(folder / "pipe-1.json")
+    (folder / "device-1.json").symlink_to("/dev/zero")
+    with (folder / "sparse-1.json").open("wb") as sparse:
+        sparse.truncate(60 << 30)
     entries, skipped = queue.entries()
     assert [entry.id for entry in entries] == [run_id]
+    for number, key in enumerate(("added", "added", "timeout", "added"), 1):
+        assert skipped.pop(f"late-{number}.json").startswith(f"damaged: {key}: ")
+    assert skipped.pop("sparse-1.json").startswith("damaged")
     assert skipped.pop("odd-1.json").startswith("damaged: leader: ")
     assert skipped.pop("torn-1.json").startswith("damaged")
     assert skipped == {
         "notes.txt": "it is no file of the queue",
         ".a.json.01234567": "a write was cut off",
         "gone-1.run": "there is no gone-1.json",
-        "folder-1.json": "Is a directory",
+        "folder-1.json": "is a folder, not a file",
+        "pipe-1.json": "is a named pipe, not a file",
+        "device-1.json": "is a device, not a file",
     }
+    end = {"state": "failed", "reason": None, "exit_code": 1, "run_id": run_id}
+    (folder / f"{run_id}.end").write_text(json.dumps({**end, "time": 1e59}))
+    assert entry_of(queue, run_id).state == "over"
     (folder / f"{run_id}.end").write_text("{")
     assert entry_of(queue, run_id).state == "over"
 

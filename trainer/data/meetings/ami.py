@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 from trainer.data.meetings.minutes import ActionItem, Meeting, Minutes
 from trainer.data.meetings.texts import PHRASES
 from trainer.system.errors import InputError, readable
+from trainer.system.regular_file import read_file
 
 ROLES = {
     "PM": "Project Manager",
@@ -180,7 +181,7 @@ def _parse(path: Path) -> ElementTree.Element:
             raise InputError(
                 f"{path}: is larger than {_MAX_BYTES >> 20} MiB, unlike any file of the corpus"
             )
-        data = path.read_bytes()
+        data = read_file(path, _MAX_BYTES)
     # A NUL byte: UTF-16, which would hide the declaration. Other encodings extend ASCII.
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data or b"\0" in data:
         raise InputError(

@@ -12,6 +12,7 @@ from trainer.distill.answers.rounds import ANSWERS, RoundAnswers, RoundsFolder
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.shard_folder import DATASET, ShardFolder
 from trainer.system.received import parse
+from trainer.system.regular_file import read_file
 
 
 def open_shards(path: Path) -> ShardFolder[Any, Any]:
@@ -23,7 +24,7 @@ def open_shards(path: Path) -> ShardFolder[Any, Any]:
         return RoundAnswers(path)
     schema = None
     with suppress(OSError, ValueError, KeyError, TypeError):
-        schema = parse((path / DATASET).read_bytes(), DATASET)["schema"]
+        schema = parse(read_file(path / DATASET), DATASET)["schema"]
     return AnswersFolder(path) if schema == AnswersDescription.schema else open_logits(path)
 
 

@@ -22,6 +22,7 @@ from typing import Any, Literal, Self
 from trainer.distill.logits.shard_folder import ShardFolder
 from trainer.system.process.sign_of_life import Silence, give_signs
 from trainer.system.received import receive_json
+from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.jsonl import Outage, json_text
 
@@ -63,7 +64,7 @@ class TeacherHeartbeat:
         self._path = folder.teachers / f"{name}.json"
         self._beat = TeacherState(name=name)
         with suppress(OSError, ValueError):  # none before, or nothing to be read
-            before = _parse(self._path.read_bytes())
+            before = _parse(read_file(self._path))
             measured = {"tokens_per_second": before.tokens_per_second, "device": before.device}
             self._beat = replace(self._beat, **measured)
         self._counter = 0
@@ -163,7 +164,7 @@ class TeacherWatch:
             paths = []
         for path in paths:
             with suppress(OSError, ValueError):  # an unreadable file counts as unchanged
-                content = path.read_bytes()
+                content = read_file(path)
                 self._seen[path.name] = content, _parse(content)
         return [
             TeacherStatus(beat=beat, silent=self._silences[name].hear(content))

@@ -24,12 +24,15 @@ from blake3 import blake3
 
 from trainer.distill.logits.description import Described, ShardPlan, difference, shard_name
 from trainer.system.errors import InputError, RefusedError, StorageError, readable
+from trainer.system.regular_file import read_file
 from trainer.system.storage import atomic_folder
 from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
 from trainer.system.storage.removal import sweep
 
 DATASET = "dataset.json"
+_LARGEST = 8 << 30
+"""Bytes of a shard's file: one column has at most 2^31 values."""
 TEACHERS, REQUESTS, QUARANTINE = "teachers", "requests", "quarantine"
 
 D = TypeVar("D", bound=Described)
@@ -72,7 +75,7 @@ class ShardFolder(ABC, Generic[D, Item]):
         if self._known is None:
             path = self.path / DATASET
             try:
-                self._known = self._parse(path.read_bytes())
+                self._known = self._parse(read_file(path))
             except FileNotFoundError:
                 raise InputError(f"{path}: not found, no teacher has started here") from None
             except OSError as error:
@@ -206,7 +209,7 @@ class ShardFolder(ABC, Generic[D, Item]):
         if record is None:
             raise StorageError(f"{folder}: its manifest names no {self.file}")
         with readable(folder / self.file, StorageError):
-            content = (folder / self.file).read_bytes()
+            content = read_file(folder / self.file, _LARGEST)
         if blake3(content).hexdigest() != record.blake3:
             raise StorageError(f"{folder / self.file}: its bytes are not those in the manifest")
         try:

@@ -24,6 +24,7 @@ from trainer.model.hf_export import (
 )
 from trainer.model.initialization import random_weights
 from trainer.system.errors import InputError
+from trainer.system.regular_file import read_file
 from trainer.system.storage.new_folder import check_new, write_new
 
 _SPECIAL = ("bos_token", "eos_token", "pad_token")
@@ -98,7 +99,7 @@ def _read(shape: str | Path) -> tuple[dict[str, Any], str]:
             )
         path = known[str(shape)]
     try:
-        tree: Any = json.loads(path.read_bytes())
+        tree: Any = json.loads(read_file(path))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -23,6 +23,7 @@ from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.distill.tokenizer.bpe_merges import Bpe
 from trainer.distill.tokenizer.vocabulary import FILE, SCHEMA, tokenizer_digest
 from trainer.system.errors import InputError
+from trainer.system.regular_file import read_file
 from trainer.system.storage.new_folder import check_new, write_new
 
 _AS_THEY_ARE = ("special_tokens_map.json", "chat_template.jinja", "chat_template.json")
@@ -58,7 +59,7 @@ def trim(tokenizer_dir: Path, documents: Documents, size: int | None, output: Pa
     check_new(output)
     teacher = load_tokenizer(tokenizer_dir)
     path = tokenizer_dir / "tokenizer.json"
-    tree: Any = json.loads(path.read_bytes())
+    tree: Any = json.loads(read_file(path))
     bpe = Bpe(tree, str(path))
     if size is None:
         size = _SIZE if len(bpe.ids) > _SIZE else max(len(bpe.fixed), len(bpe.ids) // 2)
@@ -176,12 +177,10 @@ def _load(
 
 def _companions(folder: Path, new_ids: Mapping[str, int]) -> dict[str, list[bytes]]:
     """Return the files beside a tokenizer.json, by name, with the new ids."""
-    files = {
-        name: [(folder / name).read_bytes()] for name in _AS_THEY_ARE if (folder / name).is_file()
-    }
+    files = {name: [read_file(folder / name)] for name in _AS_THEY_ARE if (folder / name).is_file()}
     path = folder / "tokenizer_config.json"
     if path.is_file():
-        settings: Any = json.loads(path.read_bytes())
+        settings: Any = json.loads(read_file(path))
         added = settings.get("added_tokens_decoder")
         if added:
             settings["added_tokens_decoder"] = {

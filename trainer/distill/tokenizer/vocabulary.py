@@ -22,6 +22,7 @@ from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.model.architecture import read_vocabulary
 from trainer.model.gguf.source import is_converted
 from trainer.system.errors import InputError, RefusedError, readable
+from trainer.system.regular_file import read_file
 
 FILE = "vocabulary.json"
 SCHEMA = "motley.vocabulary/1"
@@ -104,7 +105,7 @@ def tokenizer_digest(folder: Path) -> str:
     """
     path = folder / "tokenizer.json"
     with readable(path, InputError):
-        return blake3(path.read_bytes()).hexdigest()
+        return blake3(read_file(path)).hexdigest()
 
 
 def tokenizer_size(folder: Path) -> int:
@@ -167,7 +168,7 @@ def _by_id(folder: Path) -> dict[int, str]:
 
 def _read(path: Path) -> Vocabulary:
     try:
-        tree: Any = json.loads(path.read_bytes())
+        tree: Any = json.loads(read_file(path))
         if tree["schema"] != SCHEMA:
             raise InputError(f"{path}: unknown schema {tree['schema']!r}")
         ids = np.array(tree["teacher_ids"], dtype=np.int32)

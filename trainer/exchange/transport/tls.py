@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from trainer.exchange.protocol.members import RefusalError
 from trainer.system.errors import InputError, ProtocolError
+from trainer.system.regular_file import read_text
 
 Certificate = Mapping[str, Any]
 """A certificate as `ssl` decodes it."""
@@ -129,7 +130,7 @@ def require_run(folder: Path, run_id: str) -> None:
         InputError: it is of another run.
     """
     with suppress(OSError, ValueError):  # `context` says what cannot be read
-        der = ssl.PEM_cert_to_DER_cert((folder / "cert.pem").read_text(encoding="ascii"))
+        der = ssl.PEM_cert_to_DER_cert(read_text(folder / "cert.pem"))
         if _prefix(run_id).encode() not in der:
             raise InputError(
                 f"{folder / 'cert.pem'} is not of run {run_id}; give the --run-id that it was made "

@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from trainer.system.errors import InputError
+from trainer.system.regular_file import read_file
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 """Kinds of tokens in `tokenizer.ggml.token_type`."""
@@ -236,13 +237,13 @@ def _beside(path: Path, name: str) -> dict[str, Any]:
     """Return the tokenizer.json of a GGUF's folder, for a cutting that is not known."""
     beside = path.with_name("tokenizer.json")
     try:
-        return json.loads(beside.read_bytes())
+        return json.loads(read_file(beside))
     except FileNotFoundError:
         raise InputError(
             f"{path}: its tokenizer cuts text as {name!r}, which is not supported; put the"
             " publisher's tokenizer.json beside the file"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{beside}: cannot be read: {error}") from None
 
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trainer.config.budget import LEDGER
 from trainer.planning.cost import JOULES_OF_KWH
 from trainer.system.errors import InputError
+from trainer.system.regular_file import MOST_LINES, read_file
 
 SPEND_FILE = LEDGER
 LATEST = 253402300800.0
@@ -129,7 +130,7 @@ class SpendLedger:
             InputError: a line is damaged, or the file cannot be read.
         """
         try:
-            return parse_spend(self.path.read_bytes(), str(self.path))
+            return parse_spend(read_file(self.path, MOST_LINES), str(self.path))
         except FileNotFoundError:
             return []
         except OSError as error:

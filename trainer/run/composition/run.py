@@ -31,6 +31,7 @@ from trainer.planning.budget.power import PowerMeter
 from trainer.run.composition.record import Guards, open_record
 from trainer.run.inputs import RunInputs
 from trainer.system.errors import InputError
+from trainer.system.regular_file import read_text
 from trainer.system.storage.atomic_file import replace_file
 from trainer.tracking.run_file import write_run_file
 
@@ -264,7 +265,7 @@ def _name_rounds(output: Path, run_id: str) -> str:
     """Return the name of a run's rounds of answers, which it has before its first checkpoint."""
     path = output / "rounds"
     with suppress(OSError, UnicodeDecodeError):
-        known = path.read_text("utf-8").strip()
+        known = read_text(path).strip()
         if re.fullmatch(rf"{re.escape(run_id)}-[0-9a-f]{{8}}", known):
             return known
     name = f"{run_id}-{secrets.token_hex(4)}"

@@ -23,6 +23,7 @@ from blake3 import blake3
 from trainer.system.errors import InputError, StorageError, readable
 from trainer.system.process.announcement import announced
 from trainer.system.received import receive_json
+from trainer.system.regular_file import open_file, read_file
 from trainer.system.storage.host_identity import host_identity
 
 MANIFEST = "manifest.json"
@@ -215,7 +216,7 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     """
     path = folder / MANIFEST
     try:
-        tree = receive_json(dict[str, Any], path.read_bytes(), str(path), lines=True, least=0)
+        tree = receive_json(dict[str, Any], read_file(path), str(path), lines=True, least=0)
         if tree["schema"] != SCHEMA:
             raise StorageError(f"{path}: unknown schema {tree['schema']!r}")
         records = {
@@ -293,7 +294,7 @@ def open_folder(path: Path) -> int:
 def _hash_file(path: Path) -> str:
     hasher = blake3()
     buffer = memoryview(bytearray(1024 * 1024))
-    with path.open("rb", buffering=0) as file:
+    with open_file(path) as file:
         while count := file.readinto(buffer):
             hasher.update(buffer[:count])
     return hasher.hexdigest()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.system.received import receive, receive_json
+from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.atomic_folder import hidden_name, original_name
 from trainer.system.storage.host_identity import host_identity
@@ -143,7 +144,7 @@ def dissolve(workspace: Path, folder: Path) -> None:
 def read_holder(path: Path) -> tuple[Holder | None, State]:
     """Return the holder of a lease, None if unreadable, and whether it was released."""
     with suppress(OSError, ValueError):
-        tree = receive_json(dict[str, Any], (path / _HOLDER).read_bytes(), _HOLDER, least=0)
+        tree = receive_json(dict[str, Any], read_file(path / _HOLDER), _HOLDER, least=0)
         if tree.get("schema") == SCHEMA:
             return receive(Holder, tree, _HOLDER), "released" if tree.get(
                 "state"
@@ -157,7 +158,7 @@ def mark_released(path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    tree = json.loads((path / _HOLDER).read_bytes())
+    tree = json.loads(read_file(path / _HOLDER))
     replace_file(path / _HOLDER, json_text({**tree, "state": "released"}) + "\n")
 
 
@@ -167,7 +168,7 @@ def is_locked(path: Path) -> bool | None:
     Raises:
         OSError: the lease no longer exists.
     """
-    descriptor = os.open(path / _BEAT, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(path / _BEAT, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two may ask at once
     except BlockingIOError:
@@ -181,7 +182,7 @@ def is_locked(path: Path) -> bool | None:
 
 def read_beat(path: Path) -> bytes:
     """Return the sign of life, which changes with each one that the holder gives."""
-    return (path / _BEAT).read_bytes()
+    return read_file(path / _BEAT)
 
 
 def newest_sign(folder: Path | None) -> Sign | None:

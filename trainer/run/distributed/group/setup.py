@@ -7,14 +7,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainer.config.parallel import GroupStrategy, ParallelConfig
 from trainer.config.run import RunConfig
 from trainer.model.files import model_digest
 from trainer.model.layout import build_layout
 from trainer.model.shards import check_shards
 from trainer.system.errors import InputError
+from trainer.system.yaml_tree import parse_yaml
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Setup:
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Setup:
         """Read a message back; the config is checked again."""
-        config = RunConfig.model_validate(yaml.safe_load(body.pop("config")))
+        config = RunConfig.model_validate(parse_yaml(body.pop("config")))
         model_dir, devices = Path(body.pop("model_dir")), tuple(body.pop("devices"))
         return cls(config=config, model_dir=model_dir, devices=devices, **body)
 
