@@ -34,6 +34,7 @@ from launcher.errors import ConfigError, LauncherError
 from launcher.runs.certificates.authority import Authority
 from launcher.runs.cluster import Cluster
 from launcher.runs.records.registry import authority_folder
+from launcher.views.dashboard.connections import BoundedProtocol, run_server
 from launcher.views.dashboard.history import History
 from launcher.views.dashboard.logs import Wanted
 from launcher.views.dashboard.prometheus import CONTENT_TYPE, exposition
@@ -214,6 +215,8 @@ def serve(cluster: Cluster, bind: str, port: int, report: Any) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        http=BoundedProtocol,
+        ws="none",
         timeout_graceful_shutdown=1,
         lifespan="off",
     )
@@ -224,7 +227,7 @@ def serve(cluster: Cluster, bind: str, port: int, report: Any) -> None:
         config.ssl = _tls(names)
         report(f"https://{shown}:{port}/{token}/")
         report(f"the browser trusts it once it has this CA: {authority_folder() / 'ca.pem'}")
-    uvicorn.Server(config).run(sockets=[listening])
+    run_server(config, listening)
 
 
 def _listen(bind: str, port: int) -> socket.socket:
