@@ -14,12 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from trainer import __version__
 from trainer.checkpoint.reader import RUN_FILE, read_run
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE
 from trainer.config.run import RunConfig
 from trainer.model.formats import lasting_name
 from trainer.model.hf_export import ADAPTER_CONFIG, CLASSIFIER_CONFIG, file_pieces, tokenizer_files
+from trainer.system.commandline.markdown_text import code_block, code_span, escape_markdown
 from trainer.system.errors import StorageError
 from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_folder import Disk, FolderWriter, read_manifest
@@ -78,14 +81,11 @@ def model_card(run: Mapping[str, Any], config: RunConfig, model_dir: Path) -> st
     """Return the text of README.md: the metadata that a hub reads, facts, and how to use it."""
     lora, classify, base = config.method == "lora", config.task == "classify", _hub_name(config)
     library = "peft" if lora else "transformers"
-    about = [f"library_name: {library}"]
+    about: dict[str, Any] = {"library_name": library}
     if base:
-        about += [
-            f"base_model: {base}",
-            f"base_model_relation: {'adapter' if lora else 'finetune'}",
-        ]
-    about += [f"pipeline_tag: text-{'classification' if classify else 'generation'}"]
-    about += ["tags:", *(f"- {tag}" for tag in (["lora"] if lora else []) + ["motley"])]
+        about |= {"base_model": base, "base_model_relation": "adapter" if lora else "finetune"}
+    about["pipeline_tag"] = f"text-{'classification' if classify else 'generation'}"
+    about["tags"] = [*(["lora"] if lora else []), "motley"]
     training = config.training
     facts = {
         "base model": base or Path(config.model.path).name,
@@ -103,30 +103,31 @@ def model_card(run: Mapping[str, Any], config: RunConfig, model_dir: Path) -> st
         facts["validation"] = f"{abs(run['metric']):.4g}"
     if config.class_names:
         facts["classes"] = ", ".join(config.class_names)
-    rows = "".join(f"| {name} | {value} |\n" for name, value in facts.items())
+    rows = "".join(f"| {name} | {escape_markdown(str(it))} |\n" for name, it in facts.items())
     what = "A LoRA adapter" if lora else "A model"
     found = lasting_name(config.model.path, model_dir)
     local = ""
     if lora and not base:
         local = (
-            f" Its base is `{found}`, a folder or file of this computer. Before you publish the"
-            " adapter, put the base's name on the hub in place of this path, below and as"
-            f" `base_model_name_or_path` in {ADAPTER_CONFIG}, and add `base_model:` above."
+            f" Its base is {code_span(found)}, a folder or file of this computer. Before you"
+            " publish the adapter, put the base's name on the hub in place of this path, below and"
+            f" as `base_model_name_or_path` in {ADAPTER_CONFIG}, and add `base_model:` above."
         )
     return (
-        f"---\n{chr(10).join(about)}\n---\n\n# {config.name}\n\n{what}, trained with Motley"
+        f"---\n{yaml.safe_dump(about, sort_keys=False, width=1 << 16)}---\n\n"
+        f"# {escape_markdown(config.name)}\n\n{what}, trained with Motley"
         f" {__version__}. Its licence is for you to choose: add `license:` above.{local}\n\n"
-        f"| | |\n|---|---|\n{rows}\n```python\n{_use(config, base or found)}```\n"
+        f"| | |\n|---|---|\n{rows}\n{code_block(_use(config, base or found), 'python')}\n"
     )
 
 
-def _use(config: RunConfig, base: str) -> str:
+def _use(config: RunConfig, base: str) -> list[str]:
     """Return the lines of Python that load the folder, from inside it."""
     auto = "Sequence" + "Classification" if config.task == "classify" else "CausalLM"
     auto = f"AutoModelFor{auto}"
     lines = [f"from transformers import {auto}, AutoTokenizer", ""]
     if config.method == "lora" and base.endswith(".gguf"):
-        lines[0] = f"# PEFT has no GGUF as a base: trainer merge . -o merged\n{lines[0]}"
+        lines.insert(0, "# PEFT has no GGUF as a base: trainer merge . -o merged")
         lines += [f'model = {auto}.from_pretrained("merged")']
     elif config.method == "lora" and config.task == "classify":
         lines[0] = f"from transformers import AutoConfig, {auto}, AutoTokenizer"
@@ -140,7 +141,7 @@ def _use(config: RunConfig, base: str) -> str:
         lines += ['model = PeftModel.from_pretrained(model, ".")']
     else:
         lines += [f'model = {auto}.from_pretrained(".")']
-    return "\n".join([*lines, 'tokenizer = AutoTokenizer.from_pretrained(".")', ""])
+    return [*lines, 'tokenizer = AutoTokenizer.from_pretrained(".")']
 
 
 def _hub_name(config: RunConfig) -> str | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from launcher.errors import ConfigError
-from launcher.terminal import visible
 from launcher.views.dashboard.report import Report
 from launcher.views.dashboard.state import Tree
+from trainer.system.commandline.markdown_text import code_block, escape_markdown
 
 _MOST_FAULTS = 20
 
@@ -45,12 +44,13 @@ def _sections(report: Report) -> str:
     if rows:
         parts.append(_table(("", ""), rows))
     if tree["commands"]:
-        commands, settings = _code(tree["commands"]), _code(tree["settings"].splitlines(), "yaml")
+        commands = code_block(tree["commands"])
+        settings = code_block(tree["settings"].splitlines(), "yaml")
         parts += [
             f"To repeat it, with the settings below as `run.yaml`:\n\n{commands}",
             f"<details><summary>run.yaml</summary>\n\n{settings}\n\n</details>",
         ]
-    lacks = "\n".join(f"- {_escaped(line)}" for line in tree["absent"])
+    lacks = "\n".join(f"- {escape_markdown(line)}" for line in tree["absent"])
     return "\n\n".join([*parts, f"Not in this report:\n\n{lacks}"]) + "\n"
 
 
@@ -77,19 +77,6 @@ def _seconds(value: float | None) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    titles, *cells = ([_escaped(cell) for cell in row] for row in (head, *rows))
+    titles, *cells = ([escape_markdown(cell) for cell in row] for row in (head, *rows))
     lines = [titles, ["---"] * len(head), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    """Return a text that Markdown shows as it is: no markup, link, mention or end of a cell."""
-    text = re.sub(r"([\\`*_\[\]|~])", r"\\\1", visible(text))
-    return re.sub(r"[&<>@#]|:(?=//)|(?<=www)\.", lambda found: f"&#{ord(found[0])};", text)
-
-
-def _code(lines: Iterable[str], language: str = "sh") -> str:
-    """Return a block of code behind a fence longer than any in it."""
-    text = "\n".join(map(visible, lines))
-    fence = "`" * (1 + max([2, *(len(found) for found in re.findall(r"`+", text))]))
-    return f"{fence}{language}\n{text}\n{fence}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from markdown_it import MarkdownIt
 
 from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.adapter import open_adapter
@@ -97,6 +99,57 @@ def test_a_base_of_a_hub_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     elsewhere = config.with_settings({"output": str(folder.parent / "file")})
     with pytest.raises(StorageError, match="cannot be written"):
         write_publication(best, elsewhere, tmp_path / "base")
+
+
+HOSTILE = (
+    "x\nlicense: mit\ntags: [evil]",
+    "x\n---\n# Not the title",
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "[x](javascript:alert(1))",
+    "![x](https://evil.example/x.png)",
+    "`` ` ```\n<b>x</b>",
+    "a | b |\n| c",
+    "https://evil.example www.evil.example @someone #1",
+    "\x1b[31mred\x07 \u202eback",
+    "''' \"\"\" ${x} {{ x }} %s",
+    "!!python/object:os.system",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("place", ["folder", "hub", "classes"])
+def test_a_card_shows_any_text_as_it_is(tmp_path: Path, text: str, place: str) -> None:
+    folder = tmp_path / text.replace("/", "_")
+    folder.mkdir()
+    settings: dict[str, Any] = {
+        "folder": {"model.path": str(folder)},
+        "hub": {"model.path": f"owner/{text.replace('/', '_')}"},
+        "classes": {"task": "classify", "class_names": [text, "other"], "num_classes": 2},
+    }[place]
+    config = load(
+        None, {"model.path": "owner/name", "data.train": "d", "task": "causal-lm"} | settings
+    )
+    for method in ("lora", "full"):
+        card = model_card({"step": 2}, config.with_settings({"method": method}), folder)
+        card.encode()
+        head, sign, body = card.removeprefix("---\n").partition("\n---\n")
+        assert sign
+        about = yaml.safe_load(head)
+        known = {"library_name", "base_model", "base_model_relation", "pipeline_tag", "tags"}
+        assert set(about) <= known
+        assert about["tags"] == [*(["lora"] if method == "lora" else []), "motley"]
+        if place == "hub":
+            assert about["base_model"] == config.model.path
+        # As a site shows it: the elements of this card and no others.
+        shown = MarkdownIt("commonmark", {"html": True}).enable("table").render(body)
+        tags = set(re.findall(r"<\s*/?\s*([a-z0-9]+)", shown))
+        table = {"table", "thead", "tbody", "tr", "th", "td"}
+        assert tags <= table | {"h1", "p", "code", "pre"}
+        assert shown.count("<h1>") == shown.count("<pre>") == 1
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202e]", body)
+        (code,) = re.findall(r"^(`{3,})python\n(.*?)\n\1$", body, re.DOTALL | re.MULTILINE)
+        compile(code[1], "card", "exec")
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers and PEFT
