@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 
 def json_size(pa: Any, array: Any) -> int:
     """Return the bytes that an array's values have at least as JSON.
@@ -58,6 +56,8 @@ def _width(kind: Any) -> int:
 
 def _text_sizes(pa: Any, array: Any) -> Any:
     """Return the bytes of each text or binary value; None of an array of other values."""
+    # Not above: a worker decides on NumPy's threads before it is imported.
+    import numpy as np
     from pyarrow import compute
 
     functions: Any = compute  # made at its import, so that its types lack them
