@@ -8,7 +8,10 @@ what still works when a collective hangs.
 from __future__ import annotations
 
 import json
+import os
+import struct
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -19,6 +22,8 @@ from safetensors.numpy import load, save
 from trainer.data.soft_targets import SoftTargets
 from trainer.data.tokens import Encoded
 
+_LENGTHS = struct.Struct("<QQ")
+"""Bytes of JSON and of arrays, before both."""
 _SOFT = ("offsets", "ids", "weights", "rest", "entropy")
 
 Arrays = Mapping[str, np.ndarray]
@@ -37,6 +42,9 @@ class GroupLink:
     def __init__(self, end: Connection) -> None:
         self._end = end
         self._sending = threading.Lock()
+        self._bytes = bytearray()
+        """What has arrived of a message."""
+        self._whole = deque[GroupMessage]()
 
     def fileno(self) -> int:
         """Return the descriptor, for a selector."""
@@ -52,18 +60,49 @@ class GroupLink:
         Raises:
             OSError: the other end is closed.
         """
-        parts = json.dumps(body).encode(), save(dict(arrays)) if arrays else b""
+        text, data = json.dumps(body).encode(), save(dict(arrays)) if arrays else b""
         with self._sending:
-            for part in parts:
-                self._end.send_bytes(part)
+            for part in (_LENGTHS.pack(len(text), len(data)) + text, data):
+                left = memoryview(part)
+                while left:
+                    left = left[os.write(self._end.fileno(), left) :]
 
     def receive(self) -> GroupMessage | None:
         """Wait for a message; None if the other end is closed."""
-        try:
-            text, data = self._end.recv_bytes(), self._end.recv_bytes()
-        except (EOFError, OSError):
+        while not self._whole:
+            if not self._read():
+                return None
+        return self._whole.popleft()
+
+    def receive_whole(self) -> list[GroupMessage] | None:
+        """Return the messages that are whole by now, once the link is ready to be read.
+
+        It does not wait for the rest of one, whose sender may be stopped in the middle. None if the
+        other end is closed.
+        """
+        if not self._read():
             return None
-        return GroupMessage(json.loads(text), load(data) if data else {})
+        whole = list(self._whole)
+        self._whole.clear()
+        return whole
+
+    def _read(self) -> bool:
+        """Take what arrives next; False if the other end is closed."""
+        try:
+            arrived = os.read(self._end.fileno(), 1 << 16)
+        except OSError:
+            return False
+        self._bytes += arrived
+        while len(self._bytes) >= _LENGTHS.size:
+            text, data = _LENGTHS.unpack_from(self._bytes)
+            middle, end = _LENGTHS.size + text, _LENGTHS.size + text + data
+            if len(self._bytes) < end:
+                break
+            body = json.loads(self._bytes[_LENGTHS.size : middle])
+            arrays = load(bytes(self._bytes[middle:end])) if data else {}
+            self._whole.append(GroupMessage(body, arrays))
+            del self._bytes[:end]
+        return bool(arrived)
 
 
 def pack_samples(batch: Sequence[Encoded]) -> dict[str, np.ndarray]:

@@ -195,17 +195,18 @@ class Members:
                 selector.unregister(key.fileobj)
 
     def _take(self, member: _Member) -> None:
-        message = member.link.receive()
+        messages = member.link.receive_whole()
         member.silence.hear(object())
-        if message is None:
+        if messages is None:
             with contextlib.suppress(ChildProcessError):  # `end` was first
                 member.ended = os.waitstatus_to_exitcode(os.waitpid(member.pid, 0)[1])
-        elif "error" in message.body:
-            member.error = message.body
-        elif "done" in message.body:
-            member.owed -= 1
-        elif "beat" not in message.body:
-            member.answers.put(message.body)
+        for message in messages or ():
+            if "error" in message.body:
+                member.error = message.body
+            elif "done" in message.body:
+                member.owed -= 1
+            elif "beat" not in message.body:
+                member.answers.put(message.body)
 
     def _collect(self, member: _Member) -> None:
         """Note how a member has ended by now, and what it has said before."""
