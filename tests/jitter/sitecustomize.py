@@ -9,11 +9,15 @@ three times as long. Delayed are what one process does and another one waits for
 `fsync`, `rename`, `replace`, `link`, `connect` and the start of a process (in the parent, and in a
 forked child), and before a signal is sent.
 
-The delays of a process follow from the seed, the running test and the process's arguments. Their
-order among threads is that in which they call.
+Delayed are the processes that a test starts: only they begin with its name in their environment.
+pytest's own are delayed before a signal alone, since a test that forks and writes in a loop would
+take minutes. The delays of a process follow from the seed, the test and the process's role: its
+words but for paths, ports and numbers, which differ from run to run. Their order among threads is
+that in which they call.
 
-Not reached: programs that are not Python (ssh, rsync, bash), Python with -I, what starts with an
-environment of its own (systemd units, logins by ssh), and calls from C and C++.
+Not reached: programs that are not Python (ssh, rsync, bash), Python with -I, -E or -S, what starts
+with an environment of its own (systemd units, logins by ssh), what pytest forks itself, and calls
+from C and C++.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from __future__ import annotations
 import _posixsubprocess
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -33,6 +38,8 @@ PROBABILITY = 0.2
 LONGEST = 0.5
 """Seconds."""
 SEED = "MOTLEY_TEST_JITTER"
+TEST = "PYTEST_CURRENT_TEST"
+_WORD = re.compile(r"[A-Za-z_.-][\w.-]*")
 
 
 class Jitter:
@@ -45,9 +52,10 @@ class Jitter:
 
     def sleep(self) -> None:
         """Sleep at random."""
-        test = os.environ.get("PYTEST_CURRENT_TEST", "")
-        program = " ".join(word.rpartition("/")[2] for word in getattr(sys, "argv", ()))
-        described = (os.environ.get(SEED, ""), test, program, str(self._fork))
+        test = os.environ.get(TEST, "").rpartition(" ")[0]  # without (setup) or (call)
+        program, *words = getattr(sys, "argv", None) or [""]
+        role = " ".join([program.rpartition("/")[2], *filter(_WORD.fullmatch, words)])
+        described = (os.environ.get(SEED, ""), test, role, str(self._fork))
         if described != self._seeded_for:
             self._seeded_for = described
             self._random.seed("\n".join(described))
@@ -85,19 +93,25 @@ def delay_before(module: Any, name: str, jitter: Jitter) -> None:
     setattr(module, name, delayed)
 
 
-def install() -> None:
+def install(jitter: Jitter) -> None:
     """Delay the calls of this process and of those that it forks."""
-    jitter = Jitter()
     for name in ("fsync", "fdatasync", "rename", "replace", "link"):
         delay_after(os, name, jitter)
     for name in ("connect", "connect_ex"):
         delay_after(socket.socket, name, jitter)
     delay_after(_posixsubprocess, "fork_exec", jitter)
     os.register_at_fork(after_in_parent=jitter.sleep, after_in_child=jitter.begin_fork)
+
+
+def delay_signals(jitter: Jitter) -> None:
+    """Delay those that this process sends."""
     for module, names in ((os, ("kill", "killpg")), (signal, ("pidfd_send_signal",))):
         for name in names:
             delay_before(module, name, jitter)
 
 
 if os.environ.get(SEED):
-    install()
+    _jitter = Jitter()
+    delay_signals(_jitter)
+    if TEST in os.environ:
+        install(_jitter)

@@ -39,16 +39,20 @@ print(json.dumps(slept))
 """
 
 
-def delays(folder: Path, call: str, seed: str | None, test: str = "a test") -> list[float]:
+def delays(
+    folder: Path, call: str, seed: str | None, test: str | None = "a.py::test_a (call)", *words: str
+) -> list[float]:
     """Return the delays of forty calls, in seconds, which the process only notes."""
     folder.mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTEST_CURRENT_TEST": test}
+    environment = {**os.environ, "PYTEST_CURRENT_TEST": test or ""}
+    if test is None:
+        del environment["PYTEST_CURRENT_TEST"]
     environment["PYTHONPATH"] = f"{ROOT / 'tests' / 'jitter'}"
     environment.pop("MOTLEY_TEST_JITTER", None)
     if seed is not None:
         environment["MOTLEY_TEST_JITTER"] = seed
     done = subprocess.run(
-        [sys.executable, "-P", "-c", _PROGRAM, call],
+        [sys.executable, "-P", "-c", _PROGRAM, call, *words],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -71,7 +75,16 @@ def test_the_delays_follow_from_the_seed_and_the_test(tmp_path: Path) -> None:
     first = delays(tmp_path / "a", call, "1")
     assert delays(tmp_path / "b", call, "1") == first
     assert delays(tmp_path / "c", call, "2") != first
-    assert delays(tmp_path / "d", call, "1", "another test") != first
+    assert delays(tmp_path / "d", call, "1", "a.py::test_b (call)") != first
+    test = "a.py::test_a (call)"
+    role = delays(tmp_path / "e", call, "1", test, "finetune", "--bind", "127.0.0.1:17692")
+    assert delays(tmp_path / "f", call, "1", test, "finetune", "--bind", "127.0.0.1:4") == role
+    assert delays(tmp_path / "g", call, "1", test, "evaluate", "--bind", "127.0.0.1:4") != role
+
+
+def test_pytest_itself_is_delayed_only_before_a_signal(tmp_path: Path) -> None:
+    assert delays(tmp_path / "a", _CALLS["fsync"], "1", None) == []
+    assert 1 <= len(delays(tmp_path / "b", _CALLS["kill"], "1", None)) <= 30
 
 
 def test_without_a_seed_there_are_none(tmp_path: Path) -> None:
