@@ -242,7 +242,8 @@ class Host:
             nspawn = self._nspawn()
             self._leader = None
             for pid in children(nspawn.pid) if nspawn else []:
-                if command_line(pid)[:1] and not command_line(pid)[0].endswith("systemd-nspawn"):
+                program = command_line(pid)[:1]  # none any more once it has ended
+                if program and not program[0].endswith("systemd-nspawn"):
                     self._leader = Process.of(pid)
         return self._leader
 
