@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.checkpoint.module_patterns import values_by_pattern
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, find_checkpoint, read_progress
 from trainer.model.class_names import read_class_names
 from trainer.model.files import resolve_model, weights_digest
@@ -282,12 +283,17 @@ def _places(
         else:
             raise InputError(f"{file}: the tensor {name} {_MERGE}")
     pairs: dict[str, LoraPair] = {}
+    told = file.with_name(ADAPTER_CONFIG)
+    ranks, alphas = (
+        values_by_pattern(tree.get(key), parts.keys(), f"{told}: {key}")
+        for key in ("rank_pattern", "alpha_pattern")
+    )
     for module, found in parts.items():
         missing = {"A", "B", *(["magnitude_vector"] if tree.get("use_dora") else [])} - {*found}
         if missing:
             raise InputError(f"{file}: {PREFIX}{module} lacks lora_{min(missing)}")
         pairs[module] = LoraPair(
-            _scale(file, tree, module, found["A"].shape[0]),
+            _scale(file, tree, module, found["A"].shape[0], ranks, alphas),
             found["A"],
             found["B"],
             found.get("B.bias"),
@@ -313,21 +319,20 @@ def _rows(file: Path, name: str, tree: Mapping[str, Any], module: str) -> tuple[
     return tuple(given)
 
 
-def _scale(file: Path, tree: Mapping[str, Any], module: str, rank: int) -> float:
+def _scale(
+    file: Path,
+    tree: Mapping[str, Any],
+    module: str,
+    rank: int,
+    ranks: Mapping[str, float],
+    alphas: Mapping[str, float],
+) -> float:
     """Return alpha / r of a module, or alpha / sqrt(r) with `use_rslora` (arXiv:2312.03732)."""
-    expected = _of_pattern(tree.get("rank_pattern"), module, tree["r"])
+    expected = ranks.get(module, tree["r"])
     if rank != expected:
         raise InputError(
             f"{file}: {PREFIX}{module}.lora_A.weight has rank {rank}, {ADAPTER_CONFIG} says"
             f" {expected}"
         )
-    alpha = _of_pattern(tree.get("alpha_pattern"), module, tree["lora_alpha"])
+    alpha = alphas.get(module, tree["lora_alpha"])
     return alpha / (math.sqrt(rank) if tree.get("use_rslora") else rank)
-
-
-def _of_pattern(patterns: Any, module: str, usual: float) -> float:
-    """Return a module's value: of the first pattern that its name ends with, as in PEFT."""
-    for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return usual
