@@ -9,15 +9,18 @@ same data gives the same tokens on any day.
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, wraps
 from typing import Any
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import EvalContext
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
@@ -41,7 +44,7 @@ def compile_template(source: str) -> Callable[..., str]:
     environment = _Bounded(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = environment.bounded_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise
     environment.globals["dict"] = _Dict()
     environment.globals["namespace"] = _Namespace
@@ -54,13 +57,63 @@ def compile_template(source: str) -> Callable[..., str]:
     return render
 
 
+_WIDE = frozenset(
+    (
+        *("center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"),
+        *("indent", "wordwrap", "truncate", "batch", "slice", "tojson", "pprint"),
+    )
+)
+"""Methods of texts and filters whose result grows with a number."""
+_WIDEST = 10_000
+_CONTEXTS = (EvalContext, Context)
+_WIDTHS = re.compile(r"[%{][^%{}]*(\d{5}|\{)")
+"""A width of five digits, or of a value."""
+
+
+def _check_growth(name: str, text: Any, values: Sequence[Any]) -> None:
+    """Check that a method of a text, a filter or `%` makes no text that is too large.
+
+    Raises:
+        SecurityError: it would.
+    """
+    if name in _WIDE and any(isinstance(n, int) and abs(n) > _WIDEST for n in values):
+        raise SecurityError(f"a width of {name} is too large")
+    if not isinstance(text, str):
+        return
+    if name in ("format", "format_map", "%") and _WIDTHS.search(text):
+        raise SecurityError(f"a width of {name} is too large")
+    parts = [len(value) for value in _flat(values) if isinstance(value, str)]
+    times = {"%": text.count("%"), "replace": len(text)}.get(name, text.count("{"))
+    if name == "join":  # also a filter, whose list is `values`
+        times, parts = max(map(_length, values), default=0), [*parts, len(text)]
+    if times * max(parts, default=0) > MOST_TEXT:
+        raise SecurityError(f"a result of {name} is too large")
+
+
+def _flat(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from value
+        elif isinstance(value, dict):
+            yield from value.values()
+        else:
+            yield value
+
+
+def _length(value: Any) -> int:
+    return len(value) if hasattr(value, "__len__") else 0
+
+
 class _Bounded(ImmutableSandboxedEnvironment):
     """The sandbox of Jinja, with an end to the loops and calls of each rendering."""
 
-    intercepted_binops = frozenset(("*", "**"))
+    intercepted_binops = frozenset(("*", "**", "%"))
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
+        for name in (_WIDE | {"join", "replace"}) & self.filters.keys():
+            self.filters[name] = self.bounded_filter(name, self.filters[name])
+        del self.globals["lipsum"]  # random text; with a number as much as one likes
         self.filters["bounded_items"] = self._items
         self.filters["bounded_text"] = self._text
         self.filters["bounded_sum"] = lambda value: (
@@ -78,11 +131,44 @@ class _Bounded(ImmutableSandboxedEnvironment):
     def call(self, *args: Any, **named: Any) -> Any:
         """Count a call, of a macro for example: two of itself in each never end."""
         self._spend(_CALL)
+        method = getattr(args[1], "__wrapped__", args[1])  # the sandbox wraps `format`
+        name, text = getattr(method, "__name__", ""), getattr(method, "__self__", None)
+        _check_growth(name, text, [*args[2:], *named.values()])
         return super().call(*args, **named)
+
+    def concat(self, parts: Iterable[str]) -> str:
+        """Return the text of a block or of all, which is not too large."""
+        found: list[str] = []
+        size = 0
+        for part in parts:
+            found.append(part)
+            size += len(part)
+            if size > MOST_TEXT:
+                raise SecurityError("a joined text or list is too large")
+        return "".join(found)
+
+    def bounded_filter(self, name: str, made: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a filter whose result is of the size that texts may have."""
+
+        @wraps(made)
+        def bounded(*args: Any, **named: Any) -> Any:
+            own = [each for each in args if each is not self and not isinstance(each, _CONTEXTS)]
+            text, values = (own[0] if own else None), [*own[1:], *named.values()]
+            if name == "join":
+                text, values = (values[0] if values else ""), own[:1]
+            _check_growth(name, text, values)
+            found = made(*args, **named)
+            return self._text(found) if isinstance(found, str) else found
+
+        return bounded
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute a product or a power that is not too large."""
-        if operator == "**":
+        if operator == "%":
+            _check_growth("%", left, right if isinstance(right, tuple) else [right])
+            starred = isinstance(left, str) and "*" in left
+            large = starred and any(isinstance(n, int) and abs(n) > _WIDEST for n in _flat([right]))
+        elif operator == "**":
             large = all(isinstance(each, int) for each in (left, right)) and (
                 left.bit_length() * right > MOST_TEXT
             )

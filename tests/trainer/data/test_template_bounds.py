@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from jinja2.exceptions import SecurityError
+from jinja2.exceptions import SecurityError, UndefinedError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trainer.data.template_sandbox import compile_template
@@ -25,6 +25,29 @@ ENDLESS = {
     "{% endfor %}",
     "repeated text": "{{ 'x' * 10000000000 }}",
     "repeated lists": "{{ 10000000000 * [1] }}",
+    "a width": "{{ '%1000000000d' % 1 }}",
+    "a width of a value": "{{ '%*d' % (1000000000, 1) }}",
+    "a width of format": "{{ '{:1000000000}'.format(1) }}",
+    "a width within a width": "{{ '{:{}{}}'.format(1, 9999, 9999) }}",
+    "a filter's width": "{{ '%1000000000d'|format(1) }}",
+    "center": "{{ 'x'.center(1000000000) }}",
+    "the filter center": "{{ 'x'|center(1000000000) }}",
+    "zfill": "{{ 'x'.zfill(1000000000) }}",
+    "tabs": "{{ '\t'.expandtabs(1000000000) }}",
+    "indent": "{{ 'x\nx'|indent(1000000000) }}",
+    "batch": "{{ [1]|batch(1000000000, 0)|list }}",
+    "tojson": "{{ [1]|tojson(indent=1000000000) }}",
+    "replaced": "{% set s = 'x' * 1000000 %}{{ s.replace('x', s) }}",
+    "replaced by a filter": "{% set s = 'x' * 1000000 %}{{ s|replace('x', s) }}",
+    "joined": "{% set s = 'x' * 10000000 %}{{ s.join([s] * 1000) }}",
+    "joined by a filter": "{% set s = 'x' * 10000000 %}{{ ([s] * 1000)|join(s) }}",
+    "many parts": "{% set s = 'x' * 1000000 %}{{ ('%(a)s' * 1000) % {'a': s} }}",
+    "doubled blocks": "{% set n = namespace(s='x') %}{% for a in range(60) %}"
+    "{% set t %}{{ n.s }}{{ n.s }}{% endset %}{% set n.s = t %}{% endfor %}",
+    "doubled by a format": "{% set n = namespace(s='x') %}{% for a in range(60) %}"
+    "{% set n.s = '%s%s' % (n.s, n.s) %}{% endfor %}",
+    "doubled by a join": "{% set n = namespace(s='x') %}{% for a in range(60) %}"
+    "{% set n.s = [n.s, n.s]|join %}{% endfor %}",
     "powers": "{{ 10 ** 10000000000 }}",
 }
 
@@ -35,6 +58,11 @@ def test_it_ends(source: str):
         compile_template(source)()
 
 
+def test_random_text_is_not_there():
+    with pytest.raises(UndefinedError, match="lipsum"):
+        compile_template("{{ lipsum(5) }}")()
+
+
 ORDINARY = """
 {%- for m in messages if m.role != 'x' %}{{ loop.index }}/{{ loop.length }}{{ loop.revindex0 }}
 {{- loop.first }}{{ loop.last }}{{ loop.previtem is defined }}{{ loop.nextitem is defined }}
@@ -42,6 +70,11 @@ ORDINARY = """
 {%- else %}none{% endfor %}{% for k, v in {'a': 1}.items() %}{{ k * 3 }}{{ v + 1 }}{{ v ** 2 }}
 {%- endfor %}{% for n in tree recursive %}({{ n.v }}{{ loop(n.c) if n.c }}){% endfor %}
 {%- for x in () %}{% else %}empty{% endfor %}{{ [1] + [2] }}{{ 1.5 + 2 }}
+{{- '%s-%05d' % ('a', 3) }}{{ '%d%%' % 99999 }}{{ '{:>8}|{}'.format('b', 1) }}{{ 7 % 4 }}
+{{- 'c'.center(9) }}{{ 'c'|center(9) }}{{ ['a', 'b']|join(', ') }}{{ ', '.join(['a', 'b']) }}
+{{- 'aXa'.replace('X', '12345') }}{{ 'aXa'|replace('a', '-') }}{{ 'a\nb'|indent(4) }}
+{{- [1, 2, 3]|batch(2)|list }}{{ 'x y z'|truncate(4) }}{{ 123456|string }}{{ '%s'|format('{99999}') }}
+{%- set block %}in {{ 'block' }}{% endset %}{{ block }}
 {%- macro f(a) %}{{ a }}{{ caller() if caller }}{% endmacro %}{{ f(1) }}{% call f(2) %}!{% endcall %}
 """
 
