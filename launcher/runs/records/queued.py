@@ -33,7 +33,7 @@ from trainer.system.received import UnixTime, receive, receive_json
 
 _FILE = re.compile(rf"({RUN_ID})\.(json|run|end)")
 _TORN = re.compile(r"\..+\.[0-9a-f]{8}")
-"""What is left of a write whose process was killed."""
+"""What is written aside: now, or before its process was killed."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Queue:
             parts = _FILE.fullmatch(name)
             if parts is None:
                 torn = _TORN.fullmatch(name)
-                skipped[name] = "a write was cut off" if torn else "it is no file of the queue"
+                skipped[name] = "a write is unfinished" if torn else "it is no file of the queue"
             elif parts[2] != "json":
                 if f"{parts[1]}.json" not in names:
                     skipped[name] = f"there is no {parts[1]}.json"

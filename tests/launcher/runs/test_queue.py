@@ -168,7 +168,7 @@ def test_what_is_no_job_is_named_and_passed_over(start: Start, queue: Queue) -> 
     assert skipped.pop("torn-1.json").startswith("damaged")
     assert skipped == {
         "notes.txt": "it is no file of the queue",
-        ".a.json.01234567": "a write was cut off",
+        ".a.json.01234567": "a write is unfinished",
         "gone-1.run": "there is no gone-1.json",
         "folder-1.json": "is a folder, not a file",
         "pipe-1.json": "is a named pipe, not a file",
