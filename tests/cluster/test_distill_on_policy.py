@@ -44,7 +44,7 @@ def test_both_are_killed_and_go_on_and_nothing_is_lost_or_twice(lesson: Lesson) 
         flags += ["--set", f"distillation.on_policy.{key}={value}"]
     teacher = lesson.teacher("--stay")
     student = lesson.student(*flags)
-    lesson.wait_event("checkpoint", step=8)
+    lesson.wait_event("checkpoint")  # a slow disk leaves out any but the first and the last
     teacher.kill()
     student.kill()
     (rounds,) = find_rounds(lesson.logits.path)

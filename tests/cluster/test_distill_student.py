@@ -118,7 +118,7 @@ def assert_same_end(disturbed: Lesson, straight: Lesson) -> None:
 def test_killed_then_stopped_then_to_the_end(copied: Lesson, taught: Lesson) -> None:
     """The loss curve and the last bit are those of a run that nothing disturbed."""
     first = copied.student("--epochs", "2")
-    copied.wait_event("checkpoint", step=20)
+    copied.wait_event("checkpoint")  # a slow disk leaves out any but the first and the last
     first.kill()
     second = copied.student("--epochs", "2")
     copied.wait_event("resumed")  # until then the steps are those of the killed one

@@ -43,10 +43,14 @@ def test_kill_9_of_the_coordinator_and_a_restart(cluster: Cluster) -> None:
     for run in (cluster, straight):
         run.configure(training__epochs=2)
     coordinators = [cluster.coordinator(2), straight.coordinator(2)]
-    workers = [run.worker(rank, *SLOW) for run in (cluster, straight) for rank in (0, 1)]
+    gate = cluster.folder / "gate"
+    gated = (*SLOW, "--gate", f"10:{gate}")  # at the eleventh step, so no checkpoint is left out
+    workers = [cluster.worker(0, *gated), cluster.worker(1, *SLOW)]
+    workers += [straight.worker(rank, *SLOW) for rank in (0, 1)]
     cluster.wait_event("checkpoint", step=8)
     cluster.wait_step(10)
     coordinators[0].kill()
+    gate.touch()
     died_at = cluster.step
     coordinators.append(cluster.coordinator(2))
     resumed = cluster.wait_event("resumed")
@@ -259,9 +263,11 @@ def test_a_disk_that_stays_full(cluster: Cluster) -> None:
 def test_a_disk_that_fills_up_leaves_the_last_checkpoint_to_go_on_from(cluster: Cluster) -> None:
     cluster.configure(training__epochs=3)
     coordinator = cluster.coordinator(1)
-    worker = cluster.worker(0, *SLOW)
+    gate = cluster.folder / "gate"
+    worker = cluster.worker(0, *SLOW, "--gate", f"9:{gate}")  # the tenth step
     cluster.wait_event("checkpoint", step=8)
     limit_files(coordinator, 100_000)
+    gate.touch()
     assert [coordinator.wait(), worker.wait()] == [6, 6]
     saved = cluster.events("checkpoint")[-1]["step"]
     first, second = (event["step"] for event in cluster.events("alarm"))
