@@ -83,6 +83,11 @@ def find_data(path: Path) -> DataFiles:
         revision = next(p for p in (there, *there.parents) if p.parent.name == "snapshots").name
         found = _find_in_folder(path, there, subset)
         return replace(found, revision=revision, left_out=found.left_out | left_there)
+    if str(path).startswith("hf:"):
+        raise InputError(
+            f"{spelled(path)}: is no data set of the hub, nor a file or folder in one; write it as"
+            " hf://datasets/OWNER/NAME/PATH, without .."
+        )
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -116,8 +121,6 @@ def refuse_pipe(path: Path) -> None:
 
 
 def _hint(path: Path) -> str:
-    if str(path).startswith("hf:"):
-        return "; a data set of the hub is hf://datasets/OWNER/NAME, or a file or folder in one"
     if str(path) == "-":
         return "; standard input is /dev/stdin"
     if re.fullmatch(r"[\w-]+/[\w-]+", str(path)):

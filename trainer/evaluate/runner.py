@@ -20,6 +20,7 @@ from trainer.evaluate.base import Outcome, Task
 from trainer.evaluate.claims import ChainEnd, Claim, Claims
 from trainer.evaluate.results import EVALUATIONS, SCHEMA, Record, Results
 from trainer.evaluate.watcher import Checkpoint, WatchedRun
+from trainer.model.output_folder import refuse_links
 from trainer.replica.backend import Compute
 from trainer.replica.wgpu.gpu.errors import LostError
 from trainer.system.errors import StorageError, TrainerError
@@ -66,6 +67,7 @@ class Runner:
         self._output, self._tasks, self._compute, self._manner = output, tasks, compute, manner
         self._run = WatchedRun(output)
         folder = output / EVALUATIONS
+        refuse_links((folder, *folder.glob("*")))  # the folder may have been copied here
         self._claims = Claims(folder / "claims", manner.name, manner.claim_timeout)
         self._results = Results(folder, manner.name)
         self._interruption = Interruption()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from trainer.system.errors import InputError
@@ -22,6 +23,14 @@ def check_output(folder: Path) -> None:
     for name in ("config.json", "adapter_config.json"):
         if (folder / name).is_file():
             raise InputError(f"output {folder}: holds a model ({name}); give a folder of its own")
-    links = (path for path in folder.glob("*") if path.is_symlink() and path.name != FOLDER)
-    if link := min(links, default=None):
-        raise InputError(f"{link}: is a link, and a run writes through none; remove it")
+    refuse_links(path for path in folder.glob("*") if path.name != FOLDER)
+
+
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Refuse links where a process writes.
+
+    Raises:
+        InputError: one of the paths is a link.
+    """
+    if link := min((path for path in paths if path.is_symlink()), default=None):
+        raise InputError(f"{link}: is a link, and nothing is written through one; remove it")

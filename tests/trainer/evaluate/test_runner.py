@@ -18,6 +18,7 @@ from trainer.evaluate.runner import Manner, Runner
 from trainer.evaluate.scoring import score
 from trainer.evaluate.tasks import Material, make_tasks
 from trainer.replica.backend import Compute
+from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig
@@ -83,3 +84,14 @@ def test_a_folder_of_checkpoints_alone_is_enough(run: Run) -> None:
     Runner(store, [probe], CPU, Manner(name="runner", once=True)).run()
     assert probe.seen == ["step-000001"]
     assert len(read_evaluations(store / "evaluations" / "evaluations.jsonl")) == 1
+
+
+@pytest.mark.parametrize("name", ["evaluations", "evaluations/evaluations.jsonl"])
+def test_results_are_written_through_no_link(tmp_path: Path, name: str) -> None:
+    """The folder may have been copied from elsewhere."""
+    output, victim = tmp_path / "output", tmp_path / "victim"
+    (output / name).parent.mkdir(parents=True)
+    (output / name).symlink_to(victim)
+    with pytest.raises(InputError, match=f"{output / name}: is a link, and nothing is written"):
+        Runner(output, [Probe()], CPU, Manner(name="runner", every=0.05))
+    assert not victim.exists()

@@ -22,6 +22,6 @@ def test_a_link_in_an_output_folder_is_refused_by_name(name: str, tmp_path: Path
     check_output(output)
     victim.write_text("no line end")
     (output / name).symlink_to(victim)
-    with pytest.raises(InputError, match="is a link, and a run writes through none") as error:
+    with pytest.raises(InputError, match="is a link, and nothing is written through one") as error:
         check_output(output)
     assert str(output / name) in str(error.value)
