@@ -2,15 +2,17 @@
 
     python benchmarks/strategies.py [--shape tiny|0.6b|4b] [--method lora] [--rows 4]
                                     [--tokens 2048] [--steps 5] [--strategies ddp fsdp ...]
+                                    [--models DIR] [--processes N]
 
-One process a GPU, over NCCL; without two GPUs two processes on the CPU over gloo, which shows that
-the program runs and nothing else. The models have the shapes of Qwen3-0.6B and Qwen3-4B and random
-weights in bf16. A step is forward, backward, every reduction and AdamW, with recomputation on GPUs.
-MFU is the share of the cards' peak that the operations of forward and backward are, those of
-recomputation not counted (PaLM, arXiv 2204.02311, appendix B); peaks are those of `launch plan`.
-Memory is the most that torch's allocator held on any card, and the plan for it.
-A strategy that a shape or the number of cards does not allow is named, and so is one that fails.
-JSON: benchmarks/results/strategies-SHAPE-METHOD.json.
+One process a GPU, over NCCL, so one process with one GPU, on which only ddp and fsdp are possible;
+without a GPU two processes on the CPU over gloo, which shows that the program runs and nothing
+else. DIR keeps the model for the next call, as in one_card.py. The models have the shapes of
+Qwen3-0.6B and Qwen3-4B and random weights in bf16. A step is forward, backward, every reduction and
+AdamW, with recomputation on GPUs. MFU is the share of the cards' peak that the operations of
+forward and backward are, those of recomputation not counted (PaLM, arXiv 2204.02311, appendix B);
+peaks are those of `launch plan`. Memory is the most that torch's allocator held on any card, and
+the plan for it. A strategy that a shape or the number of cards does not allow is named, and so is
+one that fails. JSON: benchmarks/results/strategies-SHAPE-METHOD.json.
 """
 
 from __future__ import annotations
@@ -27,22 +29,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rig.model_folders import SHAPES, model_folder
 from rig.report import Ratio, Report
-from wgpu_step import SHAPES as QWEN3
+from rig.training_step import METHODS, flops_utilization, random_rows, step_config
 
-from benchmarks.compare.random_model import write_model
 from trainer.system.errors import InputError
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {**QWEN3["layer"], "hidden_size": 256, "num_hidden_layers": 4},
-    "0.6b": QWEN3["0.6b"],
-    "4b": QWEN3["4b"],
-}
-METHODS: dict[str, dict[str, Any]] = {
-    "lora": {"method": "lora"},
-    "qlora": {"method": "lora", "model.quantization": "nf4"},
-    "full": {"method": "full"},
-}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"parallel.data": "ddp"},
     "fsdp": {"parallel.data": "fsdp"},
@@ -68,21 +60,24 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=2048, help="of a row")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
-    parser.add_argument("--rank", nargs=3, metavar=("RANK", "WORLD", "FOLDER"))
+    parser.add_argument("--models", type=Path, help="where model folders are, or come")
+    parser.add_argument("--processes", type=int, help="default: one a GPU; without any two")
+    parser.add_argument("--rank", nargs=4, metavar=("RANK", "WORLD", "MODEL", "FOLDER"))
     options = parser.parse_args()
     if options.rank:
-        rank, world, folder = options.rank
-        be_rank(int(rank), int(world), Path(folder), options)
+        rank, world, model, folder = options.rank
+        be_rank(int(rank), int(world), Path(model), Path(folder), options)
         return 0
     import torch
 
     cards = torch.cuda.device_count()
-    world = cards if cards > 1 else 2
+    world = options.processes or cards or 2
+    if world < 1 or 0 < cards < world:
+        parser.error(f"--processes {world}: a process a GPU, of which there are {cards}")
     report = Report(f"strategies-{options.shape}-{options.method}")
-    with tempfile.TemporaryDirectory(prefix="motley-strategies-") as scratch:
-        write_model(Path(scratch), SHAPES[options.shape])
+    with model_folder(options.models, options.shape) as folder:
         for name in options.strategies:
-            found = measure(name, world, Path(scratch), options)
+            found = measure(name, world, folder, options)
             if isinstance(found, str):
                 print(f"{name}: {found}", flush=True)
                 report.figures.append({"strategy": name, "error": found})
@@ -107,23 +102,8 @@ def run_config(name: str, world: int, folder: Path, options: argparse.Namespace)
     Raises:
         InputError: the strategy is not possible.
     """
-    from trainer.config.run import load
-
     strategy = {key: world if value == 0 else value for key, value in STRATEGIES[name].items()}
-    dtype = "float32" if options.method == "full" else "bfloat16"
-    return load(
-        None,
-        {
-            "model.path": str(folder),
-            "model.dtype": dtype,
-            "data.train": "none",
-            "data.max_seq_len": options.tokens,
-            "task": "causal-lm",
-            "training.micro_batch_size": options.rows,
-            **METHODS[options.method],
-            **strategy,
-        },
-    )
+    return step_config(folder, options.method, options.rows, options.tokens, strategy)
 
 
 def measure(name: str, world: int, folder: Path, options: argparse.Namespace) -> Any:
@@ -131,8 +111,9 @@ def measure(name: str, world: int, folder: Path, options: argparse.Namespace) ->
     from trainer.model.layout import build_layout
     from trainer.model.shards import check_shards
 
-    if "-x-" in name and world < 4:
-        return "needs four processes"
+    least = 4 if "-x-" in name else 1 if name in ("ddp", "fsdp") else 2
+    if world < least:
+        return f"needs {least} processes"
     try:
         config = run_config(name, world, folder, options)
         config.parallel.copies(world)
@@ -140,17 +121,26 @@ def measure(name: str, world: int, folder: Path, options: argparse.Namespace) ->
         config.parallel.pipeline.check_layers(build_layout(folder, config).num_layers)
     except InputError as error:
         return str(error)
-    ranks = Path(tempfile.mkdtemp(dir=folder))
+    with tempfile.TemporaryDirectory(prefix="motley-strategies-") as ranks:
+        found = run_ranks(name, world, folder, Path(ranks), options)
+    return found if isinstance(found, str) else with_rates(found, config, world, folder, options)
+
+
+def run_ranks(
+    name: str, world: int, folder: Path, ranks: Path, options: argparse.Namespace
+) -> list[Any] | str:
+    """Return what each rank found, or why there is nothing."""
     words = [*(f"--{key}={getattr(options, key)}" for key in ("shape", "method", "rows", "tokens"))]
     command = [sys.executable, __file__, *words, f"--steps={options.steps}", "--strategies", name]
-    running = [
-        subprocess.Popen(
-            [*command, "--rank", str(rank), str(world), str(ranks)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            stderr=(ranks / f"{rank}.err").open("wb"),
-        )
-        for rank in range(world)
-    ]
+    running: list[subprocess.Popen[bytes]] = []
+    for rank in range(world):
+        with (ranks / f"{rank}.err").open("wb") as errors:
+            process = subprocess.Popen(
+                [*command, "--rank", str(rank), str(world), str(folder), str(ranks)],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+                stderr=errors,
+            )
+        running.append(process)
     deadline = time.monotonic() + DEADLINE
     while any(
         process.poll() is None for process in running
@@ -167,20 +157,17 @@ def measure(name: str, world: int, folder: Path, options: argparse.Namespace) ->
             return f"rank {rank} failed: {lines[-1] if lines else process.returncode}"
     if any(process.returncode for process in running):
         return f"no result in {DEADLINE:g} s"
-    found = [json.loads((ranks / f"{rank}.json").read_text()) for rank in range(world)]
-    return with_rates(found, config, world, folder, options)
+    return [json.loads((ranks / f"{rank}.json").read_text()) for rank in range(world)]
 
 
 def with_rates(
     found: list[Any], config: Any, world: int, folder: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Return all ranks' figures as those of the strategy, beside the plan."""
-    from trainer.planning.devices import find_device
     from trainer.planning.memory import plan_memory_by_part
     from trainer.planning.model_config import read_shape
     from trainer.planning.replica import training_of
     from trainer.planning.strategy import Strategy
-    from trainer.planning.time import flops_per_token
 
     shape, on_card = read_shape(folder), found[0]["peak"] is not None
     training = training_of(config, accelerator=on_card, recompute=on_card)
@@ -199,28 +186,23 @@ def with_rates(
         max(step) for step in zip(*(f["seconds"] for f in found), strict=True)
     )
     rate = found[0]["tokens"] / seconds
-    operations = flops_per_token(shape, replace(training, recompute="none")).value
-    try:
-        peak_flops = find_device(found[0]["device"]).flops if on_card else None
-    except InputError:
-        peak_flops = None
+    card = found[0]["device"]
+    mfu = flops_utilization(shape, training, rate, card, world) if on_card else None
     return {
-        "device": f"{world} x {found[0]['device']}",
+        "device": f"{world} x {card}",
         "seconds": seconds,
         "tokens_per_second": rate,
-        "mfu": None if peak_flops is None else rate * operations / (world * peak_flops),
+        "mfu": mfu,
         "peak": max(f["peak"] for f in found) if on_card else None,
         "plan": plan_memory_by_part(shape, training, strategy).total,
     }
 
 
-def be_rank(rank: int, world: int, folder: Path, options: argparse.Namespace) -> None:
+def be_rank(rank: int, world: int, model: Path, folder: Path, options: argparse.Namespace) -> None:
     """Train as one of the processes, and write what was found."""
-    import numpy as np
     import torch
     import torch.distributed as dist
 
-    from trainer.data.tokens import Encoded
     from trainer.model.layout import build_layout
     from trainer.replica.torch.parallel.mesh import make_mesh
     from trainer.replica.torch.parallel.replica import ParallelReplica
@@ -235,17 +217,15 @@ def be_rank(rank: int, world: int, folder: Path, options: argparse.Namespace) ->
     store = dist.FileStore(str(folder / "store"), world)  # pyright: ignore[reportPrivateImportUsage]  # documented
     backend = "cpu:gloo,cuda:nccl" if on_card else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
-    model = folder.parent
     config = run_config(options.strategies[0], world, model, options)
     layout = build_layout(model, config)
     mesh = make_mesh(config.parallel, world, device.type)
     replica = ParallelReplica(model, config, layout, mesh, device, recompute=on_card)
     optimizer = ParallelAdamW(config.optimizer, layout, replica.parameters, replica.copies_of)
     parts = config.parallel.pipeline.parts if config.parallel.pipeline.stages > 1 else 1
-    drawing = np.random.default_rng(replica.share(replica.copies).start)
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
-    rows = drawing.integers(1, vocabulary, (options.rows * parts, options.tokens), dtype=np.int32)
-    batch = [Encoded(row, row) for row in rows]
+    first = replica.share(replica.copies).start
+    batch = random_rows(vocabulary, options.rows * parts, options.tokens, first)
     seconds: list[float] = []
     for step in range(options.steps + 2):
         if step == 2 and on_card:  # what is allocated once is there
@@ -260,7 +240,7 @@ def be_rank(rank: int, world: int, folder: Path, options: argparse.Namespace) ->
     found = {
         "device": torch.cuda.get_device_name(device) if on_card else "CPU",
         "seconds": seconds[2:],
-        "tokens": replica.copies * rows.size,
+        "tokens": replica.copies * len(batch) * options.tokens,
         "peak": torch.cuda.max_memory_allocated(device) if on_card else None,
     }
     (folder / f"{rank}.json").write_text(json.dumps(found))

@@ -2,11 +2,13 @@
 
     python benchmarks/wgpu_step.py [--shape layer|0.6b|4b] [--tokens 256] [--against cpu|cuda|none]
                                    [--gpu NAME] [--quantization nf4|none] [--repeats 3]
+                                   [--models DIR]
 
 `layer` is one decoder layer of Qwen3-0.6B with a small vocabulary, LoRA of rank 16 on all seven
 linears; the other shapes are whole models with random weights, LoRA on q and v. torch computes the
 same step twice: from the same NF4 weights, and from dense fp32 ones, its best case. Also measured:
-encoding a recording of 3,900 dispatches. Writes benchmarks/results/wgpu_step-SHAPE.json.
+encoding a recording of 3,900 dispatches. DIR keeps the model for the next call, as in one_card.py.
+Writes benchmarks/results/wgpu_step-SHAPE.json.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from rig.model_folders import SHAPES, model_folder
 
-from benchmarks.compare.random_model import write_model
 from trainer.config.lora import LINEARS
 from trainer.config.run import RunConfig, load
 from trainer.data.encoder import IGNORED
@@ -43,38 +44,6 @@ from trainer.replica.wgpu.replica import WgpuReplica
 
 RESULTS = Path(__file__).parent / "results"
 DISPATCHES = 3900
-_FAMILY: dict[str, Any] = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "head_dim": 128,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "bos_token_id": None,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
-_SMALL = {
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "layer": {**_FAMILY, **_SMALL, "num_hidden_layers": 1, "vocab_size": 512},
-    "0.6b": {**_FAMILY, **_SMALL, "num_hidden_layers": 28, "vocab_size": 151_936},
-    "4b": {
-        **_FAMILY,
-        "hidden_size": 2560,
-        "intermediate_size": 9728,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "num_hidden_layers": 36,
-        "vocab_size": 151_936,
-    },
-}
 
 
 def main() -> None:
@@ -86,14 +55,14 @@ def main() -> None:
     parser.add_argument("--gpu", default="", help="index, PCI address or part of the name")
     parser.add_argument("--quantization", choices=["nf4", "none"], default="nf4")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--models", type=Path, help="where model folders are, or come")
     arguments = parser.parse_args()
     try:
         device = Device(select(arguments.gpu, allow_software=True))
     except DeviceError as error:
         print(f"skipped: {error}")
         return
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = write_model(Path(scratch), SHAPES[arguments.shape])
+    with model_folder(arguments.models, arguments.shape) as folder:
         report = measure(device, folder, arguments)
     for key, value in report.items():
         print(f"{key:32} {value}")

@@ -43,10 +43,15 @@ class Ratio:
 
 
 class Report:
-    """Collects ratios and figures, prints them as they come, and writes them at the end."""
+    """Collects ratios and figures, prints them as they come, and writes them.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        file: where to; default: benchmarks/results/NAME.json.
+    """
+
+    def __init__(self, name: str, file: Path | None = None) -> None:
         self.name = name
+        self._file = file or RESULTS / f"{name}.json"
         self.ratios: list[Ratio] = []
         self.figures: list[dict[str, Any]] = []
         """Everything measured behind the ratios."""
@@ -58,7 +63,7 @@ class Report:
         print(ratio.line(), flush=True)
 
     def write(self) -> int:
-        """Write benchmarks/results/NAME.json and return 1 if a target was missed, else 0."""
+        """Write what there is so far, and return 1 if a target was missed, else 0."""
         result = {
             "benchmark": self.name,
             "command": " ".join(["python", *sys.argv]),
@@ -67,9 +72,10 @@ class Report:
             "ratios": [{**asdict(ratio), "met": ratio.met} for ratio in self.ratios],
             "figures": self.figures,
         }
-        RESULTS.mkdir(exist_ok=True)
-        text = json.dumps(result, indent=2) + "\n"
-        (RESULTS / f"{self.name}.json").write_text(text, encoding="utf-8")
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self._file.with_name(f"{self._file.name}.tmp")
+        unfinished.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        unfinished.replace(self._file)
         return int(any(ratio.met is False for ratio in self.ratios))
 
 
