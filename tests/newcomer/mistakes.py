@@ -148,7 +148,7 @@ MISTAKES = (
         ("training", "a mapping of settings", "batch_size"),
     ),
     Mistake("a binary config", "trainer finetune --config model/model.safetensors", ("UTF-8",)),
-    Mistake("a folder as config", "trainer finetune --config folder", ("a directory",)),
+    Mistake("a folder as config", "trainer finetune --config folder", ("is a folder, not a file",)),
     Mistake("the root as output", TRAIN.format("text.jsonl").replace("out", "/"), ("root",)),
     Mistake(
         "the model as output",

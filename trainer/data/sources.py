@@ -26,6 +26,7 @@ from trainer.data.selection import (
     put_aside,
     split_off_documentation,
 )
+from trainer.data.shards import ANSWERS_SCHEMA, DESCRIPTION, shards_schema
 from trainer.data.subsets import README, Subset, choose_files_of, choose_subset, read_subsets
 from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
@@ -36,9 +37,6 @@ HUB = re.compile(
     rf"hf:/+datasets/(\w[\w.-]*/\w[\w.-]*?)(?:@(\w[\w.-]*))?(?:/({_STEP}(?:/{_STEP})*/?))?"
 )
 """`hf://datasets/OWNER/NAME@REVISION/PATH`; a `Path` drops a slash. No step leads upwards."""
-ANSWERS_SCHEMA = "motley.answers/1"
-"""The schema of a folder of generated answers, which is data like any other."""
-_DESCRIPTION = "dataset.json"
 NAMED = 3
 """Files that are left out for a reason and named; the others are counted."""
 
@@ -214,22 +212,6 @@ def _visible(folder: Path) -> tuple[list[str], list[str]]:
     return sorted(names, key=os.fsencode), hidden
 
 
-def holds_logits(folder: Path) -> bool:
-    """Return whether a folder has the description of a teacher's logits, or of an unknown kind."""
-    return shards_schema(folder) not in (None, ANSWERS_SCHEMA)
-
-
-def shards_schema(folder: Path) -> str | None:
-    """Return the schema in a folder's dataset.json, "" if that names none; None without one."""
-    try:
-        schema = json.loads(read_file(folder / _DESCRIPTION))["schema"]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return ""
-    return schema if isinstance(schema, str) else ""
-
-
 def _answer_shards(folder: Path) -> list[str]:
     """Return the shards of what `trainer distill generate` wrote; [] for another folder.
 
@@ -239,7 +221,7 @@ def _answer_shards(folder: Path) -> list[str]:
     if shards_schema(folder) != ANSWERS_SCHEMA:
         return []
     try:
-        tree = json.loads(read_file(folder / _DESCRIPTION))
+        tree = json.loads(read_file(folder / DESCRIPTION))
         names = [f"shard-{plan['number']:05d}" for plan in tree["shards"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []

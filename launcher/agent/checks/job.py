@@ -25,7 +25,8 @@ from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig, load
 from trainer.data.formats import read_records
 from trainer.data.records import Problems
-from trainer.data.sources import HUB, holds_logits, refuse_pipe, spelled
+from trainer.data.shards import holds_logits
+from trainer.data.sources import HUB, refuse_pipe, spelled
 from trainer.model import layout as trainer_layout
 from trainer.model.files import local_model
 from trainer.model.output_folder import check_output as check_folder_of_run

@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.agent.checks.digests import digests
 from launcher.agent.checks.finding import Finding
-from trainer.data.sources import ANSWERS_SCHEMA, shards_schema
+from trainer.data.shards import ANSWERS_SCHEMA, shards_schema
 from trainer.system.regular_file import open_file, read_file
 
 DATASET = "dataset.json"

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ from trainer.distill.teacher.assignment import assign
 from trainer.distill.teacher.run import TeacherRun
 from trainer.distill.teacher.scoring import Teacher
 from trainer.init_model import init_model
+from trainer.system import regular_file
 from trainer.system.errors import InputError, NonFiniteError, StorageError
 from trainer.system.process.stopping import Stop
 
@@ -247,15 +249,16 @@ def test_answers_are_scored_while_the_corpus_is(
 def test_a_folder_that_cannot_be_read_for_a_moment_is_looked_at_again(
     teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, failures = Path.read_bytes, [OSError(errno.ESTALE, "Stale file handle")] * 3
+    open_file = regular_file.open_file
+    failures = [OSError(errno.ESTALE, "Stale file handle")] * 3
 
-    def failing(path: Path) -> bytes:
+    def failing(path: Path) -> BufferedReader:
         is_teacher = threading.current_thread() is not threading.main_thread()
         if is_teacher and path.name == "dataset.json" and ON_POLICY in path.parts and failures:
             raise failures.pop()
-        return read(path)
+        return open_file(path)
 
-    monkeypatch.setattr(Path, "read_bytes", failing)
+    monkeypatch.setattr(regular_file, "open_file", failing)
     run = course(tmp_path / "out", student, tmp_path / "logits", training__max_steps=2)
     with teaching(teacher, corpus, tmp_path / "logits"):
         assert run.run() == 0

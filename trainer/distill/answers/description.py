@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from trainer.data.shapes import Sample
-from trainer.data.sources import ANSWERS_SCHEMA
+from trainer.data.shards import ANSWERS_SCHEMA
 from trainer.distill.answers.answer import Answer
 from trainer.distill.logits.description import (
     CorpusInfo,

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.data.parquet_pages import check_plain_pages
-from trainer.data.sources import ANSWERS_SCHEMA
+from trainer.data.shards import ANSWERS_SCHEMA
 from trainer.data.turns import ChatMessage
 from trainer.distill.answers.answer import Answer
 from trainer.distill.logits.description import ShardPlan

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trainer.config.run import RunConfig
 from trainer.data.order import epoch_order
-from trainer.data.sources import ANSWERS_SCHEMA, holds_logits, shards_schema
+from trainer.data.shards import ANSWERS_SCHEMA, holds_logits, shards_schema
 from trainer.data.tokens import Encoded
 from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder
 from trainer.distill.logits.scores import Window

@@ -117,6 +117,9 @@ def test_a_connection_is_used_again_in_time(impatient: Server) -> None:
 
 
 def test_a_reader_that_stops_is_left(impatient: Server) -> None:
+    with connected(impatient) as stream:  # the server has all that it keeps when it has answered
+        stream.send(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert read_to_end(stream).startswith(b"HTTP/1.1 200")
     before = sockets(impatient)
     with socket.socket() as stream:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
