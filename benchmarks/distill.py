@@ -6,7 +6,7 @@
     python benchmarks/distill.py step [--tokens 256] [--repeats 5]
     python benchmarks/distill.py loader [--tokens 16384]
     python benchmarks/distill.py engines --model MODEL [--only NAME ...] [--tokens 1024]
-    python benchmarks/distill.py generate --model DIR [--tokens 64]
+    python benchmarks/distill.py generate --model DIR [--tokens 64] [--backend cuda]
     python benchmarks/distill.py kv [--gpu 0]
     python benchmarks/distill.py onpolicy RESULTS.jsonl [--steps 200] [--limit RUNS] [--report]
     python benchmarks/distill.py trimmed RESULTS.jsonl [--size 16384] [--limit RUNS] [--report]
@@ -92,6 +92,7 @@ def main() -> int:
     parts.choices["engines"].add_argument("--model", required=True)
     parts.choices["engines"].add_argument("--only", nargs="+", metavar="NAME")
     parts.choices["generate"].add_argument("--model", type=Path, required=True)
+    parts.choices["generate"].add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     parts.choices["kv"].add_argument("--gpu", default="", help="index, PCI address or name")
     for name in healing.ARMS:
         part = parts.choices[name]

@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 from unittest.mock import patch
+
+from rig.report import RESULTS
 
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import DeviceError
@@ -24,7 +25,7 @@ from trainer.replica.wgpu.gpu.vulkan_adapter import select
 from trainer.replica.wgpu.layers import attention
 from trainer.replica.wgpu.layers.attention import Attention
 
-RESULT = Path(__file__).parent / "results" / "wgpu_attention.json"
+RESULT = RESULTS / "wgpu_attention.json"
 
 
 def main() -> None:

@@ -17,10 +17,10 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
+from rig.report import RESULTS
 
 from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.wgpu.gpu.device import Device
@@ -31,7 +31,7 @@ from trainer.replica.wgpu.kernels.gemm.choice import Variants
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
 
-RESULT = Path(__file__).parent / "results" / "wgpu_gemm.json"
+RESULT = RESULTS / "wgpu_gemm.json"
 LARGE, LARGE_PRODUCT = "1024x2560x9728", Product(False, True, "f32", 1024, 9728, 2560)
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from rig.model_folders import SHAPES, model_folder
+from rig.report import RESULTS
 
 from trainer.config.lora import LINEARS
 from trainer.config.run import RunConfig, load
@@ -42,7 +43,6 @@ from trainer.replica.wgpu.kernels.elementwise import copy
 from trainer.replica.wgpu.planning import budget
 from trainer.replica.wgpu.replica import WgpuReplica
 
-RESULTS = Path(__file__).parent / "results"
 DISPATCHES = 3900
 
 

@@ -11,7 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-RESULTS = Path(__file__).parents[1] / "results"
+RESULTS = Path(os.environ.get("BENCHMARK_RESULTS") or Path(__file__).parents[1] / "results")
+"""Where JSON goes: the variable is set by scripts/gpu_report.sh, whose figures are of a card."""
 PACKAGES = ("motley", "numpy", "cryptography", "torch")
 
 
