@@ -1,7 +1,6 @@
 """The launcher's end of a pipe: agents that die, fall silent, or are none."""
 
 import json
-import os
 import signal
 import sys
 import textwrap
@@ -26,6 +25,10 @@ HELLO = (
     '"units": true, "state_folder": "/s", "pid": 1}'
 )
 Speak = Callable[[str], ProcessPipe]
+
+
+LISTEN = {"address": "127.0.0.1", "port": 0, "token": "x", "peers": ["other"], "deadline": 60.0}
+"""What an agent waits for, as no peer connects."""
 
 
 @pytest.fixture
@@ -53,18 +56,13 @@ def speak() -> Iterator[Speak]:
         pipe.end()
 
 
-def test_an_agent_killed_in_the_middle_of_a_call_is_one_error(
-    host: AgentHost, tmp_path: Path
-) -> None:
+def test_an_agent_killed_in_the_middle_of_a_call_is_one_error(host: AgentHost) -> None:
     connection = host.connect()
-    fifo = tmp_path / "fifo"
-
-    os.mkfifo(fifo)
     caught: list[BaseException] = []
 
     def read() -> None:
         try:
-            connection.read(str(fifo))  # opening it waits for a writer
+            connection.call("listen", LISTEN, 60.0)
         except BaseException as error:
             caught.append(error)
 
@@ -104,14 +102,12 @@ def test_a_closed_connection_stays_closed(host: AgentHost) -> None:
     assert host.pipes[0].process.wait(20.0) == 0
 
 
-def test_a_late_answer_is_told_from_a_host_that_is_gone(host: AgentHost, tmp_path: Path) -> None:
-
+def test_a_late_answer_is_told_from_a_host_that_is_gone(host: AgentHost) -> None:
     connection = host.connect()
-    os.mkfifo(tmp_path / "fifo")
     link = host.open_link()
-    asked = {"path": str(tmp_path / "fifo"), "offset": 0, "limit": 1}
-    with pytest.raises(UnreachableError, match=r"no answer to `read` within 0 s; the host itself"):
-        link.call("read", asked, 0.1)
+    match = r"no answer to `listen` within 0 s; the host itself"
+    with pytest.raises(UnreachableError, match=match):
+        link.call("listen", LISTEN, 0.1)
     assert link.call("exists", {"path": "/"}, 10.0)
     assert connection.exists("/")
 
