@@ -11,7 +11,7 @@ import numpy as np
 from trainer.config.run import RunConfig, load
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
-from trainer.planning.devices import find_device
+from trainer.planning.device_models import find_device
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import TrainingSetup
 from trainer.planning.time import flops_per_token

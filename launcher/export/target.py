@@ -12,7 +12,7 @@ from launcher.errors import ConfigError
 from launcher.inventory.hosts import Host
 from trainer.config.run import RunConfig
 from trainer.model.shards import check_shards
-from trainer.planning.devices import find_device
+from trainer.planning.device_models import find_device
 from trainer.system.errors import InputError
 
 _TARGET = re.compile(r"(\d{1,5})\s*nodes?\s*x\s*(\d{1,4})\s+(\S.*)", re.IGNORECASE)

@@ -13,7 +13,7 @@ from trainer.config.budget import BudgetConfig, HostRate, with_environment
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 from trainer.planning.budget.ledger import SPEND_FILE
-from trainer.planning.devices import find_device
+from trainer.planning.device_models import find_device
 from trainer.system.errors import InputError
 
 JobT = TypeVar("JobT", bound=RunConfig | DistillJob)
@@ -98,7 +98,7 @@ def _known_watts(host: Host) -> float | None:
     total = 0.0
     for device in host.devices or ():
         try:
-            watts = find_device(device.name).watts
+            watts = find_device(device.name, device.memory).watts
         except InputError:
             return None
         if watts is None:

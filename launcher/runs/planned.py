@@ -21,6 +21,7 @@ from launcher.terminal import working
 from trainer.model.files import local_model
 from trainer.planning import devices as known
 from trainer.planning.cost import Prices
+from trainer.planning.device_models import DeviceModel, find_device
 from trainer.planning.devices import CORE_FLOPS, PCIE, ClusterShape, HostPool, LinkRates
 from trainer.planning.model_config import named_shape, parse_shape, read_shape
 from trainer.planning.shapes import NAMED, ModelShape
@@ -93,7 +94,7 @@ def cluster_of(hosts: Sequence[Host], between: LinkRates | None) -> ClusterShape
         ConfigError: a device's memory is not known, or several hosts have no link.
     """
     remarks: list[str] = []
-    counted: Counter[tuple[int, known.DeviceModel]] = Counter()
+    counted: Counter[tuple[int, DeviceModel]] = Counter()
     for host in hosts:
         for device, count in _devices(host, remarks).items():
             counted[count, device] += 1
@@ -112,8 +113,8 @@ def cluster_of(hosts: Sequence[Host], between: LinkRates | None) -> ClusterShape
         ) from None
 
 
-def _devices(host: Host, remarks: list[str]) -> Counter[known.DeviceModel]:
-    found: Counter[known.DeviceModel] = Counter()
+def _devices(host: Host, remarks: list[str]) -> Counter[DeviceModel]:
+    found: Counter[DeviceModel] = Counter()
     for device in host.devices or ():
         if device.backend == "cpu":
             cores = device.threads or host.cores or 1
@@ -124,7 +125,7 @@ def _devices(host: Host, remarks: list[str]) -> Counter[known.DeviceModel]:
             found[known.processor(cores, memory)] += 1
             continue
         try:
-            row = known.find_device(device.name)
+            row = find_device(device.name, device.memory)
         except InputError:
             if device.memory is None:
                 raise ConfigError(
@@ -133,9 +134,7 @@ def _devices(host: Host, remarks: list[str]) -> Counter[known.DeviceModel]:
                 ) from None
             remarks.append(f"{device.name or device.id} is not a known device: no time is planned")
             name, size = device.name or device.id, device.memory
-            row = known.DeviceModel(
-                name=name, flops=None, memory=size, watts=None, source="its driver"
-            )
+            row = DeviceModel(name=name, flops=None, memory=size, watts=None, source="its driver")
         found[row] += 1
     return found
 

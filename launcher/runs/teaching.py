@@ -20,7 +20,8 @@ from launcher.runs.preflight.own_settings import DEADLINE
 from launcher.runs.up import look_around
 from launcher.terminal import working
 from trainer.planning.cost import Cost
-from trainer.planning.devices import ClusterShape, DeviceModel
+from trainer.planning.device_models import DeviceModel
+from trainer.planning.devices import ClusterShape
 from trainer.planning.distillation import distillation_seconds
 from trainer.planning.logits_size import Kept, bytes_per_token
 from trainer.planning.shapes import ModelShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.planning.devices import DeviceModel
+from trainer.planning.device_models import DeviceModel
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import AUTOCAST, FP32, TrainingSetup
 from trainer.planning.time import EFFICIENCY, forward_flops_per_token, speed_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trainer.planning.devices import DeviceModel
+from trainer.planning.device_models import DeviceModel
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.planning.replica import USABLE
 from trainer.planning.shapes import ModelShape

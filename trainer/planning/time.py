@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from trainer.planning.devices import ClusterShape, DeviceModel, LinkRates
+from trainer.planning.device_models import DeviceModel
+from trainer.planning.devices import ClusterShape, LinkRates
 from trainer.planning.exchange_choice import (
     LEAST_ROUNDS,
     ChosenExchange,

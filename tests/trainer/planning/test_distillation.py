@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from trainer.planning.devices import DEVICES
+from trainer.planning.device_models import DEVICES
 from trainer.planning.distillation import Scoring, distillation_seconds, scoring_seconds
 from trainer.planning.shapes import NAMED
 from trainer.planning.time import forward_flops_per_token

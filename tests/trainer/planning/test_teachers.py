@@ -9,7 +9,8 @@ import pytest
 import trainer.distill
 from trainer.distill.teacher.engines import ENGINES
 from trainer.model.families import FAMILIES
-from trainer.planning.devices import DEVICES, GIB, DeviceModel, parse_cluster, processor
+from trainer.planning.device_models import DEVICES, DeviceModel
+from trainer.planning.devices import GIB, parse_cluster, processor
 from trainer.planning.model_config import parse_shape
 from trainer.planning.replica import USABLE
 from trainer.planning.shapes import NAMED
