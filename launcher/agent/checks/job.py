@@ -37,12 +37,13 @@ from trainer.planning.shapes import ModelShape
 from trainer.planning.teachers import Measured
 from trainer.planning.workers import Backend, Room, RunMemory, coordinator_memory
 from trainer.system.errors import InputError
-from trainer.system.regular_file import read_file
+from trainer.system.regular_file import open_file, read_file
 
 _MIB = 1 << 20
 _SAVED = 12
 """Bytes a trainable weight: it and both moments, which rank 0 of a ring gathers."""
 _GIB = 1 << 30
+METRICS_FILE = "metrics.jsonl"
 _MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _LEAST_OUTPUT_SPACE = 256 * _MIB
 _BRING = "launch sync inputs brings it there, or name another in the job"
@@ -203,8 +204,13 @@ def check_text(path: Path) -> Finding:
 
 
 @validate_call
-def check_output(path: Path, run_id: str) -> Finding:
-    """Whether the output folder can be written, and holds no model and no other run."""
+def check_output(path: Path, run_id: str, checkpoints: Path | None = None) -> Finding:
+    """Whether the output folder can be written, and holds no model, no other run, and no record
+    of checkpoints that are gone: its run would be refused at each attempt.
+
+    Args:
+        checkpoints: the folder of the run's checkpoints; None: of a run that has none of its own.
+    """
     try:
         check_folder_of_run(path)
     except InputError as error:
@@ -220,7 +226,30 @@ def check_output(path: Path, run_id: str) -> Finding:
             f"{path} holds the checkpoints of run {owner}",
             f"give another --output, or resume that run: --resume {owner}",
         )
+    if checkpoints is not None and (saved := _lost_checkpoint(path / METRICS_FILE, checkpoints)):
+        what = "holds no complete checkpoint" if checkpoints.is_dir() else "is missing"
+        return Finding(
+            "fail",
+            f"{checkpoints}: {what}, though {path / METRICS_FILE} records one of step {saved}",
+            "mount or restore that folder, or give another --output to begin at step 0",
+        )
     return check_folder(path, _LEAST_OUTPUT_SPACE)
+
+
+def _lost_checkpoint(record: Path, folder: Path) -> int | None:
+    """Return the step of the last recorded checkpoint if the folder holds none; else None."""
+    if any(folder.glob("*/manifest.json")) or any(folder.glob("*/*/manifest.json")):
+        return None
+    step: int | None = None
+    try:
+        with open_file(record) as file:
+            for line in file:
+                if b'"checkpoint"' in line:
+                    event = json.loads(line)
+                    step = event["step"] if event.get("event") == "checkpoint" else step
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return step
+    return step
 
 
 @validate_call

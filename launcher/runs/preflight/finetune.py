@@ -99,7 +99,9 @@ def _content(cluster: Examination, name: str, files: _Input) -> Content:
 def output(cluster: Examination, name: str) -> Asked:
     """Only the coordinator writes the output."""
     if name == cluster.head:
-        asked = {"path": cluster.config.output, "run_id": cluster.plan.run_id}
+        config = cluster.config
+        checkpoints = config.checkpoint.folder or str(PurePosixPath(config.output) / "checkpoints")
+        asked = {"path": config.output, "run_id": cluster.plan.run_id, "checkpoints": checkpoints}
         yield cluster.ask(name, "output", asked)
 
 

@@ -130,6 +130,22 @@ def test_the_checkpoints_of_another_run_are_not_written_over(tmp_path: Path) -> 
     assert check_output(tmp_path, "run-2").status == "ok"  # the trainer judges by the manifests
 
 
+def test_checkpoints_that_a_run_records_and_that_are_gone_are_named(tmp_path: Path) -> None:
+    output, folder = tmp_path / "out", tmp_path / "checkpoints"
+    output.mkdir()
+    assert check_output(output, "run-1", folder).status == "ok"  # a new run
+    events = [{"kind": "step", "step": 7}, {"event": "checkpoint", "step": 250}, {"step": 260}]
+    (output / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+    missing = check_output(output, "run-1", folder)
+    assert missing.status == "fail"
+    assert missing.detail.startswith(f"{folder}: is missing, though {output}/metrics.jsonl records")
+    assert missing.detail.endswith("one of step 250")
+    (folder / "step-000250").mkdir(parents=True)
+    assert "holds no complete checkpoint" in check_output(output, "run-1", folder).detail
+    (folder / "step-000250" / "manifest.json").write_text("{}")
+    assert check_output(output, "run-1", folder).status == "ok"
+
+
 def test_a_model_that_wgpu_does_not_compute_is_not_placed_on_it(
     tiny_model: TinyModel,
 ) -> None:
