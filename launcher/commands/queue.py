@@ -36,10 +36,12 @@ def add(cluster: Cluster, timeout: float | None, as_json: bool, **described: Any
 
     A config is kept as it is now, and of -e only motley_ variables. `launch queue run` starts it.
     """
-    from launcher.runs.queue import enqueue
+    from launcher.runs.queue import check_inputs, enqueue
     from launcher.views import render
 
-    run_id = enqueue(cluster, config_order(**described), timeout)
+    order = config_order(**described)
+    check_inputs(cluster, order)
+    run_id = enqueue(cluster, order, timeout)
     if as_json:
         render.print_json({"schema": "motley.queue.add/1", "id": run_id})
     else:

@@ -56,6 +56,24 @@ def queue_of(inventory: Path | None) -> tuple[Queue, Registry]:
     return Queue(registry.writable()), registry
 
 
+def check_inputs(cluster: Cluster, order: Order, report: Callable[[str], None] = note) -> None:
+    """Check a job's model and data on the hosts as its start will, if they are the user's.
+
+    Hosts that do not answer now may do so when the job's turn comes.
+
+    Raises:
+        PreflightError: the start would refuse them.
+        ConfigError: the job cannot be used.
+    """
+    if not order.brings_inputs:
+        return
+    try:
+        start = Cluster(cluster.inventory, cluster.start, report=lambda _line: None)
+        start.prepare(order, None, only_to_plan=True)
+    except UnreachableError as error:
+        report(f"model and data are checked when the job starts: {error}")
+
+
 def enqueue(cluster: Cluster, order: Order, timeout: float | None) -> str:
     """Add a job to the queue of a cluster, and return the id of its run.
 

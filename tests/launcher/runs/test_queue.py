@@ -24,7 +24,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.configuration import Order
 from launcher.runs.cluster import Cluster
 from launcher.runs.down import tear_down
-from launcher.runs.queue import QueueRunner, enqueue, queue_of
+from launcher.runs.queue import QueueRunner, check_inputs, enqueue, queue_of
 from launcher.runs.records.kept_configs import Start
 from launcher.runs.records.queued import Entry, Queue
 from launcher.runs.records.registry import Registry
@@ -120,6 +120,28 @@ def test_a_job_that_cannot_be_used_is_not_added(start: Start, queue: Queue) -> N
     with pytest.raises(ConfigError, match=r"training\.epoch: unknown key"):
         add(start, training__epoch=2)
     assert files(queue) == []
+
+
+def test_a_model_and_data_that_are_not_there_are_refused(start: Start, tmp_path: Path) -> None:
+    cluster = Cluster(None, start)
+    data = tmp_path / "train.jsonl"
+    absent = {"model.path": str(tmp_path / "model"), "data.train": str(data)}
+    with pytest.raises(PreflightError, match=rf"no model folder {tmp_path}/model") as caught:
+        check_inputs(cluster, Order("coordinator", "quickstart", absent))
+    assert any(f"{data}: no such data file" in line for line in caught.value.details)
+
+
+def test_hosts_that_do_not_answer_check_nothing_now(
+    start: Start, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: object, **__: object) -> NoReturn:
+        raise UnreachableError("host far: no answer within 8 s")
+
+    monkeypatch.setattr("launcher.runs.cluster.look_around", silent)
+    check_inputs(Cluster(None, start), order(), told.append)
+    assert told == [
+        "model and data are checked when the job starts: host far: no answer within 8 s"
+    ]
 
 
 def test_the_oldest_is_first_whatever_its_name(start: Start, queue: Queue) -> None:
