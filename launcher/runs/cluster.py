@@ -39,6 +39,7 @@ from launcher.terminal import note, working
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 from trainer.config.section import parse_assignments
+from trainer.system.errors import InputError
 
 
 class Cluster:
@@ -236,7 +237,11 @@ class Cluster:
             path = Path(folder, "run.yaml")
             path.write_bytes(config)
             again = replace(order, source=str(path))
-            job = again.job(self.hosts)
+            try:
+                job = again.job(self.hosts)
+            except InputError as error:
+                message = str(error).replace(str(path), f"--resume {run_id}")
+                raise InputError(message, error.details) from None
             if isinstance(job, RunConfig):
                 kept = replace(again, settings={}).job(self.hosts)
                 if isinstance(kept, RunConfig) and (changes := kept.changes(job)):

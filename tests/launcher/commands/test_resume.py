@@ -16,6 +16,7 @@ from launcher.plan.placement import place
 from launcher.plan.setting import Setting
 from launcher.runs.records.kept_configs import Start, keep_config
 from launcher.runs.records.registry import Registry
+from trainer.system.errors import InputError
 
 Resume = Callable[..., Result]
 KEPT = Path("state/configs/run-1.start.json")
@@ -90,3 +91,22 @@ def test_no_password_is_kept(tmp_path: Path) -> None:
     kept = tmp_path / KEPT
     assert kept.stat().st_mode & 0o777 == 0o600
     assert json.loads(kept.read_text())["extra_vars"] == ["motley_port=9777"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("training.epochs=many", "training.epochs: input should be a valid integer"),
+        ("training.epoch=2", "training.epoch: unknown key"),
+        ("model.adapter=a/b", "model.adapter needs method lora"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_what_was_typed(
+    resume: Resume, setting: str, problem: str
+) -> None:
+    refused = resume("--set", setting, "--set", "method=full")
+    assert isinstance(refused.exception, InputError)
+    message = str(refused.exception)
+    assert message.startswith("--resume run-1: ")
+    assert problem in message
+    assert "/motley-" not in message
