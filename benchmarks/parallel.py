@@ -15,7 +15,7 @@ state is written at the end of a run with sharded checkpoints (`save` gathers al
 while they resume.
 `overlap`: when DDP reduces each bucket, and how much of that is hidden behind backward.
 `generate`: tokens a second of two processes (tensor=2) against one, over the model's width.
-JSON: benchmarks/results/parallel-PART.json, pictures: docs/parallel-PART.svg.
+JSON: benchmarks/results/parallel-PART.json.
 """
 
 from __future__ import annotations
@@ -35,18 +35,15 @@ from rig.parallel_generation import report_generation, time_generation
 from rig.parallel_memory import report_memory, weigh
 from rig.parallel_models import RANKS, ROWS, encoded, meshes, ours, rows, write_model
 from rig.parallel_steps import report_steps, time_steps
-from rig.picture import picture
 from rig.ranks import ALONE, Ranks
 from rig.report import Ratio, Report, skip
 from rig.resident import EXACT
-
-from benchmarks.compare.picture import FIRST, SECOND, TEXT
 
 PARTS = ("steps", "memory", "files", "overlap", "generate")
 
 
 def main() -> int:
-    """Measure, print, draw, write."""
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=15)
@@ -117,7 +114,7 @@ def trace_buckets(folder: Path, rounds: int) -> list[Any]:
 
 
 def report_overlap(report: Report, ranks: list[Any]) -> None:
-    """Report how much of the reductions is hidden behind backward, and draw the shortest step."""
+    """Report how much of the reductions is hidden behind backward."""
     shares: list[float] = []
     for step in ranks[0]:
         computed = max(bucket["start"] for bucket in step["buckets"])  # the last gradient is there
@@ -134,20 +131,6 @@ def report_overlap(report: Report, ranks: list[Any]) -> None:
         ),
         every_step=[round(share, 3) for share in shares],
     )
-    shown = min(ranks[0], key=lambda step: step["end"] - step["begin"])
-    with picture("parallel-overlap", "DDP's buckets") as axes:
-        begin = shown["begin"]
-        computed = max(bucket["start"] for bucket in shown["buckets"])
-        bars = [("forward and backward", computed - begin, 0.0, FIRST)]
-        for number, bucket in enumerate(shown["buckets"]):
-            name = f"bucket {number}, {bucket['megabytes']:.0f} MB"
-            bars.append((name, bucket["stop"] - bucket["start"], bucket["start"] - begin, SECOND))
-        names, widths, lefts, colours = zip(*bars, strict=True)
-        axes.barh(range(len(bars)), widths, left=lefts, color=colours)
-        axes.set_yticks(range(len(bars)), names)
-        axes.invert_yaxis()
-        axes.axvline(computed - begin, color=TEXT, linewidth=0.8, linestyle=":")
-        axes.set_xlabel("seconds of a step; dotted: the last gradient is computed")
 
 
 WORK = {

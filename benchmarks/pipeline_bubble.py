@@ -1,4 +1,4 @@
-"""How long a pipeline's stages stand idle, by schedule, and a picture of the stages over time.
+"""How long a pipeline's stages stand idle, by schedule.
 
     python benchmarks/pipeline_bubble.py [--steps 20] [--microbatches 8]
 
@@ -10,8 +10,7 @@ shortest counts: this machine is shared.
 
 The formula is (p - 1) / (v m + p - 1) for p processes with v stages each and m micro-batches. For
 the V-shaped schedules it is what their order of actions leaves idle if a forward and both halves of
-a backward take equal time and a message none. JSON: benchmarks/results/pipeline_bubble.json,
-picture: docs/pipeline-schedules.svg.
+a backward take equal time and a message none. JSON: benchmarks/results/pipeline_bubble.json.
 """
 
 from __future__ import annotations
@@ -28,24 +27,13 @@ from typing import Any, NamedTuple
 from rig.ranks import ALONE, Ranks
 from rig.report import Ratio, Report, skip
 
-from benchmarks.compare.picture import FIRST, GROUND, SECOND, STYLE
-
 ROOT = Path(__file__).parents[1]
-PICTURE = ROOT / "docs" / "pipeline-schedules.svg"
 RANKS = 2
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zbv", "dualpipev")
 LAYERS, WIDTH, TOKENS = 8, 256, 96
 KINDS = {"forward_one_chunk": "forward", "backward_weight_one_chunk": "weights"}
 UNITS = {"forward": 1, "backward": 2, "inputs": 1, "weights": 1}
 """The formula's durations: a whole backward takes twice as long as a forward."""
-WIDE = 0.01
-"""A bar's share of the step from which on there is room for a number."""
-COLOURS = {
-    "forward": FIRST,
-    "backward": SECOND,
-    "inputs": "#de935f",
-    "weights": "#b5bd68",
-}
 
 
 class Action(NamedTuple):
@@ -63,7 +51,7 @@ Step = list[list[Action]]
 
 
 def main() -> int:
-    """Measure, print, draw, write."""
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--microbatches", type=int, default=8)
@@ -71,11 +59,10 @@ def main() -> int:
     if len(os.sched_getaffinity(0)) < RANKS:
         skip(f"{RANKS} processes need a processor each")
     report = Report("pipeline_bubble")
-    shown: dict[str, Step] = {}
     for schedule, steps in measure(options.steps, options.microbatches).items():
-        shown[schedule] = min(steps, key=lambda step: span(step)[1] - span(step)[0])
-        expected = formula(schedule, options.microbatches, shown[schedule])
-        measured = bubble(shown[schedule])
+        shown = min(steps, key=lambda step: span(step)[1] - span(step)[0])
+        expected = formula(schedule, options.microbatches, shown)
+        measured = bubble(shown)
         report.add(
             Ratio(
                 f"{schedule}: a step's time",
@@ -85,9 +72,8 @@ def main() -> int:
             bubble=round(measured, 4),
             formula=round(expected, 4),
             every_step=sorted(round(bubble(step), 4) for step in steps),
-            seconds=round(span(shown[schedule])[1] - span(shown[schedule])[0], 4),
+            seconds=round(span(shown)[1] - span(shown)[0], 4),
         )
-    draw(shown)
     return report.write()
 
 
@@ -244,55 +230,6 @@ def needs(action: Action, last: int) -> Iterator[tuple[str, int, int]]:
 def direction(kind: str) -> str:
     """Return which way an action's result goes; that of `weights` stays."""
     return {"forward": "down", "backward": "up", "inputs": "up"}.get(kind, kind)
-
-
-def draw(shown: dict[str, Step]) -> None:
-    """Draw a step of each schedule, one row for each process."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(10, 1.15 * len(shown) + 0.7), facecolor=GROUND)
-        figure.set_layout_engine("constrained")
-        every = figure.subplots(len(shown), 1, sharex=True)
-        for axes, (schedule, step) in zip(every, shown.items(), strict=True):
-            begin, end = span(step)
-            axes.set_facecolor(GROUND)
-            axes.set_title(f"{schedule}: {bubble(step):.0%} idle", fontsize=9, loc="left")
-            for rank, actions in enumerate(step):
-                whole = end - begin
-                bars = [((a.start - begin) / whole, (a.stop - a.start) / whole) for a in actions]
-                colours = [COLOURS[action.kind] for action in actions]
-                axes.broken_barh(bars, (rank - 0.4, 0.8), color=colours, ec=GROUND, lw=0.5)
-                for (left, width), action in zip(bars, actions, strict=True):
-                    if width > WIDE and action.kind != "weights":
-                        at = left + width / 2, rank
-                        axes.annotate(
-                            str(action.microbatch),
-                            at,
-                            ha="center",
-                            va="center",
-                            fontsize=7,
-                            color=GROUND,
-                            clip_on=True,
-                        )
-            axes.set_yticks(range(len(step)), [f"rank {rank}" for rank in range(len(step))])
-            axes.set_ylim(len(step) - 0.5, -0.5)
-            axes.spines[["top", "right"]].set_visible(False)
-        every[-1].set_xlabel("share of one step's time; the numbers are micro-batches")
-        every[-1].set_xlim(0, 1)
-        names = {"inputs": "backward to activations", "weights": "backward to weights"}
-        figure.legend(
-            handles=[Patch(color=c, label=names.get(kind, kind)) for kind, c in COLOURS.items()],
-            loc="outside upper right",
-            ncols=4,
-            frameon=False,
-            fontsize=8,
-        )
-        figure.savefig(
-            PICTURE, format="svg", metadata={"Date": None, "Title": "Pipeline schedules"}
-        )
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ A's also twice, four and eight times of it. Rounds of 50 are more than such a ru
 `int4, none owed` drops what the codec drops.
 
 A finished run is a line of RESULTS and is not repeated, so the sweep can be stopped at any time.
---report prints each arm at its best rate beside fp32 and writes the result `real_loss`; with
---picture it also draws the picture `real-loss` of the docs.
+--report prints each arm at its best rate beside fp32 and writes the result `real_loss`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,12 +34,10 @@ from rig.coarser import Fading, Forgetful, TwoBits
 from rig.factors import Folding, Rotated
 from rig.finished import Found, best, keep, read
 from rig.one_process import OneProcess
-from rig.picture import picture
 from rig.real_case import Judge, real_inputs
 from rig.real_data import DATA
 from rig.report import Ratio, Report
 
-from benchmarks.compare.picture import TEXT
 from tests.real.packages import model_file
 from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.compression import choice, quantized
@@ -167,11 +164,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--limit", type=int, default=sys.maxsize, help="of runs trained now")
     parser.add_argument("--report", action="store_true")
-    parser.add_argument("--picture", action="store_true")
     options = parser.parse_args()
     done = read(options.results, Case)
     if options.report:
-        return report(done, draws=options.picture)
+        return report(done)
     options.work = options.work or options.results.parent / "work"
     options.model = options.model or resolve_model(str(model_file()))
     for _ in range(options.limit):
@@ -271,7 +267,7 @@ def open_inputs(case: Case, arm: Arm, model: Path, work: Path) -> RunInputs:
     return replace(inputs, config=inputs.config.with_settings(arm.rounds))
 
 
-def report(done: Results, *, draws: bool) -> int:
+def report(done: Results) -> int:
     """Print and write each arm's gap to fp32 of the same seed, each at its best rate."""
     written = Report("real_loss")
     at_best = best_rates(done)
@@ -303,8 +299,6 @@ def report(done: Results, *, draws: bool) -> int:
             of_fp32s_bytes=runs[0]["bytes_up"] / done[base]["bytes_up"],
             curve=runs[0]["curve"],
         )
-    if draws:
-        draw(done, at_best)
     return written.write()
 
 
@@ -321,35 +315,6 @@ def _place(case: Case) -> tuple[Any, ...]:
     arms = list(ARMS[case.method])
     place = arms.index(case.arm)
     return list(ARMS).index(case.method), GROUPS.index((case.data, case.layers)), place
-
-
-def draw(done: Results, cases: Sequence[Case]) -> None:
-    """Draw held-out losses over steps of the sections' arms, with seed 0."""
-    data, layers = GROUPS[0]
-    shown = {
-        EXACT: (TEXT, "-"),
-        "int8": ("#68a0b3", "-"),
-        "int4": ("#b294bb", "-"),
-        "A frozen": ("#b5bd68", "-"),
-        "rounds 20": ("#68a0b3", ":"),
-        "rounds 20, int4": ("#b294bb", ":"),
-        "rounds 50": ("#f0c674", ":"),
-        "rounds 20, Nesterov": ("#cc6666", ":"),
-    }
-    with picture("real-loss", "Held-out loss over steps") as axes:
-        for case in cases:
-            if (case.data, case.layers, case.method) == (
-                data,
-                layers,
-                "lora",
-            ) and case.arm in shown:
-                (colour, style), run = shown[case.arm], done[case]
-                points = [*run["curve"], (case.steps, run["loss"])]
-                name = f"{case.arm}, rate {case.rate:g}"
-                axes.plot(*zip(*points, strict=True), color=colour, ls=style, lw=1.2, label=name)
-        axes.set_xlabel("step")
-        axes.set_ylabel("held-out loss")
-        axes.legend(frameon=False, labelcolor="linecolor", fontsize=8, ncols=2)
 
 
 if __name__ == "__main__":

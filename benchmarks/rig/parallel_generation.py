@@ -7,9 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.picture import FIRST, TEXT
 from rig.parallel_models import meshes, rows, settings, write_model
-from rig.picture import picture
 from rig.report import Ratio, Report
 
 WIDTHS = (256, 512, 1024)
@@ -58,21 +56,10 @@ def time_generation(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def report_generation(report: Report, ranks: list[Any]) -> None:
-    """Report the speed-up at each width, and draw the curve."""
-    ratios: list[float] = []
+    """Report the speed-up at each width."""
     for width in WIDTHS:
         one, two = (statistics.median(seconds) for seconds in ranks[0][str(width)])
-        ratios.append(one / two)
         report.add(
             Ratio(f"width {width}: two processes", one / two, "the tokens/s of one"),
             tokens_per_second=[round(NEW_TOKENS / seconds, 1) for seconds in (one, two)],
         )
-    with picture("parallel-generate", "Speed-up of two processes") as axes:
-        axes.plot(WIDTHS, ratios, color=FIRST, marker="o", label="tensor=2")
-        axes.axhline(1, color=TEXT, linewidth=0.8, linestyle=":", label="one process")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(WIDTHS, [str(width) for width in WIDTHS])
-        axes.set_ylim(0, 2.1)
-        axes.set_xlabel("width of the model")
-        axes.set_ylabel("tokens/s of two processes over one")
-        axes.legend(frameon=False)

@@ -88,18 +88,6 @@ class _Count(click.ParamType[float]):
     help="Currency of both prices, e.g. EUR.",
 )
 @click.option("--explain", metavar="STRATEGY", help="Show a strategy's formulas, e.g. fsdp.")
-@click.option(
-    "--diagram",
-    type=click.Choice(["ddp", "fsdp", "tp", "sp", "pp", "group"]),
-    help="Print a strategy's diagram in Mermaid: memory and communication of each process.",
-)
-@click.option(
-    "--plot",
-    "picture",
-    type=PATH,
-    metavar="FILE.svg",
-    help="Draw memory, speed by devices, and pipelines; needs matplotlib.",
-)
 @teaching_options
 @json_option
 def plan(
@@ -120,8 +108,6 @@ def plan(
     price_hour: float | None,
     currency: str,
     explain: str | None,
-    diagram: str | None,
-    picture: Path | None,
     distill: bool,
     student: str | None,
     rates: tuple[str, ...],
@@ -147,10 +133,6 @@ def plan(
         raise ConfigError("give --inventory or --cluster, not both")
     if (price_kwh is not None or price_hour is not None) and not currency:
         raise ConfigError("a price needs its currency: add --currency EUR")
-    if picture is not None:
-        from launcher.views.plan_plot import check_plot
-
-        check_plot(picture)
     found = model_shape(model, shape)
     if distill:
         kept = Kept(scheme=scheme, top_k=top_k)
@@ -175,12 +157,9 @@ def plan(
         prices=prices,
         recompute={"auto": None, "on": True, "off": False}[gradient_checkpointing],
     )
-    if diagram is not None:
-        _draw(diagram, request)
-        return
     named = {"--inventory": inventory if text is None else None, "--model": model}
     again = {option: str(value) for option, value in named.items() if value is not None}
-    _show(request, explain, picture, as_json, again)
+    _show(request, explain, as_json, again)
 
 
 def _from_environment(name: str) -> bool:
@@ -188,36 +167,8 @@ def _from_environment(name: str) -> bool:
     return source is click.core.ParameterSource.ENVIRONMENT
 
 
-def _draw(diagram: Any, request: Request) -> None:
-    """Print a diagram.
-
-    Raises:
-        ConfigError: there is one device.
-    """
-    from launcher.errors import ConfigError
-    from launcher.views import render
-    from trainer.planning.diagrams import step_diagram, tensor_diagram
-
-    shape, inside = request.shape, request.cluster.groups[0].devices
-    if diagram in ("tp", "sp"):
-        sizes = [size for size in (8, 4, 2) if size <= inside and not shape.kv_heads % size]
-        text = tensor_diagram(shape, sizes[0] if sizes else 2, sequence=diagram == "sp")
-    elif inside == 1:
-        raise ConfigError(f"--diagram {diagram}: needs two devices, such as --cluster 2xRTX4090")
-    else:
-        text = step_diagram(diagram, request)
-    for line in text.splitlines():
-        render.say_whole(line)
-
-
-def _show(
-    request: Request,
-    explain: str | None,
-    picture: Path | None,
-    as_json: bool,
-    again: Mapping[str, str],
-) -> None:
-    """Print the table and the pick, one strategy's formulas, or all as JSON; draw the picture.
+def _show(request: Request, explain: str | None, as_json: bool, again: Mapping[str, str]) -> None:
+    """Print the table and the pick, one strategy's formulas, or all as JSON.
 
     Args:
         again: options of this command that the next one takes too.
@@ -233,10 +184,6 @@ def _show(
 
     found = options(request)
     chosen = pick(request, found)
-    if picture is not None:
-        from launcher.views.plan_plot import plot
-
-        plot(picture, request, found)
     if as_json:
         render.print_json(planning.plan_tree(request, found, chosen))
     elif explain is not None:

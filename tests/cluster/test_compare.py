@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +23,10 @@ def compared(*words: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-def test_every_backend_trains_the_same_steps(tmp_path: Path) -> None:
-    picture = tmp_path / "compare.svg"
+def test_every_backend_trains_the_same_steps() -> None:
     names = ("ours", "gloo", "mpi")
     flags = [word for name in names for word in ("--backend", name)]
-    rows = compared(*flags, "--plot", str(picture))
+    rows = compared(*flags)
     assert [row["backend"] for row in rows] == list(names)
     measured = [row for row in rows if row["absent"] is None]
     assert len(measured) >= 2
@@ -37,7 +35,6 @@ def test_every_backend_trains_the_same_steps(tmp_path: Path) -> None:
         assert row["sum_milliseconds"] > 0
         assert row["step_milliseconds"] > 0
         assert row["sum_bytes"] is row["limit_milliseconds"] is None  # over the loopback
-    assert picture.read_text(encoding="utf-8").startswith("<?xml")
 
 
 @pytest.mark.long

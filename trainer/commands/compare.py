@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainer.system.commandline.number import Number
-from trainer.system.commandline.together import PATH
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,7 +44,6 @@ def compare() -> None:
 )
 @click.option("--workers", type=click.IntRange(2, 16), default=3)
 @click.option("--steps", type=click.IntRange(2, 1000), default=10)
-@click.option("--plot", type=PATH, metavar="FILE.svg", help="Draw the results.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def backends(
     names: tuple[Any, ...],
@@ -54,7 +51,6 @@ def backends(
     rates: tuple[int, ...],
     workers: int,
     steps: int,
-    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Sum the same gradient, and train the same steps, by Motley's star, gloo, NCCL and MPI."""
@@ -69,21 +65,14 @@ def backends(
         ) from None
     from benchmarks.compare.backends import BACKENDS
     from benchmarks.compare.cluster import end_on_terminate
-    from benchmarks.compare.picture import check_picture
 
     end_on_terminate()
     comparison.check_network(rates)
-    if plot is not None:
-        check_picture(plot)
     rows: list[comparison.Row] = []
     for row in comparison.compare(names or list(BACKENDS), megabytes, rates, workers, steps):
         rows.append(row)
         click.echo(f"measured {len(rows)}: {BACKENDS[row.backend].title}", err=True)
     found = comparison.Comparison(workers, steps, rows)
-    if plot is not None:
-        from benchmarks.compare.bars import draw
-
-        draw(plot, found)
     if as_json:
         click.echo(json.dumps(found.as_json()))
     else:

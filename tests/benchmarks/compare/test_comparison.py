@@ -5,21 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
-from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from benchmarks.compare import backends, cluster, comparison
 from benchmarks.compare.backends import BACKENDS
-from benchmarks.compare.bars import draw
-from benchmarks.compare.cluster import LocalCluster
-from benchmarks.compare.comparison import Comparison, Row
-from benchmarks.compare.member import PATIENCE, MemberSpec
+from benchmarks.compare.comparison import Row
 from tests import ROOT
 from trainer.cli import main
-from trainer.system.errors import UnreachableError
 
 
 @pytest.fixture(autouse=True)
@@ -118,55 +112,3 @@ def test_an_installed_wheel_has_no_measurements(
     said = capsys.readouterr().err.strip()
     assert said.endswith("run it in a checkout of Motley")
     assert "\n" not in said
-
-
-@pytest.mark.parametrize(
-    ("name", "said"), [("picture.png", "ends with .svg"), ("nowhere/a.svg", "there is no folder")]
-)
-def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(
-    tmp_path: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["compare", "backends", "--plot", str(tmp_path / name)]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_the_picture_has_a_bar_for_each_sum(tmp_path: Path) -> None:
-    path = tmp_path / "compare.svg"
-    draw(path, Comparison(3, 10, ROWS))
-    text = path.read_text(encoding="utf-8")
-    assert "Motley's star, 5.3 MB, 200 Mbit/s" in text
-    assert "gloo, 5.3 MB, loopback" in text
-    assert ">MPI" not in text
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_member_that_fails_is_an_error_with_its_last_line(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path) as members:
-        code = "import sys; sys.stderr.write('one\\nthe cable is out\\n'); sys.exit(7)"
-        members.start("gloo 1", [sys.executable, "-c", code])
-        with pytest.raises(UnreachableError, match=r"^gloo 1 ended with 7: the cable is out$"):
-            list(members.events())
-
-
-def test_a_measurement_ends_when_the_coordinator_loses_a_worker(tmp_path: Path) -> None:
-    # The worker that takes over its samples would wait at a gate that needs both.
-    with LocalCluster(tmp_path) as members:
-        said = json.dumps({"event": "lost", "rank": 1, "reason": "silent for 3 s"})
-        code = f"import time; print({said!r}, flush=True); time.sleep(600)"
-        members.start("coordinator", [sys.executable, "-c", code])
-        with pytest.raises(UnreachableError, match=r"^worker 1 was lost: silent for 3 s$"):
-            list(members.events())
-
-
-def test_a_busy_machine_costs_a_measurement_no_worker() -> None:
-    spec = MemberSpec("worker", elements=720, workers=2, steps=3, address=("127.0.0.1", 0))
-    exchange = spec.config().exchange
-    assert min(exchange.lost_after, exchange.step_deadline) >= PATIENCE
-    assert replace(spec, settings={"exchange.lost_after": 2.0}).config().exchange.lost_after == 2
-
-
-def test_a_row_for_people() -> None:
-    cells = ROWS[0].cells()
-    assert cells["of limit"] == pytest.approx(430 / 424)
-    assert cells["MB moved"] == 10.7
-    assert ROWS[1].cells()["of limit"] is None

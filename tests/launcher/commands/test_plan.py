@@ -120,34 +120,6 @@ def test_ddp_over_four_devices_names_the_setting_that_runs_it(
         assert (ring in capsys.readouterr().out) == named
 
 
-def test_a_block_as_mermaid(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", "--shape", "7b", *CARDS, "--diagram", "tp"]) == 0
-    assert capsys.readouterr().out.startswith("flowchart TD\n")
-
-
-def test_a_step_of_four_devices_as_mermaid(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["plan", "--shape", "7b", "--cluster", "4xA100-80G", "--method", "full"]
-    assert run([*arguments, "--diagram", "ddp"]) == 0
-    shown = capsys.readouterr().out
-    sent = 6_738_415_616 * 4 * 2 * 3 / 4 / 2**30  # a ring's 2 (n - 1) / n of fp32 gradients
-    for device in range(4):
-        assert f"d{device}->>d{(device + 1) % 4}: all-reduce: {sent:.2f} GiB" in shown
-    assert run([*arguments, "--diagram", "pp"]) == 0
-    shown = capsys.readouterr().out
-    assert "Note over d3: the head, layers 24 to 31" in shown
-    assert shown.count(": forward ") == shown.count(": backward ") == 3 * 8
-    assert run([*arguments, "--diagram", "fsdp"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.count(": all-gather: ") == 2 * 4  # in the forward, and again in the backward
-    assert shown.count(": reduce-scatter: ") == 4
-    assert run([*arguments[:-2], "--diagram", "group"]) == 0
-    shown = capsys.readouterr().out
-    assert "d0->>c: their sum, in the run's codec" in shown
-    assert shown.count(": broadcast: ") == 3
-    assert run(["plan", "--shape", "7b", "--cluster", "1xT4", "--diagram", "ddp"]) == 2
-    assert "--diagram ddp: needs two devices" in capsys.readouterr().err
-
-
 def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--shape", "405b", "--cluster", "1xT4"]) == 4
     shown = capsys.readouterr()

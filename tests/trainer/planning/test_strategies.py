@@ -9,7 +9,6 @@ import pytest
 
 from trainer.planning.decision import ROOT, Leaf, Rule, diagram, pick
 from trainer.planning.devices import parse_cluster
-from trainer.planning.diagrams import tensor_diagram
 from trainer.planning.memory import MemoryParts, plan_memory_by_part
 from trainer.planning.shapes import NAMED
 from trainer.planning.strategies import Request, StrategyOption, options
@@ -132,16 +131,6 @@ def test_the_diagram_has_every_rule_and_every_pick() -> None:
             check(node.no)
 
     check(ROOT)
-
-
-def test_a_block_under_tensor_parallelism() -> None:
-    text = tensor_diagram(NAMED["70b"], 8)
-    assert "8 of 64 heads" in text
-    assert text.count("all-reduce") == 2
-    assert "[3584, 8192]" in text
-    text = tensor_diagram(NAMED["70b"], 8, sequence=True)
-    assert text.count("reduce-scatter") == text.count("all-gather") == 2
-    assert "all 8192 columns of 1/8 of the tokens" in text
 
 
 def test_gradients_take_the_place_of_activations_in_a_step_of_one_micro_batch() -> None:

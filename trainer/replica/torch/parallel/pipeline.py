@@ -9,6 +9,7 @@ target. Losses and gradients are sums over targets, so unequal micro-batches nee
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +22,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import Block, GradientLayout
-from trainer.planning.schedules import split_layers
 from trainer.replica.microbatch import Limit
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import IGNORED, MicroBatch, collate
@@ -284,3 +284,19 @@ def _nothing(like: Encoded) -> Encoded:
     """Return a sample of one token without a target."""
     labels = IGNORED if isinstance(like.labels, int) else np.array([IGNORED], np.int32)
     return type(like)(np.zeros(1, np.int32), labels)
+
+
+def split_layers(num_layers: int, stages: int) -> list[range]:
+    """Return the layers of each stage, as evenly as possible.
+
+    The first stage also computes the embedding and the last one the head: of layers that are left
+    over they get one only if every stage between them has one, and the last stage never.
+    """
+    least, left = divmod(num_layers, stages)
+    assert least, f"{num_layers} layers are too few for {stages} stages"
+    # Later stages keep the activations of fewer micro-batches, so they come first.
+    with_one_more = [*range(stages - 2, 0, -1), 0][:left]
+    bounds = [0]
+    for stage in range(stages):
+        bounds.append(bounds[-1] + least + (stage in with_one_more))
+    return [range(*pair) for pair in pairwise(bounds)]

@@ -267,7 +267,7 @@ class Recorded:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_stage_reads_its_own_weights_alone(drawn_model: DrawnModel, tied: bool) -> None:
-    from trainer.planning.schedules import split_layers
+    from trainer.replica.torch.parallel.pipeline import split_layers
 
     folder = Path(drawn_model("qwen2", num_hidden_layers=5, tie_word_embeddings=tied))
     architecture, tree = read_architecture(folder), read_config(folder)
@@ -300,7 +300,7 @@ def test_a_stage_reads_its_own_weights_alone(drawn_model: DrawnModel, tied: bool
     ],
 )
 def test_layers_are_split_evenly(layers: int, stages: int, wanted: list[int]) -> None:
-    from trainer.planning.schedules import split_layers
+    from trainer.replica.torch.parallel.pipeline import split_layers
 
     found = split_layers(layers, stages)
     assert [len(part) for part in found] == wanted
