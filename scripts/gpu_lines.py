@@ -40,6 +40,7 @@ _TINY = f"{_ONE_CARD} --shape tiny --device cpu --rows 2 --tokens 16 --steps 2 -
 _FINETUNE = f"{_TRAINER} finetune {{out}}/model --data {{out}}/data/train.jsonl --max-seq-len 512"
 _SMALL = "--hidden-size 32 --layers 2 --heads 2 --kv-heads 1 --head-dim 16 --intermediate-size 64"
 _MIXED = "tests/contracts/test_f_dp_001_wgpu_processes.py"
+_FALLBACK = "tests/contracts/test_f_dp_004.py"
 _KILLED = f"{_MIXED}::test_a_killed_wgpu_worker_comes_back"
 _TEACHER = f"{_TRAINER} distill teacher {{out}}/model --data {{out}}/data --out {{out}}/teacher"
 _STUDENT = (
@@ -63,14 +64,14 @@ LINES = (
         150,
         f"{_PYTEST} tests/pretend_cuda tests/trainer/replica/test_torch_limits.py"
         " tests/trainer/replica/test_torch_distillation.py",
-        f"{_PYTEST} tests/trainer/replica/test_torch_limits.py",
+        f"{_PYTEST} tests/trainer/replica/test_torch_limits.py::test_nan_is_passed_on",
     ),
     Line(
         "check",
         "equal-weights",
         150,
-        f"{_PYTEST} {_MIXED} tests/contracts/test_f_dp_004.py -k 'not killed'",
-        f"{_PYTEST} tests/contracts/test_f_dp_004.py -k 'falls_back or named'",
+        f"{_PYTEST} {_MIXED} {_FALLBACK} -k 'not killed'",
+        f"{_PYTEST} {_FALLBACK}::test_a_device_that_is_named_is_had_or_refused",
     ),
     Line(
         "check",

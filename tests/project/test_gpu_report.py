@@ -144,6 +144,32 @@ def test_lines_get_their_places_and_a_rehearsal_names_what_it_leaves_out(
     assert found["driver"][0].startswith("not rehearsed: no Vulkan device: ")
 
 
+def test_a_line_runs_the_tests_it_names_wherever_it_is_started(
+    report: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among other tests, and where some have passed elsewhere, as in continuous integration."""
+    test = "tests/project/test_gpu_report.py::test_parts_fit_their_time_and_programs_exist"
+    passed = tmp_path / "passed"
+    passed.write_text(f"{test}\n")
+    inherited = {
+        "CI": "true",
+        "MOTLEY_PASSED": str(passed),
+        "MOTLEY_NOTE_PASSED": str(tmp_path / "noted"),
+        "MOTLEY_TEST_JITTER": "7",
+        "PYTEST_ADDOPTS": "-k 'of no such name'",
+    }
+    for name, value in inherited.items():
+        monkeypatch.setenv(name, value)
+    pytests = f"{sys.executable} -P -m pytest -q -p no:cacheprovider {test}"
+    shown = python(f"import os; print(sorted(set(os.environ) & set({list(inherited)!r})))")
+    lines = [line(report, "tests", pytests), line(report, "variables", shown)]
+    assert report.main(["check", "--out", str(tmp_path / "out")], lines) == 0
+    found = rows(tmp_path / "out")
+    assert found["tests"][-1].startswith("1 passed in ")
+    assert found["variables"][-1] == "[]"
+    assert not (tmp_path / "noted").exists()
+
+
 def test_who_ends_the_report_ends_its_line(tmp_path: Path) -> None:
     code = (
         "import sys; import gpu_report as r; "
@@ -193,6 +219,7 @@ def test_parts_fit_their_time_and_programs_exist(report: ModuleType) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)  # half a minute of one core, on a busy machine too
 def test_the_part_check_is_rehearsed_without_a_network(tmp_path: Path) -> None:
     """Where namespaces are not allowed it is rehearsed as it is."""
     apart = APART if shutil.which("unshare") and not subprocess.call([*APART, "true"]) else []
@@ -210,7 +237,7 @@ def test_the_part_check_is_rehearsed_without_a_network(tmp_path: Path) -> None:
         env={**os.environ, "VENV": str(Path(sys.executable).parents[1])},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
     )
     logs = "".join(log.read_text() for log in tmp_path.glob("*.log"))
     assert done.returncode == 0, done.stdout + done.stderr + logs
