@@ -203,6 +203,8 @@ def _group(
     command: list[str], environment: dict[str, str], log: object
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command in a process group of its own, which is ended with the block."""
+    came: list[int] = []  # a signal while it starts ends it too, and is therefore taken up below
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -213,6 +215,9 @@ def _group(
         start_new_session=True,
     )
     try:
+        signal.signal(signal.SIGTERM, before)
+        for number in came:
+            _leave(number, None)
         yield process
     finally:
         if process.poll() is None:  # pytest and the trainer end their processes on this one

@@ -197,6 +197,29 @@ def test_who_ends_the_report_ends_its_line(tmp_path: Path) -> None:
     assert ended(int(sleeping[0]))
 
 
+def test_who_ends_the_report_at_a_lines_start_ends_that_too(tmp_path: Path) -> None:
+    code = """if True:
+        import os, signal, subprocess, sys
+        import gpu_report as r
+        class Ended(subprocess.Popen):
+            def __init__(self, *given, **settings):
+                super().__init__(*given, **settings)
+                if given[0] == ["sleep", "600"]:
+                    print(self.pid, flush=True)
+                    os.kill(os.getpid(), signal.SIGTERM)
+        subprocess.Popen = Ended
+        line = r.Line("check", "long", 60, "sleep 600", "")
+        sys.exit(r.main(["check", "--out", sys.argv[1]], [line]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
+        stdout=subprocess.PIPE,
+    )
+    assert done.returncode == 128 + signal.SIGTERM
+    assert ended(int(done.stdout))
+
+
 @pytest.mark.parametrize("words", [["chekc"], [], ["check", "--out", "/dev/null/x"]])
 def test_what_cannot_start_is_one_line(words: list[str]) -> None:
     done = subprocess.run(
