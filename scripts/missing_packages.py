@@ -2,7 +2,8 @@
 
     python scripts/missing_packages.py
 
-Another version than pyproject.toml asks for is a note; a missing package ends with 1.
+Another version than pyproject.toml asks for is a note; a missing package, or one older than the
+oldest that Motley's tests passed with, ends with 1.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from __future__ import annotations
 import sys
 from importlib.metadata import PackageNotFoundError, requires, version
 
-from pip._vendor.packaging.requirements import Requirement  # pip has just installed Motley
+# pip is there: it has just installed Motley
+from pip._vendor.packaging.requirements import Requirement
+from pip._vendor.packaging.version import Version
 
 EXTRAS = ("trainer", "coordinator")
+OLDEST = {"torch": "2.11", "transformers": "5.17"}
+"""The oldest versions that the tests passed with (docs/testing.md)."""
 
 
 def requirements() -> list[Requirement]:
@@ -29,8 +34,9 @@ def requirements() -> list[Requirement]:
 
 
 def main() -> int:
-    """Print a line on what is missing, and one on other versions; return the exit code."""
+    """Print a line each on what is missing, too old or another version; return the exit code."""
     missing: list[str] = []
+    old: list[str] = []
     others: list[str] = []
     for requirement in requirements():
         wanted = f"{requirement.name}{requirement.specifier}"
@@ -39,13 +45,18 @@ def main() -> int:
         except PackageNotFoundError:
             missing.append(wanted)
             continue
-        if not requirement.specifier.contains(installed, prereleases=True):
+        oldest = OLDEST.get(requirement.name)
+        if oldest and Version(installed) < Version(oldest):
+            old.append(f"{requirement.name} {installed} (at least {oldest})")
+        elif not requirement.specifier.contains(installed, prereleases=True):
             others.append(f"{requirement.name} {installed} for {requirement.specifier}")
     if others:
         print(f"setup: another version than Motley's: {'; '.join(others)}", file=sys.stderr)
+    if old:
+        print(f"setup: too old: {', '.join(old)}", file=sys.stderr)
     if missing:
         print(f"setup: missing here: {', '.join(missing)}", file=sys.stderr)
-    return bool(missing)
+    return bool(old or missing)
 
 
 if __name__ == "__main__":
