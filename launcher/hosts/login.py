@@ -14,6 +14,7 @@ import re
 import shlex
 import socket
 import subprocess
+import time
 from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
@@ -111,6 +112,7 @@ class Login:
 
     def run(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
         """Run a program as `Pipe.run` (`rpc.py`); one that never stops printing is ended."""
+        ends = time.monotonic() + deadline
         try:
             done = self._connection.run(
                 shlex.join(argv),
@@ -126,6 +128,8 @@ class Login:
             why = error.reason if isinstance(error, Failure) else error
             raise OSError(str(why) or "the login has ended") from None
         if done.exited < 0:  # paramiko's code of a channel that closed without one
+            if time.monotonic() >= ends:  # Invoke closed it, and its timer's thread is not over yet
+                raise TimeoutError
             raise OSError("the login has ended")
         return int(done.exited), done.stdout + done.stderr
 

@@ -56,7 +56,7 @@ def test_a_supervised_process_outlives_the_connection(server: Server, tmp_path: 
     connection = connect(server.host())
     assert set(connection.find_run(run_id)) == set(find_run(run_id))
     supervisor = SessionSupervisor(connection, run_id, RestartPolicy())
-    assert supervisor.state(process).state == "running"
+    wait_for(lambda: supervisor.state(process).state == "running", "its state")
     supervisor.stop([process], 20.0)
     assert supervisor.state(process).state == "stopped"
     wait_for(lambda: not find_run(run_id), "everything to be gone")
@@ -246,9 +246,12 @@ def test_a_broken_connection_is_opened_again(server: Server) -> None:
         assert fresh.exists("/")
 
 
+@pytest.mark.parametrize("timer", ["a timer that is over", "a timer that still runs"])
 def test_units_are_controlled_beside_the_agent_by_sudo_s_one_rule(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timer: str
 ) -> None:
+    if timer == "a timer that still runs":  # the thread that has just closed the channel
+        monkeypatch.setattr("invoke.runners.Runner.timed_out", False)
     program = tmp_path / "motley unit"
     program.write_text(
         '#!/bin/sh\necho "$1 $2" >> "$0.log"\n'

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import resource
+import secrets
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
 
-RUN_ID = "full-disk"
+RUN_ID = f"full-disk-{secrets.token_hex(4)}"  # tests of other checkouts may run beside
 QUICK = RestartPolicy(first_delay=0.01, longest_delay=0.05)
 CHILD = """
 import os, signal, sys, time

@@ -72,8 +72,8 @@ def test_it_runs_says_so_and_stops_when_asked(make: Make, home: Path) -> None:
     process = python_process(home, f"{asked_to_stop('ready')}print('saved')")
     supervisor.start(process)
     wait_for(lambda: b"ready\n" in supervisor.read_log(process, 1), "the first line")
+    wait_for(lambda: supervisor.state(process).state == "running", "the state")  # written after it
     state = supervisor.state(process)
-    assert state.state == "running"
     assert state.child is not None
     assert is_alive(state.child)
     supervisor.stop([process], 20.0)
@@ -351,6 +351,7 @@ def test_the_keeper_survives_the_process_that_started_it(run_id: str, tmp_path: 
     keeper = supervisor.state(process).keeper
     assert keeper is not None
     assert os.getsid(keeper.pid) == keeper.pid
+    wait_for(lambda: supervisor.state(process).state == "running", "the state")
     os.kill(keeper.pid, signal.SIGHUP)
     assert supervisor.state(process).state == "running"
     supervisor.stop([process], 20.0)

@@ -243,7 +243,7 @@ def test_a_process_started_before_the_host_had_units_can_be_stopped(place: Place
     process = place.process()
     SessionSupervisor(place.host, place.run_id, QUICK).start(process)
     place.up(process)
-    assert place.supervisor.state(process).state == "running"
+    wait_for(lambda: place.supervisor.state(process).state == "running", "the state")
     place.supervisor.stop([process], 20.0)
     assert place.supervisor.state(process).state == "stopped"
     assert place.host.asked == []
