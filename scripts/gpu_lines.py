@@ -180,14 +180,6 @@ LINES = (
     ),
     Line(
         "vulkan",
-        "attention",
-        50,
-        f"{_PYTHON} benchmarks/wgpu_attention.py --gpu {{gpu}}",
-        f"{_PYTHON} benchmarks/wgpu_attention.py --gpu {{gpu}} --lengths 64 --repeats 1",
-        vulkan=True,
-    ),
-    Line(
-        "vulkan",
         "teacher-attention",
         40,
         f"{_PYTHON} benchmarks/distill.py kv --gpu {{gpu}}",

@@ -40,7 +40,7 @@ GRACE = 5.0
 """Seconds that a line has to end by itself after its limit."""
 SHOWN = re.compile(
     r"^.+: -?\d[\d.]* of .+$"  # benchmarks/rig/report.py
-    r"|^ratio_\w+ +\S+$|.* times ours;|^T=\d+: "  # wgpu_step.py, wgpu_gemm.py, wgpu_attention.py
+    r"|^ratio_\w+ +\S+$|.* times ours;"  # wgpu_step.py, wgpu_gemm.py
     r"|.*step \d+, loss .+ tokens/s$"  # the end of a training run
 )
 """What the summary shows of a line's output."""

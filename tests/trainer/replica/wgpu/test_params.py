@@ -15,7 +15,6 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Dispatch, Graph
 from trainer.replica.wgpu.gpu.params import fields
 from trainer.replica.wgpu.kernels.elementwise import fill
-from trainer.replica.wgpu.kernels.flash import flash_attention
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.gemm.variants import ALL, Variant
 from trainer.replica.wgpu.kernels.heads import split_heads
@@ -134,13 +133,6 @@ def test_a_product() -> None:
     )
     expected = (2, 3, 5, 2, 6, 7, 8, 1, 21, 36, 17, 0.5, 1, 4, 9)
     assert dispatch.params == struct.pack("<11If3I", *expected)
-
-
-def test_attention_in_one_kernel() -> None:
-    queries, keys = (2, 4, 24, 32), (2, 2, 24, 32)
-    dispatch = recorded(flash_attention, queries, keys, keys, queries, scale=0.25)
-    assert dispatch.params == struct.pack("<IIIf", 8, 2, 24, 0.25)
-    assert set(fields(dispatch.code)) == read_by(dispatch.code)
 
 
 def test_heads_softmax_and_one_value() -> None:

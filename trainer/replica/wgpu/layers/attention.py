@@ -16,7 +16,6 @@ from trainer.planning.vulkan_buffers import SCORE_BYTES
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import Pool
-from trainer.replica.wgpu.kernels.flash import flash_attention, serves
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.softmax import causal_softmax, causal_softmax_backward
 
@@ -72,9 +71,6 @@ class Attention:
         self, graph: Graph, pool: Pool, queries: Array, keys: Array, values: Array, out: Array
     ) -> None:
         """Record out `[B, Hq, T, d]` = softmax(Q K^T / sqrt(d), causal) V."""
-        if serves(graph.device, self.head_dim):
-            flash_attention(graph, queries, keys, values, out, scale=self.scale)
-            return
         for window in self.windows(self._limit(graph)):
             scores = self._probabilities(graph, pool, queries, keys, window)
             self._contract(graph, window, scores, values, out)
