@@ -6,7 +6,7 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from blake3 import blake3
@@ -14,7 +14,8 @@ from blake3 import blake3
 from trainer.checkpoint.adapter import PREFIX, Adapter, find_adapter, open_adapter
 from trainer.checkpoint.merge_lora import merged_files
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, find_checkpoint, read_progress
-from trainer.config.run import LostText, RunConfig, load
+from trainer.config.data import LostText
+from trainer.config.run import RunConfig, load
 from trainer.model.architecture import fit_length
 from trainer.model.class_names import read_class_names
 from trainer.model.files import resolve_model, weights_digest
@@ -28,6 +29,9 @@ from trainer.system.process.announcement import announced
 from trainer.system.regular_file import read_file
 from trainer.system.storage import atomic_folder
 from trainer.system.storage.cache_folder import cached
+
+if TYPE_CHECKING:
+    from trainer.data.encoder import Encoder
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,20 @@ class Trained:
     """fp32 `[layout.size]`; None: a full model, whose replica reads them from `base_dir`."""
     progress: RunProgress | None = None
     """Where its run stood, for a checkpoint."""
+
+    def encoder(self, today: str | None = None) -> Encoder:
+        """Return the model's tokenizer with its layout of samples.
+
+        Args:
+            today: the date for its chat template; None: `data.date`.
+
+        Raises:
+            InputError: it cannot be used.
+        """
+        from trainer.data.encoder import Encoder  # not to copy or merge weights
+
+        data = self.config.data
+        return Encoder(self.base_dir, data.lost_text, today or data.date)
 
 
 def load_trained(
@@ -234,6 +252,7 @@ def _of_data(run: dict[str, Any], max_seq_len: int | None) -> dict[str, Any]:
         "data.train": "none",
         "data.max_seq_len": max_seq_len or data.get("max_seq_len"),
         "data.lost_text": data.get("lost_text"),
+        "data.date": data.get("date"),
         "data.columns": data.get("columns"),
     }
 

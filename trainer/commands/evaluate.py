@@ -17,8 +17,8 @@ from trainer.commands.place import (
     place_options,
     teller,
 )
+from trainer.config.data import LostText
 from trainer.config.limits import MOST_NEW_TOKENS
-from trainer.config.run import LostText
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH
 

@@ -67,7 +67,7 @@ def inspect_data(
     found = {part.key: part.value for part in derive(config, given, folder, ())}
     config = config.with_settings(found)
     config = with_names(config, read_class_names(read_config(folder)) if folder else ())
-    encoder = Encoder(folder, config.data.lost_text) if folder else None
+    encoder = Encoder(folder, config.data.lost_text, config.data.date) if folder else None
     with announced("measuring the data"):
         inspection = inspect(config, encoder, samples)
     if as_json:

@@ -16,12 +16,12 @@ from pydantic import Field, model_validator
 
 from trainer.config import section as settings
 from trainer.config.budget import BudgetConfig
+from trainer.config.data import LostText
 from trainer.config.distillation import DistillationConfig
 from trainer.config.limits import HOTTEST, MOST_DRAWS, MOST_NEW_TOKENS, SHORTEST_WINDOW
 from trainer.config.run import (
     CheckpointConfig,
     LoraSettings,
-    LostText,
     Method,
     OptimizerConfig,
     Positive,

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from trainer.config import section as settings
 from trainer.config.budget import BudgetConfig
+from trainer.config.data import DataConfig
 from trainer.config.distillation import DistillationConfig
 from trainer.config.exchange import ExchangeConfig, RoundSettings
 from trainer.config.lora import LoraSettings
@@ -34,8 +35,6 @@ MOST_CLASSES = 100
 """Their confusion matrix must fit a control message."""
 Method = Literal["lora", "full"]
 Backend = Literal["auto", "cuda", "wgpu", "cpu"]
-LostText = Literal["refuse", "accept"]
-
 ClassName = Annotated[str, Field(min_length=1, pattern=r"\S")]
 
 DATA_ON_HUB = "hf://"
@@ -91,34 +90,6 @@ class ModelConfig(Section):
     """Storage of the frozen base weights; trainable weights are always fp32 masters."""
     quantization: Literal["none", "nf4"] = "none"
     """`nf4` quantises the frozen linears in blocks of 64 (QLoRA, arXiv:2305.14314)."""
-
-
-class DataConfig(Section):
-    """Files of `trainer.data.formats`, folders of them, or data sets of the hub.
-
-    The shapes of a record are in `trainer.data.shapes`.
-    """
-
-    SHORT = "train"
-    train: str = Field(min_length=1)
-    validation: str | None = None
-    validation_fraction: float = Field(default=0.0, ge=0, le=0.5)
-    """Share of the different samples of `train` that are held out for validation, for a run
-    without a `validation` file; 0 holds none out."""
-    max_seq_len: Positive = 512
-    """Tokens; longer samples are cut at the end, conversations from their oldest part on. The
-    default is lowered to the model's limit."""
-    lost_text: LostText = "refuse"
-    """What to do about a conversation of which the chat template leaves out text: refuse it, or
-    use the rest."""
-    columns: dict[str, str] = Field(default_factory=dict[str, str])
-    """The names of keys in the data: `{input: body, label: intent}`. Other keys are not read."""
-
-    @model_validator(mode="after")
-    def _one_validation(self) -> Self:
-        if self.validation is not None and self.validation_fraction:
-            raise ValueError("a validation file is given, so validation_fraction must be 0")
-        return self
 
 
 class CheckpointConfig(Section):

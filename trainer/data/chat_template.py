@@ -23,7 +23,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from trainer.config.run import LostText
+from trainer.config.data import TEMPLATE_DATE, LostText
 from trainer.data.chat_marks import (
     FORGED,
     FORGED_END,
@@ -71,6 +71,7 @@ class ChatTemplate:
         tokens: the tokenizer's special tokens by their names, such as `eos_token`.
         special: all special tokens.
         on_lost: what to do about text that the template leaves out.
+        today: the date that it gets if it asks.
     """
 
     def __init__(
@@ -79,12 +80,20 @@ class ChatTemplate:
         tokens: dict[str, str],
         special: frozenset[str],
         on_lost: LostText = "refuse",
+        today: str = TEMPLATE_DATE,
     ) -> None:
         self._sources, self._tokens, self._on_lost = sources, tokens, on_lost
+        self._today = today
         longest = sorted(special, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest)) or "(?!)")
         self._always: dict[str, bool] = {}
         self._markup = re.compile(f"(?<!{FORGED})(?:{self._special.pattern})")
+
+    @property
+    def date(self) -> str | None:
+        """The date that the template gets; None if it does not ask for one."""
+        asks = any("strftime_now" in source for source in self._sources.values())
+        return self._today if asks else None
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
         """Return a conversation up to the assistant's next turn; none of it is learned.
@@ -287,7 +296,7 @@ class ChatTemplate:
         from trainer.data.template_sandbox import compile_template  # only conversations need Jinja
 
         try:
-            return compile_template(self._source(tools))(
+            return compile_template(self._source(tools), self._today)(
                 messages=turns,
                 tools=guarded(list(tools), self._special) or None,
                 documents=None,
@@ -304,7 +313,7 @@ class ChatTemplate:
 
 
 def read_chat_template(
-    folder: TokenizerFolder, special: frozenset[str], on_lost: LostText = "refuse"
+    folder: TokenizerFolder, special: frozenset[str], on_lost: LostText, today: str
 ) -> ChatTemplate | None:
     """Return the chat template of a tokenizer's folder, None if it has none.
 
@@ -327,7 +336,7 @@ def read_chat_template(
             except (OSError, UnicodeDecodeError) as error:
                 raise InputError(f"{path}: cannot be read: {plain_reason(error)}") from None
     sources = found or sources  # files replace the settings, as in transformers
-    return ChatTemplate(sources, folder.names, special, on_lost) if sources else None
+    return ChatTemplate(sources, folder.names, special, on_lost, today) if sources else None
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:

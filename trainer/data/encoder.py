@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from trainer.config.run import LostText
+from trainer.config.data import TEMPLATE_DATE, LostText
 from trainer.data.chat import chat_format, check_plain, pieces
 from trainer.data.chat_marks import ConversationError, RenderedChat
 from trainer.data.chat_template import read_chat_template
@@ -29,9 +29,15 @@ _SAID = "Good morning"  # an answer that is no part of any markup
 
 
 class Encoder:
-    """A tokenizer with the special ids that the layout of a sample needs."""
+    """A tokenizer with the special ids that the layout of a sample needs.
 
-    def __init__(self, tokenizer_dir: Path, lost_text: LostText = "refuse") -> None:
+    Args:
+        lost_text, today: see `data.lost_text` and `data.date`.
+    """
+
+    def __init__(
+        self, tokenizer_dir: Path, lost_text: LostText = "refuse", today: str = TEMPLATE_DATE
+    ) -> None:
         folder = TokenizerFolder(tokenizer_dir)
         self.tokenizer = folder.tokenizer()
         self.unused = folder.unused()
@@ -46,7 +52,7 @@ class Encoder:
         """The token that ends a text."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         special = frozenset(token.content for token in added if token.special)
-        self.template = read_chat_template(folder, special, lost_text)
+        self.template = read_chat_template(folder, special, lost_text, today)
         """The publisher's chat template, if the tokenizer has one."""
         self.format = chat_format(special)
         """The layout without a template."""

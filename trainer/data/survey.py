@@ -64,24 +64,30 @@ def check_conversations(file: SampleFile, encoder: Encoder) -> list[str]:
     """Check before the first step that each conversation can be laid out.
 
     Returns:
-        A line on those of which the chat template leaves out text, if that is accepted.
+        Lines on those of which the chat template leaves out text, if that is accepted, and on the
+        date that it gets.
 
     Raises:
         InputError: one cannot; names its line.
     """
-    lost = 0
+    lost, lines = 0, list[str]()
+    if encoder.template and encoder.template.date and any(one.messages for one in file.samples):
+        lines.append(
+            f"data: the chat template asks for the date, which is {encoder.template.date} on any"
+            " day (data.date)"
+        )
     for sample in file.samples:
         if sample.messages:
             try:
                 lost += sum(encoder.check(answer) is not None for answer in sample.answers) > 0
             except ConversationError as error:
                 raise InputError(f"{file.place(sample)}: {error}") from None
-    if not lost:
-        return []
-    return [
-        f"data: the chat template leaves out text of {lost:,} of"
-        f" {_count(len(file.samples), 'sample')}, which data.lost_text accepts"
-    ]
+    if lost:
+        lines.append(
+            f"data: the chat template leaves out text of {lost:,} of"
+            f" {_count(len(file.samples), 'sample')}, which data.lost_text accepts"
+        )
+    return lines
 
 
 def length_lines(found: Measurement, max_seq_len: int) -> Iterator[str]:

@@ -2,8 +2,7 @@
 
 A template is untrusted code: it runs in Jinja's sandbox and sees plain JSON values.
 
-`strftime_now` is not defined: a template that tests for it uses its own fixed date, so that the
-same data gives the same tokens on any day.
+`strftime_now` gives a fixed date, so that the same data gives the same tokens on any day.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, wraps
+from datetime import datetime
+from functools import lru_cache, partial, wraps
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -25,6 +25,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
+from trainer.config.data import TEMPLATE_DATE
+
 MOST_WORK = 1_000_000
 """Of one rendering: passes of loops, KiB of joined text, and calls, each as ten of them."""
 _CALL = 10
@@ -35,8 +37,11 @@ LEARNED, LEARNED_END = "\ufdd3", "\ufdd4"
 
 
 @lru_cache(maxsize=4)
-def compile_template(source: str) -> Callable[..., str]:
+def compile_template(source: str, today: str = TEMPLATE_DATE) -> Callable[..., str]:
     """Return a function that renders a template with variables given by name.
+
+    Args:
+        today: the date that the template gets if it asks, as `YYYY-MM-DD`.
 
     Raises:
         TemplateError: it is not Jinja.
@@ -46,6 +51,7 @@ def compile_template(source: str) -> Callable[..., str]:
     )
     environment.filters["tojson"] = environment.bounded_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = partial(_strftime, datetime.fromisoformat(today))
     environment.globals["dict"] = _Dict()
     environment.globals["namespace"] = _Namespace
     template = environment.from_string(source)
@@ -66,6 +72,9 @@ _WIDE = frozenset(
 """Methods of texts and filters whose result grows with a number."""
 _WIDEST = 10_000
 _CONTEXTS = (EvalContext, Context)
+_LONGEST_FORMAT = 1000
+_CLOCKS = re.compile(r"%[-_0^#]*\d*s")
+"""The seconds since 1970, which depend on the machine's time zone."""
 _WIDTHS = re.compile(r"[%{][^%{}]*(\d{5}|\{)")
 """A width of five digits, or of a value."""
 
@@ -262,6 +271,14 @@ class _Namespace(Namespace):
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"a namespace may not hold {name!r}")
+
+
+def _strftime(now: datetime, format: str) -> str:
+    if len(format) > _LONGEST_FORMAT:
+        raise SecurityError("a format of a date is too large")
+    if found := _CLOCKS.search(format):
+        raise TemplateError(f"strftime_now has no {found[0]}: it gives a date, not a time")
+    return now.strftime(format)
 
 
 def _raise(message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date
 
 from trainer.checkpoint.trained_model import Trained
 from trainer.data.shapes import Sample
@@ -19,7 +20,7 @@ CONTEXT = 4096
 
 
 class Conversation:
-    """The turns so far, and the model that answers them.
+    """The turns so far, and the model that answers them; its chat template gets today's date.
 
     Args:
         max_new_tokens: of each answer.
@@ -33,7 +34,7 @@ class Conversation:
     def __init__(
         self, trained: Trained, max_new_tokens: int, sampling: Sampling, system: str = ""
     ) -> None:
-        self._model = TextModel(trained)
+        self.model = TextModel(trained, date.today().isoformat())
         self._context = min(read_positions(trained.base_dir) or CONTEXT, CONTEXT)
         self._most = min(max_new_tokens, self._context - 1)
         self._sampling = sampling
@@ -46,7 +47,7 @@ class Conversation:
         Raises:
             InputError: the model cannot be loaded.
         """
-        return self._model.open(self._context - self._most, self._most, compute)
+        return self.model.open(self._context - self._most, self._most, compute)
 
     def reset(self) -> None:
         """Forget all turns but the system's."""
@@ -65,7 +66,7 @@ class Conversation:
         """
         asked = [*self._turns, ChatMessage("user", text)]
         sample = Sample("", messages=(*self._system, *asked))
-        (prompt,) = self._model.encode([sample])
+        (prompt,) = self.model.encode([sample])
         room = self._context - len(prompt)
         if room < 1:
             raise InputError(
@@ -73,7 +74,7 @@ class Conversation:
                 " begin another with /reset"
             )
         sampling = replace(self._sampling, seed=self._sampling.seed + len(self._turns))
-        (answer,) = self._model.complete(
+        (answer,) = self.model.complete(
             [sample], [prompt], min(self._most, room), sampling, lambda _, new: on_text(new)
         )
         self._turns = [*asked, ChatMessage("assistant", answer.text)]

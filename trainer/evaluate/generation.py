@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.checkpoint.trained_model import Trained
-from trainer.data.encoder import Encoder
 from trainer.data.prompts import encode_prompts
 from trainer.data.shapes import Sample
 from trainer.model.layout import GradientLayout
@@ -80,15 +79,18 @@ class Completion:
 class TextModel:
     """A trained language model with its tokenizer; `open` loads it.
 
+    Args:
+        today: the date for its chat template; None: `data.date`.
+
     Raises:
         InputError: the model or its tokenizer cannot be used.
     """
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: Trained, today: str | None = None) -> None:
         if trained.config.task != "causal-lm":
             raise InputError(f"{trained.path}: is a classifier, only language models generate")
         self.trained = trained
-        self.encoder = Encoder(trained.base_dir)
+        self.encoder = trained.encoder(today)
         for line in self.encoder.unused:
             log.info("%s", line)
         self._generator: Generator | None = None

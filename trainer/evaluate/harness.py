@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.trained_model import Trained
-from trainer.data.encoder import Encoder
 from trainer.evaluate.base import Outcome
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
@@ -110,7 +109,7 @@ def _load(trained: Trained, compute: Compute) -> Any:
             torch.set_num_threads(compute.threads)
         model: Any = load_published(trained.base_dir, trained.config, device)
         flatten(model, trained.layout, device, trained.weights)
-        model.generation_config.eos_token_id = sorted(Encoder(trained.base_dir).stops)
+        model.generation_config.eos_token_id = sorted(trained.encoder().stops)
         dtype = compute_dtype(trained.config, device)
         return _import("lm_eval.models.huggingface").HFLM(
             pretrained=model.eval(),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainer.checkpoint.trained_model import Trained, load_trained
-from trainer.config.run import LostText
+from trainer.config.data import LostText
 from trainer.evaluate.base import Outcome, Task
 from trainer.evaluate.claims import ChainEnd, Claim, Claims
 from trainer.evaluate.results import EVALUATIONS, SCHEMA, Record, Results

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.checkpoint.trained_model import Trained
-from trainer.data.encoder import Encoder
 from trainer.data.holdout import hold_out
 from trainer.data.samples import SampleFile, columns_of_run, hash_files, read_file
 from trainer.data.tokens import make_dataset
@@ -119,7 +118,7 @@ def score(
     file = read_file(data, config.task, config.classes, columns)
     if held_out:
         file = _held_out(trained, file)
-    encoder = Encoder(trained.base_dir, config.data.lost_text)
+    encoder = trained.encoder()
     for line in (*file.unused, *encoder.unused):
         log.info("%s", line)
     samples = make_dataset(file, encoder, config.task, config.data.max_seq_len)

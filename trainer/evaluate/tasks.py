@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.checkpoint.trained_model import Trained
-from trainer.data.encoder import Encoder
 from trainer.data.samples import read_prompts
 from trainer.data.shapes import Sample
 from trainer.data.sources import find_data
@@ -195,7 +194,7 @@ class Summaries:
                 f"--max-new-tokens {self._material.max_new_tokens} leaves no room for a prompt in"
                 f" max_seq_len {length}; lower it, or raise --max-seq-len"
             )
-        prompts = shortened(self._references, Encoder(trained.base_dir), room)
+        prompts = shortened(self._references, trained.encoder(), room)
         made = self._material.complete(trained, prompts, compute)
         pairs = list(zip(made, self._references, strict=True))
         scores = [compare(completion.text, reference) for completion, reference in pairs]

@@ -90,7 +90,7 @@ def read_inputs(
     config, given = fit_length(config, model_dir), config
     layout = build_layout(model_dir, config)
     taught = taught_folder(config, model_dir)
-    encoder = Encoder(model_dir, config.data.lost_text)
+    encoder = Encoder(model_dir, config.data.lost_text, config.data.date)
     length = config.data.max_seq_len
 
     def read(path: str | None) -> SampleFile | None:
@@ -172,7 +172,7 @@ def read_student_inputs(
         tell(f"data.max_seq_len is lowered to {length}: {model_dir} has no more positions")
     check_student(config, folder.description, model_dir)
     layout = build_layout(model_dir, config)
-    encoder = Encoder(model_dir, config.data.lost_text)
+    encoder = Encoder(model_dir, config.data.lost_text, config.data.date)
     for line in (*notices(model_dir), *encoder.unused):
         tell(line)
     validation = None

@@ -324,3 +324,14 @@ def test_the_precision_of_a_device() -> None:
         assert fixed.precision_on(accelerator=False) == word
     with pytest.raises(InputError, match="precision fp32 needs"):
         config(**narrow, **{"training.precision": "fp32"})
+
+
+def test_a_date_is_a_day_with_or_without_quotes(tmp_path: Path) -> None:
+    for number, written in enumerate(("2031-02-03", "'2031-02-03'", "20310203", "today", "2031")):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(f"task: causal-lm\nmodel: m\ndata: {{train: d, date: {written}}}\n")
+        if number < 2:
+            assert load(path).data.date == "2031-02-03"
+        else:
+            with pytest.raises(InputError, match=r"data\.date: give a day, such as"):
+                load(path)

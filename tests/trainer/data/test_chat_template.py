@@ -14,6 +14,7 @@ import pytest
 
 from tests.trainer.data.families import FAMILIES, Family
 from tests.trainer.data.test_tokens import byte_tokenizer
+from trainer.config.data import TEMPLATE_DATE
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.samples import read_file, read_samples
 from trainer.data.survey import check_conversations
@@ -123,7 +124,9 @@ LOST = "{%- for m in messages if m.role == 'user' %}{{- m.content }}"
 OTHER = (
     "{%- for m in messages %}{{- m.content }}{{- '.' if loop.last and loop.index == 2 else ';' }}"
 )
-DATED = "{{- strftime_now('%Y') }}{%- for m in messages %}{{- m.content }}"
+DATED = "{{- strftime_now('%B %d, %Y %H:%M') }}{%- for m in messages %}{{- m.content }};"
+CLOCK = "{{- strftime_now('%Y %-s') }}{%- for m in messages %}{{- m.content }}"
+LONG_FORMAT = "{{- strftime_now('%Y' * 501) }}{%- for m in messages %}{{- m.content }}"
 ESCAPE = "{{- messages.__class__.__mro__[1].__subclasses__() }}{%- for m in messages %}"
 
 
@@ -133,7 +136,8 @@ ESCAPE = "{{- messages.__class__.__mro__[1].__subclasses__() }}{%- for m in mess
         (LATE, SEVERAL, "changes the text before turn 2 when"),
         (LOST, ONE, "omits or changes the assistant's text"),
         (OTHER, SEVERAL, "ends turn 2 differently if more turns follow"),
-        (DATED, ONE, "'strftime_now' is undefined"),
+        (CLOCK, ONE, "gives a date, not a time"),
+        (LONG_FORMAT, ONE, "a format of a date is too large"),
         (ESCAPE, ONE, "the chat template refuses it: access to attribute '__class__'"),
         ("{%- for m in", ONE, "the chat template refuses it: "),
         ("gemma", [turn("system", "s"), *ONE], "System role not supported"),
@@ -185,3 +189,22 @@ def test_where_a_template_lies(tmp_path: Path) -> None:
         json.dumps({"chat_template": named, "eos_token": family.eos})
     )
     assert [text.partition("<")[0] for text in texts()] == ["", "tools!"]
+
+
+def test_the_date_is_that_of_the_settings_on_any_day(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", FAMILIES["phi"], f"{DATED}{{%- endfor %}}")
+    file = read_file(write_data(tmp_path / "a.jsonl", (ONE, None)), "causal-lm")
+    for today, shown in ((TEMPLATE_DATE, "July 26, 2024"), ("2031-02-03", "February 03, 2031")):
+        encoder = Encoder(folder, today=today)
+        ids, _ = encoder.conversation(file.samples[0])
+        text = encoder.tokenizer.decode(ids, skip_special_tokens=False)
+        assert text == f"{shown} 00:00hi \n;yes, größe;"
+    (line,) = check_conversations(file, encoder)
+    assert "2031-02-03 on any day (data.date)" in line
+    assert check_conversations(read_file(data_of_texts(tmp_path), "causal-lm"), encoder) == []
+
+
+def data_of_texts(folder: Path) -> Path:
+    path = folder / "texts.jsonl"
+    path.write_text('{"text": "x"}\n')
+    return path

@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +251,24 @@ def test_a_person_in_a_terminal(model: Path) -> None:
     terminal.until("> ")
     terminal.type("\x04")
     assert terminal.end() == 0
+
+
+def test_a_conversation_has_the_date_of_today_and_a_completion_that_of_the_run(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Today(date):
+        @classmethod
+        def today(cls) -> date:
+            return date(2031, 2, 3)
+
+    monkeypatch.setattr("trainer.evaluate.conversation.date", Today)
+    dated = f"{{{{ strftime_now('%d.%m.%Y') }}}}{TEMPLATE}"
+    files = {"tokenizer_config": {"chat_template": dated}}
+    trained = load_trained(with_files(model, tmp_path / "m", **files))
+    for each, shown in (
+        (Conversation(trained, 4, Sampling()).model, "03.02.2031"),
+        (TextModel(trained), "26.07.2024"),
+    ):
+        (prompt,) = each.encode([Sample("", messages=turns("echo"))])
+        text = each.encoder.tokenizer.decode(prompt, skip_special_tokens=False)
+        assert text.startswith(shown)

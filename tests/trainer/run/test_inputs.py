@@ -59,9 +59,10 @@ def test_where_it_is_accepted_it_is_counted_once(model: Path, tmp_path: Path) ->
 
 
 def test_a_checkpoint_is_scored_as_it_was_trained(model: Path, tmp_path: Path) -> None:
-    accepting = config(model, tmp_path, **{"data.lost_text": "accept"})
-    assert roles.run_local(accepting, "run", ALONE) == 0
-    assert load_trained(tmp_path / "output").config.data.lost_text == "accept"
+    more = {"data.lost_text": "accept", "data.date": "2031-02-03"}
+    assert roles.run_local(config(model, tmp_path, **more), "run", ALONE) == 0
+    data = load_trained(tmp_path / "output").config.data
+    assert (data.lost_text, data.date) == ("accept", "2031-02-03")
 
 
 @pytest.mark.parametrize("command", [evaluate, teacher], ids=["evaluate", "teacher"])

@@ -72,7 +72,8 @@ def check_ahead(config: RunConfig, fresh: FreshStudent | None) -> SampleFile | N
         config = fit_length(config, tokenizer_dir, lowers=True)
     if not config.data.validation:
         return None
-    encoder, length = Encoder(tokenizer_dir, config.data.lost_text), config.data.max_seq_len
+    encoder = Encoder(tokenizer_dir, config.data.lost_text, config.data.date)
+    length = config.data.max_seq_len
     file = read_file(Path(config.data.validation), "causal-lm", columns=config.data.columns)
     make_dataset(file, encoder, "causal-lm", length)
     lost = check_conversations(file, encoder)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.run import LostText
+from trainer.config.data import LostText
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.distill.logits.dataset import LogitsFolder

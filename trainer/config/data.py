@@ -1,0 +1,57 @@
+"""The settings of a run's data."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from trainer.config.section import Section
+from trainer.config.training import Positive
+
+LostText = Literal["refuse", "accept"]
+TEMPLATE_DATE = "2024-07-26"
+"""The day that Llama 3's chat templates write where there is no clock."""
+
+
+class DataConfig(Section):
+    """Files of `trainer.data.formats`, folders of them, or data sets of the hub.
+
+    The shapes of a record are in `trainer.data.shapes`.
+    """
+
+    SHORT = "train"
+    train: str = Field(min_length=1)
+    validation: str | None = None
+    validation_fraction: float = Field(default=0.0, ge=0, le=0.5)
+    """Share of the different samples of `train` that are held out for validation, for a run
+    without a `validation` file; 0 holds none out."""
+    max_seq_len: Positive = 512
+    """Tokens; longer samples are cut at the end, conversations from their oldest part on. The
+    default is lowered to the model's limit."""
+    lost_text: LostText = "refuse"
+    """What to do about a conversation of which the chat template leaves out text: refuse it, or
+    use the rest."""
+    date: str = TEMPLATE_DATE
+    """Today's date for a chat template that asks (`strftime_now`): the same on every machine and
+    day, so that a resumed run has the same tokens."""
+    columns: dict[str, str] = Field(default_factory=dict[str, str])
+    """The names of keys in the data: `{input: body, label: intent}`. Other keys are not read."""
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _is_day(cls, value: Any) -> Any:
+        """Return a day as text; YAML reads one without quotes as a date."""
+        if type(value) is date:
+            return value.isoformat()
+        try:
+            return date.fromisoformat(value).isoformat()
+        except (TypeError, ValueError):
+            raise ValueError("give a day, such as 2026-01-31") from None
+
+    @model_validator(mode="after")
+    def _one_validation(self) -> Self:
+        if self.validation is not None and self.validation_fraction:
+            raise ValueError("a validation file is given, so validation_fraction must be 0")
+        return self
