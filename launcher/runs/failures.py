@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from launcher.runs.processes.session import ProcessState
+from launcher.runs.processes.session import SUPERVISOR_LOST, ProcessState
 from launcher.runs.status import RunMonitor, RunView
 
 LINES = 8
@@ -50,7 +50,7 @@ class FailureWatch:
                 before = ended - 1 if state.state in _BAD else ended
             self._ended[process.name] = ended
             if ended > before and (state.exit_code or state.signal or state.state == "lost"):
-                what = state.ending or "its supervisor was killed"
+                what = state.ending or SUPERVISOR_LOST
                 after = {"failed": "for good", "lost": "for good"}.get(state.state, "starts again")
                 heading = (
                     f"{process.name} on {process.host}: attempt {ended} ended, {what}; {after}"

@@ -104,12 +104,23 @@ class RunView:
 
     @property
     def remarks(self) -> list[str]:
-        """A line for each worker that has no share of the data."""
-        if not self.is_live:
-            return []
-        why = {"idle": "idle: would slow the step", "lost": "lost, its share moved to the others"}
-        said = ((w.get("rank"), why.get(str(w.get("state")))) for w in self.members)
-        return [f"worker {rank} {words}" for rank, words in said if words]
+        """Lines on workers without a share, failed notifications, and how to resume the run."""
+        lines: list[str] = []
+        if self.is_live:
+            moved = "lost, its share moved to the others"
+            why = {"idle": "idle: would slow the step", "lost": moved}
+            states = ((w.get("rank"), why.get(str(w.get("state")))) for w in self.members)
+            lines = [f"worker {rank} {words}" for rank, words in states if words]
+        if failure := (self.training or {}).get("notify_failure"):
+            lines.append(f"notification failed: {failure}")
+        for name, process in self.processes.items():
+            if process.notify_failure:
+                lines.append(f"{name}: notification failed: {process.notify_failure}")
+        if self.state in ("failed", "stopped") and not self.card:
+            kind = "distill" if self.run.plan.leader.role == "student" else "cluster"
+            stop = f"launch cluster down --run {self.run.run_id}; " if self.is_live else ""
+            lines.append(f"to resume it: {stop}launch {kind} up --resume {self.run.run_id}")
+        return lines
 
     def takes_part(self, process: ProcessPlan) -> bool:
         """Whether a process has found its place in the run."""
@@ -229,6 +240,8 @@ class RunMonitor:
             elif state == "completed" and not scored:
                 state = "scoring"
         reason = (training or {}).get("reason") or head.message
+        if head.state == "lost" and (training or {}).get("state") not in OVER:
+            reason = head.message  # the last report's is older
         end = ends[0] if ends else None
         if state == "stopped" and end:  # by a start that failed
             state, reason = "failed", end

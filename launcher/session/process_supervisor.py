@@ -84,6 +84,7 @@ class ProcessSupervisor:
         self._started: float | None = None
         self._retry_at: float | None = None
         self._message: str | None = None
+        self._notify_failure: str | None = None
         self._unwritten = False
         self._stopping = False
         self._leaving = False
@@ -260,9 +261,16 @@ class ProcessSupervisor:
             text = f"{run_id} has failed: the supervisor of {name} {reason}, the last with {how}"
             event = {"event": "failed", "run_id": run_id, "process": name, "reason": reason}
             event |= {"time": time.time(), "host": socket.gethostname(), "text": text}
-            failure = notify(self._spec.notify, event)
-            if failure is not None:
-                os.write(2, f"notify: {self._spec.notify[0]}: {failure}\n".encode())
+            if notify(self._spec.notify, event, report=self._note_failed_try) is None:
+                self._notify_failure = None
+                self._write_state()
+
+    def _note_failed_try(self, failure: str) -> None:
+        """Record why the command for notifications failed; it is tried again meanwhile."""
+        self._notify_failure = f"failed: {self._spec.notify[0]}: {failure}"
+        self._write_state()
+        with contextlib.suppress(OSError):
+            os.write(2, f"notification failed: {self._notify_failure}\n".encode())
 
     def _remove_keys(self) -> None:
         """Remove the certificate of a process that has ended for good; a start makes another."""
@@ -282,6 +290,7 @@ class ProcessSupervisor:
             "run_id": self._spec.run_id,
             "state": self._phase,
             "message": self._message,
+            "notify_failure": self._notify_failure,
             "program": self._program,
             "keeper": _as_dict(identify(os.getpid())),
             "child": _as_dict(self._child),

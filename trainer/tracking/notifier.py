@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from trainer.system.errors import RESTARTED, InputError, NonFiniteError, TrainerError, first_line
@@ -64,7 +65,7 @@ class Notifier:
 
     Args:
         output: the run's output folder, which events name.
-        run: runs the command, and returns why it failed.
+        run: runs the command, reports each failed try, and returns why the last one failed.
 
     Raises:
         InputError: there is no such program.
@@ -77,7 +78,7 @@ class Notifier:
         output: str,
         *,
         stalled: float = STALLED,
-        run: Callable[[Sequence[str], Mapping[str, Any]], str | None] = notify,
+        run: Callable[..., str | None] = notify,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if command and shutil.which(command[0]) is None:
@@ -90,10 +91,12 @@ class Notifier:
         self._run_id, self._output = run_id, output
         self.status: Mapping[str, Any] = {}
         """The run's, once it is known."""
+        self.failure: str | None = None
+        """Why the command failed at the last event, also while it is tried again."""
         self._waiting: queue.Queue[_Waiting] = queue.Queue(_MOST_WAITING)
         self._progress_at: float | None = None
         self._patience = self._stalled_after = stalled
-        self._is_stalled = self._ended = False
+        self._is_stalled = self._ended = self._closed = False
         self._thread = threading.Thread(target=self._work, name="notify", daemon=True)
         if command:
             self._thread.start()
@@ -137,16 +140,18 @@ class Notifier:
         self._progress_at = None
 
     def close(self, wait: float = LAST) -> None:
-        """Wait for the events that are under way, a bounded time."""
-        if not self._thread.is_alive():
+        """Wait for the events that are under way, a bounded time; only the first call does."""
+        if self._closed or not self._thread.is_alive():
             return
+        self._closed = True
         try:
             self._waiting.put(None, timeout=wait)
             self._thread.join(wait)
         except queue.Full:
             pass
         if self._thread.is_alive():
-            log.warning("notify: not done within %.0f s; the run ends without it", wait)
+            reason = self.failure or f"not done within {wait:.0f} s"
+            log.warning("notification failed: %s; the run ends without it", reason)
 
     def _work(self) -> None:
         while True:
@@ -157,9 +162,18 @@ class Notifier:
                 continue
             if found is None:
                 return
-            reason = self._run(self._command, found[1])
-            if reason is not None:
-                log.warning("notify: %s was not told: %s: %s", found[0], self._command[0], reason)
+            event, tree = found
+            if self._run(self._command, tree, report=partial(self._failed, event)) is None:
+                self.failure = None
+            elif not self._closed:
+                log.warning("notification failed: %s; no more tries", self.failure)
+
+    def _failed(self, event: Told, reason: str) -> None:
+        """Keep why a try failed, and log it when that is new."""
+        failure = f"{event}: {self._command[0]}: {reason}"
+        if failure != self.failure:
+            self.failure = failure
+            log.warning("notification failed: %s; it is tried again", failure)
 
     def _until_stalled(self) -> float:
         """Return the seconds until the run counts as stalled, and at most those of a stall."""

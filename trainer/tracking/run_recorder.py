@@ -265,6 +265,8 @@ class RunRecorder:
         card = make_card(self._config, self._job.run_id, stopped=stopped) if ended else []
         self._status["card"] = card
         self._publish()
+        self._notifier.close()
+        self._publish()
         if self._config.checkpoint.folder is not None:
             # Readers on another host may see the checkpoints alone.
             if self._store.lease:
@@ -405,5 +407,6 @@ class RunRecorder:
     def _publish(self) -> None:
         if self._budget:
             self._status["budget"] = self._budget.status
+        self._status["notify_failure"] = self._notifier.failure
         self._status_file.update(self._status)
         self._view.update(self._status)

@@ -98,6 +98,8 @@ class Status(TypedDict):
     hosts whose power is `measured`."""
     card: list[str]
     """Of a run that ended with exit code 0: its result, in lines for people."""
+    notify_failure: str | None
+    """Why the command for notifications failed at the last event; null if it did not."""
 
 
 def first_status(run_id: str, total_steps: int, expect_workers: int) -> Status:
@@ -125,6 +127,7 @@ def first_status(run_id: str, total_steps: int, expect_workers: int) -> Status:
         validation=None,
         budget=None,
         card=[],
+        notify_failure=None,
     )
 
 

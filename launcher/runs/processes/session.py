@@ -38,6 +38,7 @@ _MOST_STATE = 1 << 16
 _TAIL = 1 << 12
 """Bytes of a log's marks that are read at first: those of about ten minutes."""
 
+SUPERVISOR_LOST = "its supervisor was killed, or its host restarted"
 _CAUSES = {signal.SIGBUS.value: ": a file that it read was cut short, or its disk failed"}
 """Of weights that are mapped, a page that the file has lost."""
 
@@ -60,6 +61,8 @@ class ProcessState:
     started: float | None = None
     """Unix seconds of the current attempt."""
     message: str | None = None
+    notify_failure: str | None = None
+    """Why the command for notifications failed when the supervisor had given up."""
 
     @property
     def is_over(self) -> bool:
@@ -152,7 +155,7 @@ class SessionSupervisor:
             again = self._said(process) or said
         except ValueError as error:
             return ProcessState(state="lost", message=str(error))
-        return again if again.is_over else replace(again, state="lost")
+        return again if again.is_over else replace(again, state="lost", message=SUPERVISOR_LOST)
 
     def _said(self, process: ProcessPlan) -> ProcessState | None:
         """Return what the supervisor wrote; None when there is nothing yet.

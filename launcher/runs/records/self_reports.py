@@ -65,6 +65,7 @@ class _Report(_ProcessReport):
     card: Annotated[list[_Text], Field(max_length=64)] | None = None
     updated: float | None = None
     invalid: list[_Text] | None = None
+    notify_failure: _Text | None = None
 
 
 def read_training(

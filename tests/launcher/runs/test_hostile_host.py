@@ -185,7 +185,7 @@ def test_where_a_process_reports_says_the_plan_of_its_own_host(lab: Lab) -> None
     lab.says({**tree, "output": str(secret.parent)}, host="good")
     view = RunMonitor(lab.run()).observe()
     assert view.training is not None
-    assert view.reason == "secret"
+    assert view.training["reason"] == "secret"
 
 
 def write_state(folder: Path, **changes: object) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
@@ -107,7 +108,7 @@ class Distillation:
         for process in plan.processes:
             self.keeper(process.name, "running")
 
-    def keeper(self, name: str, state: str) -> None:
+    def keeper(self, name: str, state: str, **more: object) -> None:
         process = self.run.plan.process(name)
         assert process is not None
         living = state == "running"
@@ -122,12 +123,13 @@ class Distillation:
             "signal": None,
             "started": 10.0,
             "message": None,
+            **more,
         }
         write(Path(process.folder) / "state.json", tree)
 
-    def student_says(self, state: str) -> None:
+    def student_says(self, state: str, **more: object) -> None:
         tree = {"run_id": "run-1", "state": state, "updated": 20.0, "tokens_per_second": 5.0}
-        write(Path(self.run.plan.output) / "status.json", tree)
+        write(Path(self.run.plan.output) / "status.json", tree | more)
 
     def teacher_says(self, pid: int, done: int) -> None:
         process = self.run.plan.process("teacher-0")
@@ -179,3 +181,37 @@ def test_a_teacher_takes_part_once_its_present_attempt_says_so(distillation: Dis
     assert (shards(view.member(teacher)), shards(view.member(student))) == ("3/12", "")
     distillation.student_says("running")
     assert monitor.observe().member(student)["tokens_per_second"] == 5.0
+
+
+def test_a_run_of_which_everything_was_killed_says_why_and_how_to_resume(
+    distillation: Distillation,
+) -> None:
+    distillation.student_says("running")
+    keepers = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
+    for name in ("student", "teacher-0", "evaluator-0"):
+        distillation.pid = keepers[name != "student"].pid
+        distillation.keeper(name, "running")
+    keepers[0].kill()
+    keepers[0].wait()
+    view = RunMonitor(distillation.run).observe()
+    why = "its supervisor was killed, or its host restarted"
+    assert (view.state, view.reason, view.is_live) == ("failed", why, True)
+    assert view.remarks == [
+        "to resume it: launch cluster down --run run-1; launch distill up --resume run-1"
+    ]
+    keepers[1].kill()
+    keepers[1].wait()
+    view = RunMonitor(distillation.run).observe()
+    assert (view.outcome, view.is_live) == (f"failed: {why}", False)
+    assert view.remarks == ["to resume it: launch distill up --resume run-1"]
+
+
+def test_failed_notifications_are_named_of_the_run_and_of_a_supervisor(
+    distillation: Distillation,
+) -> None:
+    distillation.student_says("running", notify_failure="lost: curl: exit code 7")
+    distillation.keeper("teacher-0", "failed", notify_failure="failed: curl: exit code 7")
+    assert RunMonitor(distillation.run).observe().remarks == [
+        "notification failed: lost: curl: exit code 7",
+        "teacher-0: notification failed: failed: curl: exit code 7",
+    ]

@@ -173,6 +173,15 @@ def test_other_codes_are_tried_again_and_given_up_at_last(make: Make, home: Path
     assert "gave up after 5" in str(state.message)
 
 
+def test_a_notification_that_fails_is_in_the_last_state(make: Make, home: Path) -> None:
+    supervisor = make(replace(QUICK, most_failures=1))
+    process = python_process(home, "raise SystemExit(3)")
+    supervisor.start(process, notify=("false",))
+    wait_for(lambda: supervisor.state(process).notify_failure is not None, "the first try")
+    state = supervisor.state(process)
+    assert (state.state, state.notify_failure) == ("failed", "failed: false: exit code 1")
+
+
 def test_the_command_of_a_start_is_handed_to_its_process_and_to_no_later_start(
     make: Make, home: Path
 ) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from trainer.system.process.child import SAVING_VARIABLE
 from trainer.system.process.notification import notify
 from trainer.tracking.notifier import Notifier
 from trainer.tracking.run_recorder import RunRecorder
+from trainer.tracking.status import STATUS_FILE, read_status
 
 HOSTILE = "no heartbeat\n'; touch pwned; $(touch pwned) \x1b[2J"
 QUIET = tiny_config(tracking=())
@@ -188,7 +190,7 @@ def test_a_stall_is_told_once_with_what_it_waits_for_and_then_its_end(
 def test_a_command_that_hangs_delays_no_step_and_the_end_a_bounded_time(tmp_path: Path) -> None:
     begun, release = threading.Event(), threading.Event()
 
-    def hang(_command: object, _event: object) -> None:
+    def hang(_command: object, _event: object, **_options: object) -> None:
         begun.set()
         release.wait()
 
@@ -203,6 +205,41 @@ def test_a_command_that_hangs_delays_no_step_and_the_end_a_bounded_time(tmp_path
     notifier.close(wait=0.05)
     assert time.monotonic() - began < 30
     release.set()
+
+
+def test_a_command_that_fails_is_logged_and_in_the_last_status(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its tries take longer than the end of a run waits."""
+    retried = threading.Event()
+
+    def run(*call: Any, report: Callable[[str], object]) -> str | None:
+        return notify(*call, report=report, pause=lambda _: retried.wait(60))
+
+    notifier = Notifier(["false"], "run", str(tmp_path), run=run)
+    store = StuckStore()
+    store.free.set()
+    recorder = recorder_of(store, tmp_path / "output", QUIET, notifier)
+    recorder.emit({"event": "resumed", "step": 3, "path": "step-000003"})
+    wait_for(lambda: notifier.failure is not None, "the first try")
+    failure = "resumed: false: exit code 1"
+    assert f"notification failed: {failure}; it is tried again" in caplog.text
+    recorder.emit({"event": "verified"})
+    assert read_status(tmp_path / "output" / STATUS_FILE)["notify_failure"] == failure
+    retried.set()
+    recorder.close(0, "stopped by SIGTERM")
+    last = read_status(tmp_path / "output" / STATUS_FILE)
+    assert (last["state"], last["notify_failure"]) == ("stopped", "stopped: false: exit code 1")
+
+
+def test_a_command_that_works_again_has_not_failed(tmp_path: Path) -> None:
+    tries = f"echo x >> {tmp_path}/tries; [ $(wc -l < {tmp_path}/tries) = 3 ]"
+    paused: list[float] = []
+    run = partial(notify, pause=paused.append)
+    notifier = Notifier(["sh", "-c", tries], "run", str(tmp_path), run=run)
+    notifier.tell("lost")
+    notifier.close()
+    assert (notifier.failure, paused) == (None, [1.0, 5.0])
 
 
 def test_a_try_has_a_time_limit_with_all_that_it_started(tmp_path: Path) -> None:

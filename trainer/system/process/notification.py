@@ -32,19 +32,22 @@ def notify(
     time_limit: float = TIME_LIMIT,
     pauses: Sequence[float] = PAUSES,
     pause: Callable[[float], object] = time.sleep,
+    report: Callable[[str], object] = lambda _: None,
 ) -> str | None:
     """Run a command until it ends with 0; return why the last try failed, None if one did not.
 
     Args:
         event: with `event`, `run_id` and `text`, which the command also gets as MOTLEY_EVENT,
             MOTLEY_RUN and MOTLEY_TEXT.
+        report: takes why a try failed, at once.
     """
-    reason = _try(command, event, time_limit)
-    for seconds in pauses:
+    for seconds in (*pauses, None):
+        reason = _try(command, event, time_limit)
         if reason is None:
             return None
-        pause(seconds)
-        reason = _try(command, event, time_limit)
+        report(reason)
+        if seconds is not None:
+            pause(seconds)
     return reason
 
 
