@@ -53,7 +53,7 @@ class _Count(click.ParamType[float]):
 @click.option(
     "--link",
     metavar="RATE",
-    help="Link between an inventory's hosts, e.g. 1gbit or '50mbit, 20ms, half duplex'.",
+    help="Link between hosts, e.g. 1gbit or '50mbit, 20ms, half duplex'.",
 )
 @click.option("--tokens", type=_Count(), default="50M", help="Tokens to train on.")
 @click.option("--method", type=click.Choice(["lora", "qlora", "full"]), default="lora")
@@ -122,7 +122,7 @@ def plan(
     Exits with 4 if nothing fits.
     """
     from launcher.errors import ConfigError
-    from launcher.runs.planned import inventory_cluster, model_shape
+    from launcher.runs.planned import inventory_cluster, model_shape, untrained_model
     from trainer.planning.cost import Prices
     from trainer.planning.devices import parse_cluster
     from trainer.planning.logits_size import Kept
@@ -133,6 +133,7 @@ def plan(
         raise ConfigError("give --inventory or --cluster, not both")
     if (price_kwh is not None or price_hour is not None) and not currency:
         raise ConfigError("a price needs its currency: add --currency EUR")
+    model = None if model is None else untrained_model(model)
     found = model_shape(model, shape)
     if distill:
         kept = Kept(scheme=scheme, top_k=top_k)
@@ -140,7 +141,7 @@ def plan(
         return
     prices = Prices(kwh=price_kwh, hour=price_hour, currency=currency)
     if text is not None:
-        cluster = parse_cluster(text)
+        cluster = parse_cluster(text, link)
     else:
         cluster, own = inventory_cluster(inventory, link)
         prices = own if price_kwh is None and price_hour is None else prices

@@ -17,8 +17,12 @@ from launcher.inventory.hosts import Host, load_inventory
 from launcher.plan.budget import currency_of, rates_of
 from launcher.plan.hub import cached_snapshot, is_hub_name, is_offline
 from launcher.runs.up import look_around
-from launcher.terminal import working
+from launcher.terminal import note, working
+from trainer.checkpoint.adapter import find_adapter, read_base_name
+from trainer.checkpoint.reader import FOLDER as CHECKPOINTS
+from trainer.checkpoint.reader import RUN_FILE, find_checkpoint
 from trainer.model.files import local_model
+from trainer.model.hf_export import ADAPTER_CONFIG
 from trainer.planning import devices as known
 from trainer.planning.cost import Prices
 from trainer.planning.device_models import DeviceModel, find_device
@@ -31,6 +35,24 @@ from trainer.system.errors import InputError
 _HUB = "https://huggingface.co/{}/resolve/main/config.json"
 _DEADLINE = 20.0
 _MOST = 1 << 20
+
+
+def untrained_model(name: str) -> str:
+    """Return the model that a name stands for: of an adapter its base, of an output its checkpoint.
+
+    Raises:
+        InputError: an output folder has no intact checkpoint, or an adapter names no base.
+    """
+    path = Path(name).expanduser()
+    is_trained = any((path / part).exists() for part in (ADAPTER_CONFIG, RUN_FILE, CHECKPOINTS))
+    if not is_trained or (path / "config.json").is_file():
+        return name
+    adapter = find_adapter(path)
+    if adapter is None:
+        return str(find_checkpoint(path))
+    base = read_base_name(adapter)
+    note(f"{name} is an adapter; its base is planned: {base}")
+    return base
 
 
 def model_shape(model: str | None, shape: str | None) -> ModelShape:
@@ -62,7 +84,7 @@ def named_or_read(name: str) -> ModelShape:
         ConfigError: it is none of them.
         UnreachableError: the hub does not answer.
     """
-    return NAMED[name] if name in NAMED else model_shape(name, None)
+    return NAMED[name] if name in NAMED else model_shape(untrained_model(name), None)
 
 
 def _from_hub(name: str) -> ModelShape:
@@ -159,8 +181,10 @@ def inventory_cluster(inventory: Path | None, link: str | None) -> tuple[Cluster
         hosts=rates if any(rate.is_priced or rate.watts for rate in rates) else (),
         currency=currency_of(found.hosts, None) or "",
     )
-    if between is None and (rate := slowest_link(found.hosts)) is not None:
+    if link is None and len(found.hosts) > 1 and (rate := slowest_link(found.hosts)) is not None:
         between = LinkRates(up=rate, down=rate)
+    if between is not None and len(found.hosts) == 1:
+        raise ConfigError(f"--link {link}: is between hosts, and there is one; give --inventory")
     return cluster_of(found.hosts, between), prices
 
 

@@ -183,6 +183,19 @@ def find_adapter(path: Path) -> Path | None:
     return path if (path / ADAPTER_CONFIG).is_file() else None
 
 
+def read_base_name(adapter: Path) -> str:
+    """Return the base model that an adapter's folder names.
+
+    Raises:
+        InputError: it names none, or cannot be read.
+    """
+    where = adapter / ADAPTER_CONFIG
+    named = read_object(where).get("base_model_name_or_path")
+    if not isinstance(named, str):
+        raise InputError(f"{where}: names no base model")
+    return named
+
+
 def open_adapter(path: Path, base: str | None = None) -> tuple[Adapter, list[str]]:
     """Return an adapter, and lines on what of it is not used or differs.
 

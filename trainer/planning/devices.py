@@ -134,22 +134,28 @@ class ClusterShape:
         return " + ".join(parts) + link
 
 
-def parse_cluster(text: str) -> ClusterShape:
+def parse_cluster(text: str, link: str | None = None) -> ClusterShape:
     """Return a cluster such as `8xA100-80G nvlink, 2 hosts, 200gbit`.
 
-    `8x` are the devices of each host. Groups of other hosts follow after `;`.
+    `8x` are the devices of each host, one if it is left out. Groups of other hosts follow after
+    `;`. A `link` may be given apart.
 
     Raises:
-        InputError: a part cannot be read, a device is unknown, or hosts have no link.
+        InputError: a part cannot be read, a device is unknown, several hosts have no link or two,
+            or a `link` is given for one host.
     """
     parts = [[part.strip() for part in words.split(",")] for words in text.split(";")]
     links = [part for group in parts for part in group if _is_of_link(part)]
     groups = tuple(
         _parse_group([part for part in group if not _is_of_link(part)], text) for group in parts
     )
-    return linked(
-        ClusterShape(groups=groups, between=parse_link(", ".join(links)) if links else None)
-    )
+    if link is not None and links:
+        raise InputError(f"--link {link}: --cluster has a link too: {', '.join(links)}; give one")
+    rates = link if link is not None else ", ".join(links)
+    cluster = ClusterShape(groups=groups, between=parse_link(rates) if rates else None)
+    if cluster.hosts == 1 and link is not None:
+        raise InputError(f"--link {link}: is between hosts, and --cluster has one; add '2 hosts'")
+    return linked(cluster)
 
 
 def linked(cluster: ClusterShape) -> ClusterShape:
@@ -167,6 +173,8 @@ def linked(cluster: ClusterShape) -> ClusterShape:
     return cluster if cluster.hosts > 1 else replace(cluster, between=None)
 
 
+_DEVICES = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*?)(?:\s+(nvlink|pcie))?", re.IGNORECASE)
+"""Devices of a host: how many, which, and the link between them."""
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([gm])bit(?:/s)?", re.IGNORECASE)
 _TRIP = re.compile(r"(\d+(?:\.\d+)?)\s*ms", re.IGNORECASE)
 _SHARED = re.compile(r"half[ -]duplex", re.IGNORECASE)
@@ -224,16 +232,17 @@ def _sized(text: str) -> DeviceModel | None:
 def _parse_group(parts: list[str], text: str) -> HostPool:
     hosts, found = 1, None
     for part in parts:
-        if match := re.fullmatch(r"(\d+)\s*x\s*(\S.*?)(?:\s+(nvlink|pcie))?", part, re.I):
-            found = match
-        elif match := re.fullmatch(r"(\d+)\s+hosts?", part, re.I):
+        if match := re.fullmatch(r"(\d+)\s+hosts?", part, re.I):
             hosts = int(match[1])
+        elif found is None and (match := _DEVICES.fullmatch(part)):
+            found = match
         else:
             raise InputError(
                 f"--cluster: cannot read {part!r} in {text!r}; write it as"
-                " '8xA100-80G nvlink, 2 hosts, 200gbit'"
+                " '8xA100-80G nvlink, 2 hosts, 200gbit', and other hosts after ';'"
             )
-    if found is None or int(found[1]) < 1 or hosts < 1:
+    count = int(found[1] or 1) if found is not None else 0
+    if found is None or count < 1 or hosts < 1:
         raise InputError(f"--cluster: {text!r} needs devices, such as 8xA100-80G, and no zero")
     link = (found[3] or "").lower()
     device = _sized(found[2]) or _find(found[2], link)
@@ -242,7 +251,7 @@ def _parse_group(parts: list[str], text: str) -> HostPool:
         if device.nvlink is None:
             raise InputError(f"--cluster: a {device.name} has no NVLink; write pcie")
         inside = device.nvlink
-    return HostPool(hosts=hosts, devices=int(found[1]), device=device, inside=inside)
+    return HostPool(hosts=hosts, devices=count, device=device, inside=inside)
 
 
 def _find(name: str, link: str) -> DeviceModel:

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.cli import run
 from tests.launcher.hollow_model import make_model
+from trainer.system.storage.atomic_folder import Disk, FolderWriter
 
 CARDS = ("--cluster", "2xRTX4090")
 
@@ -79,6 +80,31 @@ def test_a_model_folder_is_read_by_its_headers(
     assert "no config.json: sizes are read from the weights' headers" in capsys.readouterr().out
 
 
+def test_a_run_is_planned_by_its_base_or_its_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `evaluate` takes it: the output folder, a checkpoint or the adapter to publish."""
+    (tmp_path / "base").mkdir()
+    base = make_model(tmp_path / "base")
+    output, settings = tmp_path / "output", {"peft_type": "LORA", "task_type": "CAUSAL_LM"}
+    (output / "checkpoints").mkdir(parents=True)
+    writer = FolderWriter(Disk(), output / "checkpoints", "step-000003")
+    named = {**settings, "base_model_name_or_path": str(base)}
+    writer.add("adapter_config.json", [json.dumps(named).encode()])
+    checkpoint = writer.publish()
+    for given in (output, checkpoint):
+        assert run(["plan", "--model", str(given), *CARDS, "--json"]) == 0
+        shown = capsys.readouterr()
+        assert json.loads(shown.out)["model"]["name"] == "base"
+        assert shown.err == f"{given} is an adapter; its base is planned: {base}\n"
+    (checkpoint / "adapter_config.json").write_text(json.dumps(settings))
+    assert run(["plan", "--model", str(checkpoint), *CARDS]) == 2
+    assert "names no base model" in capsys.readouterr().err
+    (checkpoint / "manifest.json").unlink()
+    assert run(["plan", "--model", str(output), *CARDS]) == 2
+    assert "holds no intact checkpoint" in capsys.readouterr().err
+
+
 def test_an_unknown_architecture_is_planned_and_said_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -146,6 +172,8 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
         (["--shape", "7b", *CARDS, "--tokens", "many"], "is not a number of tokens"),
         (["--shape", "7b", *CARDS, "-i", "hosts.yml"], "not both"),
         (["--shape", "7b", "--link", "fast"], "is not a rate"),
+        (["--shape", "7b", "--link", "1gbit"], "--link 1gbit: is between hosts, and there is one"),
+        (["--shape", "7b", "--link", "1gbit", *CARDS], "is between hosts, and --cluster has one"),
     ],
 )
 def test_mistakes(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,17 @@ def test_a_cluster_in_one_line() -> None:
     assert parse_cluster("1xH200, 10gbit").between is None
 
 
+def test_a_device_without_a_count_is_one_and_a_link_may_stand_apart() -> None:
+    assert parse_cluster("RTX4090") == parse_cluster("1xRTX4090")
+    assert parse_cluster("RTX 2080 Ti nvlink, 2 hosts, 1gbit").text.startswith("2 x 1 RTX2080Ti")
+    apart = parse_cluster("RX580; RTX4090", "50mbit, 20ms")
+    assert apart == parse_cluster("1xRX580; 1xRTX4090, 50mbit, 20ms")
+    with pytest.raises(InputError, match="--link 1gbit: --cluster has a link too: 2gbit"):
+        parse_cluster("T4, 2 hosts, 2gbit", "1gbit")
+    with pytest.raises(InputError, match="--link 1gbit: is between hosts, and --cluster has one"):
+        parse_cluster("2xT4", "1gbit")
+
+
 def test_a_slow_link_in_words() -> None:
     cluster = parse_cluster("1xRTX3090; 1xRTX4090, 50mbit, 20ms, half duplex")
     assert cluster.between == LinkRates(up=6.25e6, down=6.25e6, half_duplex=True, round_trip=0.02)
@@ -51,6 +62,7 @@ def test_a_card_by_its_memory_and_this_machine() -> None:
         ("2xRTX4090 nvlink", "a RTX4090 has no NVLink"),
         ("1xT4; 1xL4", "2 hosts and no link"),
         ("200gbit", "needs devices"),
+        ("RTX4090, RTX3090", "cannot read 'RTX3090'"),
         ("1xT4, 2 hosts, 0gbit", "is not a rate"),
         ("", "cannot read ''"),
     ],
