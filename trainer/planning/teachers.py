@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from trainer.planning.device_models import DeviceModel
 from trainer.planning.memory import LOGIT_ELEMENTS
@@ -21,6 +21,15 @@ _GGUF_BATCH = 512
 """The most of llama.cpp's: more are not faster, and their activations need memory."""
 WINDOW = 1024
 """Default number of tokens of a window."""
+
+
+class ForwardSize(NamedTuple):
+    """The tokens of one forward of a teacher, and of its longest window."""
+
+    tokens: int
+    length: int
+
+
 DISK_RATE = 1e9
 """Bytes a second of weights that are read from their file again. A guess until it is measured."""
 _SCORES = 6

@@ -46,7 +46,9 @@ BATCHES = 12
 class Double:
     """An engine that computes what transformers does, but for its fault after some forwards."""
 
-    def __init__(self, model_dir: Path, dtype: str, compute: Compute, healthy: int = 0) -> None:
+    def __init__(
+        self, model_dir: Path, dtype: str, compute: Compute, *_forward: object, healthy: int = 0
+    ) -> None:
         self._torch = TorchEngine(model_dir, getattr(torch, dtype))
         self.vocab_size, self.device = self._torch.vocab_size, self._torch.device
         self._calls, self._healthy = 0, healthy

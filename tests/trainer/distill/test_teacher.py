@@ -21,11 +21,15 @@ from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.torch_engine import (
     TorchEngine,
     emulates_bf16,
+    needed_bytes,
     open_torch,
     weight_bytes,
 )
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.safetensors_headers import read_headers
+from trainer.planning.device_models import DeviceModel
+from trainer.planning.model_config import read_shape
+from trainer.planning.teachers import BATCH, WINDOW, ForwardSize, teacher_options
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError, NonFiniteError
 
@@ -291,6 +295,30 @@ def test_weights_that_do_not_fit_are_refused_with_what_would(
     if stored == "bfloat16":
         assert open_torch(folder, stored, Compute("cpu")).device.type == "cpu"
         assert "weights take 0.0 GB, and 0.0 GB of main memory are free for them" in caplog.text
+
+
+def test_a_forward_that_does_not_fit_is_refused_as_the_plan_foresees(
+    tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a limit of memory the kernel would kill the teacher at its first forward."""
+    folder, forward = tiny_model("qwen3", dtype="bfloat16"), ForwardSize(BATCH["cpu"], WINDOW)
+    need = needed_bytes(folder, torch.bfloat16, forward)
+    host = DeviceModel(name="host", flops=1e12, memory=need, watts=None, source="assumed")
+    planned = {
+        one.format.weights: one
+        for one in teacher_options(read_shape(folder), [("cpu", host)], WINDOW)
+        if one.format.engine == "torch"
+    }
+    assert planned["bfloat16"].least == need
+    assert planned["float32"].least == needed_bytes(folder, torch.float32, forward)
+    monkeypatch.setattr(torch_engine, "free_memory", lambda _: need)
+    open_torch(folder, "bfloat16", Compute("cpu"), forward)
+    monkeypatch.setattr(torch_engine, "free_memory", lambda _: need - 1)
+    open_torch(folder, "bfloat16", Compute("cpu"))  # an author, whose prompts decide
+    with pytest.raises(InputError, match=r"in bfloat16, .* are free; --batch-tokens 2048 fits$"):
+        open_torch(folder, "bfloat16", Compute("cpu"), forward)
+    with pytest.raises(InputError, match="take a GGUF file of it"):
+        open_torch(folder, "bfloat16", Compute("cpu"), ForwardSize(BATCH["cpu"], BATCH["cpu"]))
 
 
 def test_experts_that_are_stored_alone_are_loaded(

@@ -23,6 +23,7 @@ from trainer.distill.teacher.generating import AnswerRequest, AnswerRun, assign_
 from trainer.distill.teacher.torch_author import open_generate
 from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.model.families import FAMILIES
+from trainer.planning.teachers import ForwardSize
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
@@ -65,7 +66,7 @@ def test_torch_gives_the_logits_of_transformers(tiny: Tiny, model_type: str) -> 
 def test_openvino_refuses_in_one_line_before_it_loads_anything(tiny: Tiny, model_type: str) -> None:
     reason = "is a mixture of experts" if model_type in SPARSE else "has recurrent layers"
     with pytest.raises(InputError, match=rf"{reason}.*; use --engine torch$") as refused:
-        engine_kind("openvino").open(tiny.model(model_type), "float32", CPU)
+        engine_kind("openvino").open(tiny.model(model_type), "float32", CPU, ForwardSize(64, 64))
     assert "\n" not in str(refused.value)
 
 

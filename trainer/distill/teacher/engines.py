@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.model.gguf.source import is_converted, stored_types
+from trainer.planning.teachers import ForwardSize
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ class Engine(Protocol):
 class EngineKind:
     """An engine of the table."""
 
-    open: Callable[[Path, str, Compute], Engine]
-    """Takes the model's folder and the dtype of the forward; raises InputError."""
+    open: Callable[[Path, str, Compute, ForwardSize], Engine]
+    """Takes the model's folder, and the dtype and size of a forward; raises InputError."""
     quantization: str | None
     """Of the weights, as the description of a folder of logits names it; None: the one of the GGUF
     file, without which the engine cannot be."""
@@ -66,19 +67,19 @@ class EngineKind:
     """Whether it computes as transformers does without a proof at each start."""
 
 
-def _torch(model_dir: Path, dtype: str, compute: Compute) -> Engine:
+def _torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize) -> Engine:
     from trainer.distill.teacher.torch_engine import open_torch
 
-    return open_torch(model_dir, dtype, compute)
+    return open_torch(model_dir, dtype, compute, forward)
 
 
-def _openvino(model_dir: Path, dtype: str, compute: Compute) -> Engine:
+def _openvino(model_dir: Path, dtype: str, compute: Compute, _forward: ForwardSize) -> Engine:
     from trainer.distill.teacher.openvino_engine import open_openvino
 
     return open_openvino(model_dir, dtype, compute)
 
 
-def _gguf(model_dir: Path, _dtype: str, compute: Compute) -> Engine:
+def _gguf(model_dir: Path, _dtype: str, compute: Compute, _forward: ForwardSize) -> Engine:
     from trainer.distill.teacher.gguf_engine import open_gguf
 
     return open_gguf(model_dir, compute)

@@ -18,7 +18,7 @@ from trainer.distill.teacher.engines import Engine, engine_kind
 from trainer.distill.teacher.rows import Rows
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.distill.tokenizer.vocabulary import Vocabulary
-from trainer.planning.teachers import BATCH
+from trainer.planning.teachers import BATCH, ForwardSize
 from trainer.replica.backend import Compute
 from trainer.replica.microbatch import Limit, split
 from trainer.system.errors import InputError, NonFiniteError, is_out_of_memory
@@ -162,7 +162,9 @@ def open_teacher(
     if compute.threads is not None:
         torch.set_num_threads(compute.threads)
     there = description.teacher
-    opened = engine_kind(engine or there.engine).open(model_dir, there.dtype, compute)
+    length = description.max_seq_len
+    forward = ForwardSize(max(batch_tokens or BATCH["cpu"], length), length)
+    opened = engine_kind(engine or there.engine).open(model_dir, there.dtype, compute, forward)
     return Teacher(
         opened,
         description.scheme,

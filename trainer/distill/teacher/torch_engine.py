@@ -20,6 +20,8 @@ from trainer.model.architecture import parse_architecture
 from trainer.model.families import left_to_transformers
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.planning.memory import LOGIT_ELEMENTS
+from trainer.planning.model_config import read_shape
+from trainer.planning.teachers import ForwardSize, forward_bytes
 from trainer.replica.backend import (
     Compute,
     UnusableError,
@@ -118,21 +120,49 @@ def warn_if_from_disk(model: Path, mapped: int, free: int) -> None:
         )
 
 
-def check_room(model_dir: Path, dtype: torch.dtype) -> None:
-    """Check that the weights fit the main memory as far as they are not mapped.
+def needed_bytes(model_dir: Path, dtype: torch.dtype, forward: ForwardSize | None) -> int:
+    """Return the least main memory that a teacher runs in on the CPU, as `launch plan` counts it.
+
+    Weights that are not mapped, a forward's tensors, and of mapped weights those in use at a time.
+    """
+    loaded, mapped = weight_bytes(model_dir, dtype)
+    if forward is None:
+        return loaded
+    try:
+        shape = read_shape(model_dir)
+    except InputError:  # transformers may compute what is not planned
+        return loaded
+    at_a_time = shape.layer_parameters - shape.layer_experts + shape.table_parameters
+    working = forward_bytes(shape, "cpu", forward.tokens, dtype.itemsize, forward.length)
+    return loaded + min(mapped, at_a_time * dtype.itemsize) + working
+
+
+def check_room(model_dir: Path, dtype: torch.dtype, forward: ForwardSize | None = None) -> None:
+    """Check that the weights fit the main memory as far as they are not mapped, with a forward.
 
     Raises:
         InputError: they do not; says what would.
     """
-    need, mapped = weight_bytes(model_dir, dtype)
+    need, (_, mapped) = needed_bytes(model_dir, dtype, forward), weight_bytes(model_dir, dtype)
     free = free_memory(psutil.virtual_memory().available)
     if need <= free:
         warn_if_from_disk(model_dir, mapped, free - need)
         return
     name = str(dtype).removeprefix("torch.")
     other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
-    less, _ = weight_bytes(model_dir, other)
-    if less <= free:
+    less = needed_bytes(model_dir, other, forward)
+    smaller = forward and next(
+        (
+            tokens
+            for tokens in (forward.tokens >> halvings for halvings in range(1, 16))
+            if tokens >= forward.length
+            and needed_bytes(model_dir, dtype, forward._replace(tokens=tokens)) <= free
+        ),
+        None,
+    )
+    if smaller:
+        told = f"--batch-tokens {smaller} fits"
+    elif less <= free:
         told = f"--dtype {str(other).removeprefix('torch.')} needs {less / 1e9:.1f} GB"
     elif any(map(_EXPERT.search, read_headers(model_dir))):
         told = "take a host with more memory, or a smaller teacher"
@@ -166,8 +196,14 @@ def _is_computed_here(model_dir: Path) -> bool:
     return left_to_transformers(tree) is None
 
 
-def open_torch(model_dir: Path, dtype: str, compute: Compute) -> TorchEngine:
+def open_torch(
+    model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize | None = None
+) -> TorchEngine:
     """Load a teacher on CUDA if that works, else on the CPU.
+
+    Args:
+        forward: counted on the CPU, whose kernel kills what exceeds a limit; None: the weights
+            alone are.
 
     Raises:
         InputError: the model cannot be loaded.
@@ -184,7 +220,7 @@ def open_torch(model_dir: Path, dtype: str, compute: Compute) -> TorchEngine:
             " folder of its own, is two to three times as fast"
         )
     if device == "cpu":
-        check_room(model_dir, getattr(torch, dtype))
+        check_room(model_dir, getattr(torch, dtype), forward)
     return TorchEngine(model_dir, getattr(torch, dtype), device)
 
 
