@@ -1,13 +1,11 @@
-"""Workers on one remote host: bytes on its uplink, by the codec's formula and against one worker.
+"""A worker on a remote host: bytes on its interface against the codec's formula.
 
     python benchmarks/exchange_uplink.py [--megabytes 5.3] [--codec fp32] [--rate 1000] [--steps 40]
 
-The coordinator and the workers run in two network namespaces, as real processes with mutual TLS.
+The coordinator and the worker run in two network namespaces, as real processes with mutual TLS.
 Counted are the bytes that the remote host sends and receives in so many steps, with the headers of
-every packet, acknowledgements and heartbeats: of one worker, and of two with and without
-`exchange.sum_on_host`. Averages still go to each worker. It is counted while all workers wait
-before they send, and not after the last step, which is settled, and so in bf16 with a lossy codec.
-Needs root.
+every packet, acknowledgements and heartbeats. It is counted while the worker waits before it sends,
+and not after the last step, which is settled, and so in bf16 with a lossy codec. Needs root.
 JSON: benchmarks/results/exchange_uplink.json.
 """
 
@@ -16,7 +14,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from exchange import CODECS, USUAL, elements_of, encoded_bytes
@@ -29,11 +26,10 @@ from benchmarks.compare.network import ShapedNetwork, missing
 
 WARM_UP = 5
 REST = 2
-"""Steps that are not counted at the end: the one that all wait in, and the last."""
-TARGET = 1.02
+"""Steps that are not counted at the end: the one that it waits in, and the last."""
 OVERHEAD = 1.06
 NEAR, FAR = 0, 1
-"""The coordinator's host, and the workers'."""
+"""The coordinator's host, and the worker's."""
 
 
 def main() -> int:
@@ -53,7 +49,7 @@ def main() -> int:
         ShapedNetwork(2, options.rate * 10**6) as network,
         tempfile.TemporaryDirectory() as scratch,
     ):
-        write_certificates(Path(scratch), 2, [network.address(NEAR), network.address(FAR)])
+        write_certificates(Path(scratch), 1, [network.address(NEAR), network.address(FAR)])
         for codec in options.codec or list(USUAL):
             spec = MemberSpec(
                 role="worker",
@@ -66,8 +62,8 @@ def main() -> int:
                 tls=scratch,
                 settings={"exchange.codec": codec, "exchange.shares": "equal"},
             )
-            one = traffic(network, spec, 1, together=False)
-            for what, bytes_ in zip(("sent", "received"), one, strict=True):
+            found = traffic(network, spec)
+            for what, bytes_ in zip(("sent", "received"), found, strict=True):
                 report.add(
                     Ratio(
                         f"{codec}, one worker, bytes {what}",
@@ -77,16 +73,6 @@ def main() -> int:
                     ),
                     bytes_a_step=round(bytes_ / options.steps),
                 )
-            for together in (True, False):
-                two = traffic(network, spec, 2, together=together)
-                name = f"{codec}, two workers, " + ("summed there" if together else "each its own")
-                for what, few, many in zip(("sent", "received"), one, two, strict=True):
-                    wanted = TARGET if together and what == "sent" else None
-                    report.add(
-                        Ratio(f"{name}, bytes {what}", many / few, "one worker's", target=wanted),
-                        bytes_a_step=round(many / options.steps),
-                        of_the_gradient=round(many / due(spec, codec), 4),
-                    )
     return report.write()
 
 
@@ -95,30 +81,20 @@ def due(spec: MemberSpec, codec: str) -> int:
     return (spec.steps - WARM_UP - REST) * encoded_bytes(codec, spec.elements)
 
 
-def traffic(
-    network: ShapedNetwork, spec: MemberSpec, workers: int, *, together: bool
-) -> tuple[int, int]:
+def traffic(network: ShapedNetwork, spec: MemberSpec) -> tuple[int, int]:
     """Return the bytes that the remote host sent and received, of all steps that are counted."""
-    settings = spec.settings | {"exchange.sum_on_host": together}
-    spec = replace(spec, workers=workers, settings=settings)
-    before, done, waiting = (0, 0), 0, set[int]()
+    before, done = (0, 0), 0
     with LocalCluster() as cluster:
         port = cluster.start_coordinator(spec.as_coordinator(), network.inside(NEAR))
-        for rank in range(workers):
-            cluster.start_worker(spec.as_worker(rank, port), network.inside(FAR))
+        cluster.start_worker(spec.as_worker(0, port), network.inside(FAR))
         for _, event in cluster.events(timeout=120):
             if event["event"] != "ready":
-                continue
-            waiting.add(event["rank"])
-            if len(waiting) < workers:
                 continue
             if done == WARM_UP:
                 before = network.counted(FAR)
             elif done == spec.gated - 1:
                 break
-            for rank in waiting:
-                cluster.tell(f"worker {rank}", "go")
-            waiting.clear()
+            cluster.tell("worker 0", "go")
             done += 1
         after = network.counted(FAR)
     return after[0] - before[0], after[1] - before[1]

@@ -264,7 +264,6 @@ def work(spec: MemberSpec) -> None:
         codec=config.exchange.codec,
         folder=Path(spec.tls) / f"rank-{spec.rank}" if spec.tls else None,
         patience=30.0,
-        sum_on_host=config.exchange.sum_on_host,
         rounds=config.exchange.has_rounds,
     )
     rounds = partial(InnerSteps, replica, config.optimizer)

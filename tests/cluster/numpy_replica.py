@@ -159,25 +159,16 @@ class FaultyClient(WorkerClient):
         if isinstance(message, ShardResult) and self.faults.die == [str(step), "uploaded"]:
             self._die()
 
-    def _post(self, session: Session, frames: Iterable[Frame], carrier: int | None = None) -> None:
-        link = self._link
-        if carrier is not None and self._neighbours:
-            link = self._neighbours._link
-        super()._post(session, self._halved(frames, link), carrier)
+    def _post(self, session: Session, frames: Iterable[Frame]) -> None:
+        super()._post(session, self._halved(frames))
 
-    def _transmit(self, session: Session, frames: Iterable[Frame]) -> None:
-        """Also halve what this worker sends for its whole host."""
-        if self._neighbours and self._neighbours._carrier:
-            frames = self._halved(frames, self._link)
-        super()._transmit(session, frames)
-
-    def _halved(self, frames: Iterable[Frame], link: Link | None) -> Iterable[Frame]:
+    def _halved(self, frames: Iterable[Frame]) -> Iterable[Frame]:
         if not self._halve:
             return frames
         whole = list(frames)
         if all(frame.type not in TENSOR_TYPES for frame in whole):
             return whole
-        fault = self.faults.half[1]
+        fault, link = self.faults.half[1], self._link
         self._halve, self.faults.half = False, None
         return halves(whole, lambda: fail(fault, link))
 
@@ -248,7 +239,6 @@ def main() -> int:
             codec=settings.exchange.codec,
             folder=flags.tls,
             patience=settings.exchange.join_deadline,
-            sum_on_host=settings.exchange.sum_on_host,
             rounds=settings.exchange.has_rounds,
         )
 

@@ -128,8 +128,6 @@ class Cluster:
         self.config: dict[str, Any] = {}
         self.shared_memory = True
         """Whether workers may hand over gradients in shared memory, or use TCP."""
-        self.sum_on_host = False
-        """Whether workers that do not share memory with the coordinator send one gradient."""
         self.certified = False
         """Whether every process gets its certificate, and so TLS where memory is not shared."""
         self.configure()
@@ -150,7 +148,6 @@ class Cluster:
                 "hash_every": 1,
                 "join_deadline": PATIENCE,
                 "shared_memory": self.shared_memory,
-                "sum_on_host": self.sum_on_host,
             },
             "checkpoint": {"every": 4, "keep_last": 100},
         }

@@ -54,17 +54,10 @@ class ExchangeUnderFaults(RuleBasedStateMachine):
         codec=st.sampled_from(["fp32", "bf16"]),
         shares=st.sampled_from(["equal", "measured"]),
         careless=st.booleans(),
-        together=st.sampled_from([(), (1, 2), (0, 1, 2, 3), "rounds", "both"]),
+        schedule=st.sampled_from(["steps", "rounds", "both"]),
     )
-    def begin(
-        self, codec: str, shares: str, careless: bool, together: tuple[int, ...] | str
-    ) -> None:
-        """Workers of one host that send one gradient, or rounds: a run has not both."""
-        hosts = () if isinstance(together, str) else together
-        schedule = together if isinstance(together, str) else "steps"
-        self.cluster = SimulatedCluster(
-            problem(codec, shares, schedule), workers=4, expect=3, together=hosts
-        )
+    def begin(self, codec: str, shares: str, careless: bool, schedule: str) -> None:
+        self.cluster = SimulatedCluster(problem(codec, shares, schedule), workers=4, expect=3)
         self.cluster.workers[3].alive = False
         for worker in self.cluster.workers:
             worker.careless = careless
@@ -88,11 +81,6 @@ class ExchangeUnderFaults(RuleBasedStateMachine):
     @rule(rank=RANKS, count=BYTES)
     def deliver_down(self, rank: int, count: int | None) -> None:
         self.cluster.deliver_down(self.cluster.workers[rank], count)
-
-    @rule(rank=RANKS, count=BYTES)
-    def talk_within_the_host(self, rank: int, count: int | None) -> None:
-        if self.serving:
-            self.cluster.host.talk(self.cluster.workers[rank], count)
 
     @rule(rank=RANKS, pieces=st.integers(1, 6))
     def work(self, rank: int, pieces: int) -> None:
@@ -136,10 +124,6 @@ class ExchangeUnderFaults(RuleBasedStateMachine):
     def connection_breaks(self, rank: int, count: int) -> None:
         if self.serving:
             self.cluster.drop(self.cluster.workers[rank], count)
-
-    @rule(rank=RANKS)
-    def carrier_is_cut_off(self, rank: int) -> None:
-        self.cluster.host.cut(self.cluster.workers[rank])
 
     @rule(rank=RANKS, mute=st.booleans())
     def worker_keeps_its_proofs_to_itself(self, rank: int, mute: bool) -> None:

@@ -42,18 +42,10 @@ class LossyExchangeUnderFaults(ExchangeUnderFaults):
         codec=st.sampled_from(["auto", "int8", "int4"]),
         shares=st.sampled_from(["equal", "measured"]),
         careless=st.booleans(),
-        together=st.sampled_from([(), (1, 2), (0, 1, 2, 3), "both"]),
+        schedule=st.sampled_from(["steps", "both"]),
     )
-    def begin(
-        self, codec: str, shares: str, careless: bool, together: tuple[int, ...] | str
-    ) -> None:
-        hosts, schedule = (), "steps"
-        if isinstance(together, str):
-            schedule = together
-        else:
-            hosts = together
-        run = problem(codec, shares, schedule)
-        self.cluster = LossyCluster(run, workers=4, expect=3, together=hosts)
+    def begin(self, codec: str, shares: str, careless: bool, schedule: str) -> None:
+        self.cluster = LossyCluster(problem(codec, shares, schedule), workers=4, expect=3)
         self.cluster.workers[3].alive = False
         for worker in self.cluster.workers:
             worker.careless = careless

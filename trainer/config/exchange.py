@@ -23,7 +23,6 @@ RING_NOTE = (
 _STAR_ONLY: dict[str, tuple[Any, str]] = {
     "codec": ("fp32", "sums without a coordinator, and nothing decodes on the way"),
     "schedule": ("steps", "has no coordinator, which rounds need"),
-    "sum_on_host": (False, "sums between neighbours already"),
 }
 _OF_RANKS = frozenset({"topology", "hash_every", "join_deadline"})
 """The settings of the exchange that ranks without a coordinator follow."""
@@ -131,8 +130,6 @@ class ExchangeConfig(RoundSettings):
     """What to do about an outlier: log it, or also halt the run before the update."""
     shared_memory: bool = True
     """Whether workers on the coordinator's host hand over gradients in shared memory (Linux)."""
-    sum_on_host: bool = False
-    """Whether workers of one other host add up their gradients there and send one (Linux)."""
 
     @property
     def in_ring(self) -> bool:
@@ -148,8 +145,6 @@ class ExchangeConfig(RoundSettings):
             raise ValueError("shares must not be a list with topology ring: its workers are equal")
         if self.lost_after <= 2 * self.heartbeat:
             raise ValueError("lost_after must be more than twice heartbeat")
-        if self.sum_on_host and self.has_rounds:
-            raise ValueError("sum_on_host needs schedule steps: a round already sends little")
         return self
 
     def check_ranks(self) -> None:

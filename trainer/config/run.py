@@ -64,7 +64,6 @@ MEMBERS_MAY_DIFFER = (
     "exchange.alarm_factor",
     "exchange.outliers",
     "exchange.shared_memory",
-    "exchange.sum_on_host",
     "exchange.topology",
     "checkpoint",
     "parallel",

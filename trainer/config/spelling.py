@@ -59,8 +59,10 @@ EXPLAINED = {
     " that computes a sample, and so on the shares",
     "neftune_noise_alpha": "embeddings get no noise: which numbers it adds would depend on the"
     " device that computes a sample, and so on the shares",
+    "sum_on_host": "workers of one host no longer send one gradient: leave it out, and start equal"
+    " cards of a host as one worker with --strategy ddp",
 }
-"""Settings of other trainers without a counterpart, and why."""
+"""Settings of other trainers and of earlier versions without a counterpart, and why."""
 OF_THE_OPERATOR = {
     "notify": "is not taken from a config, which people share, since it is executed; give your own"
     " command as --notify COMMAND, or in ~/.config/motley/notify.yaml (docs/telling.md)",

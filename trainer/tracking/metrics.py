@@ -35,7 +35,6 @@ EventKind = Literal[
     "redealt",
     "residual_lost",
     "codec",
-    "carried",
     "verified",
     "diverged",
     "unproved",
@@ -166,5 +165,5 @@ def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if isinstance(value, Mapping):
             tag = name.removeprefix("worker_")
             yield from ((f"{tag}/rank_{rank}", part) for rank, part in value.items())
-        elif name not in ("step", "samples", "together") and value is not None:
+        elif name not in ("step", "samples") and value is not None:
             yield name, value

@@ -114,9 +114,10 @@ def test_a_wrong_setting_is_one_line_with_its_path(overrides: dict, message: str
         ),
         ("lora.lora_dropout", "; adapters have no dropout: which numbers it drops would depend"),
         ("training.neftune_noise_alpha", "; embeddings get no noise: which numbers it adds would"),
+        ("exchange.sum_on_host", "; workers of one host no longer send one gradient: leave it out"),
     ],
 )
-def test_what_other_trainers_have_is_explained(key: str, message: str):
+def test_what_other_trainers_and_earlier_versions_have_is_explained(key: str, message: str):
     with pytest.raises(InputError) as caught:
         config(**{key: 8})
     assert message in str(caught.value)

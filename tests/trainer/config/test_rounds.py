@@ -71,8 +71,6 @@ def test_published_rounds_of_500_steps_need_a_run_of_10000():
 
 
 def test_what_rounds_do_not_go_with():
-    with pytest.raises(InputError, match="sum_on_host needs schedule steps"):
-        rounds(exchange__sum_on_host=True)
     with pytest.raises(InputError, match="--distributed has no rounds"):
         rounds().exchange.check_ranks()
     load("quickstart").exchange.check_ranks()

@@ -34,7 +34,6 @@ def test_a_star_is_the_default_and_both_are_the_same_run() -> None:
         ({"exchange__codec": "bf16"}, "codec must be fp32 with topology ring"),
         ({"exchange__codec": "auto"}, "codec must be fp32 with topology ring"),
         ({"exchange__schedule": "rounds"}, "schedule must be steps with topology ring"),
-        ({"exchange__sum_on_host": True}, "sum_on_host must be False with topology ring"),
         ({"exchange__shares": [1, 1, 1, 1]}, "shares must not be a list with topology ring"),
         ({"parallel__data": "fsdp"}, "needs a whole model on each worker: leave parallel out"),
         (

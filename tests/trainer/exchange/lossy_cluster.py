@@ -90,7 +90,6 @@ class Debtor:
         """After the last commit, as the ledger has it."""
         self.encoded: dict[tuple[int, int], tuple[Float64, Float64]] = {}
         """In this step, by shard and block: what it added to what is owed, and rounded off."""
-        self.was_voided = False
 
 
 class LossyCluster(SimulatedCluster):
@@ -175,7 +174,7 @@ class LossyCluster(SimulatedCluster):
     def _watch(self, session: Session) -> None:
         debtor = Debtor(session, self.problem.account.size)
         self.debtors.append(debtor)
-        owed, void = session._owed, session._void
+        owed = session._owed
 
         def watched(
             feedback: ErrorFeedback,
@@ -190,22 +189,15 @@ class LossyCluster(SimulatedCluster):
                 scaled = before * np.float32(shard.batch / batch) if batch else before
                 change = feedback.residuals[index].astype(np.float64) - scaled
                 rounded = np.zeros(gradient.size)
-                if shard.settle and shard.carrier is None:
+                if shard.settle:
                     rounded = _rounded_off(scaled + gradient)
                 account = (change / shard.batch, rounded / shard.batch)
                 debtor.encoded.setdefault((shard.shard, index), account)
                 yield first
                 yield from frames
 
-        def voided(shard: int, blocks: tuple[int, ...]) -> None:
-            debtor.was_voided = True
-            void(shard, blocks)
-            for block in blocks:  # part of it is in what was dealt again
-                assert not debtor.feedback.residuals[block].any()
-
         # As for the coordinator.
         session._owed = watched  # type: ignore[method-assign]
-        session._void = voided  # type: ignore[method-assign]
 
     def _book(self, debtor: Debtor, ledger: Ledger | None) -> bool:
         """Book what the ledger has of a step; return whether that is all that was encoded."""
@@ -248,15 +240,10 @@ class LossyCluster(SimulatedCluster):
             for block in blocks if whole else ():
                 span = self._span(block)
                 residual = debtor.feedback.residuals[block]
-                if settled and not debtor.was_voided:
+                if settled:
                     assert not residual.any(), "a settled step leaves a residual"
                 batch = debtor.feedback.batches[block]
-                if debtor.was_voided:
-                    self.lost[span] += debtor.owed[span] - residual / batch
-                    debtor.owed[span] = residual / batch
                 np.testing.assert_allclose(residual / batch, debtor.owed[span], atol=1e-5)
-            if whole:
-                debtor.was_voided = False
             debtor.encoded.clear()
             if settled:
                 self.lost += debtor.owed

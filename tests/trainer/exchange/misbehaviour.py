@@ -8,14 +8,7 @@ from typing import Any
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from tests.trainer.exchange.simulated_worker import Pipe, SimulatedWorker
 from trainer.exchange.coordinator.ledger import Shard
-from trainer.exchange.protocol.messages import (
-    BlockParts,
-    CarryRequest,
-    Heartbeat,
-    JoinRefused,
-    StepCommit,
-    WeightsReport,
-)
+from trainer.exchange.protocol.messages import Heartbeat, JoinRefused, StepCommit, WeightsReport
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.worker.session import Session, result_message
 
@@ -87,16 +80,8 @@ def _early_result(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
     """Send the result of a shard whose gradients are not here."""
     round_ = cluster.machine.training.round
     shard = _shard(cluster, _session(worker).rank, own=True)
-    if shard and round_ and shard.id in round_.groups:
-        return  # there it may come first
     if round_ and round_.sums and shard and len(round_.ledger.missing(shard.id)) > 1:
         worker.send(result_message(round_.assignment(shard), 1.0, 1, 1, 0.1))
-
-
-def _parts_of_nothing(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
-    """Say what is in a sum that nobody asked for, or something else than is in it."""
-    if shard := _shard(cluster, _session(worker).rank, own=True):
-        worker.send(BlockParts(shard=shard.id, block=0, parts=()))
 
 
 def _old_generation(_: SimulatedCluster, worker: SimulatedWorker) -> None:
@@ -143,8 +128,6 @@ MISBEHAVIOUR: dict[str, Misbehaviour] = {
     "another weight within a block": _weight_within_a_block,
     "a contribution twice": _twice,
     "a result too early": _early_result,
-    "parts of nothing": _parts_of_nothing,
-    "a request to be carried": lambda _, it: it.send(CarryRequest(rank=0, generation=1)),
     "a report ahead": lambda _, it: it.send(WeightsReport(step=1000, digest="x")),
     "a command": _command,
     "a state": lambda _, it: it.post(Frame(MessageType.STATE, bytes(16), _session(it).generation)),

@@ -24,7 +24,6 @@ class SimulatedCluster(SimulatedShell):
                 self.connect(worker)
                 self.deliver_up(worker)
                 self.deliver_down(worker)
-                self.host.talk(worker)
                 if worker.present:
                     worker.step()
             self.check()
@@ -40,7 +39,6 @@ class SimulatedCluster(SimulatedShell):
                 moved |= bool(wire and not wire.cut and not (wire.up.empty and wire.down.empty))
                 self.deliver_up(worker)
                 self.deliver_down(worker)
-                moved |= self.host.talk(worker)
                 moved |= worker.step()
             self.check()
             if not moved:
@@ -62,7 +60,6 @@ class SimulatedCluster(SimulatedShell):
                 if flowing and worker.present:
                     self.deliver_up(worker)
                     self.deliver_down(worker)
-                    self.host.talk(worker)
             for number, since in list(self._closing.items()):
                 if self.now - since > FLUSH and number in self.wires:
                     wire, worker = self.wires[number]

@@ -7,7 +7,6 @@ from typing import Any
 
 from tests.trainer.exchange.bystander import Bystander
 from tests.trainer.exchange.exact_problem import JOB, ExactProblem
-from tests.trainer.exchange.simulated_host import SimulatedHost
 from tests.trainer.exchange.simulated_worker import SimulatedWorker, Wire
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle, Step
@@ -26,23 +25,11 @@ class SimulatedShell:
     puts_off = True
     """Whether every other update waits for the next event, as if links were full at the commit."""
 
-    def __init__(
-        self,
-        problem: ExactProblem,
-        workers: int,
-        expect: int | None = None,
-        together: tuple[int, ...] = (),
-    ) -> None:
-        """Workers whose ranks are in `together` are on one host, and sum up there."""
+    def __init__(self, problem: ExactProblem, workers: int, expect: int | None = None) -> None:
         self.problem = problem
         self.now = 1000.0
         self.expect_workers = workers if expect is None else expect
         self.workers = [SimulatedWorker(problem, rank) for rank in range(workers)]
-        self.host = SimulatedHost()
-        for rank in together:
-            worker = self.workers[rank]
-            worker.host = self.host
-            worker.request = worker.request.model_copy(update={"site": "host"})
         self.wires: dict[int, tuple[Wire, SimulatedWorker]] = {}
         """What is open at the coordinator's end."""
         self.events: list[dict[str, Any]] = []
@@ -113,7 +100,6 @@ class SimulatedShell:
         if wire and not worker.stalled:
             self.deliver_up(worker, delivered)
         worker.alive = worker.stalled = False
-        self.host.leave(worker)
         worker.clear()
         if wire and wire.number in self.wires:
             wire.cut = True
@@ -177,8 +163,6 @@ class SimulatedShell:
                 return
             if answers:
                 wire.up.send(answers)
-            for event in events:
-                wire.up.send(self.host.follow(worker, event))
             worker.events.extend((session, event) for event in events)
         if wire.closing and wire.down.empty:
             self._lose_wire(wire, worker)
@@ -270,7 +254,6 @@ class SimulatedShell:
         wire.cut = True
         if worker.wire is wire:
             worker.wire = worker.session = None
-            self.host.leave(worker)
 
     def _disconnected(self, wire: Wire, reason: str) -> None:
         """End a connection at the coordinator's end."""

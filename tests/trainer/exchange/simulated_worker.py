@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +23,6 @@ from trainer.exchange.worker.session import Admitted, Committed, Event, Session,
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState, weights_digest
 from trainer.optimizer.nesterov import Update
-
-if TYPE_CHECKING:
-    from tests.trainer.exchange.simulated_host import SimulatedHost
 
 Float32 = NDArray[np.float32]
 
@@ -141,8 +137,6 @@ class SimulatedWorker:
         """Whether it takes half of each shard of a round."""
         self.wire: Wire | None = None
         self.session: Session | None = None
-        self.host: SimulatedHost | None = None
-        """Where it meets other workers, if it does."""
         self.heard = self.beat = 0.0
         self.clear()
 
@@ -189,15 +183,6 @@ class SimulatedWorker:
         """Send for a membership; dropped when that membership is gone."""
         if session is self.session and self.wire:
             self.wire.up.send(frames)
-
-    def _hand_over(
-        self, session: Session, shard: ShardAssignment, index: int, gradient: Float32, weight: int
-    ) -> None:
-        """Send a block to the coordinator, to who carries it, or add it to what is carried."""
-        if self.host and (shard.carries or shard.carrier is not None):
-            self.host.hand_over(self, session, shard, index, gradient.copy(), weight)
-        else:
-            self._send(session, session.block(shard, index, gradient, weight))
 
     def _sender(self, session: Session) -> Session | None:
         if not self.careless:
@@ -255,7 +240,7 @@ class SimulatedWorker:
             if self.poison and self.poison[0] == index:
                 gradient[self.poison[1]] = self.poison[2]
             if sender := self._sender(session):
-                self._hand_over(sender, shard, index, gradient, weight)
+                self._send(sender, sender.block(shard, index, gradient, weight))
             gradient[...] = 777.0  # the array is the replica's own: it changes after the call
             yield True
         if self.poison and self.poison[0] == -1:

@@ -13,20 +13,14 @@ from hypothesis import strategies as st
 from tests.trainer.exchange.exact_problem import join_request
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.messages import (
-    BlockParts,
-    CarriedBy,
-    CarryAccepted,
-    CarryRequest,
     HandIn,
     Heartbeat,
     JoinAccepted,
     JoinRefused,
     Leave,
     Message,
-    Part,
     ShardAssignment,
     ShardResult,
-    ShardVoided,
     Shutdown,
     StateLoaded,
     StepCommit,
@@ -66,21 +60,10 @@ ALL: list[Message] = [
         next=ASSIGNMENT,
     ),
     WeightsReport(step=2, digest="ab"),
-    CarriedBy(rank=1, generation=3),
-    CarriedBy(rank=None),
-    BlockParts(
-        shard=4,
-        block=1,
-        parts=(Part(weight=3, norm=0.5, tensor=0), Part(weight=0, norm=None, tensor=1)),
-    ),
-    CarryRequest(rank=2, generation=9),
-    CarryAccepted(rank=1, generation=3),
     HandIn(shard=5, samples=12),
     Heartbeat(),
     Leave(reason="SIGTERM"),
     Shutdown(reason="done", exit_code=0),
-    ShardVoided(shard=4, blocks=(0, 2)),
-    HandIn(shard=4, samples=2),
 ]
 
 

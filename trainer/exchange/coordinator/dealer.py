@@ -10,7 +10,7 @@ from trainer.exchange.coordinator.residuals import Residuals
 from trainer.exchange.coordinator.rounds import Round, RoundTimes
 from trainer.exchange.coordinator.shares import Balancer
 from trainer.exchange.protocol.members import Membership
-from trainer.exchange.protocol.messages import Kind, ShardVoided
+from trainer.exchange.protocol.messages import Kind
 from trainer.exchange.protocol.schedule import StepPlan
 
 
@@ -84,7 +84,7 @@ class Dealer:
             limit = self._balancer.limit(shares)
         columns = 1 + (len(sums.layout.blocks) if sums else 0)
         deadline = now + self._pace.allowance(kind, self._balancer.expected(shares))
-        round_ = Round(
+        return Round(
             kind=kind,
             step=step,
             epoch=epoch,
@@ -95,9 +95,6 @@ class Dealer:
             inner_batch=inner_batch,
             limit=limit,
         )
-        if sums:
-            round_.form_groups(self._membership.ready())
-        return round_
 
     def assign(self, round_: Round, shard: Shard, now: float) -> None:
         """Send a shard to its worker."""
@@ -144,31 +141,3 @@ class Dealer:
         )
         for piece in pieces:
             self.assign(round_, piece, now)
-
-    def dissolve(self, round_: Round, rank: int, now: float) -> None:
-        """Deal the shards of a rank's group again, each to be sent by itself.
-
-        What the carrier sent whole counts. Of the rest nothing does that comes from now on: members
-        cannot know what it had sent, so none of them may send its own part of it. What they owe is
-        in what does not count, and so lost.
-        """
-        shards = [shard for group in round_.groups.values() for shard in group.shards]
-        mine = next((s for s in shards if s.rank == rank), None)
-        if mine is None:
-            return
-        group = round_.groups[mine.id]
-        for shard in group.shards:
-            del round_.groups[shard.id]
-        if round_.ledger.missing(group.carrier.id) in ((), (round_.result_column,)):
-            return  # all gradients are here; a result comes on its own worker's link
-        assert round_.sums is not None
-        missing = round_.ledger.missing(group.carrier.id)
-        blocks = tuple(column for column in missing if column != round_.result_column)
-        for shard in group.shards:
-            round_.sums.forget(shard.id)
-            if member := self._membership.by_rank(shard.rank):
-                member.voided.add(shard.id)
-                self._outbox.send(member, ShardVoided(shard=shard.id, blocks=blocks), round_.step)
-                self._residuals.lost(shard.rank, "its group was dissolved")
-        for shard in group.shards:
-            self.redeal(round_, shard, now)

@@ -149,10 +149,8 @@ class GradientSum:
         if is_layer != (frame.type is MessageType.BLOCK_GRADIENT):
             raise ProtocolError(f"{frame.type.name} for block {frame.block}")
 
-    def add(self, frame: Frame, source: str = "") -> Contribution | None:
+    def add(self, frame: Frame) -> Contribution | None:
         """Take a gradient frame in and return its contribution if that is whole now.
-
-        An error names its `source`, which is the frame's rank unless it is told.
 
         Raises:
             ProtocolError: codec, block, offset, length or weight is wrong.
@@ -177,7 +175,7 @@ class GradientSum:
             assembly.codec.decode(assembly.bytes, values)
             assembly.bytes = _DECODED
             decode = partial(_itself, values)
-        squares = self._check(frame.block, assembly, decode, source or f"rank {frame.rank}")
+        squares = self._check(frame.block, assembly, decode, f"rank {frame.rank}")
         waiting[frame.shard] = assembly
         return Contribution(decode, assembly.weight, squares)
 

@@ -42,7 +42,7 @@ RESUME_PATIENCE = 15.0
 STOP_PATIENCE = 10.0
 """Seconds that a stop waits for the step under way, and for the last proofs of equal weights."""
 _GRADIENTS = (MessageType.BLOCK_GRADIENT, MessageType.NON_BLOCK_GRADIENT)
-_WORK = (MessageType.SHARD_RESULT, MessageType.BLOCK_PARTS, MessageType.HAND_IN)
+_WORK = (MessageType.SHARD_RESULT, MessageType.HAND_IN)
 
 
 class Coordinator:
@@ -246,11 +246,6 @@ class Coordinator:
                 self.training.result(member, result, now)
             case messages.HandIn(shard=shard, samples=samples):
                 self.training.hand_in(member, shard, samples, now)
-            case messages.BlockParts() as parts:
-                self.training.parts(member, parts)
-            case messages.CarriedBy() as carried:
-                self.training.carried_by(member, carried, now)
-                self._check_patience(now)
             case messages.WeightsReport() as report:
                 self.training.audit.answer(member.rank, report)
             case messages.Leave(reason=reason):
@@ -301,7 +296,7 @@ class Coordinator:
         waited, patience = now - self._alone_since, self._settings.join_deadline
         gave_up = waited > patience and not self._joiners.arriving()
         if self.phase == "waiting":
-            complete = len(ready) >= self.expect_workers and self.membership.met(now)
+            complete = len(ready) >= self.expect_workers
             if complete or (self._resumed and ready and waited > min(patience, RESUME_PATIENCE)):
                 self.phase = "running"
                 self.training.begin(now)

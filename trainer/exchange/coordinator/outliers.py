@@ -74,41 +74,17 @@ class Outliers:
             OutlierError: it is an outlier, and the run is to halt for it.
         """
         block = self._layout.blocks[frame.block]
-
-        def tensor() -> str:
-            values = contribution.decode()
-
-            def norm_of(slot: TensorSlot) -> float:
-                part = values[slot.start - block.start : slot.stop - block.start]
-                return float(np.linalg.norm(part.astype(np.float64)))
-
-            return max(block.tensors, key=norm_of).name
-
         norm, weight = contribution.norm, contribution.weight
-        self.check_norm(frame.rank, frame.step, block, norm, weight, tensor)
-
-    def check_norm(
-        self,
-        rank: int,
-        step: int,
-        block: Block,
-        norm: float,
-        weight: int,
-        tensor: Callable[[], str],
-    ) -> None:
-        """Look at the norm of a contribution; `tensor` names what to look at if it is far.
-
-        Raises:
-            OutlierError: it is an outlier, and the run is to halt for it.
-        """
-        if not norm or not weight or self._all_sent(step):
+        if not norm or not weight or self._all_sent(frame.step):
             return
         usual = self._usual[block.index]
         by_weight, by_root = norm / weight, norm / math.sqrt(weight)
         if self._is_far(by_weight, usual.by_weight) and self._is_far(by_root, usual.by_root):
             usual.odd += 1
             if usual.odd < FEWEST:
-                self._report(rank, step + 1, block, tensor(), by_weight, max(usual.by_weight))
+                tensor = _largest_tensor(block, contribution)
+                largest = max(usual.by_weight)
+                self._report(frame.rank, frame.step + 1, block, tensor, by_weight, largest)
                 return
             usual = self._usual[block.index] = _Usual()
         usual.odd = 0
@@ -141,3 +117,14 @@ class Outliers:
             norm=norm,
             largest=largest,
         )
+
+
+def _largest_tensor(block: Block, contribution: Contribution) -> str:
+    """Return the name of the tensor that has the largest norm."""
+    values = contribution.decode()
+
+    def norm_of(slot: TensorSlot) -> float:
+        part = values[slot.start - block.start : slot.stop - block.start]
+        return float(np.linalg.norm(part.astype(np.float64)))
+
+    return max(block.tensors, key=norm_of).name

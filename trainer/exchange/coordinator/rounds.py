@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 
 from trainer.data.metrics import Rewards, reward_scores, sum_confusions, sum_rewards
 from trainer.exchange.coordinator.gradient_sum import GradientSum
-from trainer.exchange.coordinator.host_groups import HostGroup, form_groups
 from trainer.exchange.coordinator.ledger import Ledger, Shard
 from trainer.exchange.protocol.actions import Step
-from trainer.exchange.protocol.members import Member
 from trainer.exchange.protocol.messages import Asked, Kind, ShardAssignment, ShardResult
 from trainer.exchange.protocol.wire import Frame
 from trainer.system.errors import ProtocolError
@@ -33,10 +31,6 @@ class Round:
     weights: dict[int, int] = field(default_factory=dict[int, int])
     """Per shard the weight that its gradients came with; its result must say the same."""
     results: dict[int, ShardResult] = field(default_factory=dict[int, ShardResult])
-    groups: dict[int, HostGroup] = field(default_factory=dict[int, HostGroup])
-    """By shard the group of its host whose gradients come as one; none once it is dissolved."""
-    carriers: dict[int, Shard] = field(default_factory=dict[int, Shard])
-    """By shard of a group, also of one that is dissolved, the shard that its gradients come as."""
     orphans: list[Shard] = field(default_factory=list[Shard])
     """Shards of lost workers that no other worker was there to take."""
     inner_batch: int = 0
@@ -61,7 +55,6 @@ class Round:
         """Return what to tell the worker of a shard."""
         missing = self.ledger.missing(shard.id)
         whole = len(missing) == self.ledger.columns
-        group = self.groups.get(shard.id)
         return ShardAssignment(
             kind=self.kind,
             shard=shard.id,
@@ -70,8 +63,6 @@ class Round:
             start=shard.start,
             stop=shard.stop,
             blocks=None if whole else tuple(c for c in missing if c != self.result_column),
-            carrier=group.carrier.rank if group and group.carrier != shard else None,
-            carries=group.order if group and group.carrier == shard else (),
             batch=sum(dealt.size for dealt in self.ledger.dealt),
             settle=self.sums is not None and self.sums.settled,
             inner_batch=self.inner_batch,
@@ -90,12 +81,7 @@ class Round:
         self.sums.check(frame)
         if not self.ledger.wanted(shard.id, frame.block):
             raise ProtocolError(f"block {frame.block} of shard {shard.id} is here already")
-        group = self.groups.get(shard.id)
-        if group is None:
-            agreed = self.weights.setdefault(shard.id, frame.weight)
-        else:
-            agreed = group.agreed_weight(shard, frame.block)
-        if frame.weight != agreed:
+        if frame.weight != self.weights.setdefault(shard.id, frame.weight):
             raise ProtocolError(f"shard {shard.id}: its blocks differ in weight")
 
     def shortened(self, shard: Shard, samples: int) -> tuple[Shard, Shard]:
@@ -112,44 +98,6 @@ class Round:
         middle = shard.start + samples
         kept = Shard(shard.id, shard.rank, shard.start, middle)
         return kept, Shard(shard.id, shard.rank, middle, shard.stop)
-
-    def form_groups(self, members: list[Member]) -> None:
-        """Let workers of one host send one gradient, before the shards are assigned."""
-        self.groups = form_groups(self.ledger.dealt, members)
-        self.carriers = {shard: group.carrier for shard, group in self.groups.items()}
-
-    def record(self, shard: Shard, block: int) -> None:
-        """Note that a contribution to a block is here whole; a carrier's is that of its group."""
-        group = self.groups.get(shard.id)
-        for part in group.shards if group else (shard,):
-            self.ledger.record(part.id, block)
-
-    def contributions(self, block: int) -> list[Shard]:
-        """Return the shards whose contributions make up a block, in the order of their samples.
-
-        What a carrier sent counts for all of its group, and stands where the first of these does:
-        the bits must not depend on which worker carries.
-        """
-        counting = self.ledger.counting(block)
-        return list(dict.fromkeys(self.carriers.get(shard.id, shard) for shard in counting))
-
-    def together(self) -> list[list[int]]:
-        """Return the ranks of each group, whose sums are added up before all others."""
-        ranks: dict[Shard, list[int]] = {}
-        for shard in self.ledger.dealt:
-            if carrier := self.carriers.get(shard.id):
-                ranks.setdefault(carrier, []).append(shard.rank)
-        return list(ranks.values())
-
-    def owes(self, rank: int) -> bool:
-        """Return whether a rank keeps the round from its end.
-
-        A rank that waits for others of its group does not.
-        """
-        return any(
-            shard.id not in self.groups or self.groups[shard.id].waits_for(shard)
-            for shard in self.ledger.open_shards(rank)
-        )
 
     def counted(self) -> list[ShardResult]:
         """Return the results that count, in the order of their samples."""
@@ -267,7 +215,6 @@ def step_event(
         exchange_ms=1e3 * (hiding[slowest] + exposed),
         exchange_exposed_ms=1e3 * exposed,
         exchange_bytes=round_.sums.bytes_received + sent,
-        together=round_.together() or None,
         codec=codec,
         round_of=round_of,
         watts={

@@ -19,7 +19,7 @@ from trainer.exchange.coordinator.validation import Score, Validation
 from trainer.exchange.coordinator.weight_audit import WeightAudit
 from trainer.exchange.protocol.actions import Save, Settle
 from trainer.exchange.protocol.members import Member, Membership
-from trainer.exchange.protocol.messages import BlockParts, CarriedBy, ShardResult, StepCommit
+from trainer.exchange.protocol.messages import ShardResult, StepCommit
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame
 from trainer.model.layout import GradientLayout
@@ -94,47 +94,19 @@ class Training:
             NonFiniteError: it completes a contribution with a NaN or Inf.
             OutlierError: it completes one that is far too long, and that is to halt the run.
         """
-        if frame.shard in member.voided:
-            return
         round_, shard = self._dealt(member, frame.shard)
         round_.check(shard, frame)
         assert round_.sums is not None
-        group = round_.groups.get(shard.id)
-        contribution = round_.sums.add(frame, group.name if group else "")
+        contribution = round_.sums.add(frame)
         if contribution is None:
             return
-        if group is None and frame.block < len(self.layout.blocks):
+        if frame.block < len(self.layout.blocks):
             self._outliers.check(frame, contribution)
-        round_.record(shard, frame.block)
-        if group and round_.ledger.missing(shard.id) == (round_.result_column,):
-            for held, at in group.held.values():
-                self._book(round_, held, at)
+        round_.ledger.record(shard.id, frame.block)
         if round_.ledger.complete(frame.block):
-            average = round_.sums.average(frame.block, round_.contributions(frame.block))
+            average = round_.sums.average(frame.block, round_.ledger.counting(frame.block))
             for other in self._membership:
                 self._outbox.stream(other, round_.sums.frames(average, other.generation))
-
-    def parts(self, member: Member, message: BlockParts) -> None:
-        """Take in what the shards of a group put into a block that follows.
-
-        Raises:
-            ProtocolError: the member carries no such group.
-            NonFiniteError, OutlierError: as of a gradient.
-        """
-        if message.shard in member.voided:
-            return
-        round_, shard = self._dealt(member, message.shard)
-        group = round_.groups.get(shard.id)
-        if group is None or shard != group.carrier:
-            raise ProtocolError(f"parts of shard {shard.id}, which carries no others")
-        group.announce(message, round_.step, round_.weights, self.layout, self._outliers)
-
-    def carried_by(self, member: Member, message: CarriedBy, now: float) -> None:
-        """Note which worker can carry a member's gradients from the next step on."""
-        self._membership.carry(member, message)
-        self._outbox.emit("carried", rank=member.rank, by=member.carrier)
-        if self.round:
-            self._dealer.dissolve(self.round, member.rank, now)
 
     def hand_in(self, member: Member, shard_id: int, samples: int, now: float) -> None:
         """Take a shard of a round for its first samples alone; others get the rest.
@@ -152,12 +124,8 @@ class Training:
             ProtocolError: the shard is not the member's, or its gradients are not here.
             NonFiniteError: its loss is NaN or Inf.
         """
-        if result.shard in member.voided:
-            return
         round_, shard = self._dealt(member, result.shard)
-        group = round_.groups.get(shard.id)
-        due = round_.ledger.missing(shard.id) == (round_.result_column,)
-        if not due and (group is None or shard.id in group.held):
+        if round_.ledger.missing(shard.id) != (round_.result_column,):
             raise ProtocolError(f"a result of shard {shard.id} out of turn")
         if result.weight != round_.weights.setdefault(shard.id, result.weight):
             raise ProtocolError(f"shard {shard.id}: result and gradients differ in weight")
@@ -170,15 +138,6 @@ class Training:
             what = f"rank {member.rank} computed a loss that is not finite in {samples}"
             raise NonFiniteError.at(round_.step + 1, what)
         self.residuals.reported(member.rank, result.residual)
-        if due:
-            self._book(round_, result, now)
-        elif group:
-            group.held[shard.id] = (result, now)
-
-    def _book(self, round_: Round, result: ShardResult, now: float) -> None:
-        """Count a result that came at `now`, all gradients of its shard being here."""
-        shard = round_.ledger.shard(result.shard)
-        assert shard is not None
         round_.results[shard.id] = result
         round_.ledger.record(shard.id, round_.result_column)
         # What was dealt again waited for the member's own shard first: that is not its overhead.
@@ -238,7 +197,6 @@ class Training:
         self.audit.lost(member.rank)
         self.residuals.lost(member.rank, "its worker was lost")
         if self.round and member.ready:
-            self._dealer.dissolve(self.round, member.rank, now)
             for shard in self.round.ledger.open_shards(member.rank):
                 if self.round.sums:
                     self.round.sums.forget(shard.id)
@@ -254,7 +212,8 @@ class Training:
         ]
         if self.round is not None and now > self.round.deadline:
             reason = "its shard was not done within the step's deadline"
-            if slow := [(m, reason) for m in self._membership.ready() if self.round.owes(m.rank)]:
+            open_shards, ready = self.round.ledger.open_shards, self._membership.ready()
+            if slow := [(member, reason) for member in ready if open_shards(member.rank)]:
                 self.pace.missed()
             late += [(member, why) for member, why in slow if member.rank not in unproved]
         return late

@@ -82,8 +82,6 @@ class Step:
     worker's computing."""
     samples: Sequence[Sequence[int]]
     """The samples that counted, as [rank, start, stop] in the epoch's order: the ledger."""
-    together: Sequence[Sequence[int]] | None = None
-    """The ranks of each host that was to send one gradient: their sums are added up first."""
     ce: float | None = None
     """Mean cross-entropy of a student with the text, in nats."""
     kl: float | None = None

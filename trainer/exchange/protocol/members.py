@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.exchange.protocol.messages import CarriedBy, JoinRequest
+from trainer.exchange.protocol.messages import JoinRequest
 from trainer.exchange.protocol.state_transfer import Delivery
 from trainer.system.errors import ProtocolError, RefusedError
 
 MAX_DIVERGED = 3
 """Times a rank may prove other weights than ours before it stays out."""
-
-
-MEETING = 5.0
-"""Seconds that the workers of a host have to find each other before a run begins without that."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +38,6 @@ class Member:
     """The membership epoch in which it came; frames of an earlier one are fenced off."""
     request: JoinRequest
     last_heard: float
-    since: float = 0.0
-    """When it was let in."""
     delivery: Delivery = field(default_factory=Delivery)
     """The state that it is sent, and what waits behind it."""
     proved: bool = False
@@ -55,10 +48,6 @@ class Member:
     """Whether it also caught up with the run since, and may be dealt samples."""
     samples: int = 0
     """Its share of the current step."""
-    carrier: int | None = None
-    """The rank on its host that can send its gradients together with its own."""
-    voided: set[int] = field(default_factory=set[int])
-    """Shards that it computes in vain: they were dealt again when its group was dissolved."""
     idle: bool = False
     """Whether it gets no samples because it would slow the step down."""
 
@@ -150,26 +139,10 @@ class Membership:
                 f"rank {rank} has already joined, from {taken.request.host}", retry=True
             )
         self.generation += 1
-        member = Member(link, rank, self.generation, request, now, since=now)
+        member = Member(link, rank, self.generation, request, now)
         self._members[rank] = self._by_link[link] = member
         self._sort()
         return member
-
-    def carry(self, member: Member, message: CarriedBy) -> None:
-        """Note which member can carry the gradients of another; none if that one is gone."""
-        carrier = None if message.rank is None else self.by_rank(message.rank)
-        here = carrier and carrier is not member and carrier.generation == message.generation
-        member.carrier = message.rank if here else None
-
-    def met(self, now: float) -> bool:
-        """Return whether the workers of each host have found each other, or had the time to.
-
-        A run that begins before adds up its first steps in another way than one that begins after.
-        """
-        alone = Counter(m.request.site for m in self.ready() if m.carrier is None)
-        del alone[""]
-        late = all(now - member.since > MEETING for member in self.ready())
-        return late or all(count == 1 for count in alone.values())
 
     def bar(self, member: Member, seconds: float) -> str:
         """Keep a rank out that cannot catch up, and return why."""
@@ -197,9 +170,6 @@ class Membership:
         del self._members[member.rank], self._by_link[member.link]
         self._sort()
         self.generation += 1
-        for other in self:
-            if other.carrier == member.rank:
-                other.carrier = None
 
     def _sort(self) -> None:
         self._by_rank = tuple(self._members[rank] for rank in sorted(self._members))

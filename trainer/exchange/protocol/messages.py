@@ -77,8 +77,6 @@ class JoinRequest(Message):
     """Why no earlier backend of the chain serves; empty for the first."""
     transport: Line = ""
     """How it is connected, for the log."""
-    site: Line = ""
-    """Workers that say the same here will find each other; empty if it does not look for any."""
 
 
 class JoinAccepted(Message):
@@ -132,10 +130,6 @@ class ShardAssignment(Message):
     stop: Count
     blocks: tuple[Count, ...] | None = None
     """Only these blocks are still missing (a re-dealt shard); None for all."""
-    carrier: Rank | None = None
-    """The worker of the same host that the gradients go to; None for the coordinator."""
-    carries: tuple[tuple[Rank, Count], ...] = ()
-    """[rank, shard] of the gradients to add up and send as one, its own too, in this order."""
     batch: Count = 0
     """Samples of the whole step."""
     settle: bool = False
@@ -146,15 +140,6 @@ class ShardAssignment(Message):
     """Of a round: seconds after which no further inner step is begun; None for no limit."""
     asked: Asked | None = None
     """What there is to `answer`."""
-
-
-class ShardVoided(Message):
-    """A shard of the worker's group was dealt again: anything sent for it no longer counts."""
-
-    type = MessageType.SHARD_VOIDED
-    shard: Count
-    blocks: tuple[Count, ...]
-    """Those that had not come."""
 
 
 class HandIn(Message):
@@ -215,52 +200,6 @@ class WeightsReport(Message):
     digest: Text
 
 
-class CarriedBy(Message):
-    """A worker can hand its gradients to another one of its host, or can no longer."""
-
-    type = MessageType.CARRIED_BY
-    rank: Rank | None
-    generation: Count = 0
-    """Of the carrier's membership: news of an earlier one is void."""
-
-
-class Part(BaseModel):
-    """The contribution of one shard to a block that its carrier sends."""
-
-    model_config = _STRICT
-    weight: Count
-    norm: Size | None
-    """The L2 norm of the shard's sum; None if it holds a NaN or Inf."""
-    tensor: Count
-    """The tensor of the block with the largest norm, or the first NaN or Inf."""
-
-
-class BlockParts(Message):
-    """A block follows that is the sum of several shards: what each put in, as `carries` says."""
-
-    type = MessageType.BLOCK_PARTS
-    shard: Count
-    """The carrier's own."""
-    block: Count
-    parts: tuple[Part, ...]
-
-
-class CarryRequest(Message):
-    """A worker asks another one of its host to send its gradients with its own."""
-
-    type = MessageType.CARRY_REQUEST
-    rank: Rank
-    generation: Count
-
-
-class CarryAccepted(Message):
-    """The carrier will, for as long as this membership of its own lasts."""
-
-    type = MessageType.CARRY_ACCEPTED
-    rank: Rank
-    generation: Count
-
-
 class Heartbeat(Message):
     """Still here."""
 
@@ -290,15 +229,10 @@ _BY_TYPE: dict[MessageType, type[Message]] = {
         JoinRefused,
         StateLoaded,
         ShardAssignment,
-        ShardVoided,
         HandIn,
         ShardResult,
         StepCommit,
         WeightsReport,
-        CarriedBy,
-        BlockParts,
-        CarryRequest,
-        CarryAccepted,
         Heartbeat,
         Leave,
         Shutdown,

@@ -17,7 +17,7 @@ import numpy as np
 from trainer.system.errors import ProtocolError
 
 MAGIC = b"MTLY"
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_CONTROL = 64 * 1024
 """Bytes of the largest control message, and of anything before a peer is admitted."""
 MAX_PAYLOAD = 1024 * 1024
@@ -57,12 +57,7 @@ class MessageType(IntEnum):
     HEARTBEAT = 14
     LEAVE = 15
     SHUTDOWN = 16
-    CARRIED_BY = 17
-    BLOCK_PARTS = 18
-    CARRY_REQUEST = 19
-    CARRY_ACCEPTED = 20
-    SHARD_VOIDED = 21
-    HAND_IN = 22
+    HAND_IN = 17
 
 
 _TYPES = {int(kind): kind for kind in MessageType}

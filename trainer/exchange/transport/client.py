@@ -25,8 +25,6 @@ from trainer.exchange.protocol.messages import JoinRequest, Message, ShardAssign
 from trainer.exchange.protocol.wire import Frame, IncompatibleError, run_tag
 from trainer.exchange.transport import same_host, tls
 from trainer.exchange.transport.link import FLUSH, Link
-from trainer.exchange.transport.neighbours import Neighbours
-from trainer.exchange.transport.shared_memory import supported
 from trainer.exchange.transport.sockets import HANDSHAKE, connect, shake_hands
 from trainer.exchange.worker.session import Event, Session
 from trainer.model.layout import GradientLayout
@@ -55,12 +53,11 @@ class WorkerClient:
         codec: str,
         folder: Path | None,
         patience: float,
-        sum_on_host: bool = False,
         rounds: bool = False,
     ) -> None:
         """Connect to `address`; give up after `patience` seconds without the coordinator.
 
-        With `sum_on_host` the workers of this host send one gradient; for `rounds` see `Session`.
+        For `rounds` see `Session`.
         """
         host, _ = address
         if folder is None and not tls.is_loopback(host):
@@ -77,12 +74,6 @@ class WorkerClient:
         self._sizes = AgreedCodec(codec, layout.doubled if rounds else layout).largest()
         self._context = tls.context(folder, server=False) if folder else None
         self._patience = patience
-        name = same_host.carrier_name(address, self._tag)
-        self._neighbours = (
-            Neighbours(name, self._tag, layout, self._transmit, self._fail)
-            if sum_on_host and supported()
-            else None
-        )
         self._events: queue.SimpleQueue[tuple[Session | None, Event | Exception | None]]
         self._events = queue.SimpleQueue()
         self._session: Session | None = None
@@ -120,14 +111,8 @@ class WorkerClient:
 
         What needs error feedback is encoded by the thread, when the link has room for it.
         """
-        session = self._current()
-        if session is None:
-            return
-        if self._neighbours and shard.carries:
-            words = (session, shard, index, gradient.copy(), weight)
-            self._loop.call_soon_threadsafe(self._neighbours.add, *words)
-        else:
-            self._post(session, session.block(shard, index, gradient, weight), shard.carrier)
+        if session := self._current():
+            self._post(session, session.block(shard, index, gradient, weight))
 
     def send(self, message: Message, step: int) -> None:
         """Queue a result or a report."""
@@ -149,12 +134,8 @@ class WorkerClient:
         """Return the membership that the loop works for, unless it is gone."""
         return self._served if self._served is self._session else None
 
-    def _post(self, session: Session, frames: Iterable[Frame], carrier: int | None = None) -> None:
-        if carrier is not None and self._neighbours:
-            hand_over = self._neighbours.hand_over
-            self._loop.call_soon_threadsafe(hand_over, session, carrier, frames)
-        else:
-            self._loop.call_soon_threadsafe(self._transmit, session, frames)
+    def _post(self, session: Session, frames: Iterable[Frame]) -> None:
+        self._loop.call_soon_threadsafe(self._transmit, session, frames)
 
     # The thread's side
 
@@ -190,8 +171,6 @@ class WorkerClient:
                     self._fail(RefusedError(f"{self._where}: TLS failed: {reason}"))
                     return
             finally:
-                if self._neighbours:
-                    await self._neighbours.leave()
                 self._session = self._link = None
             if self._over:
                 return
@@ -248,9 +227,7 @@ class WorkerClient:
             self._end_link(refusal)
             return
         link.admit()
-        shared = link.transport == messages.SHARED_MEMORY
-        site = same_host.site() if self._neighbours and not shared else ""
-        request = self._request.model_copy(update={"transport": link.transport, "site": site})
+        request = self._request.model_copy(update={"transport": link.transport})
         self._session = Session(request, self._layout, self._codec, self._rounds)
         link.send([self._session.hello()])
 
@@ -261,7 +238,6 @@ class WorkerClient:
 
     def _frame(self, link: Link, frame: Frame) -> None:
         assert self._session is not None
-        admitted = self._session.accepted is not None
         try:
             events, answers = self._session.receive(frame)
         except RefusalError as refusal:
@@ -271,11 +247,6 @@ class WorkerClient:
         self._last_heard = time.monotonic()
         if answers:
             link.send(answers)
-        if self._neighbours:
-            if self._session.accepted and not admitted and self._session.request.site:
-                self._neighbours.join(self._session)
-            for event in events:
-                self._neighbours.follow(event)
         for event in events:
             if isinstance(event, Shutdown):
                 self._over = True

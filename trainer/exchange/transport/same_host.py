@@ -2,22 +2,19 @@
 
 The socket has an abstract name: no file, seen only inside its network namespace, and it
 ends with the process. Both ends must run as the same user, which the kernel reports to each; that
-user could read the keys of TLS and the memory of both processes anyway. The listening process, the
-coordinator or the worker that carries the gradients of its host, then passes the descriptors of
-shared memory. If anything fails here, TCP to the coordinator is used.
+user could read the keys of TLS and the memory of both processes anyway. The coordinator then passes
+the descriptors of shared memory. If anything fails here, TCP is used.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import socket
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.shared_memory import Averages, WorkerEnd, supported
@@ -95,15 +92,9 @@ async def connect(
 ) -> tuple[socket.socket, WorkerEnd] | None:
     """Return a connection to the coordinator if it runs on this host, as the same user."""
     host, port = address
-    if not await _is_here(host):
+    if not supported() or not await _is_here(host):
         return None
-    return await connect_to(socket_name(port, run), sizes)
-
-
-async def connect_to(name: bytes, sizes: Sequence[int]) -> tuple[socket.socket, WorkerEnd] | None:
-    """Return a connection to the process of this user that listens at a name, if there is one."""
-    if not supported():
-        return None
+    name = socket_name(port, run)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     received: list[int] = []
     try:
@@ -132,20 +123,6 @@ async def connect_to(name: bytes, sizes: Sequence[int]) -> tuple[socket.socket, 
 def socket_name(port: int, run: int) -> bytes:
     """Return the name under which this user's coordinator of a run is found."""
     return b"\0motley-%d-%d-%08x" % (os.geteuid(), port, run)
-
-
-def carrier_name(address: tuple[str, int], run: int) -> bytes:
-    """Return the name under which this user's carrier among a coordinator's workers is found."""
-    place = hashlib.blake2b(f"{address[0]}:{address[1]}".encode(), digest_size=8).hexdigest()
-    return b"\0motley-%d-carrier-%s-%08x" % (os.geteuid(), place.encode(), run)
-
-
-def site() -> str:
-    """Return what processes have in common that can find each other: host, network and user."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-    network = Path("/proc/self/ns/net").stat().st_ino
-    place = f"{boot} {network} {os.geteuid()}"
-    return hashlib.blake2b(place.encode(), digest_size=16).hexdigest()
 
 
 def _same_user(connection: socket.socket) -> bool:

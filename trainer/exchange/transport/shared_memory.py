@@ -228,11 +228,7 @@ class WorkerEnd:
         if self._taken is not None:
             self._taken[0] = self._found
         if frame.type is MessageType.STEP_COMMIT:
-            self.release()
-
-    def release(self) -> None:
-        """Let all places be written again: the step is over."""
-        self._used.clear()
+            self._used.clear()
 
     def close(self) -> None:
         """Forget both regions; averages that are still to be read stay readable."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trainer.data.metrics import Rewards
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
-from trainer.exchange.protocol.codecs import Bytes, Codec, Fp32
+from trainer.exchange.protocol.codecs import Bytes, Codec
 from trainer.exchange.protocol.compression.choice import AgreedCodec
 from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol.members import RefusalError
@@ -29,7 +29,6 @@ from trainer.system.received import LARGEST_FLOAT
 
 Float32 = NDArray[np.float32]
 
-_EXACT = Fp32()
 _AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT)
 
 
@@ -114,9 +113,6 @@ class Session:
             case ShardAssignment() as shard:
                 self._dealt[shard.shard] = shard
                 return [shard], []
-            case messages.ShardVoided(shard=number, blocks=blocks):
-                self._void(number, blocks)
-                return [], []
             case Shutdown() as end:
                 return [end], []
             case other:
@@ -127,8 +123,7 @@ class Session:
     ) -> Iterator[Frame]:
         """Return the frames of one block's gradient sum; the array may change after the call.
 
-        What another worker carries goes there in fp32, to be added up before it is encoded. With
-        error feedback a block is encoded when its first frame is drawn: not by the thread that
+        With error feedback a block is encoded when its first frame is drawn: not by the thread that
         computes, and only if it still counts then.
 
         Nothing for a shard that was dealt to this worker in an earlier membership: after a restart
@@ -138,7 +133,7 @@ class Session:
             return iter(())
         if self.feedback:
             return self._owed(self.feedback, shard, index, gradient.copy(), weight)
-        codec = self._agreed.codec if shard.carrier is None else _EXACT
+        codec = self._agreed.codec
         return self._frames(shard, index, codec, codec.encode(gradient), weight)
 
     def answer(self, message: messages.Message, step: int = 0) -> Iterator[Frame]:
@@ -150,7 +145,7 @@ class Session:
             shard = self._dealt.get(message.shard)
             every = range(len(self._layout.blocks))
             owing = set(every)
-            if shard and shard.settle:  # a carrier may send them later, but without a rest
+            if shard and shard.settle:
                 owing -= set(every if shard.blocks is None else shard.blocks)
             message = message.model_copy(update={"residual": self.feedback.norm_of(owing)})
         yield self.message(message, step)
@@ -196,14 +191,6 @@ class Session:
         restored = Admitted(self.rank, state)
         return [restored], [self.message(proof, state.step)]
 
-    def _void(self, shard: int, blocks: tuple[int, ...]) -> None:
-        """Send nothing more of a shard; what was owed went into what does not count."""
-        if any(block >= len(self._layout.blocks) for block in blocks):
-            raise ProtocolError(f"blocks {blocks} of shard {shard}")
-        self._dealt.pop(shard, None)
-        if self.feedback:
-            self.feedback.clear(blocks)
-
     def _owed(
         self,
         feedback: ErrorFeedback,
@@ -218,13 +205,7 @@ class Session:
         """
         if not self._is_dealt(shard):
             return
-        if shard.carrier is None:
-            codec, encoded = feedback.encode(
-                index, gradient, settle=shard.settle, batch=shard.batch
-            )
-        else:
-            due = feedback.take(index, gradient, shard.batch)
-            codec, encoded = _EXACT, _EXACT.encode(due)
+        codec, encoded = feedback.encode(index, gradient, settle=shard.settle, batch=shard.batch)
         yield from self._frames(shard, index, codec, encoded, weight)
 
     def _is_dealt(self, shard: ShardAssignment) -> bool:

@@ -232,7 +232,6 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
             codec=config.exchange.codec,
             folder=folder,
             patience=config.exchange.join_deadline,
-            sum_on_host=config.exchange.sum_on_host,
             rounds=config.exchange.has_rounds,
         )
 

@@ -57,7 +57,8 @@ class ErrorFeedback:
         Args:
             values: `[n]` fp32; unchanged.
             settle: send the residuals; bf16's own rounding is dropped.
-            batch: as of `take`.
+            batch: samples of this step over all workers. A short last batch is divided by less, so
+                what is left of full ones is made to count less; 0: all are the same.
         """
         residual = self._add(block, values, batch)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -72,23 +73,10 @@ class ErrorFeedback:
         np.subtract(residual, sent, out=residual)
         return self._codec, encoded
 
-    def take(self, block: int, values: Float32, batch: int = 0) -> Float32:
-        """Return all that is due of a block, for another sender to encode; no residual is left.
-
-        Args:
-            values: `[n]` fp32; unchanged.
-            batch: samples of this step over all workers. A short last batch is divided by less, so
-                what is left of full ones is made to count less; 0: all are the same.
-        """
-        residual = self._add(block, values, batch)
-        due = residual.copy()
-        residual[...] = 0
-        return due
-
-    def clear(self, blocks: Iterable[int] | None = None) -> None:
-        """Forget the residuals of some blocks; or in all, as a sender that has just joined."""
-        for block in range(len(self.residuals)) if blocks is None else blocks:
-            self.residuals[block][...] = 0
+    def clear(self) -> None:
+        """Forget all residuals, as a sender that has just joined."""
+        for residual in self.residuals:
+            residual[...] = 0
 
     def _add(self, block: int, values: Float32, batch: int) -> Float32:
         """Add to the residual, and return it."""

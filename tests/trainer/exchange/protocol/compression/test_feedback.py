@@ -101,14 +101,6 @@ def test_a_shorter_batch_makes_what_is_owed_count_less() -> None:
     np.testing.assert_allclose(out, owed / 4, rtol=0.01)
 
 
-def test_what_is_taken_by_another_sender_is_all_that_is_due() -> None:
-    feedback = sender("int4")
-    first = draw(1)
-    owed = first - sent(feedback, first, batch=8)
-    np.testing.assert_array_equal(feedback.take(0, draw(2), batch=8), owed + draw(2))
-    assert feedback.norm == 0
-
-
 @pytest.mark.parametrize("name", LOSSY)
 def test_one_that_forgot_encodes_as_one_that_has_just_come(name: str) -> None:
     old, new = sender(name), sender(name)
