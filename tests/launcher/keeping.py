@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from launcher.plan.plan import ProcessPlan
-from launcher.runs.processes.session import SessionSupervisor
+from launcher.runs.processes.session import ProcessState, SessionSupervisor
+from tests.waiting import wait_for
 
 PARENT = "from trainer.system.process.prefork import fork_workers\nfork_workers(lambda: None)\n"
 
@@ -40,6 +41,18 @@ def asked_to_stop(word: str) -> str:
         "import signal\nasked = {signal.SIGTERM}\nsignal.pthread_sigmask(signal.SIG_BLOCK, asked)\n"
         f"print({word!r})\nsignal.sigwait(asked)\n"
     )
+
+
+def wait_until_running(
+    supervisor: SessionSupervisor, process: ProcessPlan, attempt: int = 1
+) -> ProcessState:
+    """Return an attempt's state once it runs, which is written after its child may print."""
+
+    def runs() -> ProcessState | None:
+        state = supervisor.state(process)
+        return state if (state.state, state.attempt) == ("running", attempt) else None
+
+    return wait_for(runs, f"attempt {attempt} to run")
 
 
 class ForkingSupervisor(SessionSupervisor):

@@ -23,7 +23,7 @@ from launcher.runs.preflight.inspection import check_login_shell
 from launcher.runs.processes.session import SessionSupervisor
 from launcher.session.processes import find_run, identify, is_alive
 from launcher.session.spec import RestartPolicy
-from tests.launcher.keeping import python_process
+from tests.launcher.keeping import python_process, wait_until_running
 from tests.launcher.sshd import Server, end_sessions, refused
 from tests.ports import free_port
 from tests.waiting import wait_for
@@ -56,7 +56,7 @@ def test_a_supervised_process_outlives_the_connection(server: Server, tmp_path: 
     connection = connect(server.host())
     assert set(connection.find_run(run_id)) == set(find_run(run_id))
     supervisor = SessionSupervisor(connection, run_id, RestartPolicy())
-    wait_for(lambda: supervisor.state(process).state == "running", "its state")
+    wait_until_running(supervisor, process)
     supervisor.stop([process], 20.0)
     assert supervisor.state(process).state == "stopped"
     wait_for(lambda: not find_run(run_id), "everything to be gone")

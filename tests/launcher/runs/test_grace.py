@@ -39,15 +39,19 @@ def make(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Iterato
     connection.close()  # a unit that fails is started again as long as it is wanted
 
 
-def saving(seconds: float) -> str:
-    """Return code that saves for some seconds when it is asked to stop."""
-    return f"""{asked_to_stop("up")}
+def saving(seconds: float, then: str = "os._exit(0)") -> str:
+    """Return code that is asked to stop in the middle of a save, which goes on for some seconds.
+
+    It ends with its save: to take the mark away first is a race against the grace that follows.
+    """
+    return f"""
 import os, pathlib, time
 mark = pathlib.Path(os.environ["MOTLEY_SAVING"])
 mark.touch()
+{asked_to_stop("up")}
 time.sleep({seconds})
 pathlib.Path("saved").touch()
-mark.unlink()
+{then}
 """
 
 
@@ -61,6 +65,17 @@ def test_a_process_that_saves_is_given_the_time(make: Make, home: Path) -> None:
     state = supervisor.state(process)
     assert (state.state, state.exit_code, state.signal) == ("stopped", 0, None)
     assert Path(process.folder, "saved").exists()
+
+
+@pytest.mark.long
+def test_a_save_that_has_ended_is_followed_by_the_grace_once_more(make: Make, home: Path) -> None:
+    supervisor = make(3.0)
+    process = python_process(home, saving(3.5, "mark.unlink()\ntime.sleep(0.5)\nos._exit(0)"))
+    supervisor.start(process)
+    wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
+    supervisor.stop([process], 3.0)
+    state = supervisor.state(process)
+    assert (state.state, state.exit_code, state.signal) == ("stopped", 0, None)
 
 
 def test_a_save_without_end_is_not_waited_for_forever(

@@ -18,7 +18,7 @@ from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes.session import SessionSupervisor
 from launcher.session.processes import find_run, identify, send_signal
 from launcher.session.spec import RestartPolicy
-from tests.launcher.keeping import python_process
+from tests.launcher.keeping import python_process, wait_until_running
 from tests.waiting import wait_for
 from trainer.commands.finetune import finetune
 from trainer.system.process.child import PARENT_VARIABLE
@@ -46,6 +46,7 @@ def supervisor() -> Iterator[SessionSupervisor]:
 
 
 def wait_for_line(supervisor: SessionSupervisor, process: ProcessPlan, attempt: int) -> bytes:
+    wait_until_running(supervisor, process, attempt)
     wait_for(lambda: supervisor.read_log(process, attempt).endswith(b"up\n"), f"attempt {attempt}")
     return supervisor.read_log(process, attempt)
 

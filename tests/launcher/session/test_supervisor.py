@@ -28,7 +28,12 @@ from launcher.session.processes import (
 from launcher.session.spec import RestartPolicy
 from tests.covering import covering
 from tests.launcher.agent_pipe import AgentHost
-from tests.launcher.keeping import ForkingSupervisor, asked_to_stop, python_process
+from tests.launcher.keeping import (
+    ForkingSupervisor,
+    asked_to_stop,
+    python_process,
+    wait_until_running,
+)
 from tests.launcher.unit_host import UnitHost
 from tests.waiting import wait_for
 
@@ -72,8 +77,7 @@ def test_it_runs_says_so_and_stops_when_asked(make: Make, home: Path) -> None:
     process = python_process(home, f"{asked_to_stop('ready')}print('saved')")
     supervisor.start(process)
     wait_for(lambda: b"ready\n" in supervisor.read_log(process, 1), "the first line")
-    wait_for(lambda: supervisor.state(process).state == "running", "the state")  # written after it
-    state = supervisor.state(process)
+    state = wait_until_running(supervisor, process)
     assert state.child is not None
     assert is_alive(state.child)
     supervisor.stop([process], 20.0)
@@ -198,12 +202,12 @@ def test_a_killed_process_comes_back_with_a_log_of_its_own(make: Make, home: Pat
     process = python_process(home, f"print('up')\n{SLEEP}")
     supervisor.start(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "attempt 1")
-    first = supervisor.state(process).child
+    first = wait_until_running(supervisor, process).child
     assert first is not None
     send_signal(first, signal.SIGKILL)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 2), "attempt 2")
-    state = supervisor.state(process)
-    assert (state.state, state.attempt, state.signal) == ("running", 2, signal.SIGKILL)
+    state = wait_until_running(supervisor, process, 2)
+    assert state.signal == signal.SIGKILL
     assert state.ending == "killed by SIGKILL"
     assert state.child != first
     supervisor.stop([process], 20.0)
@@ -244,7 +248,7 @@ def test_a_stopped_process_can_be_ended(make: Make, home: Path) -> None:
     process = python_process(home, f"print('up')\n{SLEEP}")
     supervisor.start(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
-    child = supervisor.state(process).child
+    child = wait_until_running(supervisor, process).child
     assert child is not None
     send_signal(child, signal.SIGSTOP)
     supervisor.stop([process], 20.0)
@@ -335,7 +339,7 @@ def test_a_killed_keeper_takes_its_child_along_and_is_reported_lost(
     process = python_process(tmp_path, f"print('up')\n{SLEEP}")
     supervisor.start(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
-    state = supervisor.state(process)
+    state = wait_until_running(supervisor, process)
     assert state.keeper is not None
     send_signal(state.keeper, signal.SIGKILL)
     wait_for(lambda: not find_run(run_id), "keeper and child to be gone")
@@ -360,7 +364,7 @@ def test_the_keeper_survives_the_process_that_started_it(run_id: str, tmp_path: 
     keeper = supervisor.state(process).keeper
     assert keeper is not None
     assert os.getsid(keeper.pid) == keeper.pid
-    wait_for(lambda: supervisor.state(process).state == "running", "the state")
+    wait_until_running(supervisor, process)
     os.kill(keeper.pid, signal.SIGHUP)
     assert supervisor.state(process).state == "running"
     supervisor.stop([process], 20.0)

@@ -21,16 +21,17 @@ async function show() {
   const ids = (ADDRESS.exec(location.hash) ?? ADDRESS.exec(home) ?? []).slice(1).filter(Boolean).map(decodeURIComponent);
   document.title = [...ids, "Motley"].join(" – ");
   put(where, ids.length ? [home === "#/" ? [el("a", { href: home }, "Cluster"), " / "] : null, el("b", {}, ids.join(" and "))] : "");
-  put(main, el("p", { className: "quiet" }, "Asking the hosts …"));
-  const fresh = (page = ids.length > 1 ? new ComparePage(ids, main, onLink)
-    : ids.length ? new RunPage(ids[0], main, onLink, (text) => { said.textContent = text; }) : new OverviewPage(main, onLink));
+  const place = el("div", {}, el("p", { className: "quiet" }, "Asking the hosts …")); // what a page that was left still draws is not seen
+  main.replaceChildren(place);
+  const fresh = (page = ids.length > 1 ? new ComparePage(ids, place, onLink)
+    : ids.length ? new RunPage(ids[0], place, onLink, (text) => { said.textContent = text; }) : new OverviewPage(place, onLink));
   try {
     await fresh.open();
     if (turn !== opened) fresh.close();
   } catch (error) {
     if (turn !== opened) return;
     onLink("reconnecting");
-    put(main, el("p", { className: "remark" }, `${error.message}; trying again`));
+    put(place, el("p", { className: "remark" }, `${error.message}; trying again`));
     setTimeout(() => turn === opened && show(), 3000);
   }
 }

@@ -20,7 +20,7 @@ from launcher.runs.processes.systemd import SystemdSupervisor, supervise
 from launcher.session.process_supervisor import is_final
 from launcher.session.processes import find_run, send_signal
 from launcher.session.spec import RestartPolicy
-from tests.launcher.keeping import python_process
+from tests.launcher.keeping import python_process, wait_until_running
 from tests.launcher.unit_host import UnitHost
 from tests.waiting import wait_for
 
@@ -43,6 +43,7 @@ class Place:
         return python_process(self.home, code, name)
 
     def up(self, process: ProcessPlan, attempt: int = 1) -> None:
+        wait_until_running(self.supervisor, process, attempt)
         wait_for(lambda: b"up\n" in self.supervisor.read_log(process, attempt), f"{attempt}")
 
     def keeper(self, process: ProcessPlan) -> subprocess.CompletedProcess[str]:
@@ -243,7 +244,6 @@ def test_a_process_started_before_the_host_had_units_can_be_stopped(place: Place
     process = place.process()
     SessionSupervisor(place.host, place.run_id, QUICK).start(process)
     place.up(process)
-    wait_for(lambda: place.supervisor.state(process).state == "running", "the state")
     place.supervisor.stop([process], 20.0)
     assert place.supervisor.state(process).state == "stopped"
     assert place.host.asked == []

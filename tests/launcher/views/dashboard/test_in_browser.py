@@ -163,6 +163,24 @@ def test_what_a_host_says_is_data(server: Server, browser: Browser, page: str) -
     assert browser.errors == []
 
 
+def test_a_page_that_was_left_draws_nothing_over_the_next(
+    server: Server, browser: Browser, tmp_path: Path
+) -> None:
+    other = RecordedRun(tmp_path / "state", OTHER_ID)
+    browser.open(server.url)
+    browser.wait(f"document.getElementById('choose-{OTHER_ID}') !== null")
+    browser.run("window.frames_due = []; window.frame = window.requestAnimationFrame")
+    browser.run("window.requestAnimationFrame = (draw) => frames_due.push(draw)")
+    other.step(11)
+    browser.wait("frames_due.length > 0")
+    browser.run(f"window.requestAnimationFrame = frame; location.hash = '#/run/{RUN_ID}'")
+    browser.wait("document.querySelector('#link').textContent === 'live'")
+    browser.wait("document.querySelectorAll('canvas').length > 0")
+    browser.run("frames_due.forEach((draw) => draw())")
+    assert browser.run("document.querySelectorAll('canvas').length") > 0
+    assert browser.errors == []
+
+
 def text(browser: Browser, selector: str) -> list[str]:
     """Return the texts of elements."""
     return browser.run(
