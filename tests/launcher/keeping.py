@@ -48,11 +48,12 @@ def wait_until_running(
 ) -> ProcessState:
     """Return an attempt's state once it runs, which is written after its child may print."""
 
-    def runs() -> ProcessState | None:
+    def runs() -> bool:
         state = supervisor.state(process)
-        return state if (state.state, state.attempt) == ("running", attempt) else None
+        return (state.state, state.attempt) == ("running", attempt)
 
-    return wait_for(runs, f"attempt {attempt} to run")
+    wait_for(runs, f"attempt {attempt} to run")
+    return supervisor.state(process)
 
 
 class ForkingSupervisor(SessionSupervisor):
