@@ -18,7 +18,7 @@ from trainer.checkpoint.module_patterns import values_by_pattern
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, find_checkpoint, read_progress
 from trainer.model.class_names import read_class_names
 from trainer.model.files import resolve_model, weights_digest
-from trainer.model.formats import gguf_file
+from trainer.model.formats import adapter_way_in, gguf_file
 from trainer.model.hf_export import ADAPTER_CONFIG, ADAPTER_FILE, BASE_DIGEST, CLASSIFIER_CONFIG
 from trainer.model.initialization import read_tensor
 from trainer.model.safetensors_headers import (
@@ -218,6 +218,8 @@ def open_adapter(path: Path, base: str | None = None) -> tuple[Adapter, list[str
     tree, unknown = _settings(where), UnknownKeys(ADAPTER_KEYS)
     unknown.add(tree)
     lines = [f"{where}: {line}"] if (line := unknown.report()) else []
+    if not (path / ADAPTER_FILE).exists() and (other := adapter_way_in(path)):
+        raise InputError(f"{path}: {other}")
     headers = read_file_headers(path / ADAPTER_FILE)
     pairs, saved, tokens = _places(path / ADAPTER_FILE, tree, headers)
     task = _TASKS[tree["task_type"]]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from blake3 import blake3
 
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
+from trainer.model.formats import way_in
 from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE
 from trainer.optimizer.adamw import TrainState, Vector
 from trainer.optimizer.early_stopping import Validated
@@ -96,7 +97,8 @@ def find_checkpoint(path: Path) -> Path:
             with suppress(StorageError):
                 verify(candidate)
                 return candidate
-    raise InputError(f"{path}: holds no intact checkpoint")
+    other = way_in(path) if path.is_dir() else None
+    raise InputError(f"{path}: {other or 'holds no intact checkpoint'}")
 
 
 def read_progress(path: Path) -> RunProgress:

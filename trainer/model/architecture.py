@@ -7,6 +7,7 @@ layers without rotation (`trainer.model.families`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +134,11 @@ def fit_length(config: RunConfig, model_dir: Path, *, lowers: bool = False) -> R
     return config.model_copy(update={"data": data})
 
 
+_LARGEST = 1 << 28
+_MOST = {"num_hidden_layers": 10_000, "num_attention_heads": 1 << 16}
+"""Bounds of sizes, beyond which a file of some bytes would keep a computer busy."""
+
+
 def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     """Return the architecture that a config.json describes; `where` names it in errors.
 
@@ -152,8 +158,14 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
         value = default if value is None else value
         if type(value) is not int or value <= 0:
             raise InputError(f"{where}: {key} must be a positive integer, got {value!r}")
+        if value > (most := _MOST.get(key, _LARGEST)):
+            raise InputError(f"{where}: {key} {value} is more than a model has ({most:,} at most)")
         return value
 
+    for key in ("rms_norm_eps", "rope_theta"):
+        value = config.get(key)
+        if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
+            raise InputError(f"{where}: {key} must be a number above zero, got {value!r}")
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     return Architecture(
         model_type=config["model_type"],

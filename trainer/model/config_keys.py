@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.model.families import BIASES, FAMILIES, WINDOWS, family_of, text_config, with_defaults
-from trainer.model.safetensors_headers import read_config, read_headers
+from trainer.model.safetensors_headers import INDEX_FILE, SINGLE_FILE, read_config, read_headers
 from trainer.system.errors import InputError
 from trainer.system.key_table import KeyTable, UnknownKeys
 
@@ -91,7 +91,9 @@ def check_keys(config: Mapping[str, Any], where: str) -> None:
 
 
 def notices(model_dir: Path) -> Iterator[str]:
-    """Yield what config.json asks for and training does not do, in lines for people."""
+    """Yield what a model's folder has and training does not use, in lines for people."""
+    if all((model_dir / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
+        yield f"{INDEX_FILE} and its files are not used: {SINGLE_FILE} is there, too"
     config = read_config(model_dir)
     for key, value in config.items():
         if is_dropout(key) and isinstance(value, int | float) and value:

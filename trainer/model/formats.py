@@ -1,8 +1,9 @@
-"""Folders and files that are not a model, and the command that converts them to one."""
+"""Folders and files that are not a model, and the command or folder that is to be given."""
 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -17,6 +18,13 @@ _CONVERT = (
     "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; s, d = sys.argv[1:3];"
     " [kind.from_pretrained(s).save_pretrained(d) for kind in (M, T)]"
 )
+_CONVERT_ADAPTER = (
+    "import sys, torch; from pathlib import Path as P; from safetensors.torch import save_file;"
+    " f = P(sys.argv[1], 'adapter_model.bin'); t = torch.load(f, 'cpu', weights_only=True);"
+    " save_file({n: v.clone().contiguous() for n, v in t.items()}, f.with_suffix('.safetensors'))"
+)
+_TRAINERS = re.compile(r"checkpoint-(\d+)")
+"""A checkpoint of transformers' Trainer in its output folder."""
 
 
 def way_in(path: Path) -> str | None:
@@ -26,6 +34,17 @@ def way_in(path: Path) -> str | None:
     if path.suffix in (".bin", ".safetensors", ".pt", ".pth"):
         return f"is a file, a model is a folder: give {path.parent}"
     return None
+
+
+def adapter_way_in(folder: Path) -> str | None:
+    """Return why an adapter's weights are not read, and their conversion; None if unknown."""
+    if not (folder / "adapter_model.bin").is_file():
+        return None
+    words = (sys.executable, "-P", "-c", _CONVERT_ADAPTER, str(folder))
+    return (
+        "has its weights as adapter_model.bin (pickle), Motley reads safetensors; convert it: "
+        + shlex.join(words)
+    )
 
 
 def refuse_pointer(path: Path) -> None:
@@ -80,6 +99,23 @@ def _folder(folder: Path) -> str | None:
         return (
             "has its weights as .bin (pickle), Motley reads safetensors; convert it: "
             + _command(folder, folder)
+        )
+    if (folder / "zero_to_fp32.py").is_file():
+        joined = shlex.quote(f"{folder}-safetensors")
+        script, found = shlex.quote(str(folder / "zero_to_fp32.py")), shlex.quote(str(folder))
+        return (
+            "has its weights as DeepSpeed's parts; join them, and put config.json and the"
+            f" tokenizer beside them: python {script} {found} {joined} --safe_serialization"
+        )
+    if parts := sorted(folder.glob("pytorch_model_fsdp_*/")):
+        joined = shlex.join((str(parts[0]), f"{folder}-safetensors"))
+        return (
+            "has its weights as FSDP's parts; join them, and put config.json and the tokenizer"
+            f" beside them: accelerate merge-weights {joined}"
+        )
+    if steps := [(int(n[1]), at) for at in folder.iterdir() if (n := _TRAINERS.fullmatch(at.name))]:
+        return (
+            f"has checkpoints of transformers' Trainer: give one of them, such as {max(steps)[1]}"
         )
     if found := sorted(folder.glob("*.gguf")):
         return f"has {len(found)} GGUF files: give one of them, such as {found[0]}"

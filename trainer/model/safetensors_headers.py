@@ -74,16 +74,19 @@ def read_config(model_dir: Path) -> dict[str, Any]:
 
 
 def read_headers(model_dir: Path) -> dict[str, TensorHeader]:
-    """Return every tensor of a model directory by name, from one file or a sharded index.
+    """Return every tensor of a model directory by name, from one file, else by an index.
+
+    One file counts first, as in transformers: the index beside it is left over.
 
     Raises:
         InputError: a file is missing, truncated or damaged.
     """
     index = model_dir / INDEX_FILE
-    if not index.is_file():
-        if not (model_dir / SINGLE_FILE).exists() and (other := way_in(model_dir)):
+    single = model_dir / SINGLE_FILE
+    if single.exists() or not index.is_file():
+        if not single.exists() and (other := way_in(model_dir)):
             raise InputError(f"{model_dir}: {other}")
-        return read_file_headers(model_dir / SINGLE_FILE)
+        return read_file_headers(single)
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index}: no weight_map, download the model again")

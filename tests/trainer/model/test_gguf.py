@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import shutil
 from pathlib import Path
@@ -174,6 +175,16 @@ def test_text_is_cut_as_by_the_publisher(
         ({"tokenizer.ggml.model": "t5"}, {}, "a tokenizer of the kind 't5' is not"),
         ({"tokenizer.ggml.pre": "tekken"}, {}, "cuts text as 'tekken', which is not supported"),
         ({"tokenizer.ggml.tokens": None}, {}, "holds no usable tokenizer"),
+        ({"ARCH.attention.head_count": 0}, {}, "attention.head_count must be a positive integer"),
+        ({"ARCH.attention.head_count": 1 << 20}, {}, "num_attention_heads 1048576 is more"),
+        ({"ARCH.attention.head_count_kv": [1, 2]}, {}, "head_count_kv differs between layers"),
+        ({"ARCH.block_count": (1 << 31) - 1}, {}, "num_hidden_layers 2147483647 is more than"),
+        ({"ARCH.block_count": 1 << 31}, {}, "block_count must be a positive integer"),
+        ({"ARCH.attention.layer_norm_rms_epsilon": math.nan}, {}, "epsilon must be a number above"),
+        ({"ARCH.rope.freq_base": math.inf}, {}, "rope.freq_base must be a number above zero"),
+        ({"ARCH.rope.freq_base": -1.0}, {}, "rope.freq_base must be a number above zero"),
+        ({"tokenizer.ggml.eos_token_id": (1 << 32) - 1}, {}, "eos_token_id is 4294967295, the"),
+        ({"tokenizer.ggml.eot_token_id": 1 << 20}, {}, "eot_token_id is 1048576, the file has"),
         ({}, {"blk.0.attn_sinks.weight": np.ones(4, np.float32)}, "blk.0.attn_sinks.weight is"),
         ({}, {"blk.1.attn_q.weight": None}, "blk.1.attn_q.weight is missing"),
         ({}, {"output_norm.weight": np.ones(3, np.float32)}, "output_norm.weight has shape"),
@@ -299,3 +310,21 @@ def test_a_full_disk_leaves_nothing(
     monkeypatch.setenv("MOTLEY_CACHE", str(cache))
     assert parse_architecture(read_config(resolve_model(str(file))), "config.json")
     assert cache_folder.cache_root() == cache
+
+
+@pytest.mark.parametrize("number", [156, int(Kind.Q8_1)])
+def test_a_type_that_the_package_lacks_is_no_damage(
+    model: Path, tmp_path: Path, number: int
+) -> None:
+    """156 is IQ3_KS of ik_llama.cpp; Q8_1 is no type of weights, and nothing multiplies it out."""
+    file = write_gguf(tmp_path / "m.gguf", model)
+    raw = bytearray(file.read_bytes())
+    name = b"blk.0.ffn_norm.weight"
+    place = raw.index(name) + len(name) + 4 + 8  # the name, the dimensions of a vector
+    assert raw[place : place + 4] == bytes(4)  # F32
+    raw[place : place + 4] = number.to_bytes(4, "little")
+    file.write_bytes(raw)
+    with pytest.raises(InputError) as caught:
+        resolve_model(str(file))
+    assert "the installed gguf package cannot multiply out" in str(caught.value)
+    assert ("type 156" if number == 156 else "Q8_1") in str(caught.value)

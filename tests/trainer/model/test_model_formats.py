@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.small_model import write_data, write_model
+from trainer.checkpoint.adapter import find_adapter, open_adapter
 from trainer.config.run import load
 from trainer.data.encoder import Encoder
+from trainer.model.config_keys import notices
 from trainer.model.files import resolve_model
 from trainer.model.formats import way_in
 from trainer.model.layout import build_layout
@@ -97,3 +100,78 @@ def test_a_model_has_no_other_way_in(model: Path, tmp_path: Path) -> None:
     shutil.rmtree(model)
     model.mkdir()
     assert "so this is not a Hugging Face model" in refusal(model)
+
+
+def test_one_file_counts_before_an_index_that_is_left_over(model: Path) -> None:
+    before = read_headers(model)
+    parts = dict.fromkeys(before, "model-00001-of-00001.safetensors")
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+    assert read_headers(model) == before
+    (line,) = (line for line in notices(model) if "index" in line)
+    assert line == (
+        "model.safetensors.index.json and its files are not used: model.safetensors is there, too"
+    )
+    (model / "model.safetensors").unlink()
+    assert "model-00001-of-00001.safetensors: no such file" in refusal(model)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["checkpoint-50/", "checkpoint-500/", "checkpoint-60/"], "give one of them, such as {}"),
+        (["zero_to_fp32.py", "global_step5/"], "has its weights as DeepSpeed's parts"),
+        (["pytorch_model_fsdp_0/"], "accelerate merge-weights "),
+    ],
+)
+def test_a_folder_of_another_trainer_has_a_way_on(
+    tmp_path: Path, names: list[str], reason: str
+) -> None:
+    output = tmp_path / "output"
+    output.mkdir()
+    for name in names:
+        (output / name).mkdir(parents=True) if name.endswith("/") else (output / name).touch()
+    reason = reason.format(output / "checkpoint-500")
+    assert reason in refusal(output)
+    with pytest.raises(InputError) as caught:
+        find_adapter(output)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.long
+def test_an_adapter_as_bin_is_converted_by_the_named_command(model: Path, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="the launcher-only install has none")
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    rows, width = read_headers(model)["model.layers.0.self_attn.q_proj.weight"].shape
+    down = torch.ones(4, width)
+    tensors = {f"{layer}.lora_A.weight": down[:2], f"{layer}.lora_B.weight": torch.ones(rows, 2)}
+    folder = tmp_path / "it's an adapter"
+    folder.mkdir()
+    torch.save(tensors, folder / "adapter_model.bin")
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 2}
+    settings["base_model_name_or_path"] = str(model)
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError) as caught:
+        open_adapter(folder)
+    assert "has its weights as adapter_model.bin (pickle)" in str(caught.value)
+    command = str(caught.value).partition("convert it: ")[2]
+    subprocess.run(["sh", "-c", command], check=True, timeout=240, capture_output=True)
+    opened, _ = open_adapter(folder)
+    assert [pair.rank for pair in opened.pairs.values()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("num_attention_heads", 0, "must be a positive integer, got 0"),
+        ("num_hidden_layers", 1 << 31, "2147483648 is more than a model has"),
+        ("intermediate_size", 1 << 40, "1099511627776 is more than a model has"),
+        ("rms_norm_eps", math.nan, "must be a number above zero, got nan"),
+        ("rms_norm_eps", "1e-5", "must be a number above zero"),
+    ],
+)
+def test_absurd_sizes_are_refused_in_a_line(
+    model: Path, key: str, value: object, reason: str
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {key: value}))
+    assert f"{key} {reason}" in refusal(model)

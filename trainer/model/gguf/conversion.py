@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -119,10 +120,20 @@ def _open(path: Path) -> GGUFReader:
     try:
         return GGUFReader(path)
     except Exception as error:  # a cut file fails in many ways: ValueError, IndexError, ...
+        if unknown := re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error)):
+            raise InputError(_no_values(path, f"the type {unknown[1]}")) from None
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise InputError(
             f"{path}: damaged or cut GGUF file ({reason}); download or copy it again"
         ) from None
+
+
+def _no_values(path: Path, kind: str) -> str:
+    return (
+        f"{path}: stores weights in {kind}, which the installed gguf package cannot multiply out"
+        " (ik_llama.cpp has types of its own); upgrade it, or give the original model folder or a"
+        " file of another quantisation"
+    )
 
 
 class _Weights:
@@ -174,7 +185,11 @@ class _Weights:
         yield safetensors_header(self._shapes, {"format": "pt"}, self._dtypes)
         interleaved = FAMILIES[self._config["model_type"]].gguf_interleaved
         for name, tensor in self._tensors.items():
-            values = dequantize(tensor.data, tensor.tensor_type).reshape(self._shapes[name])
+            try:
+                values = dequantize(tensor.data, tensor.tensor_type).reshape(self._shapes[name])
+            except NotImplementedError:
+                kind = tensor.tensor_type.name
+                raise InputError(_no_values(self._source.path, kind)) from None
             if interleaved and ".self_attn.q_proj." in name:
                 values = _in_halves(values, self._config["num_attention_heads"])
             elif interleaved and ".self_attn.k_proj." in name:

@@ -6,7 +6,7 @@ The keys are those of llama.cpp's gguf.constants; here they are without the arch
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,29 @@ def model_config(
             raise InputError(f"{path}: lacks {key}, so this is not a complete GGUF model")
         return values[key]
 
-    hidden, heads = int(value("embedding_length")), int(value("attention.head_count"))
-    dim = int(values.get("attention.key_length", hidden // heads))
+    def size(key: str, default: int | None = None) -> int:
+        found = value(key) if default is None else values.get(key, default)
+        if isinstance(found, list):
+            raise InputError(
+                f"{path}: {key} differs between layers, which is not converted; give the original"
+                " model folder"
+            )
+        if not isinstance(found, int | np.integer) or not 0 < found < 1 << 31:
+            raise InputError(f"{path}: {key} must be a positive integer, got {found!r}")
+        return int(found)
+
+    def number(key: str, default: float | None = None) -> float:
+        found = value(key) if default is None else values.get(key, default)
+        if not isinstance(found, int | float | np.number) or not 0 < found < math.inf:
+            raise InputError(f"{path}: {key} must be a number above zero, got {found!r}")
+        return _shortest(float(found))
+
+    tokens = len(values.get("tokenizer.ggml.tokens", ()))
+    for key, found in values.items() if tokens else ():
+        if key.endswith("_token_id") and found not in range(tokens):
+            raise InputError(f"{path}: {key} is {found!r}, the file has {tokens:,} tokens")
+    hidden, heads = size("embedding_length"), size("attention.head_count")
+    dim = size("attention.key_length", hidden // heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if values.get(key, dim) != dim:
             raise InputError(
@@ -165,17 +186,17 @@ def model_config(
         "model_type": model_type,
         "hidden_act": "silu",
         "hidden_size": hidden,
-        "intermediate_size": int(value("feed_forward_length")),
-        "num_hidden_layers": int(value("block_count")),
+        "intermediate_size": size("feed_forward_length"),
+        "num_hidden_layers": size("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(values.get("attention.head_count_kv", heads)),
+        "num_key_value_heads": size("attention.head_count_kv", heads),
         "head_dim": dim,
         "vocab_size": embedding[0],
-        "max_position_embeddings": int(value("context_length")),
-        "rms_norm_eps": _shortest(value("attention.layer_norm_rms_epsilon")),
+        "max_position_embeddings": size("context_length"),
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": {
-            "rope_theta": _shortest(values.get("rope.freq_base", 10000.0)),
-            **_scaling(values, path),
+            "rope_theta": number("rope.freq_base", 10000.0),
+            **_scaling(values, number, size, path),
         },
         "tie_word_embeddings": "output.weight" not in shapes,
         "initializer_range": 0.02,
@@ -226,7 +247,12 @@ def end_tokens(values: Mapping[str, Any]) -> Collection[int]:
     return list(dict.fromkeys(values[key] for key in keys if key in values))
 
 
-def _scaling(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _scaling(
+    values: Mapping[str, Any],
+    number: Callable[[str], float],
+    size: Callable[[str], int],
+    path: Path,
+) -> dict[str, Any]:
     kind = values.get("rope.scaling.type", "none")
     if kind == "none":
         return {"rope_type": "default"}
@@ -234,10 +260,9 @@ def _scaling(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path}: rope.scaling.type {kind!r} is not converted; give the original model folder"
         )
-    scaling = {"rope_type": kind, "factor": _shortest(values["rope.scaling.factor"])}
-    original = values.get("rope.scaling.original_context_length")
-    if kind == "yarn" and original is not None:
-        scaling["original_max_position_embeddings"] = int(original)
+    scaling = {"rope_type": kind, "factor": number("rope.scaling.factor")}
+    if kind == "yarn" and (original := "rope.scaling.original_context_length") in values:
+        scaling["original_max_position_embeddings"] = size(original)
     return scaling
 
 
