@@ -37,16 +37,17 @@ def _or_files(offer: Offer) -> Offer:
     return both
 
 
-def _runs(context: click.Context) -> list[Any]:
-    from launcher.runs.cluster import Cluster
+def _runs() -> list[Any]:
+    """Return the runs that this machine has a record of: a press of Tab asks no host."""
+    from launcher.runs.records.registry import Registry
 
-    return Cluster(context.params.get("inventory")).look().all()
+    return Registry.default().all()
 
 
 @_quietly
-def run_ids(context: click.Context) -> list[str]:
-    """Offer the runs of the cluster, the latest first."""
-    return [run.run_id for run in reversed(_runs(context))]
+def run_ids(_: click.Context) -> list[str]:
+    """Offer the runs that this machine knows, the latest first."""
+    return [run.run_id for run in reversed(_runs())]
 
 
 @_quietly
@@ -61,7 +62,7 @@ def queued_ids(context: click.Context) -> list[str]:
 @_quietly
 def process_names(context: click.Context) -> list[str]:
     """Offer the processes of the run that is named, else of the latest."""
-    runs = _runs(context)
+    runs = _runs()
     named = [run for run in runs if run.run_id == context.params.get("run_id")]
     return [process.name for process in (named or runs)[-1].plan.processes]
 

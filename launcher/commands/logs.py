@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     metavar="AGE|TIME",
     help="Only newer lines: 90s, 10m, 2h, 1d, or an ISO time; up to 5 s more.",
 )
-@click.option("--grep", metavar="REGEX", help="Only lines that match this regular expression.")
 @inventory_option
 @run_option
 @json_option
@@ -41,7 +40,6 @@ def logs(
     tail: int | None,
     attempt: int | None,
     since: str | None,
-    grep: str | None,
     run_id: str | None,
     as_json: bool,
 ) -> None:
@@ -49,7 +47,7 @@ def logs(
     from launcher.errors import ConfigError
     from launcher.terminal import note
     from launcher.views import render
-    from launcher.views.log_printer import parse_pattern, parse_since
+    from launcher.views.log_printer import parse_since
     from launcher.views.logs import Selection, logs_of
 
     if follow and attempt is not None:
@@ -58,7 +56,6 @@ def logs(
         attempt=attempt,
         tail=tail,
         since=parse_since(since) if since else None,
-        grep=parse_pattern(grep) if grep is not None else None,
     )
     run = cluster.find(run_id)
     reader = logs_of(run, names, selection, as_json)

@@ -14,7 +14,7 @@ from trainer.system.commandline.together import PATH
 if TYPE_CHECKING:
     from launcher.runs.cluster import Cluster
 
-_ENDINGS = {"html": "html", "md": "md", "card": "md", "csv": "csv", "parquet": "parquet"}
+_ENDINGS = {"html": "html", "md": "md", "card": "md"}
 
 
 @click.command()
@@ -24,8 +24,8 @@ _ENDINGS = {"html": "html", "md": "md", "card": "md", "csv": "csv", "parquet": "
     "--format",
     "form",
     type=click.Choice(list(_ENDINGS)),
-    help="A page, Markdown, the model card with that below it, or the metrics as a table; default:"
-    " what the ending of --output says, else html.",
+    help="A page, Markdown, or the model card with that below it; default: what the ending of"
+    " --output says, else html.",
 )
 @click.option(
     "--output", "-o", type=PATH, metavar="FILE", help="Default: RUN.html, RUN.md and so on."
@@ -41,7 +41,6 @@ def report(
     from launcher.errors import ConfigError
     from launcher.views import render
     from launcher.views.dashboard.markdown import markdown, model_card
-    from launcher.views.dashboard.metrics_table import write_metrics
     from launcher.views.dashboard.report import as_html, make_report
     from trainer.system.storage.atomic_file import write_atomically
 
@@ -53,15 +52,12 @@ def report(
     path = output or Path(f"{run.run_id}.{_ENDINGS[form]}")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists already; --force replaces it, -o names another file")
-    if form in ("csv", "parquet"):
-        write_metrics(run, path, form)
-    else:
-        found = make_report(registry, run)
-        texts = {"html": as_html, "md": markdown, "card": model_card}
-        try:
-            write_atomically(path, texts[form](found).encode(), mode=None, durable=False)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+    found = make_report(registry, run)
+    texts = {"html": as_html, "md": markdown, "card": model_card}
+    try:
+        write_atomically(path, texts[form](found).encode(), mode=None, durable=False)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
     render.say(str(path))
 
 

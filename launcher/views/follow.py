@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 from launcher.runs.down import tear_down
 from launcher.runs.failures import Failure, FailureWatch
@@ -17,15 +16,13 @@ from launcher.runs.records.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
 from launcher.views import render
 from launcher.views.events import EventFeed
-from launcher.views.live import Look, live_view
-from launcher.views.live_log import LiveLog
+from launcher.views.live import live_view
 from launcher.views.telemetry import LOOK_EVERY, Telemetry
 
 _PROGRESS_EVERY = 2.0
 _REDRAW = 0.5
-_OTHER_LINES = 24
-"""Of the live view, with its events and a log: what is left of a terminal's height is a curve."""
-_ARROWS = {b"\x1b[A": "up", b"\x1bOA": "up", b"\x1b[B": "down", b"\x1bOB": "down"}
+_OTHER_LINES = 12
+"""Of the live view, with its events: what is left of a terminal's height is a curve."""
 WATCH = "launch cluster status --watch"
 """What shows a run again."""
 
@@ -60,7 +57,7 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
 
 
 def watch_run(run: Run, as_json: bool) -> None:
-    """Show a run until it is over, `q` or Ctrl-C; an unreachable host delays nothing.
+    """Show a run until it is over or Ctrl-C; an unreachable host delays nothing.
 
     A live picture on a terminal, else a line a change; JSON is one object a look.
     """
@@ -91,46 +88,20 @@ def is_over(view: RunView) -> bool:
 def _draw(run: Run) -> None:
     from rich.live import Live
 
-    console, events, processes = render.console(), EventFeed(), run.plan.processes
-    marked, shows_log, shows_help = -1, False, False
+    console, events = render.console(), EventFeed()
+    rows = min(6, max(1, console.height - len(run.plan.processes) - _OTHER_LINES))
     with (
         contextlib.closing(Telemetry(RunMonitor(run))) as telemetry,
-        contextlib.closing(LiveLog(RunMonitor(run))) as log,
+        Live(console=console, auto_refresh=False, vertical_overflow="crop") as live,
     ):
         telemetry.start()
-        with (
-            _read_keys() as key,
-            Live(console=console, auto_refresh=False, vertical_overflow="crop") as live,
-        ):
-            while True:
-                snapshot = telemetry.latest()
-                chosen = processes[max(0, marked)] if shows_log or marked >= 0 else None
-                look = Look(
-                    events=events.seen(snapshot.view),
-                    chosen=chosen.name if chosen else "",
-                    log=log.show(chosen) if chosen and shows_log else None,
-                    help=shows_help,
-                    rows=min(6, max(1, console.height - len(processes) - _OTHER_LINES)),
-                    footer=key is not _wait,
-                )
-                live.update(live_view(snapshot, console.width, look), refresh=True)
-                if is_over(snapshot.view):
-                    break
-                match key(_REDRAW):
-                    case "q":
-                        break
-                    case "l":
-                        shows_log = not shows_log
-                    case "?":
-                        shows_help = not shows_help
-                    case "down":
-                        marked = (marked + 1) % len(processes)
-                    case "up":
-                        marked = (max(0, marked) - 1) % len(processes)
-                    case _:
-                        pass
-    if not is_over(snapshot.view):
-        render.say_detached(WATCH, snapshot.view.run.run_id)
+        while True:
+            snapshot = telemetry.latest()
+            seen = events.seen(snapshot.view)
+            live.update(live_view(snapshot, console.width, seen, rows), refresh=True)
+            if is_over(snapshot.view):
+                return
+            time.sleep(_REDRAW)
 
 
 def _print_changes(telemetry: Telemetry) -> None:
@@ -157,49 +128,3 @@ def _print_changes(telemetry: Telemetry) -> None:
         if is_over(view):
             return
         time.sleep(LOOK_EVERY)
-
-
-@contextlib.contextmanager
-def _read_keys() -> Generator[Callable[[float], str]]:
-    """Yield what waits so many seconds for a key, without Enter: `""` for none, `up`, `down`.
-
-    Ctrl-C keeps its meaning. Without a terminal on stdin, or in the background, it only waits.
-    """
-    import termios
-    import tty
-
-    descriptor = -1
-    try:
-        descriptor = sys.stdin.fileno()
-        before = termios.tcgetattr(descriptor)
-    except (OSError, ValueError, AttributeError, termios.error):
-        before = None
-    if before is None or _is_behind(descriptor):
-        yield _wait
-        return
-
-    def key(seconds: float) -> str:
-        ready, _, _ = select.select([descriptor], [], [], seconds)
-        pressed = os.read(descriptor, 16) if ready else b""
-        if ready and not pressed:  # end of file: the terminal was closed
-            time.sleep(seconds)
-        return _ARROWS.get(pressed[:3], pressed[:1].decode(errors="replace"))
-
-    tty.setcbreak(descriptor, termios.TCSANOW)
-    try:
-        yield key
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSANOW, before)
-
-
-def _is_behind(descriptor: int) -> bool:
-    """Whether this is a background job, which is stopped when it changes the terminal."""
-    try:
-        return os.tcgetpgrp(descriptor) != os.getpgrp()
-    except OSError:  # not our controlling terminal: job control does not apply
-        return False
-
-
-def _wait(seconds: float) -> str:
-    time.sleep(seconds)
-    return ""

@@ -90,18 +90,6 @@ def parse_since(text: str) -> Callable[[float], float]:
     return lambda _: moment
 
 
-def parse_pattern(text: str) -> re.Pattern[str]:
-    """Return a regular expression.
-
-    Raises:
-        ConfigError: it is none; says where.
-    """
-    try:
-        return re.compile(text)
-    except re.error as error:
-        raise ConfigError(f"--grep {text}: {error}") from None
-
-
 def _prefix(process: ProcessPlan, width: int, coloured: bool) -> str:
     padded = f"{process.name:<{width}}{_BAR}"
     if not coloured:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -48,13 +46,6 @@ class Selection:
     tail: int | None = None
     since: Callable[[float], float] | None = None
     """Takes the host's clock, returns the moment; both Unix seconds."""
-    grep: re.Pattern[str] | None = None
-
-    def matching(self, lines: Sequence[bytes]) -> list[bytes]:
-        """Return the lines that are looked for."""
-        if self.grep is None:
-            return list(lines)
-        return [line for line in lines if self.grep.search(line.decode(errors="replace"))]
 
 
 class ProcessLog:
@@ -124,7 +115,7 @@ class ProcessLog:
         return attempts
 
     def _beginning(self, attempt: int, announce: Announce) -> int:
-        """Return the offset of the first line that is wanted, but for `grep`."""
+        """Return the offset of the first line that is wanted."""
         pages = LogPages(self._monitor.supervisor(self.process), self.process, attempt)
         offset = 0
         if self._moment is not None:
@@ -135,30 +126,15 @@ class ProcessLog:
                 )
             offset = since or 0
         tail = self._selection.tail
-        if tail is not None and self._selection.grep is None:
-            return max(offset, pages.offset_of_tail(tail))
-        return offset if tail is None else self._offset_of_matches(pages, offset, tail)
-
-    def _offset_of_matches(self, pages: LogPages, offset: int, count: int) -> int:
-        """Return where the last `count` matching lines begin."""
-        found: deque[int] = deque(maxlen=max(1, count))
-        end = offset
-        for page in pages.pages(offset, whole=False):
-            position = end
-            for line in page.lines:
-                if self._selection.matching([line]):
-                    found.append(position)
-                position += len(line) + 1
-            end = page.end
-        return found[0] if found and count else end
+        return offset if tail is None else max(offset, pages.offset_of_tail(tail))
 
     def _advance(self, attempt: int, emit: Callable[[int, list[bytes]], None], whole: bool) -> None:
         """Hand over what is behind the remembered offset, which moves only after that."""
         pages = LogPages(self._monitor.supervisor(self.process), self.process, attempt)
         page: Page
         for page in pages.pages(self._offsets[attempt], whole):
-            if lines := self._selection.matching(page.lines):
-                emit(attempt, lines)
+            if page.lines:
+                emit(attempt, page.lines)
             self._offsets[attempt] = page.end
 
 

@@ -41,14 +41,11 @@ Gauges = Mapping[str, Mapping[str, Gauge]]
 """Readings by host and device; they are shown once a device, at its first process."""
 
 
-def processes_table(
-    view: RunView, width: int | None, gauges: Gauges | None = None, chosen: str = ""
-) -> Table:
+def processes_table(view: RunView, width: int | None, gauges: Gauges | None = None) -> Table:
     """Return a row for each process.
 
     Args:
         gauges: of the live view, which draws bars of the shares too.
-        chosen: the name of the process that is marked.
     """
     at_work = [member for member in view.members if _has_share(member)]
     samples = sum(member.get("samples") or 0 for member in at_work)
@@ -63,7 +60,7 @@ def processes_table(
         mine = (member.get("samples") or 0) if _has_share(member) else 0
         rows.append(
             (
-                Text(process.name, "reverse" if process.name == chosen else ""),
+                process.name,
                 process.host,
                 _device(view, process, width is None or width >= _WIDE),
                 _state(state, member),

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import signal
 import struct
 import subprocess
 import termios
@@ -20,10 +21,13 @@ from tests.waiting import PATIENCE
 
 __all__ = ["cluster"]  # a fixture
 pytestmark = pytest.mark.cluster
+SHOWN = ("SHARE", "epoch")
 
 
 @pytest.mark.parametrize("columns", [80, 60])
-def test_views_fit_a_terminal_and_q_leaves_the_run_alone(cluster: Cluster, columns: int) -> None:
+def test_views_fit_a_terminal_and_ctrl_c_leaves_the_run_alone(
+    cluster: Cluster, columns: int
+) -> None:
     assert cluster.up().returncode == 0
     for view in (["status"], ["runs"]):
         code, screen = on_a_terminal(cluster, [*LAUNCH, *view], columns)
@@ -31,36 +35,17 @@ def test_views_fit_a_terminal_and_q_leaves_the_run_alone(cluster: Cluster, colum
         lines = [line for line in screen.splitlines() if len(line.split()) > 1]  # no word is broken
         assert max(map(len, lines)) <= columns, screen
         assert cluster.runs()[0] in screen
-    code, screen = on_a_terminal(cluster, [*LAUNCH, "status", "--watch"], columns, KEYS)
-    assert code == 0, screen
+    code, screen = on_a_terminal(cluster, [*LAUNCH, "status", "--watch"], columns, SHOWN)
+    assert code == 130, screen
     assert "epoch 1" in screen
     assert "continues" in screen
     assert cluster.status()["state"] == "running"
 
 
-DOWN, UP = "\x1b[B", "\x1bOA"
-KEYS = (
-    (("SHARE", "epoch"), "", "?"),
-    (("mark another process",), "", DOWN),
-    (("\x1b[7mcoordinator",), "", DOWN),
-    (("\x1b[7mworker-0",), "log of worker-0:", "l"),
-    (("log of worker-0:",), "", UP),
-    (("log of coordinator:",), "log of worker-0", "l"),
-    (("\x1b[7mcoordinator",), "log of coordinator:", "?"),
-    (("SHARE",), "mark another process", "q"),
-)
-"""What a picture shows and no longer shows, and the key that is pressed then."""
-PICTURE = re.compile(r"these keys, or not|\? keys")
-"""Ends a picture of the live view."""
-
-
 def on_a_terminal(
-    cluster: Cluster,
-    command: list[str],
-    columns: int,
-    keys: Sequence[tuple[Sequence[str], str, str]] = (),
+    cluster: Cluster, command: list[str], columns: int, shown: Sequence[str] = ()
 ) -> tuple[int, str]:
-    """Run a command on a terminal of its own; a key is pressed once the last has had its effect."""
+    """Run a command on a terminal of its own; Ctrl-C is pressed once it has shown some words."""
     terminal, inside = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = cluster.environment | {"TERM": "xterm"}
@@ -69,17 +54,15 @@ def on_a_terminal(
         command, env=environment, stdin=inside, stdout=inside, stderr=inside, start_new_session=True
     )
     os.close(inside)
-    screen, left = b"", list(keys)
+    screen, left = b"", bool(shown)
     with contextlib.suppress(OSError):  # EIO: the other side is closed
         while part := os.read(terminal, 1 << 16):
             screen += part
-            *_, picture, _ = ["", *PICTURE.split(screen.decode(errors="replace"))]
-            shown, gone, key = left[0] if left else ((), "", "")
-            if key and all(words in picture for words in shown) and not (gone and gone in picture):
-                os.write(terminal, key.encode())
-                del left[0]
+            if left and all(words.encode() in screen for words in shown):
+                view.send_signal(signal.SIGINT)
+                left = False
     os.close(terminal)
-    assert not left, (left[0], screen.decode())
+    assert not left, screen.decode()
     return view.wait(PATIENCE), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
 
 

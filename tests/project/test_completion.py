@@ -146,7 +146,7 @@ def asked_here(line: str, folder: Path) -> list[str]:
         ("launch sync checkpoints -i hosts.yml --from la", ["lambda"]),
         ("launch sync logits --from la", []),
         ("launch status -i local.yml --run fir", [RUNS[0]]),
-        ("launch status -i absent.yml --run ", []),
+        ("launch status -i hosts.yml --run fir", [RUNS[0]]),  # no host of it answers
     ],
 )
 def test_bash_is_offered(line: str, offered: list[str], folder: Path) -> None:

@@ -1,7 +1,5 @@
 """Reading and following logs, over an agent that dies in the middle of it."""
 
-import contextlib
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +18,6 @@ from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor
 from launcher.session.spec import RestartPolicy
 from launcher.views import logs
-from launcher.views.live_log import LiveLog
 from launcher.views.log_printer import Printer
 from launcher.views.logs import LogReader, Selection, choose
 from tests.launcher.agent_pipe import AgentHost, state_in
@@ -97,14 +94,10 @@ def process(tmp_path: Path, here: set[str]) -> ProcessPlan:
         (Selection(), ["two", "three", "four", "fi"]),
         (Selection(attempt=1), ["one"]),
         (Selection(tail=2), ["four", "fi"]),
-        (Selection(grep=re.compile("^t")), ["two", "three"]),
-        (Selection(grep=re.compile("t"), tail=1), ["three"]),
-        (Selection(grep=re.compile("x"), tail=1), []),
         (Selection(since=lambda _: 1.0), ["one", "two", "three", "four", "fi"]),
         (Selection(since=lambda _: 150.0), ["two", "three", "four", "fi"]),
         (Selection(since=lambda _: 215.0), ["three", "four", "fi"]),
         (Selection(since=lambda _: 230.0, tail=9), ["four", "fi"]),
-        (Selection(since=lambda _: 1.0, grep=re.compile("o")), ["one", "two", "four"]),
         (Selection(since=lambda clock: clock - 1e10), ["one", "two", "three", "four", "fi"]),
     ],
 )
@@ -245,17 +238,6 @@ def test_what_watches_the_others_ends_with_following(tmp_path: Path, here: set[s
     reader.follow(lambda _: None)
     assert started
     wait_for(lambda: not any(thread.is_alive() for thread in started), "their end")
-
-
-@pytest.mark.parametrize("shows", [False, True])
-def test_the_live_log_ends_when_it_is_closed(tmp_path: Path, here: set[str], shows: bool) -> None:
-    process = python_process(tmp_path, "")
-    write(process, 1, b"x\n")
-    with contextlib.closing(LiveLog(RunMonitor(run_of(process)))) as log:
-        (reads,) = (each for each in threading.enumerate() if each.name == "live log")
-        if shows:
-            wait_for(lambda: log.show(process) == ("x",), "its line")
-    wait_for(lambda: not reads.is_alive(), "its end")
 
 
 def test_what_a_thread_runs_into_is_raised(tmp_path: Path, here: set[str]) -> None:

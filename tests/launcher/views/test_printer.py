@@ -1,4 +1,4 @@
-"""How lines look, and what --since and --grep take."""
+"""How lines look, and what --since takes."""
 
 import datetime
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.views.log_printer import Printer, parse_pattern, parse_since
+from launcher.views.log_printer import Printer, parse_since
 from tests.launcher.keeping import python_process
 
 
@@ -35,11 +35,6 @@ def test_a_time_without_a_zone_is_local() -> None:
 def test_neither(text: str) -> None:
     with pytest.raises(ConfigError, match="give an age such as"):
         parse_since(text)
-
-
-def test_a_bad_pattern_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"--grep a\(: missing \), unterminated subpattern"):
-        parse_pattern("a(")
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow import parquet
 
 from launcher.cli import run
 from launcher.runs.records.registry import Registry
 from launcher.views.dashboard.report import make_report
 from tests.launcher.views.dashboard.recorded_run import (
-    BEGAN,
     HOSTILE,
     RUN_ID,
     TAUGHT_ID,
@@ -169,7 +166,8 @@ def test_the_ending_of_the_file_decides_on_the_format(
     assert written(capsys, "-o", "a.html").startswith("<!doctype html>")
     assert written(capsys, "-o", "a.MD").startswith("# ")
     for flags, problem in (
-        (("-o", "a.txt"), "a.txt: no report ends in .txt; those end in .html, .md, .csv, .parquet"),
+        (("-o", "a.txt"), "a.txt: no report ends in .txt; those end in .html, .md"),
+        (("-o", "a.csv"), "a.csv: no report ends in .csv; those end in .html, .md"),
         (("-o", "b.md", "--format", "html"), "b.md: --format html ends in .html, not in .md"),
     ):
         assert run(["report", *flags]) == 2
@@ -189,29 +187,3 @@ def test_a_file_is_replaced_only_by_force(
     assert run(["report", "-o", "mine", "--force"]) == 0
     assert run(["report", "-o", "no/where"]) == 2
     assert "no/where: cannot be written: No such file or directory" in capsys.readouterr().err
-
-
-def test_metrics_are_a_table_without_what_a_resumed_run_made_void(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    recorded = RecordedRun(tmp_path / "state")
-    recorded.metrics.event("resumed", 8)
-    recorded.step(9)
-    recorded.metrics.event("alarm", 9, reason="=1+1")
-    for form in ("csv", "parquet"):
-        assert run(["report", RUN_ID, "--format", form]) == 0, capsys.readouterr().err
-    with Path(f"{RUN_ID}.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    steps = [int(row["step"]) for row in rows if row["kind"] == "step"]
-    assert steps == list(range(1, 10))
-    assert not [row for row in rows if row["kind"] == "validation"]  # it was of step 10
-    assert rows[-1]["reason"] == "'=1+1"  # no formula
-    table = parquet.read_table(f"{RUN_ID}.parquet").to_pylist()
-    assert len(table) == len(rows)
-    first = next(row for row in table if row["kind"] == "step")
-    assert (first["time"], first["loss"], first["shares_1"]) == (BEGAN + 0.5, 2.0, 4)
-    assert json.loads(first["samples"]) == [[0, 0, 4], [1, 4, 8], [2, 8, 12]]
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    assert run(["report", RUN_ID, "--format", "parquet", "--force"]) == 2
-    assert "pip install pyarrow" in capsys.readouterr().err
