@@ -20,9 +20,9 @@ from typing import Any
 
 from rig.report import Ratio, Report, skip
 
-from benchmarks.compare.cluster import COORDINATOR, LocalCluster, end_on_terminate
-from benchmarks.compare.member import MemberSpec
-from benchmarks.compare.network import ShapedNetwork, missing
+from benchmarks.rig.cluster import COORDINATOR, LocalCluster, end_on_terminate
+from benchmarks.rig.member import MemberSpec
+from benchmarks.rig.network import ShapedNetwork, missing
 from trainer.config.codec import FREE
 
 TARGET = 1.10

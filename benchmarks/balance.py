@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from rig.report import Ratio, Report
 
-from benchmarks.compare.cluster import LocalCluster, end_on_terminate
-from benchmarks.compare.member import MemberSpec
+from benchmarks.rig.cluster import LocalCluster, end_on_terminate
+from benchmarks.rig.member import MemberSpec
 from trainer.exchange.coordinator.shares import Speed, slowest, split
 
 UNIT = 0.005

@@ -27,8 +27,8 @@ from pathlib import Path
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from benchmarks.compare.cluster import LocalCluster, end_on_terminate
-from benchmarks.compare.member import MemberSpec
+from benchmarks.rig.cluster import LocalCluster, end_on_terminate
+from benchmarks.rig.member import MemberSpec
 
 WORKERS = 3
 CHECKPOINT_EVERY = 4

@@ -34,11 +34,11 @@ from pathlib import Path
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from benchmarks.compare import collective, synthetic
-from benchmarks.compare.cluster import LocalCluster, end_on_terminate
-from benchmarks.compare.comparison import run_ranks
-from benchmarks.compare.member import MemberSpec
-from benchmarks.compare.network import ShapedNetwork, missing
+from benchmarks.rig import collective, synthetic
+from benchmarks.rig.cluster import LocalCluster, end_on_terminate
+from benchmarks.rig.comparison import run_ranks
+from benchmarks.rig.member import MemberSpec
+from benchmarks.rig.network import ShapedNetwork, missing
 from trainer.config.codec import CODECS
 from trainer.exchange.protocol.compression.choice import make_codec
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from benchmarks.compare.network import ShapedNetwork, missing
+from benchmarks.rig.network import ShapedNetwork, missing
 from trainer.exchange.transport import tls
 
 PORT = 7777

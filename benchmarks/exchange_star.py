@@ -36,8 +36,8 @@ from numpy.typing import NDArray
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from benchmarks.compare import synthetic
-from benchmarks.compare.network import ShapedNetwork, missing
+from benchmarks.rig import synthetic
+from benchmarks.rig.network import ShapedNetwork, missing
 from trainer.exchange.protocol.compression.choice import make_codec
 from trainer.exchange.transport import tls
 

@@ -20,9 +20,9 @@ from exchange import CODECS, USUAL, elements_of, encoded_bytes
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from benchmarks.compare.cluster import LocalCluster, end_on_terminate
-from benchmarks.compare.member import MemberSpec
-from benchmarks.compare.network import ShapedNetwork, missing
+from benchmarks.rig.cluster import LocalCluster, end_on_terminate
+from benchmarks.rig.member import MemberSpec
+from benchmarks.rig.network import ShapedNetwork, missing
 
 WARM_UP = 5
 REST = 2

@@ -18,8 +18,8 @@ import sys
 from exchange import FREE, REST, WARM_UP, elements_of, span
 from rig.report import Ratio, Report
 
-from benchmarks.compare.cluster import LocalCluster, end_on_terminate
-from benchmarks.compare.member import MemberSpec
+from benchmarks.rig.cluster import LocalCluster, end_on_terminate
+from benchmarks.rig.member import MemberSpec
 
 WORKERS = (1, 2, 4, 8, 16)
 TARGET_WORKERS = 16

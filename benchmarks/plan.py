@@ -27,7 +27,7 @@ from rig.plan_ranks import weigh_ranks
 from rig.report import Ratio, Report
 from rig.resident import EXACT, Peak, own_bytes
 
-from benchmarks.compare.random_model import write_model
+from benchmarks.rig.random_model import write_model
 
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3, hidden 512": {

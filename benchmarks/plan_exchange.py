@@ -23,10 +23,10 @@ from pathlib import Path
 from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
-from benchmarks.compare.cluster import LocalCluster, end_on_terminate
-from benchmarks.compare.member import MemberSpec
-from benchmarks.compare.network import ShapedNetwork, missing
-from benchmarks.compare.synthetic import BLOCKS
+from benchmarks.rig.cluster import LocalCluster, end_on_terminate
+from benchmarks.rig.member import MemberSpec
+from benchmarks.rig.network import ShapedNetwork, missing
+from benchmarks.rig.synthetic import BLOCKS
 from trainer.planning.devices import LinkRates
 from trainer.planning.exchange_choice import ExchangeLoad, element_bytes, exposed
 

@@ -21,10 +21,10 @@ from itertools import product
 from rig.report import Ratio, Report, skip
 from rig.ring_rank import BucketSpec
 
-from benchmarks.compare import collective
-from benchmarks.compare.cluster import LocalCluster, end_on_terminate
-from benchmarks.compare.comparison import run_ranks
-from benchmarks.compare.network import ShapedNetwork, missing
+from benchmarks.rig import collective
+from benchmarks.rig.cluster import LocalCluster, end_on_terminate
+from benchmarks.rig.comparison import run_ranks
+from benchmarks.rig.network import ShapedNetwork, missing
 from trainer.config.exchange import FEWEST
 
 WARM_UP = 3

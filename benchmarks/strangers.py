@@ -25,8 +25,8 @@ from rig.certificates import write_certificates
 from rig.crowd import Crowd, resident
 from rig.report import Ratio, Report, skip
 
-from benchmarks.compare.cluster import COORDINATOR, LocalCluster, end_on_terminate
-from benchmarks.compare.member import MemberSpec
+from benchmarks.rig.cluster import COORDINATOR, LocalCluster, end_on_terminate
+from benchmarks.rig.member import MemberSpec
 
 WORKERS = 3
 ELEMENTS = 100_000

@@ -40,7 +40,7 @@ from rich.terminal_theme import SVG_EXPORT_THEME
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.compare.network import ShapedNetwork, missing  # noqa: E402 - of this checkout
+from benchmarks.rig.network import ShapedNetwork, missing  # noqa: E402 - of this checkout
 
 BIN = Path(sys.executable).parent
 HOSTS = ("box", "tower", "laptop")

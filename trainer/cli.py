@@ -56,7 +56,6 @@ COMMANDS = {
         "trainer.commands.inspect_data:inspect_data",
         "Show what a data file holds, and what of it is learned.",
     ),
-    "compare": ("trainer.commands.compare:compare", "Compare Motley with other programs."),
     "lab": ("trainer.commands.lab:lab", "Show one technique each with its measured figures."),
     "merge": ("trainer.commands.merge:merge", "Write a LoRA adapter into its base model."),
 }

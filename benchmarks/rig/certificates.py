@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.compare.cluster import COORDINATOR
-from benchmarks.compare.synthetic import RUN_ID
+from benchmarks.rig.cluster import COORDINATOR
+from benchmarks.rig.synthetic import RUN_ID
 from launcher.runs.certificates.authority import Authority, identity_of
 
 

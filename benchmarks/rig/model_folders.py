@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.random_model import write_model
+from benchmarks.rig.random_model import write_model
 from trainer.model.safetensors_headers import read_headers
 from trainer.system.errors import InputError
 

@@ -51,7 +51,7 @@ def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict
     """Return planned and peak bytes of two steps of a model with random weights."""
     import torch
 
-    from benchmarks.compare.random_model import write_model
+    from benchmarks.rig.random_model import write_model
     from trainer.config.run import load
     from trainer.model.initialization import initial_weights
     from trainer.model.layout import build_layout

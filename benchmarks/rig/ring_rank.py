@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.compare import collective, synthetic
-from benchmarks.compare.member import Commands
+from benchmarks.rig import collective, synthetic
+from benchmarks.rig.member import Commands
 from trainer.config.parallel import ParallelConfig
 from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.parallelize import ddp

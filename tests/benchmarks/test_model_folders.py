@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.compare.random_model import Dtype, write_model
 from benchmarks.rig.model_folders import SHAPES, model_folder
+from benchmarks.rig.random_model import Dtype, write_model
 from trainer.model.initialization import read_tensor
 from trainer.model.safetensors_headers import read_headers
 from trainer.system.errors import InputError

@@ -19,7 +19,7 @@ BENCHMARKS = ROOT / "benchmarks"
 
 HOLD_A_NETWORK = """
 import time
-from benchmarks.compare.network import ShapedNetwork
+from benchmarks.rig.network import ShapedNetwork
 with ShapedNetwork(2, 10**9) as network:
     print(*network._holders, flush=True)
     while True:  # a signal that comes just before a sleep is heard after it
@@ -28,7 +28,7 @@ with ShapedNetwork(2, 10**9) as network:
 
 
 def network_is_missing() -> str | None:
-    script = "from benchmarks.compare.network import missing; print(missing() or '')"
+    script = "from benchmarks.rig.network import missing; print(missing() or '')"
     found = subprocess.run(
         [sys.executable, "-c", script], cwd=BENCHMARKS, check=True, capture_output=True, text=True
     )

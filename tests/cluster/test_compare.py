@@ -1,4 +1,4 @@
-"""`trainer compare backends` with real processes: the same training, summed in different ways."""
+"""`benchmarks/compare.py` with real processes: the same training, summed in different ways."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compare.network import missing
+from benchmarks.rig.network import missing
+from tests import ROOT
 
 pytestmark = pytest.mark.cluster
 
 
 def compared(*words: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "trainer", "compare", "backends", "--json", *words]
+    command = [sys.executable, str(ROOT / "benchmarks/compare.py"), "--json", *words]
     small = ("--workers", "2", "--steps", "2", "--megabytes", "0.2")
     run = subprocess.run([*command, *small], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.compare.network import ShapedNetwork, missing
+from benchmarks.rig.network import ShapedNetwork, missing
 from launcher.discovery.survey import Survey, survey
 from launcher.errors import UnreachableError
 from launcher.hosts.remote import RemoteConnection

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from benchmarks.compare.interface import INTERFACE
-from benchmarks.compare.network import ShapedNetwork, missing
+from benchmarks.rig.interface import INTERFACE
+from benchmarks.rig.network import ShapedNetwork, missing
 from tests import ROOT
 from tests.waiting import wait_for
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import pytest
 
-from benchmarks.compare.network import ShapedNetwork, missing
+from benchmarks.rig.network import ShapedNetwork, missing
 from tests import ROOT
 from tests.launcher.sshd import QUICK_KEYS, make_key
 from tests.waiting import wait_for

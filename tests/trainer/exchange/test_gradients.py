@@ -8,7 +8,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from benchmarks.compare import synthetic
+from benchmarks.rig import synthetic
 from tests.trainer.exchange.exact_problem import tiny_layout
 from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.ledger import Shard

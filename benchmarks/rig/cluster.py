@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.compare.member import MemberSpec
+from benchmarks.rig.member import MemberSpec
 from trainer.system.errors import UnreachableError
 
 COORDINATOR = "coordinator"

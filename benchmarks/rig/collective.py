@@ -1,4 +1,4 @@
-"""One rank of gloo, NCCL or MPI: `python -P -m benchmarks.compare.collective SPEC`.
+"""One rank of gloo, NCCL or MPI: `python -P -m benchmarks.rig.collective SPEC`.
 
 It does what the exchange's workers do: sums of one gradient, or steps of the training, in which a
 block's sum begins as soon as backward has finished it. Its stamps go to a file, since mpiexec
@@ -19,9 +19,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.compare import training
-from benchmarks.compare.interface import counted
-from benchmarks.compare.member import Commands
+from benchmarks.rig import training
+from benchmarks.rig.interface import counted
+from benchmarks.rig.member import Commands
 from trainer.data.order import epoch_order
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.initialization import initial_weights
@@ -60,7 +60,7 @@ class CollectiveSpec:
     def of_rank(self, rank: int) -> list[str]:
         """Return the command line of a rank."""
         words = json.dumps(asdict(replace(self, rank=rank)))
-        return [sys.executable, "-P", "-m", "benchmarks.compare.collective", words]
+        return [sys.executable, "-P", "-m", "benchmarks.rig.collective", words]
 
     def result(self, rank: int) -> Path:
         """Return the file of a rank."""

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.compare.interface import INTERFACE
+from benchmarks.rig.interface import INTERFACE
 
 Name = Literal["ours", "gloo", "nccl", "mpi"]
 

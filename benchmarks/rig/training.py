@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.compare.random_model import write_model
+from benchmarks.rig.random_model import write_model
 from trainer.config.run import RunConfig, load
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded

@@ -1,4 +1,4 @@
-"""A coordinator or worker of a measurement: `python -P -m benchmarks.compare.member SPEC`.
+"""A coordinator or worker of a measurement: `python -P -m benchmarks.rig.member SPEC`.
 
 It prints JSON lines on standard output and takes commands on standard input: `go` opens the gate
 that a gated worker waits at, `cost X` changes its seconds a sample. When standard input closes it
@@ -21,8 +21,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.compare import synthetic, training
-from benchmarks.compare.interface import counted
+from benchmarks.rig import synthetic, training
+from benchmarks.rig.interface import counted
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.config.run import RunConfig
 from trainer.exchange.coordinator.membership import Coordinator
@@ -85,7 +85,7 @@ class MemberSpec:
 
     def arguments(self) -> list[str]:
         """Return the command line of the member."""
-        return [sys.executable, "-P", "-m", "benchmarks.compare.member", json.dumps(asdict(self))]
+        return [sys.executable, "-P", "-m", "benchmarks.rig.member", json.dumps(asdict(self))]
 
     def config(self) -> RunConfig:
         """Return the run config that all members share."""

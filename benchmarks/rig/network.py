@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-from benchmarks.compare.interface import INTERFACE
+from benchmarks.rig.interface import INTERFACE
 
 TOOLS = ("ip", "tc", "unshare", "nsenter")
 _HOLD = ("sh", "-c", "echo here; exec cat >/dev/null")

@@ -13,11 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare import collective, synthetic, training
-from benchmarks.compare.backends import BACKENDS, Name, mpi_environment, mpiexec, nccl_environment
-from benchmarks.compare.cluster import LocalCluster
-from benchmarks.compare.member import PATIENCE, MemberSpec
-from benchmarks.compare.network import ShapedNetwork, missing
+from benchmarks.rig import collective, synthetic, training
+from benchmarks.rig.backends import BACKENDS, Name, mpi_environment, mpiexec, nccl_environment
+from benchmarks.rig.cluster import LocalCluster
+from benchmarks.rig.member import PATIENCE, MemberSpec
+from benchmarks.rig.network import ShapedNetwork, missing
 from trainer.model.layout import build_layout
 from trainer.system.commandline.table import Value
 from trainer.system.errors import InputError, TrainerError
