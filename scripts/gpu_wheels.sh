@@ -10,7 +10,7 @@ mkdir -p "$dir"
 
 # The versions are those of the locks, and the hashes too.
 packages=(annotated-types bitsandbytes blake3 cffi cryptography jinja2 ml-dtypes psutil pycparser
-    pydantic pydantic-core pytest-repeat rapidfuzz rendercanvas setuptools tensorboard
+    pydantic pydantic-core pytest-repeat rendercanvas setuptools tensorboard
     typing-inspection wgpu)
 names=$(IFS='|'; echo "${packages[*]}")
 lock=$(mktemp)

@@ -15,7 +15,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-PAGES = ("*.md", "docs", "playbooks/roles", "tests/soak/*.md", "tests/testbed/*.md")
+PAGES = (
+    "*.md",
+    "docs",
+    "playbooks/roles",
+    "examples/*/*.md",
+    "tests/soak/*.md",
+    "tests/testbed/*.md",
+)
 KINDS = frozenset((".md", ".png", ".svg"))
 DIAGRAM = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 

@@ -116,7 +116,6 @@ READ_AS_THEY_ARE = {
     "launcher.transfer.push": SHIPPED,
     "launcher.transfer.wheel": SHIPPED,
     "launcher.views.dashboard.single_file": SHIPPED,
-    "trainer.data.meetings.texts": SHIPPED,
     "trainer.data.shell_safety.family": SHIPPED,
     "trainer.evaluate.sandbox": SHIPPED,
     "trainer.exchange.transport.same_host": KERNEL,

@@ -16,7 +16,12 @@ from dataclasses import dataclass
 from tests import ROOT
 
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("tests/*/README.md")]
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *ROOT.glob("examples/*/README.md"),
+        *ROOT.glob("tests/*/README.md"),
+    ]
 )
 
 COMMAND = re.compile(

@@ -24,7 +24,9 @@ BLOCKS = list(command_blocks())
 ASKED = re.compile(r'command_block\(\s*"(?P<document>[^"]+)",\s*"(?P<heading>[^"]+)",?\s*\)')
 SHELL = re.compile(r"#|export |cd |\. |for |do |done|source |[A-Z_]+=\S*$")
 HIDDEN = re.compile(r"#.*(?:launch|trainer|ansible-playbook) [a-z]+ .*(?:--?[a-z]|/)")
-FILE = re.compile(r"(?<![\w/.-])(?:tests|benchmarks|recipes|playbooks|inventory)/[\w./-]+\.\w+")
+FILE = re.compile(
+    r"(?<![\w/.-])(?:tests|benchmarks|examples|recipes|playbooks|inventory)/[\w./-]+\.\w+"
+)
 
 
 def asked_for() -> set[tuple[str, str]]:

@@ -14,7 +14,6 @@ from tests import ROOT
 MOST_LINES = 450
 TABLES = [
     "tests/trainer/exchange/test_lossy_codecs.py",
-    "tests/trainer/test_meetings_path.py",
     "trainer/evaluate/syscalls.py",
     "trainer/replica/wgpu/weights/nf4.py",
 ]

@@ -48,7 +48,7 @@ _LONGEST_NAME = 20
 @click.option(
     "--tasks",
     default="loss",
-    help="For --watch: loss, generate, code, summaries, lm-eval:NAME; the first picks the best.",
+    help="For --watch: loss, generate, code, lm-eval:NAME; the first picks the best.",
 )
 @click.option("--prompts", type=PATH, help="For generate: data of any format.")
 @click.option("--problems", type=PATH, help="For code: JSON Lines: prompt, test, entry_point.")
@@ -61,7 +61,7 @@ _LONGEST_NAME = 20
     "--temperature",
     type=Number(),
     default=0.0,
-    help="For generate, code and summaries; 0 takes the most likely token.",
+    help="For generate and code; 0 takes the most likely token.",
 )
 @click.option(
     "--lm-eval-tasks",

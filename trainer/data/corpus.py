@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from trainer.data.meetings import ami, generator
 from trainer.data.shell_safety.generator import Script, generate
 from trainer.system.errors import InputError, StorageError
 from trainer.system.storage.atomic_folder import (
@@ -32,26 +31,6 @@ def write_shell_safety(output: Path, count: int, validation_count: int, seed: in
         "validation": lines(generate("validation", validation_count, seed)),
     }
     return write(output, parts)
-
-
-def write_meetings(output: Path, count: int, validation_count: int, seed: int) -> Path:
-    """Write generated transcripts with their minutes; see `write`."""
-    train = generator.generate("train", count, seed)
-    validation = generator.generate("validation", validation_count, seed)
-    return write(
-        output,
-        {
-            "train": (meeting.as_json() for meeting in train),
-            "validation": (meeting.as_json() for meeting in validation),
-        },
-    )
-
-
-def write_ami(output: Path, source: Path) -> tuple[Path, dict[str, int]]:
-    """Write the AMI corpus' meetings and return how many each part has; see `write`."""
-    parts = ami.read_corpus(source)
-    folder = write(output, {name: (m.as_json() for m in found) for name, found in parts.items()})
-    return folder, {name: len(found) for name, found in parts.items()}
 
 
 def write(output: Path, parts: Mapping[str, Lines]) -> Path:

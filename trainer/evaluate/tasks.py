@@ -16,15 +16,11 @@ from trainer.evaluate.code import Problem, figures, judge, read_problems
 from trainer.evaluate.generation import Completion, complete
 from trainer.evaluate.sandbox import Sandbox
 from trainer.evaluate.scoring import score
-from trainer.evaluate.summaries import compare, read_references, shortened
-from trainer.evaluate.summaries import figures as minutes_figures
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
 
 HARNESS = "lm-eval:"
-_SHOWN = 8
-"""Answers in a record, for people to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +67,10 @@ def _make(name: str, material: Material) -> Task:
 
         task = name.removeprefix(HARNESS)
         return Harness(task, material.harness_tasks, material.harness_limit)
-    kinds = {kind.name: kind for kind in (Loss, Generate, Code, Summaries)}
+    kinds = {kind.name: kind for kind in (Loss, Generate, Code)}
     if name not in kinds:
         raise InputError(
-            f"--tasks: {name!r} is not known; there are loss, generate, code, summaries and"
-            f" {HARNESS}NAME"
+            f"--tasks: {name!r} is not known; there are loss, generate, code and {HARNESS}NAME"
         )
     return kinds[name](material)
 
@@ -170,36 +165,3 @@ class Code:
             for first, count in zip(firsts, passed, strict=True)
         ]
         return Outcome(figures(passed, self._material.samples), "pass@1", samples=shown)
-
-
-class Summaries:
-    """ROUGE-L and action items of the minutes that a model writes of meetings."""
-
-    name = "summaries"
-
-    def __init__(self, material: Material) -> None:
-        if not material.data:
-            raise InputError("task summaries: give --data FILE")
-        self._references = [
-            each for path in material.data for each in read_references(path, material.columns)
-        ]
-        self._material = material
-
-    def run(self, trained: Trained, compute: Compute) -> Outcome:
-        """Return the figures, and some texts with their references."""
-        length = trained.config.data.max_seq_len
-        room = length - self._material.max_new_tokens
-        if room < 1:
-            raise InputError(
-                f"--max-new-tokens {self._material.max_new_tokens} leaves no room for a prompt in"
-                f" max_seq_len {length}; lower it, or raise --max-seq-len"
-            )
-        prompts = shortened(self._references, trained.encoder(), room)
-        made = self._material.complete(trained, prompts, compute)
-        pairs = list(zip(made, self._references, strict=True))
-        scores = [compare(completion.text, reference) for completion, reference in pairs]
-        shown = [
-            {"text": completion.text, "reference": reference.answer, **vars(score)}
-            for (completion, reference), score in zip(pairs[:_SHOWN], scores, strict=False)
-        ]
-        return Outcome(minutes_figures(scores), "rouge_l", samples=shown)

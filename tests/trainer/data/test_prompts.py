@@ -15,7 +15,6 @@ from trainer.data.samples import read_prompts
 from trainer.data.shapes import Sample
 from trainer.data.turns import ChatMessage
 from trainer.distill.answers.author import Prompts
-from trainer.evaluate.summaries import read_references, shortened
 from trainer.system.errors import InputError
 
 TEMPLATE = (
@@ -76,16 +75,6 @@ def test_a_refusal_of_a_typed_prompt_names_its_number(model: Path) -> None:
     samples = [Sample("a"), Sample("", messages=turns)]
     with pytest.raises(InputError, match=f"^prompt 2: {REFUSED}"):
         encode_prompts(Encoder(model), model, samples)
-
-
-def test_a_refusal_of_a_conversation_to_be_scored_names_file_and_line(
-    model: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "a.jsonl"
-    turns = [{"role": role, "content": "a"} for role in ("system", "user", "assistant")]
-    path.write_text(json.dumps({"messages": turns}) + "\n")
-    with pytest.raises(InputError, match=f"^{path}:1: {REFUSED}"):
-        shortened(read_references(path), Encoder(model), 64)
 
 
 def test_a_prompt_with_tools_names_file_and_line(model: Path, tmp_path: Path) -> None:

@@ -81,7 +81,6 @@ def test_what_needs_a_language_model_says_so_and_costs_no_other_figure(
         ("", "'' is not known"),
         ("generate", "give --prompts"),
         ("code", "give --problems"),
-        ("summaries", "give --data"),
     ],
 )
 def test_tasks_that_lack_something_are_refused_at_the_start(tasks: str, message: str) -> None:

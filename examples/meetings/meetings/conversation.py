@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from trainer.data.meetings.issue import Issue, Option, held_out, part
-from trainer.data.meetings.minutes import ActionItem
-from trainer.data.meetings.texts import ASIDES, DUES, PHRASES
+from meetings.issue import Issue, Option, held_out, part
+from meetings.minutes import ActionItem
+from meetings.texts import ASIDES, DUES, PHRASES
 
 
 @dataclass

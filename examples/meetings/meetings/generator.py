@@ -15,18 +15,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
-from trainer.data.meetings.conversation import Conversation, IssueOutcome, capital, listed
-from trainer.data.meetings.issue import Issue, MeetingSetting, Option, held_out, part
-from trainer.data.meetings.minutes import Meeting, Minutes
-from trainer.data.meetings.scenes import amend, discuss, reconsider
-from trainer.data.meetings.texts import MONTHS, NAMES, SETTINGS
+from meetings.conversation import Conversation, IssueOutcome, capital, listed
+from meetings.issue import Issue, MeetingSetting, Option, held_out, part
+from meetings.minutes import Meeting, Minutes
+from meetings.scenes import amend, discuss, reconsider
+from meetings.texts import MONTHS, NAMES, SETTINGS
 
 Split = Literal["train", "validation"]
 
 
 def generate(split: Split, count: int, seed: int) -> Iterator[Meeting]:
     """Yield `count` different meetings."""
-    rng = random.Random(f"meetings/{split}/{seed}")  # noqa: S311 - data, not secrets
+    rng = random.Random(f"meetings/{split}/{seed}")
     seen: set[str] = set()
     while len(seen) < count:
         meeting = _meeting(rng, split == "validation")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from trainer.data.meetings.issue import MeetingSetting
+from meetings.issue import MeetingSetting
 
 _HERE = Path(__file__).parent
 _TREE = json.loads((_HERE / "texts.json").read_text(encoding="utf-8"))

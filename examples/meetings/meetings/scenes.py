@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainer.data.meetings.conversation import Conversation, IssueOutcome, TaskAssignment
-from trainer.data.meetings.issue import Issue, Option
-from trainer.data.meetings.texts import DUES
+from meetings.conversation import Conversation, IssueOutcome, TaskAssignment
+from meetings.issue import Issue, Option
+from meetings.texts import DUES
 
 _NUMBERS = ("none", "one", "two", "three", "four", "five", "six")
 

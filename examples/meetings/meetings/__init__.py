@@ -1,0 +1,1 @@
+"""Meeting transcripts with their minutes: a deterministic generator and a converter."""

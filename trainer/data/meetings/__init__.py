@@ -1,1 +1,0 @@
-"""Meeting transcripts with their minutes: a deterministic generator and converters."""
