@@ -9,11 +9,10 @@
     python benchmarks/distill.py generate --model DIR [--tokens 64] [--backend cuda]
     python benchmarks/distill.py kv [--gpu 0]
     python benchmarks/distill.py onpolicy RESULTS.jsonl [--steps 200] [--limit RUNS] [--report]
-    python benchmarks/distill.py trimmed RESULTS.jsonl [--size 16384] [--limit RUNS] [--report]
 
-Prints ratios and writes benchmarks/results/distill-PART.json. The last two take hours and are of
-SmolLM2-135M (rig/healing.py): a finished run is a line of RESULTS and is not repeated, so they can
-be stopped at any time; with --report they print and write what is there.
+Prints ratios and writes benchmarks/results/distill-PART.json. The last one takes hours and is of
+SmolLM2-135M (rig/healing.py): a finished run is a line of RESULTS and is not repeated, so it can be
+stopped at any time; with --report it prints and writes what is there.
 """
 
 from __future__ import annotations
@@ -84,7 +83,6 @@ def main() -> int:
         "generate": {"tokens": 64},
         "kv": {},
         "onpolicy": _HEALING,
-        "trimmed": _HEALING | {"size": 16_384},
     }.items():
         part = parts.add_parser(name)
         for setting, default in settings.items():

@@ -23,19 +23,15 @@ from typing import Any
 import psutil
 
 from rig.finished import Found, best, keep, read
-from rig.real_data import DATA, layers_of, unfinished_copy, with_layers
+from rig.real_data import DATA, layers_of, with_layers
 from rig.report import Ratio, Report
 from rig.sparse import thinned
 from tests.real.data import write_lines
 from tests.real.packages import model_file
-from trainer.data.documents import Documents
 from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.distill.answers.opened import open_shards
 from trainer.distill.answers.rounds import ON_POLICY, find_rounds
 from trainer.distill.logits.dataset import LogitsFolder
-from trainer.distill.student.from_scratch import fresh_config
-from trainer.distill.tokenizer.trim import trim
-from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.model.files import resolve_model
 from trainer.tracking.metrics import read_metrics
 
@@ -52,15 +48,13 @@ _POINTS = 5
 """Of a curve of held-out losses, the last one included."""
 _FRACTION = 0.5
 """Of a step's samples, those that are answers."""
-_TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to learn: settings of the student's run config, flags of its teacher."""
+    """A way to learn: settings of the student's run config."""
 
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
-    flags: tuple[str, ...] = ()
     scored: float = 1.0
     """Share of the positions that keep their scores."""
 
@@ -72,7 +66,7 @@ class Arm:
     @property
     def is_usual(self) -> bool:
         """Whether others are compared with it."""
-        return not self.answers and not self.flags and self.scored == 1
+        return not self.answers and self.scored == 1
 
 
 def _own(divergence: str) -> Arm:
@@ -88,10 +82,6 @@ ARMS = {
         "a fifth scored": Arm({"distillation.alpha": 1.0}, scored=0.2),
         "reverse KL": _own("reverse"),
         "JSD": _own("jsd"),
-    },
-    "trimmed": {
-        "tail": Arm({"distillation.alpha": 0.7}),
-        "first piece": Arm({"distillation.alpha": 0.7}, flags=("--removed-tokens", "first-piece")),
     },
 }
 """By part of the benchmark. Without answers all arms score the same tokens; beside answers, half as
@@ -109,8 +99,6 @@ class Case:
     steps: int
     batch_size: int
     window: int
-    vocabulary: int
-    """Tokens that trimming keeps; 0 for all."""
 
     @property
     def way(self) -> Arm:
@@ -170,10 +158,8 @@ class _Wanted:
 
     def __init__(self, arguments: argparse.Namespace, done: Results) -> None:
         sizes = (arguments.steps, arguments.batch_size, arguments.window)
-        vocabulary = arguments.size if arguments.part == "trimmed" else 0
         self.arms = [
-            Case(arguments.part, arm, LADDER[0], 0, *sizes, vocabulary)
-            for arm in ARMS[arguments.part]
+            Case(arguments.part, arm, LADDER[0], 0, *sizes) for arm in ARMS[arguments.part]
         ]
         self._seeds, self._done = arguments.seeds, done
 
@@ -217,10 +203,9 @@ class _Wanted:
 def train(case: Case, setup: Setup) -> Found:
     """Train one student; return its held-out loss and curve, its idle share and its writing's."""
     arm, work = case.way, setup.work
-    student = _student(case, setup)
+    student = with_layers(setup.model, work / "half", range(0, layers_of(setup.model), 2))
     corpus, prompts, held_out = _texts(case, student, work)
-    name = f"logits-{case.texts}-{case.window}-{case.vocabulary}"
-    logits, output = work / "-".join([name, *arm.flags]).replace("--", ""), work / "output"
+    logits, output = work / f"logits-{case.texts}-{case.window}", work / "output"
     for begun in (output, logits / ON_POLICY):
         shutil.rmtree(begun, ignore_errors=True)
     settings: dict[str, Any] = {
@@ -240,7 +225,7 @@ def train(case: Case, setup: Setup) -> Found:
     program = [sys.executable, "-m", "trainer.cli", "distill"]
     teacher = [*program, "teacher", str(setup.model), "--data", str(corpus), "--out", str(logits)]
     teacher += ["--tokenizer", str(student), "--max-seq-len", str(case.window), *setup.place]
-    teacher += ["--dtype", "float32", *arm.flags]
+    teacher += ["--dtype", "float32"]
     learner = [*program, "student", "--student", str(student), "-o", str(output)]
     learner += ["--teacher-timeout", "600", *setup.place]
     learner += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
@@ -285,37 +270,6 @@ def _share(steps: list[Found], key: str) -> float:
     """Return a share of the time from the first step, for which the teacher starts, to the last."""
     seconds = steps[-1]["time"] - steps[0]["time"]
     return sum(each.get(key, 0.0) for each in steps[1:]) / seconds
-
-
-def _student(case: Case, setup: Setup) -> Path:
-    """Return the model that heals, with a trimmed tokenizer if the case says so."""
-    olds = range(0, layers_of(setup.model), 2)
-    half = with_layers(setup.model, setup.work / "half", olds)
-    if not case.vocabulary:
-        return half
-    tokenizer = setup.work / f"tokenizer-{case.windows}-{case.vocabulary}"
-    if not tokenizer.exists():
-        texts, _ = _pages(case, setup.work)
-        trim(setup.model, Documents([texts]), case.vocabulary, tokenizer)
-    return _narrowed(half, tokenizer, setup.work / f"half-{case.windows}-{case.vocabulary}")
-
-
-def _narrowed(model: Path, tokenizer: Path, folder: Path) -> Path:
-    """Return the model with the rows of a trimmed tokenizer's tokens alone; it is written once."""
-    if folder.exists():
-        return folder
-    from safetensors.torch import load_file, save_file
-
-    unfinished = unfinished_copy(tokenizer, folder)
-    config = fresh_config(model / "config.json", tokenizer)
-    (unfinished / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    ids = Vocabulary.load(tokenizer, model).teacher_ids
-    weights = {
-        name: values[ids] if name in _TABLES else values
-        for name, values in load_file(model / "model.safetensors").items()
-    }
-    save_file(weights, unfinished / "model.safetensors", metadata={"format": "pt"})
-    return unfinished.rename(folder)
 
 
 def _pages(case: Case, work: Path) -> tuple[Path, Path]:

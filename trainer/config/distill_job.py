@@ -54,8 +54,6 @@ class TeacherJob(Section):
     tail_samples: int | None = Field(default=None, ge=0, le=MOST_DRAWS)
     samples: int | None = Field(default=None, gt=0, le=MOST_DRAWS)
     temperature: float | None = Field(default=None, gt=0, le=HOTTEST)
-    removed_tokens: Literal["tail", "first-piece"] | None = None
-    """What receives the probability of the tokens that a trimmed tokenizer lacks."""
     values: Literal["float16", "float32"] | None = None
     max_seq_len: int | None = Field(default=None, ge=SHORTEST_WINDOW)
     lost_text: LostText | None = None

@@ -59,6 +59,7 @@ EXPLAINED = {
     " that computes a sample, and so on the shares",
     "neftune_noise_alpha": "embeddings get no noise: which numbers it adds would depend on the"
     " device that computes a sample, and so on the shares",
+    "removed_tokens": "the probability of removed tokens always counts as tail: leave it out",
     "sum_on_host": "workers of one host no longer send one gradient: leave it out, and start equal"
     " cards of a host as one worker with --strategy ddp",
 }

@@ -54,6 +54,7 @@ def test_what_a_student_gets_is_what_a_run_config_takes() -> None:
         ),
         ({"student.model": None, "student.config": "albor-350m"}, "needs a teacher.tokenizer"),
         ({"student.exchange": {}}, "student.exchange: unknown key"),
+        ({"teacher.removed_tokens": "tail"}, "removed tokens always counts as tail: leave it out"),
         ({"teacher.data": []}, "teacher.data: "),
         ({"teacher.engine": "vllm"}, "teacher.engine: "),
         (

@@ -20,8 +20,7 @@ from tests.trainer.small_teacher import (
     write_trimmed,
 )
 from trainer.distill.logits.dataset import LogitsFolder
-from trainer.distill.logits.scores import RemovedTokens
-from trainer.distill.teacher.assignment import Assignment, assign
+from trainer.distill.teacher.assignment import Assignment
 from trainer.distill.teacher.audit import LIMIT, AuditResult, audit, check_teacher
 from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.torch_engine import TorchEngine
@@ -44,15 +43,15 @@ def scored(folder: Path) -> dict[str, Assignment]:
 
 
 def score(
-    folder: Path, kind: str, values: str = "float32", removed: RemovedTokens = "tail"
+    folder: Path, kind: str, values: str = "float32", output: Path | None = None
 ) -> Assignment:
     return teach(
         wish(
             folder / "model",
             folder / "texts.jsonl",
-            folder / f"{kind}-{values}-{removed}",
+            output or folder / f"{kind}-{values}",
             tokenizer=folder / "trimmed",
-            scheme=replace(SCHEMES[kind], removed_tokens=removed),
+            scheme=SCHEMES[kind],
             values=values,
         )
     )
@@ -83,38 +82,20 @@ def test_the_same_teacher_says_the_same(scored: dict[str, Assignment], kind: str
     assert not found.is_another_teacher
 
 
-@pytest.mark.parametrize("kind", SCHEMES)
-def test_first_pieces_receive_what_trimming_removed(
-    folder: Path, scored: dict[str, Assignment], kind: str
+def test_scores_of_first_pieces_are_read_but_not_scored_again(
+    folder: Path, scored: dict[str, Assignment], tmp_path: Path
 ) -> None:
-    moved = score(folder, kind, removed="first-piece")
-    vocabulary = check_teacher(moved.folder, folder / "model", folder / "trimmed")
-    assert vocabulary.first_pieces is not None
-    before, after = (
-        np.concatenate([window.scores.dropped for window in each.folder.read(0)])
-        for each in (scored[kind], moved)
-    )
-    assert before.max() > 1e-3
-    assert after.max() < 1e-5
-    found = audit(moved.folder, load(moved, batch_tokens=1), fraction=1)
-    assert abs(found.mean_kl) < max(1e-6, 4 * found.standard_error)
-    if kind != "sampled":
-        assert found.max_kl is not None
-        assert found.max_kl < 1e-5
+    """An earlier version wrote such folders, and may have added more shards."""
+    there = scored["topk"].folder
+    moved = replace(there.description.scheme, removed_tokens="first-piece")
+    old = LogitsFolder(tmp_path / "old")
+    old.describe(replace(there.description, scheme=moved))
+    old.write(0, there.read(0))
+    assert [len(window.tokens) for window in LogitsFolder(old.path).read(0)]
+    with pytest.raises(RefusedError, match="scored with removed_tokens first-piece by an earlier"):
+        check_teacher(old, folder / "model", folder / "trimmed")
     with pytest.raises(RefusedError, match=r"scheme\.removed_tokens is first-piece there and tail"):
-        score_into(folder, moved.folder.path, kind)
-
-
-def score_into(folder: Path, output: Path, kind: str) -> None:
-    model, texts = folder / "model", folder / "texts.jsonl"
-    assign(wish(model, texts, output, tokenizer=folder / "trimmed", scheme=SCHEMES[kind]))
-
-
-def test_first_pieces_of_a_whole_vocabulary_are_refused(folder: Path, tmp_path: Path) -> None:
-    scheme = replace(SCHEMES["topk"], removed_tokens="first-piece")
-    request = wish(folder / "model", folder / "texts.jsonl", tmp_path / "out", scheme=scheme)
-    with pytest.raises(InputError, match="--removed-tokens first-piece: the student has all"):
-        assign(request)
+        score(folder, "topk", output=old.path)
 
 
 def test_half_precision_on_disk_is_no_difference(folder: Path) -> None:

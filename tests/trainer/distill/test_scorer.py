@@ -21,9 +21,6 @@ FULL = Scheme(kind="full", temperature=2.0)
 IN_ORDER = np.arange(690, dtype=np.int32)
 """A tokenizer shorter than the teacher's padded vocabulary."""
 TRIMMED = np.sort(DRAWS.permutation(690)[:300]).astype(np.int32)
-PIECES = DRAWS.integers(-1, 300, 690).astype(np.int32)
-"""First pieces of the removed tokens, some of which have none."""
-PIECES[TRIMMED] = np.arange(300)
 
 
 def random_logits(count: int = POSITIONS, vocab: int = VOCAB) -> NDArray[np.float32]:
@@ -35,7 +32,6 @@ def twin(
     points: NDArray[np.float64],
     teacher_ids: NDArray[np.int32],
     scheme: Scheme,
-    pieces: NDArray[np.int32] | None = None,
 ) -> Scores:
     """Score positions one by one, with sorts and sums over the whole vocabulary."""
     size = len(teacher_ids)
@@ -45,17 +41,13 @@ def twin(
         scaled = row / scheme.temperature
         log_p = scaled - scaled.max() - np.log(np.exp(scaled - scaled.max()).sum())
         p, log_p = np.exp(log_p[teacher_ids]), log_p[teacher_ids]
-        if pieces is not None:
-            every = np.exp(scaled - scaled.max()) / np.exp(scaled - scaled.max()).sum()
-            p = np.array([every[: len(pieces)][pieces == token].sum() for token in range(size)])
-            log_p = np.log(p)
         kept = np.argsort(-log_p, kind="stable")[: scheme.top_k] if scheme.kind == "topk" else []
         if scheme.kind == "full":
             kept = np.arange(size)
         below = p.copy()
         below[kept] = 0
         # Then the blocks are the teacher's.
-        in_order = pieces is None and np.array_equal(teacher_ids, np.arange(size))
+        in_order = np.array_equal(teacher_ids, np.arange(size))
         drawn = draw(np.pad(below, (0, len(row) - size)) if in_order else below, drawn_at)
         unique, times = np.unique(drawn, return_counts=True)
         ids += [*kept, *unique]
@@ -104,32 +96,20 @@ def score_rows(
     logits: NDArray[np.float32],
     document: int = 3,
     start: int = 64,
-    pieces: NDArray[np.int32] | None = None,
 ) -> Rows:
-    scorer = Scorer(scheme, teacher_ids, logits.shape[1], first_pieces=pieces)
+    scorer = Scorer(scheme, teacher_ids, logits.shape[1])
     points = uniforms(7, document, start, len(logits), scorer.draws)
     return scorer.score(torch.from_numpy(logits), points)
 
 
-@pytest.mark.parametrize(
-    ("teacher_ids", "pieces"),
-    [
-        (IN_ORDER, None),
-        (TRIMMED, None),
-        (TRIMMED, PIECES),
-        (np.arange(300, dtype=np.int32), np.r_[np.arange(300), PIECES[300:]].astype(np.int32)),
-    ],
-    ids=["in order", "trimmed", "first pieces", "the first tokens stay"],
-)
+@pytest.mark.parametrize("teacher_ids", [IN_ORDER, TRIMMED], ids=["in order", "trimmed"])
 @pytest.mark.parametrize("scheme", [TOPK, SAMPLED, FULL], ids=["topk", "sampled", "full"])
-def test_scores_as_the_twin_does(
-    scheme: Scheme, teacher_ids: NDArray[np.int32], pieces: NDArray[np.int32] | None
-) -> None:
+def test_scores_as_the_twin_does(scheme: Scheme, teacher_ids: NDArray[np.int32]) -> None:
     logits = random_logits()
     draws = Scorer(scheme, teacher_ids, VOCAB).draws
     points = uniforms(7, 3, 64, POSITIONS, draws)
-    expected = twin(logits, points, teacher_ids, scheme, pieces)
-    found = score(scheme, teacher_ids, logits, pieces=pieces)
+    expected = twin(logits, points, teacher_ids, scheme)
+    found = score(scheme, teacher_ids, logits)
     np.testing.assert_array_equal(found.offsets, expected.offsets)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_array_equal(found.counts, expected.counts)
@@ -148,17 +128,6 @@ def test_a_vocabulary_of_the_size_of_a_real_one() -> None:
     found = score(scheme, ids, logits)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_allclose(found.entropy, expected.entropy, rtol=1e-5)
-
-
-def test_an_improbable_piece_keeps_its_exact_logarithm() -> None:
-    """Its probability is 0 in fp32, as is that of what it receives."""
-    logits = random_logits(1)
-    logits[0, TRIMMED[7]] = -200.0
-    logits[0, np.flatnonzero(PIECES == 7)] = -200.0
-    plain, moved = (score(FULL, TRIMMED, logits, pieces=pieces) for pieces in (None, PIECES))
-    assert plain.logprobs is not None
-    assert moved.logprobs is not None
-    assert moved.logprobs[7] == plain.logprobs[7] < -90
 
 
 def test_nothing_is_dropped_when_each_token_is_the_students() -> None:

@@ -97,24 +97,6 @@ def test_any_text_comes_back(case: Case, text: str) -> None:
     assert case.teacher.decode(mapped, skip_special_tokens=False) == expected
 
 
-def test_each_removed_token_begins_with_the_piece_that_its_text_begins_with(case: Case) -> None:
-    pieces = Vocabulary.load(case.output, case.folder, with_pieces=True).first_pieces
-    assert pieces is not None
-    assert len(pieces) == case.teacher.get_vocab_size()
-    np.testing.assert_array_equal(pieces[case.vocabulary.teacher_ids], np.arange(SIZE))
-    alone = 0
-    for token, id in case.teacher.get_vocab().items():
-        piece = case.trimmed.id_to_token(int(pieces[id]))
-        assert piece is not None
-        assert token.startswith(piece)
-        text = case.teacher.decode([id], skip_special_tokens=False)
-        if case.teacher.encode(text, add_special_tokens=False).ids == [id]:
-            first = case.trimmed.encode(text, add_special_tokens=False).ids[0]
-            assert first == pieces[id], text
-            alone += 1
-    assert alone > 0.9 * len(pieces)
-
-
 def test_words_whose_tokens_stayed_are_cut_as_before(case: Case) -> None:
     kept = set(case.vocabulary.teacher_ids.tolist())
     same = other = 0

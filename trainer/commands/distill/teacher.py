@@ -16,7 +16,7 @@ from trainer.system.errors import InputError
 from trainer.system.process.imports import importing
 
 if TYPE_CHECKING:
-    from trainer.distill.logits.scores import Kind, RemovedTokens
+    from trainer.distill.logits.scores import Kind
     from trainer.distill.teacher.scoring import Teacher
     from trainer.replica.backend import Compute
 
@@ -89,12 +89,6 @@ class Share(click.ParamType):
     help="Temperature of the kept probabilities.",
 )
 @click.option(
-    "--removed-tokens",
-    type=click.Choice(["tail", "first-piece"]),
-    default="tail",
-    help="With a trimmed --tokenizer: what receives the probability of removed tokens.",
-)
-@click.option(
     "--values",
     type=click.Choice(["float16", "float32"]),
     default="float16",
@@ -154,7 +148,6 @@ def teacher(
     tail_samples: int,
     samples: int,
     temperature: float,
-    removed_tokens: RemovedTokens,
     share: tuple[int, int],
     name: str | None,
     stay: bool,
@@ -202,7 +195,6 @@ def teacher(
                 tail_samples=tail_samples,
                 samples=samples,
                 temperature=temperature,
-                removed_tokens=removed_tokens,
             )
             assignment = assign(ScoringRequest(model=model, scheme=kept, **request))
             view = open_teacher_view()

@@ -31,8 +31,8 @@ class Scheme:
     temperature: float = 1.0
     """Of the kept distribution: softmax(logits / temperature)."""
     removed_tokens: RemovedTokens = "tail"
-    """Where the probability of the teacher's tokens goes that the student's vocabulary lacks: to
-    the tail, or to the first of the student's tokens that spell each of them."""
+    """Where the probability of the teacher's tokens went that the student's vocabulary lacks. The
+    first of the student's tokens that spell each of them only in folders of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

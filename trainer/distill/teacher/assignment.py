@@ -109,13 +109,7 @@ def assign(request: ScoringRequest) -> Assignment:
     model_dir = resolve_model(request.model)
     tokenizer_dir = request.tokenizer or model_dir
     max_seq_len = window_length(model_dir, request.max_seq_len)
-    with_pieces = request.scheme.removed_tokens == "first-piece"
-    vocabulary = Vocabulary.load(tokenizer_dir, model_dir, with_pieces=with_pieces)
-    if with_pieces and vocabulary.first_pieces is None:
-        raise InputError(
-            "--removed-tokens first-piece: the student has all of the teacher's tokens; leave it"
-            " out, or give the --tokenizer that was trimmed"
-        )
+    vocabulary = Vocabulary.load(tokenizer_dir, model_dir)
     if not request.data and not vocabulary.is_proven:
         raise InputError(
             f"--tokenizer {tokenizer_dir} is compared with that of a GGUF file on the corpus: give"

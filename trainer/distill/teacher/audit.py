@@ -71,12 +71,16 @@ def check_teacher(folder: LogitsFolder, model: Path, tokenizer: Path) -> Vocabul
     """Return the vocabulary of a folder if it was written with this model and tokenizer.
 
     Raises:
-        RefusedError: they differ; names both hashes.
+        RefusedError: they differ, which names both hashes; or nothing can score it again.
         InputError: they cannot be used.
     """
     description = folder.description
-    with_pieces = description.scheme.removed_tokens == "first-piece"
-    vocabulary = Vocabulary.load(tokenizer, model, with_pieces=with_pieces)
+    if (moved := description.scheme.removed_tokens) != "tail":
+        raise RefusedError(
+            f"{folder.path}: was scored with removed_tokens {moved} by an earlier version, and this"
+            " one cannot score it again; a student can still learn from it"
+        )
+    vocabulary = Vocabulary.load(tokenizer, model)
     for name, there, here, where in (
         ("tokenizer", description.tokenizer.digest, vocabulary.tokenizer, tokenizer),
         ("teacher", description.teacher.digest, model_digest(model), model),
@@ -196,15 +200,7 @@ def _log_p(logits: Tensor, temperature: float, teacher: Teacher) -> Tensor:
     """Return the teacher's log-probabilities of the student's tokens, `[n, S]`."""
     log_p = (logits.float() / temperature).log_softmax(1)
     own = torch.from_numpy(teacher.teacher_ids).long().to(log_p.device)
-    if teacher.first_pieces is None:
-        return log_p.index_select(1, own)
-    (known,) = np.nonzero(teacher.first_pieces >= 0)
-    pieces, known = (
-        torch.from_numpy(each).long().to(log_p.device)
-        for each in (teacher.first_pieces[known], known)
-    )
-    p = torch.zeros(len(log_p), len(own), dtype=torch.float64, device=log_p.device)
-    return p.index_add_(1, pieces, log_p.index_select(1, known).double().exp()).log()
+    return log_p.index_select(1, own)
 
 
 def _divergence(stored: Scores, log_p: Tensor, scheme: Scheme) -> _Floats:

@@ -53,8 +53,6 @@ class Scorer:
         vocab_size: columns of the teacher's logits; those without a student's token are dropped.
         device: of the logits.
         rows: positions that are scored at once; None: as many as fit the caches.
-        first_pieces: see `Vocabulary`; they receive the probability of the tokens that were
-            removed. None: it is dropped.
     """
 
     def __init__(
@@ -64,7 +62,6 @@ class Scorer:
         vocab_size: int,
         device: torch.device | str = "cpu",
         rows: int | None = None,
-        first_pieces: NDArray[np.int32] | None = None,
     ) -> None:
         self._scheme = scheme
         self._size, self._vocab_size = len(teacher_ids), vocab_size
@@ -76,10 +73,7 @@ class Scorer:
         on_cpu = torch.device(device).type == "cpu"
         elements = _CPU_ELEMENTS * torch.get_num_threads() if on_cpu else _DEVICE_ELEMENTS
         rows = rows or max(1, elements // vocab_size)
-        removed, pieces = _moves(teacher_ids, first_pieces)
-        self._removed = torch.from_numpy(removed).long().to(device)
-        self._pieces = torch.from_numpy(pieces).long().to(device)
-        in_order = not removed.size and np.array_equal(teacher_ids, np.arange(self._size))
+        in_order = np.array_equal(teacher_ids, np.arange(self._size))
         self._ids = None if in_order else torch.from_numpy(teacher_ids).long().to(device)
         """None: the student's tokens are the teacher's first ones."""
 
@@ -157,10 +151,6 @@ class Scorer:
         own_log_p, own_p = (buffer[:count] for buffer in self._own)
         own_log_p[:, : self._size] = log_p.index_select(1, self._ids)
         own_p[:, : self._size] = p.index_select(1, self._ids)
-        if len(self._removed):
-            moved = p.index_select(1, self._removed)
-            own_p.scatter_add_(1, self._pieces.expand(count, -1), moved)
-            torch.maximum(own_log_p, own_p.log(), out=own_log_p)  # p alone would underflow
         return own_log_p, own_p
 
     def _draw(self, p: Tensor, masses: Tensor, points: Tensor) -> Tensor:
@@ -186,18 +176,6 @@ class Scorer:
         # Rounding may put a point on the block's end: take its last token with mass.
         place = torch.minimum((inside <= into[:, None] * total).sum(1), (inside < total).sum(1))
         return torch.where(sums[:, -1:] > _NOTHING, place * width + block, -1)
-
-
-def _moves(
-    teacher_ids: NDArray[np.int32], first_pieces: NDArray[np.int32] | None
-) -> tuple[NDArray[np.integer], NDArray[np.int32]]:
-    """Return the teacher's removed tokens that have a first piece, and these pieces."""
-    if first_pieces is None:
-        return np.zeros(0, np.int64), np.zeros(0, np.int32)
-    moves = first_pieces >= 0
-    moves[teacher_ids] = False
-    removed = np.flatnonzero(moves)
-    return removed, first_pieces[removed]
 
 
 def _largest(values: Tensor, count: int) -> Tensor:

@@ -33,7 +33,6 @@ class Teacher:
         teacher_ids: the teacher's token for each of the student's, `[S]`.
         seed: of the draws.
         batch_tokens: the most tokens of one forward, padding included.
-        first_pieces: see `Scorer`.
     """
 
     def __init__(
@@ -43,13 +42,9 @@ class Teacher:
         teacher_ids: NDArray[np.int32],
         seed: int,
         batch_tokens: int,
-        first_pieces: NDArray[np.int32] | None = None,
     ) -> None:
         self.engine, self.teacher_ids, self._seed = engine, teacher_ids, seed
-        self.first_pieces = first_pieces
-        self.scorer = Scorer(
-            scheme, teacher_ids, engine.vocab_size, engine.device, first_pieces=first_pieces
-        )
+        self.scorer = Scorer(scheme, teacher_ids, engine.vocab_size, engine.device)
         self._with_logprobs = scheme.kind != "sampled"
         self._limit = Limit(_ANY_NUMBER, batch_tokens)
 
@@ -171,5 +166,4 @@ def open_teacher(
         vocabulary.teacher_ids,
         description.seed,
         batch_tokens or BATCH["cpu" if opened.device.type == "cpu" else "cuda"],
-        vocabulary.first_pieces,
     )

@@ -10,7 +10,7 @@ A trimmed tokenizer (see `trim.py`) holds a part of its teacher's tokens under c
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,6 @@ class Vocabulary:
     """BLAKE3 hex of the teacher's; equal to `tokenizer` if the student uses it unchanged."""
     is_proven: bool = True
     """Whether the files show that both cut every text alike; else each text has to."""
-    first_pieces: NDArray[np.int32] | None = None
-    """`[teacher's size]`: the first of the student's tokens that spell each of the teacher's, which
-    is the token itself if it was kept; -1 for an id without one. None: not asked for."""
 
     @property
     def size(self) -> int:
@@ -50,16 +47,11 @@ class Vocabulary:
         return len(self.teacher_ids)
 
     @classmethod
-    def load(
-        cls, tokenizer_dir: Path, teacher_dir: Path, *, with_pieces: bool = False
-    ) -> Vocabulary:
+    def load(cls, tokenizer_dir: Path, teacher_dir: Path) -> Vocabulary:
         """Return the map from one folder's tokenizer to the teacher's.
 
         A tokenizer that was rebuilt from a GGUF file is never its publisher's byte for byte: there
         each of the student's tokens must have the teacher's id, and nothing is proven of texts.
-
-        Args:
-            with_pieces: find the `first_pieces` too.
 
         Raises:
             RefusedError: the tokenizer was not made from this teacher's; names both hashes, or of a
@@ -91,10 +83,7 @@ class Vocabulary:
                 f"{tokenizer_dir}: was trimmed from the tokenizer"
                 f" {vocabulary.teacher_tokenizer[:16]}, that of {teacher_dir} is {theirs[:16]}"
             )
-        if not with_pieces:
-            return vocabulary
-        pieces = _first_pieces(tokenizer_dir, teacher_dir, vocabulary.teacher_ids)
-        return replace(vocabulary, first_pieces=pieces)
+        return vocabulary
 
 
 def tokenizer_digest(folder: Path) -> str:
@@ -115,23 +104,6 @@ def tokenizer_size(folder: Path) -> int:
         InputError: there is no usable tokenizer.json.
     """
     return max(load_tokenizer(folder).get_vocab().values()) + 1
-
-
-def _first_pieces(
-    tokenizer_dir: Path, teacher_dir: Path, teacher_ids: NDArray[np.int32]
-) -> NDArray[np.int32]:
-    """Return `Vocabulary.first_pieces`.
-
-    A removed token is given to the trimmed merges as the bytes that it consists of: not every token
-    is a text, and what stands around it does not change how its own merges are undone.
-    """
-    student, theirs = load_tokenizer(tokenizer_dir), load_tokenizer(teacher_dir).get_vocab()
-    pieces = np.full(max(theirs.values()) + 1, -1, np.int32)
-    pieces[teacher_ids] = np.arange(len(teacher_ids))
-    for token, id in theirs.items():
-        if pieces[id] < 0 and (parts := student.model.tokenize(token)):
-            pieces[id] = parts[0].id
-    return pieces
 
 
 def _check_known(teacher_dir: Path) -> int:
