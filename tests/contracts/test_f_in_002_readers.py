@@ -118,7 +118,6 @@ READ_AS_THEY_ARE = {
     "launcher.views.dashboard.single_file": SHIPPED,
     "trainer.data.shell_safety.family": SHIPPED,
     "trainer.evaluate.sandbox": SHIPPED,
-    "trainer.exchange.transport.same_host": KERNEL,
     "trainer.lab.peak_memory": KERNEL,
     "trainer.replica.torch.processors": KERNEL,
     "trainer.replica.wgpu.autotune": STATE,
