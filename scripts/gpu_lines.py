@@ -62,9 +62,9 @@ LINES = (
         "check",
         "cuda-tests",
         150,
-        f"{_PYTEST} tests/pretend_cuda tests/trainer/replica/test_torch_limits.py"
+        f"{_PYTEST} -n 4 tests/pretend_cuda tests/trainer/replica/test_torch_limits.py"
         " tests/trainer/replica/test_torch_distillation.py",
-        f"{_PYTEST} tests/trainer/replica/test_torch_limits.py::test_nan_is_passed_on",
+        f"{_PYTEST} -n 1 tests/trainer/replica/test_torch_limits.py::test_nan_is_passed_on",
     ),
     Line(
         "check",

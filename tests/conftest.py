@@ -237,10 +237,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out a test marked `needs(PROGRAM...)` if one of them is not installed."""
+    """Leave out a test marked `needs(PROGRAM...)` if one of them is not installed.
+
+    `needs("cuda")`: a device that torch computes on.
+    """
     for mark in item.iter_markers("needs"):
         for program in mark.args:
-            if shutil.which(program) is None:
+            if program == "cuda":
+                import torch
+
+                if not torch.cuda.is_available():
+                    pytest.skip("no CUDA device on this machine")
+            elif shutil.which(program) is None:
                 pytest.skip(f"needs {program}")
 
 

@@ -15,8 +15,6 @@ torch must have been loaded after `library.py`'s library.
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -32,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests import ROOT
+from tests.pretend_cuda.waits import Waits
 
 aten = torch.ops.aten
 DEVICE = torch.device("cuda", 0)
@@ -89,24 +87,15 @@ class Card(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waits: Counter[str] = Counter()
-        """How often the host waited, by the function of the trainer that made it wait."""
+        self.waits = Waits()
         self.default = self.stream = Stream(self)
         """What work is given to; `stream` is the current one."""
         self._pinned: dict[int, Tensor] = {}
 
     def wait(self) -> None:
         """Let the host wait for all that the current stream was given."""
-        self.note()
+        self.waits.note()
         self.stream.land()
-
-    def note(self) -> None:
-        """Count a wait."""
-        frame: Any = sys._getframe()
-        while frame is not None and not frame.f_code.co_filename.startswith(f"{ROOT}/trainer/"):
-            frame = frame.f_back
-        name = "elsewhere" if frame is None else frame.f_code.co_qualname
-        self.waits[name.split(".<locals>")[0]] += 1
 
     @contextmanager
     def on(self, stream: Stream | None) -> Iterator[None]:
@@ -154,7 +143,9 @@ class Card(TorchDispatchMode):
             tensors = [args[0], *args[2:3]]
         # A number on the host goes along with the call.
         if any(x.ndim and not isinstance(x, OnCard) for x in tensors if isinstance(x, Tensor)):
-            raise RuntimeError(f"{name}: Expected all tensors to be on one device: cuda:0 and cpu")
+            raise RuntimeError(
+                f"{name}: Expected all tensors to be on the same device: cuda:0 and cpu"
+            )
         if name in _ASK or (name == "repeat_interleave" and kwargs.get("output_size") is None):
             self.wait()
 
@@ -275,7 +266,7 @@ class Event:
 
     def synchronize(self) -> None:
         if not all(copy.landed for copy in self._copies):
-            self._card.note()
+            self._card.waits.note()
             self._land()
 
     def _land(self) -> None:
@@ -299,7 +290,9 @@ def inserted() -> Iterator[Card]:
     device = SimpleNamespace(name="pretended", major=9, minor=0, total_memory=memory)
     nothing = _always(None)
     shown: dict[str, Any] = {
-        **dict.fromkeys(("_lazy_init", "set_device", "set_rng_state", "empty_cache"), nothing),
+        **dict.fromkeys(
+            ("_lazy_init", "set_device", "set_rng_state", "empty_cache", "_sleep"), nothing
+        ),
         **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported"), _always(True)),
         "device_count": _always(1),
         "current_device": _always(0),

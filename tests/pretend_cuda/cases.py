@@ -1,4 +1,4 @@
-"""What is computed on the pretended device, and on the CPU to compare with; and faults.
+"""What is computed on a pretended or a real device, and on the CPU to compare with; and faults.
 
 A case yields after each step a function that returns what the step computed.
 """
@@ -16,14 +16,18 @@ import torch
 import torch.distributed as dist
 
 from tests.pretend_cuda.card import Stream, inserted
+from tests.pretend_cuda.real_card import attached
 from tests.trainer.replica.driving import drawn_weights, gradient, relative, taught
 from tests.trainer.replica.torch.parallel.one_process import run_config, samples
+from trainer.config.run import RunConfig
+from trainer.data.tokens import Encoded
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.student.optimizer import StudentOptimizer
 from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.layout import build_layout
+from trainer.optimizer.adamw import TrainState
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch, Targets
@@ -39,16 +43,22 @@ Settings = dict[str, Any]
 Steps = Iterator[Callable[[], list[Any]]]
 SAMPLES, VOCABULARY = 7, 300
 """Two micro-batches of a replica."""
+_CYCLES = 1 << 26
+"""Some 40 ms of a card."""
+_SAME_AS = {"resumed": "student"}
+"""The case whose results a case has, if not its own."""
 
 
-def compare(case: str, folder: str, settings: Settings) -> dict[str, Any]:
+def compare(case: str, folder: str, settings: Settings, real: bool = False) -> dict[str, Any]:
     """Return how far two steps of a case are from the CPU's, and the waits of the second."""
-    steps: Callable[[Path, Settings, str], Steps] = globals()[case]
-    wanted = [found for step in islice(steps(Path(folder), settings, "cpu"), 2) for found in step()]
+    wanted: list[Any] = []
+    for step in islice(_steps(_SAME_AS.get(case, case), folder, settings, "cpu"), 2):
+        wanted += step()
     results: list[Any] = []
     waits: dict[str, int] = {}
-    with inserted() as card:
-        for step in islice(steps(Path(folder), settings, "cuda:0"), 2):
+    number = dist.get_rank() if real and dist.is_initialized() else 0
+    with attached() if real else inserted() as card:
+        for step in islice(_steps(case, folder, settings, f"cuda:{number}"), 2):
             waits = dict(card.waits)
             results += step()
             card.waits.clear()
@@ -56,12 +66,24 @@ def compare(case: str, folder: str, settings: Settings) -> dict[str, Any]:
     return {"waits": waits, "far": float(np.max([relative(mine, its) for mine, its in pairs]))}
 
 
-def faulty(fault: str, folder: str) -> dict[str, Any]:
+def _steps(case: str, folder: str, settings: Settings, device: str) -> Steps:
+    return globals()[case](Path(folder), settings, device)
+
+
+def faulty(fault: str, folder: str, real: bool = False) -> dict[str, Any]:
     """Return the same of a worker with a fault, which this process then keeps."""
     owner, name, change = _FAULTS[fault]
+    if real and owner is Stream:
+        owner = torch.cuda.Stream
     whole = getattr(owner, name)
     setattr(owner, name, lambda *given, **settings: change(whole, *given, **settings))
-    return compare("worker", folder, {"training.precision": "fp32"})
+    return compare("worker", folder, {"training.precision": "fp32"}, real)
+
+
+def _occupy(device: str) -> None:
+    """Give a card work that lasts, so that what does not wait for the step's comes too early."""
+    if device != "cpu":
+        torch.cuda._sleep(_CYCLES)
 
 
 def worker(folder: Path, settings: Settings, device: str) -> Steps:
@@ -71,8 +93,18 @@ def worker(folder: Path, settings: Settings, device: str) -> Steps:
     made = TorchReplica(folder, config, build_layout(folder, config), device, threads=1)
     for seed in count():
         made.write_trainable(weights)
-        flat, result, _ = gradient(made, samples(config, SAMPLES, VOCABULARY, seed))
+        batch = _batch(config, seed)
+        _occupy(device)
+        flat, result, _ = gradient(made, batch)
         yield lambda found=(flat, result.loss_sum): [*found]
+
+
+def _batch(config: RunConfig, seed: int) -> list[Encoded]:
+    found = samples(config, SAMPLES, VOCABULARY, seed)
+    if config.task != "dpo":
+        return found
+    others = found[1:] + found[:1]
+    return [replace(one, rejected=other) for one, other in zip(found, others, strict=True)]
 
 
 def scores(folder: Path, settings: Settings, device: str) -> Steps:
@@ -81,22 +113,54 @@ def scores(folder: Path, settings: Settings, device: str) -> Steps:
     made = TorchReplica(folder, config, build_layout(folder, config), device, threads=1)
     made.write_trainable(drawn_weights(folder, config))
     for seed in count():
-        result = made.evaluate(samples(config, SAMPLES, VOCABULARY, seed))
+        batch = _batch(config, seed)
+        _occupy(device)
+        result = made.evaluate(batch)
         yield lambda found=result: [found.loss_sum, found.confusion or 1.0]
 
 
 def student(folder: Path, settings: Settings, device: str) -> Steps:
     """Run a student's steps."""
     config = run_config(str(folder), settings)
+    made, optimizer = _student(folder, config, device)
+    for step in count(1):
+        figures = _train(made, optimizer, config, step, device)
+        yield lambda figures=figures: [*figures, optimizer.snapshot(1).weights]
+
+
+def resumed(folder: Path, settings: Settings, device: str) -> Steps:
+    """Run them with another replica for each, which begins where the last one ended."""
+    config = run_config(str(folder), settings)
+    made, optimizer = _student(folder, config, device)
+    for step in count(1):
+        figures = _train(made, optimizer, config, step, device)
+
+        def resume(step: int = step, figures: tuple[float | None, ...] = figures) -> list[Any]:
+            nonlocal made, optimizer
+            saved = optimizer.snapshot(step)
+            vectors = saved.weights, saved.first_moment, saved.second_moment
+            made, optimizer = _student(folder, config, device)
+            optimizer.restore(TrainState(*(vector.copy() for vector in vectors), step=step))
+            return [*figures, saved.weights]
+
+        yield resume
+
+
+def _student(folder: Path, config: RunConfig, device: str) -> tuple[TorchReplica, StudentOptimizer]:
     layout = build_layout(folder, config)
     made = TorchReplica(folder, config, layout, device, threads=1, moments=True)
     made.write_trainable(drawn_weights(folder, config))
-    optimizer = StudentOptimizer(config.optimizer, layout, made.weights, made.gradient)
-    for step in count(1):
-        result = made.accumulate(taught(samples(config, SAMPLES, VOCABULARY, step)), 0.6)
-        norm = optimizer.apply(step, 1e-3, result.weight)
-        figures = result.loss_sum, result.kl_sum, norm
-        yield lambda figures=figures: [*figures, optimizer.snapshot(1).weights]
+    return made, StudentOptimizer(config.optimizer, layout, made.weights, made.gradient)
+
+
+def _train(
+    made: TorchReplica, optimizer: StudentOptimizer, config: RunConfig, step: int, device: str
+) -> tuple[float | None, ...]:
+    batch = taught(_batch(config, step))
+    _occupy(device)
+    result = made.accumulate(batch, 0.6)
+    norm = optimizer.apply(step, 1e-3, result.weight)
+    return result.loss_sum, result.kl_sum, norm
 
 
 def rank(folder: Path, settings: Settings, device: str) -> Steps:
@@ -108,7 +172,9 @@ def rank(folder: Path, settings: Settings, device: str) -> Steps:
     optimizer = ParallelAdamW(config.optimizer, layout, made.parameters, made.copies_of)
     for step in count(1):
         batch = samples(config, 2 * SAMPLES, VOCABULARY, step)
-        result = made.accumulate([batch[index] for index in made.share(len(batch))])
+        mine = [batch[index] for index in made.share(len(batch))]
+        _occupy(device)
+        result = made.accumulate(mine)
         figures = result.loss_sum, optimizer.apply(step, 1e-3)
         yield lambda figures=figures: [*figures, *_on_first(made.gather(made.parameters))]
 
@@ -124,6 +190,7 @@ def generation(folder: Path, settings: Settings, device: str) -> Steps:
     made = load_generator(folder, config, layout, weights, device)
     for seed in count():
         sampling = Sampling(0.8, seed=seed)
+        _occupy(device)
         tokens = made.generate([[5, 6, 7], [9] * 11, [4, 5]], max_new_tokens=5, sampling=sampling)
         yield lambda tokens=tokens: [tokens]
 
@@ -135,6 +202,7 @@ def teacher(folder: Path, settings: Settings, device: str) -> Steps:
     made = Teacher(model, Scheme(**settings), ids, 0, 4096)
     for seed in count():
         tokens = np.random.default_rng(seed).integers(0, VOCABULARY, (2, 20), np.int32)
+        _occupy(device)
         windows = made.score([UnscoredWindow(number, 0, row) for number, row in enumerate(tokens)])
         found = [field for window in windows for field in astuple(window.scores)]
         yield lambda found=found: [field for field in found if np.any(field)]

@@ -152,7 +152,7 @@ def test_samples_without_targets(tiny: Tiny) -> None:
     assert gradient(replica, lone)[1].weight == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.needs("cuda")
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_cuda_agrees_with_the_cpu(tiny: Tiny, divergence: Divergence, temperature: float) -> None:

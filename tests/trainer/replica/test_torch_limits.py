@@ -129,7 +129,7 @@ def test_devices_that_are_not_there(tiny: Tiny, device: str, message: str) -> No
         TorchReplica(folder, config, build_layout(folder, config), device)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.needs("cuda")
 @pytest.mark.parametrize(("method", "quantization"), METHODS)
 @pytest.mark.parametrize("task", TASKS)
 def test_cuda_agrees_with_the_cpu(tiny: Tiny, method: str, quantization: str, task: str) -> None:
