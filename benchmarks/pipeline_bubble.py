@@ -29,7 +29,7 @@ from rig.report import Ratio, Report, skip
 
 ROOT = Path(__file__).parents[1]
 RANKS = 2
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zbv", "dualpipev")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zbv")
 LAYERS, WIDTH, TOKENS = 8, 256, 96
 KINDS = {"forward_one_chunk": "forward", "backward_weight_one_chunk": "weights"}
 UNITS = {"forward": 1, "backward": 2, "inputs": 1, "weights": 1}
@@ -189,7 +189,7 @@ def bubble(step: Step) -> float:
 
 def formula(schedule: str, microbatches: int, step: Step) -> float:
     """Return the bubble to expect."""
-    if schedule in ("zbv", "dualpipev"):
+    if schedule == "zbv":
         return bubble(ideal(step))
     each = 2 if schedule == "interleaved" else 1
     return (RANKS - 1) / (each * microbatches + RANKS - 1)

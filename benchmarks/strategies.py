@@ -42,7 +42,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "tp-sp": {"parallel.tensor": 0, "parallel.sequence": True},
     **{
         f"pp-{name}": {"parallel.pipeline.stages": 0, "parallel.pipeline.schedule": name}
-        for name in ("gpipe", "1f1b", "interleaved", "zbv", "dualpipev")
+        for name in ("gpipe", "1f1b", "interleaved", "zbv")
     },
     "fsdp-x-tp": {"parallel.data": "fsdp", "parallel.tensor": 2},
     "pp-x-ddp": {"parallel.pipeline.stages": 2},

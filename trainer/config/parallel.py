@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from trainer.config.section import Section
 from trainer.system.errors import InputError
 
-Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv", "dualpipev"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zbv"]
 GroupStrategy = Literal["ddp", "fsdp", "tensor"]
 """How the processes of one worker share its model."""
 GROUP_STRATEGIES: tuple[GroupStrategy, ...] = get_args(GroupStrategy)
@@ -32,7 +32,7 @@ class PipelineConfig(Section):
     def _enough_microbatches(self) -> Self:
         if self.stages == 1:
             return self
-        least = {"1f1b": self.stages, "dualpipev": 2 * self.stages}.get(self.schedule, 1)
+        least = self.stages if self.schedule == "1f1b" else 1
         if self.parts < least:
             raise ValueError(
                 f"schedule {self.schedule} over {self.stages} stages needs {least} microbatches or"
@@ -53,7 +53,7 @@ class PipelineConfig(Section):
     @property
     def stages_each(self) -> int:
         """Separate runs of layers on each process: two, for schedules that return to it."""
-        return 2 if self.schedule in ("interleaved", "zbv", "dualpipev") else 1
+        return 2 if self.schedule in ("interleaved", "zbv") else 1
 
     def check_layers(self, num_layers: int) -> None:
         """Check that a model has a layer for each stage.

@@ -216,7 +216,7 @@ def in_flight(strategy: Strategy) -> Term:
     """Return the micro-batches whose activations the first stage holds, by schedule.
 
     GPipe holds all, 1F1B as many as stages, an interleaved schedule `1 + (p - 1) / (p v)` times
-    that, ZB-V as many as 1F1B, DualPipeV half a micro-batch more.
+    that, ZB-V as many as 1F1B.
     """
     stages, microbatches, chunks = strategy.stages, strategy.microbatches, strategy.chunks
     numbers = {"stages": stages, "microbatches": microbatches, "chunks": chunks}
@@ -227,8 +227,5 @@ def in_flight(strategy: Strategy) -> Term:
     if strategy.schedule == "interleaved":
         formula = "min(microbatches, stages) * (1 + (stages - 1) / (stages * chunks))"
         return term(name, formula, KORTHIKANTI + ", section 4.2.3", **numbers)
-    if strategy.schedule == "dualpipev":
-        source = "DeepSeek, github.com/deepseek-ai/DualPipe, its table: 2 p + 1 halves"
-        return term(name, "min(microbatches, stages + 0.5)", source, **numbers)
     source = "Qi et al., arXiv 2401.10241" if strategy.schedule == "zbv" else KORTHIKANTI
     return term(name, "min(microbatches, stages)", source, **numbers)

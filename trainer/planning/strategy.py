@@ -53,7 +53,7 @@ class Strategy:
     @property
     def chunks(self) -> int:
         """Pieces of the model on each stage: more than one where a schedule interleaves."""
-        return 2 if self.schedule in ("interleaved", "zbv", "dualpipev") else 1
+        return 2 if self.schedule in ("interleaved", "zbv") else 1
 
     @property
     def title(self) -> str:

@@ -132,16 +132,13 @@ def bubble_share(strategy: Strategy) -> Term:
     """Return the bubble as a share of the ideal time of a step.
 
     `(p-1)/m` for GPipe and 1F1B, `(p-1)/(v m)` interleaved, 0 for ZB-V where forward and both
-    halves of backward take equally long, `(p-1)/3m` for DualPipeV under the same condition.
+    halves of backward take equally long.
     """
     stages, microbatches, chunks = strategy.stages, strategy.microbatches, strategy.chunks
     numbers = {"stages": stages, "microbatches": microbatches, "chunks": chunks}
     name = "bubble, of the ideal step"
     if strategy.schedule == "zbv" or stages == 1:
         return term(name, "0", "Qi et al., arXiv 2401.10241")
-    if strategy.schedule == "dualpipev":
-        source = "DeepSeek, github.com/deepseek-ai/DualPipe"
-        return term(name, "(stages - 1) / (3 * microbatches)", source, **numbers)
     if strategy.schedule == "interleaved":
         return term(name, "(stages - 1) / (chunks * microbatches)", NARAYANAN, **numbers)
     return term(name, "(stages - 1) / microbatches", NARAYANAN, **numbers)

@@ -64,10 +64,6 @@ def test_what_does_not_divide_is_refused(
             "schedule 1f1b over 4 stages needs 4 microbatches or more, not 3",
         ),
         (
-            {"pipeline.schedule": "dualpipev", "pipeline.stages": 2, "pipeline.microbatches": 3},
-            "schedule dualpipev over 2 stages needs 4 microbatches or more, not 3",
-        ),
-        (
             {"pipeline.schedule": "interleaved", "pipeline.stages": 2, "pipeline.microbatches": 5},
             "schedule interleaved over 2 stages needs a multiple of 2 microbatches, not 5",
         ),

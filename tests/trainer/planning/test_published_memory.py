@@ -132,18 +132,12 @@ def test_adapters_of_qwen3_4b() -> None:
 
 
 def test_micro_batches_in_flight() -> None:
-    """8 stages, 64 micro-batches: arXiv 2205.05198 (1F1B), 2401.10241 (ZB-V), DualPipe's table."""
+    """8 stages, 64 micro-batches: arXiv 2205.05198 (1F1B), 2401.10241 (ZB-V)."""
     found = {
         schedule: in_flight(Strategy(world=8, stages=8, schedule=schedule, microbatches=64)).value
         for schedule in SCHEDULES
     }
-    assert found == {
-        "gpipe": 64,
-        "1f1b": 8,
-        "interleaved": 8 * (1 + 7 / 16),
-        "zbv": 8,
-        "dualpipev": 8.5,
-    }
+    assert found == {"gpipe": 64, "1f1b": 8, "interleaved": 8 * (1 + 7 / 16), "zbv": 8}
 
 
 def test_every_printed_formula_gives_its_value() -> None:
@@ -163,7 +157,7 @@ def test_every_printed_formula_gives_its_value() -> None:
             tensor=tensor,
             stages=stages,
             microbatches=8,
-            schedule=SCHEDULES[checked % 5],
+            schedule=SCHEDULES[checked % len(SCHEDULES)],
         )
         training = TrainingSetup(method=method, recompute=recompute)
         for _, term in plan_memory_by_part(NAMED[name], training, strategy).terms():

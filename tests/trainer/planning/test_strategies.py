@@ -37,7 +37,7 @@ def test_every_strategy_has_a_line(rack: list[StrategyOption]) -> None:
     assert len(keys) == len(set(keys))
     assert {"ddp", "zero-1", "zero-2", "fsdp", "diloco", "motley", "ddp-qlora"} <= set(keys)
     assert {"ddp-tp8", "ddp-tp8-sp", "fsdp-tp8-sp", "tp8-sp-pp2-1f1b"} <= set(keys)
-    for schedule in ("gpipe", "1f1b", "interleaved", "zbv", "dualpipev"):
+    for schedule in ("gpipe", "1f1b", "interleaved", "zbv"):
         assert f"ddp-pp2-{schedule}" in keys
 
 

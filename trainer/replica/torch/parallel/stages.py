@@ -4,10 +4,10 @@ A looped placement gives a process every p-th stage, and a V gives it one on the
 mirror image on the way up, so that the first process holds the first stage and the last:
 
     interleaved, p = 2    rank 0: stages 0, 2    rank 1: stages 1, 3
-    zbv, dualpipev        rank 0: stages 0, 3    rank 1: stages 1, 2
+    zbv                   rank 0: stages 0, 3    rank 1: stages 1, 2
 
 Schedules: GPipe (Huang et al., arXiv 1811.06965), 1F1B and interleaved 1F1B (Narayanan et al.,
-arXiv 2104.04473), ZBV (Qi et al., arXiv 2401.10241), DualPipeV (arXiv 2412.19437).
+arXiv 2104.04473), ZBV (Qi et al., arXiv 2401.10241).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
-    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleZBVZeroBubble,
@@ -45,7 +44,6 @@ SCHEDULES = {
     "1f1b": Schedule(Schedule1F1B),
     "interleaved": Schedule(ScheduleInterleaved1F1B),
     "zbv": Schedule(ScheduleZBVZeroBubble, v_shaped=True, splits_backward=True),
-    "dualpipev": Schedule(ScheduleDualPipeV, v_shaped=True, splits_backward=True),
 }
 
 
