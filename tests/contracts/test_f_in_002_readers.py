@@ -49,7 +49,6 @@ BY_OTHER_MEANS = {
     "trainer.config.dataset_info": OF_A_PERSON,
     "trainer.config.section": OF_A_PERSON,
     "trainer.distill.student.from_scratch": OF_A_PERSON,
-    "trainer.evaluate.boxed": "the sandbox's other side, with checks of its own",
     "trainer.exchange.protocol.messages": "models with limits of their own: see above",
     "trainer.planning.budget.ledger": "a model with limits of its own: see above",
     "trainer.replica.wgpu.autotune": OWN,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +39,7 @@ class Problem:
         """Return the trial of a completion."""
         return Trial(
             program=f"{self.prompt}{completion[: _end(completion)]}\n",
-            entry_point=self.entry_point,
             test=f"{self.test}\n\ncheck({self.entry_point})\n",
-            given=_complete(self.prompt),
         )
 
 
@@ -105,16 +101,6 @@ def figures(passed: Iterable[int], samples: int) -> dict[str, float]:
         for k in REPORTED
         if k <= samples
     }
-
-
-def _complete(prompt: str) -> str:
-    """Return the prompt before its last, incomplete statement: tests may use it."""
-    lines = prompt.splitlines(keepends=True)
-    for count in range(len(lines), 0, -1):
-        with suppress(SyntaxError, ValueError):
-            ast.parse(text := "".join(lines[:count]))
-            return text
-    return ""
 
 
 def _end(completion: str) -> int:

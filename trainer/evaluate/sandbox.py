@@ -1,20 +1,25 @@
 """Runs untrusted programs: bubblewrap's namespaces with limits of the kernel.
 
-A trial has two sandboxes. One runs the program, the other its tests, and they exchange data alone
-(`trainer.evaluate.boxed`), so the program cannot influence the verdict: that the tests finish.
-Neither the tests nor their expected values are ever in the program's sandbox.
+A sandbox has a read-only system and a Python with its standard library. Covered, whatever the
+program does:
 
-A sandbox has a read-only system and a Python with its standard library: no network, not even
-loopback, no home folder, no writable folder, no other process, no variable. It is one process with
-threads. CPU time, time, address space, files and output are limited, and system calls that take
-other kinds of memory are refused (`trainer.evaluate.syscalls`). So the process's limits are the
-sandbox's, for an ordinary user too.
+- other machines and this one: no network, not even loopback
+- files: no home folder, no writable folder, nothing of others to read
+- processes and variables of others: none is there to be seen
+- the machine: one process with threads, limits of CPU time, time, address space, files and output;
+  system calls that take other kinds of memory are refused (`trainer.evaluate.syscalls`), so the
+  process's limits are the sandbox's, for an ordinary user too
+- leaving early: `exit`, `_exit` or another program in its place is not a pass
+
+Not covered: a program that forges its verdict. Program and tests share one interpreter, as in
+HumanEval's own harness, so code that sets out to can read the tests, replace what they use, or look
+for the line that tells of their end. Do not reward a model for passes that nobody reads.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -34,7 +39,7 @@ _BOXED = Path(__file__).with_name("boxed.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits of each of a trial's two sandboxes."""
+    """The limits of a trial."""
 
     cpu_seconds: int = 10
     seconds: float = 30.0
@@ -44,7 +49,7 @@ class Limits:
     threads: int = 16
     """Including bubblewrap's own process outside."""
     output: int = 1024**2
-    """Bytes of stderr."""
+    """Bytes of a file that it writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +57,9 @@ class Trial:
     """A program and its tests."""
 
     program: str
-    """Untrusted source; defines the function."""
-    entry_point: str
-    """The function's name."""
+    """Untrusted source."""
     test: str
-    """Trusted source that calls the function by its name, and raises if it is wrong."""
-    given: str = ""
-    """Further trusted source for the tests."""
+    """Source that follows it, and raises if it is wrong."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Sandbox:
             self._bwrap = _bwrap(bwrap, python)
             self._python = [str(python), "-I", "-S", "-B", "-X", "utf8", "-c", _BOXED.read_text()]
             try:
-                verdict = self.run(Trial(program="def f(): pass", entry_point="f", test="f()"))
+                verdict = self.run(Trial(program="def f(): pass", test="f()"))
             except OSError as error:
                 verdict = TrialResult(False, f"{bwrap}: {error.strerror}")
             if verdict.passed:
@@ -109,58 +110,43 @@ class Sandbox:
         )
 
     def run(self, trial: Trial) -> TrialResult:
-        """Run a program's tests."""
-        job = json.dumps(vars(trial)).encode()
+        """Run a program and its tests."""
+        token = secrets.token_hex(16)
+        source = f"{token}\n{trial.program}\n{trial.test}\n".encode(errors="surrogatepass")
         with tempfile.TemporaryFile() as errors, ExitStack() as stack:
-            pipes = [os.pipe(), os.pipe()]
-            ends = [end for pipe in pipes for end in pipe]
-            try:
-                (asked, asking), (answers, answering) = pipes
-                program = self._start("program", stdin=asked, stdout=answering)
-                stack.callback(self._end, program)
-                tests = self._start("tests", asking, answers, stdin=subprocess.PIPE, stderr=errors)
-                stack.callback(self._end, tests)
-            finally:
-                for end in ends:
-                    os.close(end)
+            process = self._start(errors)
+            stack.callback(self._end, process)
             try:
                 with suppress(BrokenPipeError):  # its exit code and stderr tell more
-                    tests.communicate(job, timeout=self._limits.seconds)
+                    process.communicate(source, timeout=self._limits.seconds)
             except subprocess.TimeoutExpired:
                 return TrialResult(False, f"ran for more than {self._limits.seconds:g} s")
-            tests.wait()
-            if tests.returncode == 0:
+            process.wait()
+            reason = _last_line(errors)[:200]
+            if process.returncode == 0 and reason == token:
                 return TrialResult(True)
-            return TrialResult(False, _last_line(errors)[:200] or f"ended with {tests.returncode}")
+            return TrialResult(False, reason or f"ended with {process.returncode} before its end")
 
     def stop(self) -> None:
         """End all trials that run in other threads."""
         for process in tuple(self._running):
             process.kill()
 
-    def _start(
-        self,
-        part: str,
-        *ends: int,
-        stdin: int,
-        stdout: int = subprocess.DEVNULL,
-        stderr: int | IO[bytes] = subprocess.DEVNULL,
-    ) -> subprocess.Popen[bytes]:
-        """Start one of the two sandboxes with its ends of the pipes between them."""
+    def _start(self, errors: IO[bytes]) -> subprocess.Popen[bytes]:
         limits = self._limits
-        numbers = limits.cpu_seconds, limits.memory, limits.threads, limits.output, *ends
+        numbers = limits.cpu_seconds, limits.memory, limits.threads, limits.output
         source, fill = os.pipe()
         try:
             os.write(fill, self._filter)  # far smaller than a pipe's buffer
             os.close(fill)
             user = _NOBODY if os.geteuid() == 0 else None
             process = subprocess.Popen(
-                [*self._bwrap, "--seccomp", str(source), "--", *self._python, part]
+                [*self._bwrap, "--seccomp", str(source), "--", *self._python]
                 + [str(number) for number in numbers],
-                stdin=stdin,
-                stdout=stdout,
-                stderr=stderr,
-                pass_fds=(source, *ends),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(source,),
                 cwd="/",
                 env={},
                 user=user,

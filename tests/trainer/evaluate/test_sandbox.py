@@ -190,10 +190,9 @@ def test_endless_programs() -> None:
 def test_floods(sandbox: Sandbox) -> None:
     assert not attempt(sandbox, "import os\nwhile True: os.write(2, b'x' * 10**5)").passed
     assert attempt(sandbox, "print('x' * 10**8)").passed, "what it says leads nowhere"
-    flooding = Trial(
-        program="f = None", entry_point="f", test="import sys\nsys.stderr.write('x' * 10**7)"
-    )
-    assert sandbox.run(flooding).reason == "x" * 200, "no room even for the exception"
+    filled = "import os\nfor number in range(3, 64):\n    try:\n        while True: "
+    filled += "os.write(number, b'x' * 10**5)\n    except OSError: pass\n"
+    assert sandbox.run(Trial(program=filled, test="")).reason == "x" * 200, "a file of 1 MiB"
 
 
 def test_without_bwrap_it_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -168,13 +168,8 @@ def f():
     return held, len(ends)
 """
     test = f"held, ends = f()\nassert ends > 20 and 0 < held < {60 * MIB}, (held, ends)\n"
-    verdict = sandbox.run(Trial(program=filled, entry_point="f", test=test))
+    verdict = sandbox.run(Trial(program=filled, test=test))
     assert verdict.passed, verdict.reason
-
-
-def test_the_answer_of_a_program_cannot_fill_its_tests(sandbox: Sandbox) -> None:
-    flood = "import os\ndef f():\n    while True: os.write(4, b'1' * 10**6)\n"
-    assert not sandbox.run(Trial(program=flood, entry_point="f", test="f()")).passed
 
 
 def test_what_is_refused_is_refused_by_its_number(sandbox: Sandbox) -> None:
@@ -189,7 +184,7 @@ def f(number):
     test += "assert found.pop('clone3') == (-1, 38)\n"
     test += "wrong = {name for name, result in found.items() if result != (-1, 1)}\n"
     test += "assert not wrong, wrong\n"
-    verdict = sandbox.run(Trial(program=called, entry_point="f", test=test))
+    verdict = sandbox.run(Trial(program=called, test=test))
     assert verdict.passed, verdict.reason
 
 
@@ -216,7 +211,7 @@ def f():
 """
     test = "wrong = {name for name, result in f().items() if result != (-1, 1)}\n"
     test += "assert not wrong, wrong\n"
-    verdict = sandbox.run(Trial(program=called, entry_point="f", test=test))
+    verdict = sandbox.run(Trial(program=called, test=test))
     assert verdict.passed, verdict.reason
     outside = called + "for name, result in f().items():\n    assert result != (-1, 1), name\n"
     outside = outside.replace('"fork": (),', "")
@@ -228,11 +223,11 @@ def test_no_call_by_another_architecture(sandbox: Sandbox) -> None:
     if platform.machine() != "x86_64":
         return
     x32 = "import ctypes; ctypes.CDLL(None).syscall(0x40000000 | 39)"
-    assert attempt(sandbox, x32).reason == "exited before it answered"
+    assert attempt(sandbox, x32).reason.endswith(" before its end")
     by_interrupt = """
 import ctypes, mmap
 code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 code.write(b"\\xb8\\x14\\x00\\x00\\x00\\xcd\\x80\\xc3")  # getpid of i386, by int 0x80
 ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()
 """
-    assert attempt(sandbox, by_interrupt).reason == "exited before it answered"
+    assert attempt(sandbox, by_interrupt).reason.endswith(" before its end")
