@@ -8,18 +8,51 @@ rename the window or inject input, and characters that reorder a line. All print
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 
 from trainer.system.commandline.visible import visible
 from trainer.system.commandline.wrapping import columns, wrapped
 
+_CLEAR = "\r\x1b[2K"
+"""Go to the start of the line and clear it."""
+
 
 def note(line: str) -> None:
     """Print one line on stderr; on a terminal it is broken between words."""
+    if _moves_cursor():
+        sys.stderr.write(_CLEAR)  # the line that `redrawing` has drawn
     for part in wrapped(visible(line), columns(sys.stderr), "  "):
         sys.stderr.write(f"{part}\n")
     sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def redrawing(report: Callable[[str], None]) -> Generator[Callable[[str], None]]:
+    """Yield what replaces one line on a terminal, whose last content stays; else `report`."""
+    if not _moves_cursor():
+        yield report
+        return
+    last = ""
+
+    def draw(line: str) -> None:
+        nonlocal last
+        last, text, width = line, visible(line), columns(sys.stderr) or 80
+        sys.stderr.write(_CLEAR + (text if len(text) < width else f"{text[: width - 2]}…"))
+        sys.stderr.flush()
+
+    try:
+        yield draw
+    finally:
+        if last:
+            note(last)
+
+
+def _moves_cursor() -> bool:
+    """Return whether stderr is a terminal that can clear a line."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def working(what: str) -> AbstractContextManager[None]:

@@ -36,23 +36,29 @@ def report(
 ) -> None:
     """Write what a run was, did and survived into one file that needs no network.
 
-    RUN is the run's id; default: the active run, else the latest.
+    RUN is the run's id, or the output folder of `trainer finetune`; default: the active run, else
+    the latest.
     """
     from launcher.errors import ConfigError
+    from launcher.runs.output_run import is_output, read_output
+    from launcher.runs.records.registry import Registry
     from launcher.views import render
     from launcher.views.dashboard.markdown import markdown, model_card
     from launcher.views.dashboard.report import as_html, make_report
     from trainer.system.storage.atomic_file import write_atomically
 
-    registry = cluster.known()
-    run = cluster.find(run_id)
+    view = read_output(Path(run_id)) if run_id is not None and is_output(Path(run_id)) else None
+    registry = cluster.known() if view is None else Registry.default()
+    run = cluster.find(run_id) if view is None else view.run
+    if view is not None and (known := registry.all({view.run.run_id})):
+        run, view = known[0], None  # a launcher's, which has more of it
     if run is None:
         raise ConfigError("no run has been started here; start one with: launch cluster up")
     form = _choose_format(form, output)
     path = output or Path(f"{run.run_id}.{_ENDINGS[form]}")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists already; --force replaces it, -o names another file")
-    found = make_report(registry, run)
+    found = make_report(registry, run, view)
     texts = {"html": as_html, "md": markdown, "card": model_card}
     try:
         write_atomically(path, texts[form](found).encode(), mode=None, durable=False)

@@ -14,6 +14,7 @@ from launcher.runs.join import job_failure
 from launcher.runs.processes.session import POLL
 from launcher.runs.records.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
+from launcher.terminal import redrawing
 from launcher.views import render
 from launcher.views.events import EventFeed
 from launcher.views.live import live_view
@@ -36,15 +37,16 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
     monitor = RunMonitor(run)
     watch = FailureWatch(monitor)
     said, said_at = "", 0.0
-    while (view := monitor.observe()).state not in OVER:
-        for failure in watch.news(view):
-            for text in failure.text:
-                report(text)
-        line = render.headline(view)
-        if line != said and time.monotonic() - said_at >= _PROGRESS_EVERY:
-            report(line)
-            said, said_at = line, time.monotonic()
-        time.sleep(4 * POLL)
+    with redrawing(report) as report_progress:
+        while (view := monitor.observe()).state not in OVER:
+            for failure in watch.news(view):
+                for text in failure.text:
+                    report(text)
+            line = render.headline(view)
+            if line != said and time.monotonic() - said_at >= _PROGRESS_EVERY:
+                report_progress(line)
+                said, said_at = line, time.monotonic()
+            time.sleep(4 * POLL)
     if view.state != "completed":
         failure = job_failure(monitor, view)
         tear_down(run)

@@ -303,6 +303,8 @@ def progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
         figure("", training.get("tokens_per_second"), ",.0f", " tokens/s"),
         *exchanged(training),
         figure("validation accuracy", validation.get("accuracy"), ".3f"),
+        figure("reward margin", validation.get("reward_margin"), ".3f"),
+        figure("pairs in order", validation.get("reward_accuracy"), ".1%"),
         f"invalid in its report: {invalid}" if invalid else "",
     )
     return ", ".join(filter(None, parts))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
+import pty
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -24,7 +26,7 @@ from launcher.runs.processes.log_pages import last_lines
 from launcher.runs.processes.session import ProcessState, SessionSupervisor
 from launcher.runs.records.run import Run
 from launcher.runs.status import RunView
-from launcher.terminal import visible, visible_lines
+from launcher.terminal import note, redrawing, visible, visible_lines
 from launcher.views import render
 from launcher.views.live import live_view
 from launcher.views.log_printer import Printer
@@ -234,3 +236,32 @@ def _writing(tree: ast.AST) -> Iterable[str]:
             called = ast.unparse(node.func)
             if re.fullmatch(r"print|click\.(echo|secho|style)|sys\.std(out|err)\.\S*write", called):
                 yield called
+
+
+def test_progress_redraws_one_line_of_a_terminal_and_stays_out_of_the_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = pty.openpty()
+    clear = "\r\x1b[2K"
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(writer, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", terminal)
+        with redrawing(note) as draw:
+            draw("step 1")
+            draw(f"step 2{TITLE}")
+            note("worker-1 is lost")
+            draw("step 3" * 100)
+            draw("step 4")
+    shown = os.read(reader, 1 << 12).decode().replace("\r\n", "\n")
+    os.close(reader)
+    steps = [part for part in shown.split(clear) if part]
+    assert steps[0] == "step 1"
+    assert "\x1b" not in steps[1]
+    assert steps[2] == "worker-1 is lost\n"
+    assert len(steps[3]) < 80
+    assert steps[4:] == ["step 4", "step 4\n"]
+    lines: list[str] = []
+    monkeypatch.setenv("TERM", "dumb")
+    with redrawing(lines.append) as draw:
+        draw("step 1")
+    assert lines == ["step 1"]

@@ -44,12 +44,16 @@ class Facts:
         records: Sequence[Tree],
         has_confusion: bool,
         settings: Mapping[str, Any],
+        *,
+        by_launcher: bool = True,
     ) -> None:
+        """`by_launcher`: whether `launch` has started it, not `trainer finetune` alone."""
         self._run = run
         self._state = state
         self._records = records
         self._has_confusion = has_confusion
         self._settings = settings
+        self._by_launcher = by_launcher
         self._training: Mapping[str, Any] = state["status"]["training"] or {}
         self._steps = [record for record in records if record["kind"] == "step"]
         scores = [record for record in records if record["kind"] == "validation"]
@@ -168,6 +172,9 @@ class Facts:
         """Return the commands that repeat the run with the settings of the report."""
         if self._run.plan.leader.role == "student":
             return ["launch distill up --config run.yaml --output NEW_FOLDER"]
+        if not self._by_launcher:
+            output = shlex.quote(f"{self._run.plan.output}-again")
+            return [f"trainer finetune --config run.yaml -o {output}"]
         start = f" {start_of(self._run.run_id)}".rstrip()
         output = shlex.quote(f"{self._run.plan.output}-again")
         return [f"launch cluster up --config run.yaml --output {output}{start}"]
@@ -182,7 +189,8 @@ class Facts:
             found.append("a validation: there were no held-out data, or none was due")
         elif self._classifies and not self._has_confusion:
             found.append("the confusion matrix: the last validation did not record one")
-        if self._run.plan.leader.role != "student" and not any(
+        alone = self._training.get("expect_workers") == 1
+        if not (alone or self._run.plan.leader.role == "student") and not any(
             record.get("event") == "verified" for record in self._records
         ):
             found.append("proofs that the weights agree: none was due")

@@ -17,7 +17,7 @@ from launcher.hosts.fleet import asking
 from launcher.runs.failures import FailureWatch
 from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run
-from launcher.runs.status import RunMonitor
+from launcher.runs.status import RunMonitor, RunView
 from launcher.terminal import note
 from launcher.views.dashboard.distillation import Distillation
 from launcher.views.dashboard.facts import Facts
@@ -32,6 +32,8 @@ from trainer.system.errors import plain_reason
 MOST_HISTORY = 8 << 20
 """Characters of steps and events in a report; see `History`."""
 _LONGEST = 400
+_MOST = 1 << 20
+"""Bytes of a run.yaml that are read."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,19 @@ def as_html(report: Report) -> str:
     return single_file({"home": json.dumps(f"#/run/{report.run_id}"), path: run})
 
 
-def make_report(registry: Registry, run: Run) -> Report:
+def make_report(registry: Registry, run: Run, view: RunView | None = None) -> Report:
     """Ask the hosts of a run for what they have of it.
+
+    Args:
+        view: of a run that no launcher started, which its output folder describes alone.
 
     Raises:
         UnreachableError: its leader's host does not answer.
     """
-    monitor, history = RunMonitor(run), History(run, MOST_HISTORY)
-    view = monitor.observe(on_late=lambda known: note(asking(known.late)))
-    failures = FailureWatch(monitor).news(view)
+    monitor, history, alone = RunMonitor(run), History(run, MOST_HISTORY), view is not None
+    if view is None:
+        view = monitor.observe(on_late=lambda known: note(asking(known.late)))
+    failures = [] if alone else FailureWatch(monitor).news(view)
     state = run_tree(TelemetrySnapshot(view, 0.0, failures=tuple(failures)))
     absent: list[str] = []
     connection = ssh.connect(run.head)
@@ -80,11 +86,16 @@ def make_report(registry: Registry, run: Run) -> Report:
         state["distillation"] = taught.tree(*history.place)
     _, records = history.after(0) or (0, "[]")
     try:
-        settings = read_settings(registry.config(run.run_id))
-    except ConfigError:
+        own = f"{run.plan.output}/run.yaml"
+        text = connection.read(own, limit=_MOST) if alone else registry.config(run.run_id)
+        settings = read_settings(text)
+    except (ConfigError, OSError):
         settings = {}
         absent.append("settings, and the commands that repeat the run: its run.yaml is gone")
-    known = Facts(run, state, json.loads(records), history.confusion is not None, settings)
+    known = Facts(
+        *(run, state, json.loads(records), history.confusion is not None, settings),
+        by_launcher=not alone,
+    )
     hashes, saved = read_hashes(connection, checkpoint)
     spent = read_spent(registry, run.run_id)
     state["report"] = {

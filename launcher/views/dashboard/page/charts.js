@@ -105,7 +105,7 @@ export class Charts {
     return {
       width: box.clientWidth, height,
       legend: { show: false },
-      padding: [8, 8, 0, 0],
+      padding: [8, 20, 0, 0], // half of the last step's number
       cursor: { y: false, drag: { x: true, y: false }, points: { size: (_, at) => (series[at - 1].faint ? 0 : 7) } },
       scales: { x: { time: false }, y: { range: (_, low, high) => scale(low, high, least) } },
       axes: [{ ...axes, size: 24, space: 60, values: this.xAxis && ((_, all) => all.map(this.xAxis)) }, { ...axes, size: axisSize, space: 34, values: axis && ((_, all) => all.map(axis)) }],

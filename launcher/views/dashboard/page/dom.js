@@ -18,11 +18,14 @@ export function el(tag, props = {}, ...children) {
 const LONGEST = 400;
 export const bounded = (text) => (text.length > LONGEST ? `${text.slice(0, LONGEST)} …` : text);
 
+/** Return a text whose paths may be broken after a slash. */
+export const breakable = (text) => bounded(String(text)).split(/(?<=\/)/).map((part, at) => [at ? el("wbr") : null, part]);
+
 /** Replace what is in a place, unless it would look the same; what is open or has the focus stays so. */
 export function put(place, ...children) {
   const fresh = el("div", {}, ...children);
-  const open = new Set([...place.querySelectorAll("details[open] > summary")].map((each) => each.textContent));
-  for (const summary of fresh.querySelectorAll("summary")) summary.parentNode.open = open.has(summary.textContent);
+  const open = new Map([...place.querySelectorAll("details > summary")].map((each) => [each.textContent, each.parentNode.open]));
+  for (const summary of fresh.querySelectorAll("summary")) summary.parentNode.open = open.get(summary.textContent) ?? summary.parentNode.open;
   if (fresh.innerHTML === place.innerHTML) return;
   const active = place.contains(document.activeElement) ? document.activeElement : null;
   const same = active && [...fresh.querySelectorAll(active.tagName)].find((each) => each.id === active.id && each.textContent === active.textContent && each.href === active.href);
@@ -93,7 +96,7 @@ export function bar(part, text, hot = false) {
 
 /** Return a figure with its name. */
 export const tile = (name, value, more = "", kind = "") =>
-  el("div", { className: `tile ${kind}` }, el("dt", {}, name), el("dd", {}, value, more ? el("small", {}, more) : null));
+  el("div", { className: `tile ${kind}` }, el("dt", {}, name), el("dd", {}, value, more ? el("small", {}, breakable(more)) : null));
 
 /** Return a lane: a name, and spans [kind, from, to, words] of a whole. */
 export function lane(name, spans, whole, said) {

@@ -5,12 +5,13 @@ import { checkpoints, strip } from "./distillation.js";
 import { LogView } from "./log.js";
 import { about } from "./report.js";
 import { waterfall } from "./waterfall.js";
-import { badge, bar, bounded, colourName, count, duration, el, fixed, gib, lane, moment, ms, percent, put, rate, table, tile } from "./dom.js";
+import { badge, bar, bounded, breakable, colourName, count, duration, el, fixed, gib, lane, moment, ms, percent, put, rate, table, tile } from "./dom.js";
 
 const BAD = ["lost", "diverged", "halted", "outlier", "alarm", "quarantined", "unproved", "refused", "residual_lost"];
 const GOOD = ["rejoined", "active", "finished"];
 const UNMARKED = ["verified", "listening", "joined", "checkpoint", "redealt", "codec", "carried"];
 const kindOf = (event) => (BAD.includes(event) ? "bad" : GOOD.includes(event) ? "good" : event === "idle" ? "amber" : "calm");
+const UNDRAWN = [...UNMARKED, "idle", "active"]; // what is frequent would cross every chart
 const MOST_EVENTS = 200;
 
 export class RunPage {
@@ -36,10 +37,15 @@ export class RunPage {
         this.#soon();
       },
       reset: () => location.reload(),
-    }, this.onLink);
+    }, (state) => { this.link = state; this.#tellLink(); });
     this.stream.cursor = cursor;
     this.stream.open();
     this.#draw();
+  }
+
+  /** Say how the page is kept up to date; a run that has ended is not live. */
+  #tellLink() {
+    if (this.link) this.onLink(this.link === "live" && !this.state.status.live ? "up to date" : this.link);
   }
 
   close() {
@@ -124,9 +130,10 @@ export class RunPage {
       name: `worker ${rank}`, colour: colourName(rank), text: percent,
       value: (step) => (step.shares[rank] ?? 0) / (step.all || 1),
     })));
-    const marks = events.filter(({ event }) => !UNMARKED.includes(event));
+    const marks = events.filter(({ event }) => !UNDRAWN.includes(event));
     this.charts.draw(steps, marks.map(({ event, step }) => ({ step, kind: kindOf(event) })));
     this.#top();
+    this.#tellLink();
     if (this.lanes) this.#lanes();
     put(this.workers, this.#processes());
     put(this.happened, this.#events());
@@ -171,13 +178,13 @@ export class RunPage {
       [error, age > 10 ? `as it was ${age} s ago` : null, status.state === "failed" ? outcome : status.state === "completed" ? null : status.reason, ...Object.values(status.unreachable ?? {}), ...remarks]
         .filter(Boolean).map((line) => el("p", { className: "remark" }, line)),
       failures.map(([first, ...lines]) => el("details", { className: "failure" }, el("summary", {}, first), el("pre", {}, lines.map(bounded).join("\n")))),
-      card.length ? el("details", {}, el("summary", {}, "Result"), el("pre", {}, card.join("\n"))) : null);
+      card.length ? el("details", { open: !status.live }, el("summary", {}, "Result"), el("pre", {}, card.join("\n"))) : null);
     const { steps, events } = this.#records;
     const last = steps.at(-1) ?? {};
     const figure = (name, value, ...more) => (this.state.report && value === "–" ? null : tile(name, value, ...more)); // it lists what it lacks
     put(this.figures, el("dl", { className: "tiles" },
       figure("Loss", fixed(training.loss ?? last.loss)),
-      figure("Validation", fixed(validation?.loss), validation ? `${validation.accuracy == null ? "" : `accuracy ${fixed(validation.accuracy, 3)} · `}step ${count(validation.step)}` : "none yet"),
+      figure("Validation", fixed(validation?.loss), validation ? `${scores(validation)}step ${count(validation.step)}` : "none yet"),
       figure("Tokens/s", count(training.tokens_per_second ?? last.tokens_per_second)),
       taught ? null : figure("Exchange exposed", ms(training.exchange_exposed_ms ?? last.exchange_exposed_ms), last.exchange_ms == null ? "" : `of ${ms(last.exchange_ms)}`),
       budget ? figure("Spent", `${fixed(budget.spent, 2)} ${budget.currency ?? ""}`, budget.ceiling == null ? "" : `of ${fixed(budget.ceiling, 2)}`) : null));
@@ -189,7 +196,7 @@ export class RunPage {
     const exact = !missing && !repeated;
     put(this.proofs, el("dl", { className: "tiles proofs" },
       figure("Samples counted", count(counted), !counted ? "" : exact ? "each exactly once" : `${count(missing)} missing, ${count(repeated)} repeated`, counted && (exact ? "good" : "bad")),
-      taught ? null : figure("Weights agree", proof ? `${proof.ranks?.length ?? ""} workers` : "–", proof ? `${count(proof.proofs)} proof${proof.proofs === 1 ? "" : "s"}, last at step ${count(proof.step)}: ${(proof.digest ?? "").slice(0, 12)}` : "not proved yet", diverged ? "bad" : proof ? "good" : ""),
+      taught || ((status.training?.expect_workers ?? status.expect_workers) === 1 && !proof) ? null : figure("Weights agree", proof ? `${proof.ranks?.length ?? ""} workers` : "–", proof ? `${count(proof.proofs)} proof${proof.proofs === 1 ? "" : "s"}, last at step ${count(proof.step)}: ${(proof.digest ?? "").slice(0, 12)}` : "not proved yet", diverged ? "bad" : proof ? "good" : ""),
       taught ? null : figure("Faults survived", count(lost), lost ? `${count(back)} came back, ${count(dealt)} samples dealt again` : "no worker was lost", lost > back && status.live ? "amber" : ""),
       figure("Checkpoint", training.checkpoint ? `step ${count(training.checkpoint.step)}` : "–", training.checkpoint?.path ?? "none yet")));
   }
@@ -199,7 +206,8 @@ export class RunPage {
     const { prompts } = this.#records;
     this.asked.hidden = !prompts.size;
     const shown = (answers) => el("ul", { className: "events" }, answers.map(([step, { time, text }]) => el("li", { className: "calm" },
-      el("time", {}, moment(time, true)), el("button", { type: "button", className: "step", "data-step": step }, `step ${count(step)}`), el("span", {}, text))));
+      el("time", {}, moment(time, true)), el("button", { type: "button", className: "step", "data-step": step }, `step ${count(step)}`),
+      text.trim() ? el("span", {}, text) : el("span", { className: "quiet" }, "(an empty answer)"))));
     return [...prompts].map(([number, { prompt, said }]) => {
       const [newest, ...older] = [...said].reverse();
       const first = older.pop();
@@ -253,8 +261,15 @@ export class RunPage {
     return el("ol", { className: "events" }, shown.map((event) => el("li", { className: kindOf(event.event) },
       el("time", {}, moment(event.time, true)),
       el("button", { type: "button", className: "step", "data-step": event.step }, `step ${count(event.step)}`),
-      el("span", {}, sentence(event)))));
+      el("span", {}, breakable(sentence(event))))));
   }
+}
+
+/** Return a validation's figures besides its loss, in words. */
+function scores({ accuracy, reward_accuracy: ordered, reward_margin: margin }) {
+  const parts = [accuracy == null ? "" : `accuracy ${fixed(accuracy, 3)} · `];
+  if (ordered != null) parts.push(`${percent(ordered)} of the pairs in order · margin ${fixed(margin, 3)} · `);
+  return parts.join("");
 }
 
 /** Return an event in words. */

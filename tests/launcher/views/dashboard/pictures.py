@@ -49,8 +49,8 @@ def take_pictures(
         for width, dark in LOOKS:
             browser.looks(width, dark=dark)
             browser.open(f"{url}#/{page}")
-            live = "['live', 'report'].includes(document.querySelector('#link').textContent)"
-            browser.wait(f"{_READY[name]} && {live}")
+            link = "document.querySelector('#link').textContent"
+            browser.wait(f"{_READY[name]} && ['live', 'up to date', 'report'].includes({link})")
             browser.run("new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
             picture = folder / f"dashboard-{name}-{width}-{'dark' if dark else 'light'}.png"
             browser.picture(picture, _HEIGHTS[width], _PARTS.get(name, ""))

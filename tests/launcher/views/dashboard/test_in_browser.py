@@ -101,6 +101,24 @@ def test_answers_to_the_prompts_newest_and_first(
     assert browser.errors == []
 
 
+def test_a_run_that_has_ended_unfolds_its_result_and_is_not_live(
+    recorded: RecordedRun, server: Server, browser: Browser, tmp_path: Path
+) -> None:
+    recorded.metrics.answer(10, number=1, prompt="How are you?", text=" ", tokens=1, ended=True)
+    recorded.status["card"] = ["adapter: runs/output/adapter"]
+    recorded.finish(tmp_path / "state")
+    browser.open(f"{server.url}#/run/{RUN_ID}")
+    result = "document.querySelector('details:has(> summary + pre)')"
+    browser.wait(f"{result}?.open && document.querySelector('#link').textContent === 'up to date'")
+    assert "(an empty answer)" in text(browser, "section[aria-labelledby=answers] ul span")
+    assert browser.run("document.querySelectorAll('.proofs small wbr').length") > 1
+    browser.run(f"{result}.open = false")
+    recorded.step(11)
+    browser.wait("document.querySelector('output').textContent.startsWith('11 ')")
+    assert browser.run(f"{result}.open") is False, "what is drawn again stays as it was"
+    assert browser.errors == []
+
+
 def test_a_step_is_chosen_by_keyboard_and_by_its_event(server: Server, browser: Browser) -> None:
     browser.open(f"{server.url}#/run/{RUN_ID}")
     browser.wait("document.querySelectorAll('canvas').length === 5")
@@ -133,7 +151,7 @@ def test_new_points_arrive_and_a_server_that_is_gone_does_no_harm(
     recorded.step(13)
     with serving(tmp_path / "state", "--port", str(urlsplit(server.url).port)):
         browser.wait(f"{at}.startsWith('13 ')")
-        browser.wait("document.querySelector('#link').textContent === 'live'")
+        browser.wait("document.querySelector('#link').textContent === 'up to date'")
         sent = "performance.getEntriesByType('resource').filter((e) => e.name.includes('/api/'))"
         read = browser.run(f"{sent}.map((e) => new URL(e.name).pathname)")
         assert read.count(f"/api/runs/{RUN_ID}") == 1  # the whole history travelled once

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher.cli import run
+from launcher.runs.output_run import read_output
 from launcher.runs.records.registry import Registry
 from launcher.views.dashboard.report import make_report
 from tests.launcher.views.dashboard.recorded_run import (
@@ -187,3 +191,37 @@ def test_a_file_is_replaced_only_by_force(
     assert run(["report", "-o", "mine", "--force"]) == 0
     assert run(["report", "-o", "no/where"]) == 2
     assert "no/where: cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_a_run_that_no_launcher_started_is_reported_from_its_output_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    labels = [json.dumps({"text": f"{word} {n}", "label": word}) for n in range(8) for word in "ab"]
+    Path("labels.jsonl").write_text("\n".join(labels))
+    tiny = ("--hidden-size", "32", "--layers", "1")
+    trained = [
+        ["init-model", "-o", "model", "--data", "labels.jsonl", *tiny],
+        ["finetune", "model", "--data", "labels.jsonl", "-o", "out", "--max-steps", "2"],
+    ]
+    for words in trained:
+        subprocess.run([sys.executable, "-m", "trainer.cli", *words], check=True)
+    assert run(["report", "out", "-o", "out.html"]) == 0
+    view = read_output(Path("out"))
+    found = make_report(Registry.default(), view.run, view).state["report"]
+    assert dict(found["results"])["state"] == "completed"
+    assert dict(found["facts"])["steps"] == "2 of 2"
+    assert found["commands"] == [f"trainer finetune --config run.yaml -o {tmp_path}/out-again"]
+    assert not [line for line in found["absent"] if "agree" in line], "of one process"
+    status = json.loads(Path("out/status.json").read_text())
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for pid, state in ((gone.pid, "failed"), (os.getpid(), "running")):
+        Path("out/status.json").write_text(json.dumps({**status, "state": "running", "pid": pid}))
+        assert read_output(Path("out")).state == state
+    Path("out/status.json").write_text("{")
+    capsys.readouterr()
+    assert run(["report", "out", "-o", "again.html"]) == 2
+    assert "status.json: is no report of a run" in capsys.readouterr().err

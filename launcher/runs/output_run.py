@@ -1,0 +1,54 @@
+"""A run that no launcher started, by the output folder of `trainer finetune` on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher.errors import ConfigError
+from launcher.hosts.local import LocalConnection
+from launcher.inventory.hosts import Host
+from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
+from launcher.runs.processes.session import ProcessState
+from launcher.runs.records.run import Run, is_run_id
+from launcher.runs.records.self_reports import read_report
+from launcher.runs.status import OVER, RunView
+from launcher.session.processes import identify
+
+
+def is_output(path: Path) -> bool:
+    """Return whether a path is a folder in which a run reports its state."""
+    return (path / "status.json").is_file()
+
+
+def read_output(folder: Path) -> RunView:
+    """Return a run as it reports itself in its output folder.
+
+    Raises:
+        ConfigError: its report cannot be used.
+    """
+    training = read_report(LocalConnection(), str(folder / "status.json"))
+    run_id = str((training or {}).get("run_id"))
+    if training is None or not is_run_id(run_id):
+        raise ConfigError(f"{folder / 'status.json'}: is no report of a run")
+    state, reason = str(training.get("state")), training.get("reason")
+    if state not in OVER:
+        pid = training.get("pid")
+        state = "running" if isinstance(pid, int) and identify(pid) else "failed"
+        reason = reason if state == "running" else "its process ended without a report"
+    process = ProcessPlan(
+        name=COORDINATOR,
+        role=COORDINATOR,
+        host="localhost",
+        device="",
+        backend="",
+        threads=None,
+        argv=(),
+        env={},
+        folder=str(folder),
+    )
+    hosts = (Host(name="localhost", connection="local"),)
+    output = str(folder.resolve())
+    plan = LaunchPlan(run_id=run_id, output=output, hosts=hosts, processes=(process,))
+    ended = {"completed": "exited", "running": "running", "stopped": "stopped"}
+    states = {COORDINATOR: ProcessState(state=ended.get(state, "failed"))}
+    return RunView(Run(plan, 0.0, hosts), state, reason, states, training)
