@@ -91,14 +91,6 @@ def test_the_exchange_is_measured_in_shaped_namespaces():
     assert all(ratio["value"] > 0.5 for ratio in figures["ratios"])
 
 
-@pytest.mark.long
-@pytest.mark.cluster
-def test_strangers_come_beside_a_run():
-    figures = figures_of("strangers", "--connections 100 --rate 200 --parts 1 --spell 1")
-    assert len(figures["ratios"]) == 4
-    assert figures["figures"][0]["strangers"] >= 200
-
-
 @pytest.mark.cluster
 def test_codecs_are_measured_beside_a_memcpy():
     figures = figures_of("codecs", "--elements 70000 --repeats 1")

@@ -1,10 +1,9 @@
 """Accepts connections, and bounds the cost of those that are not authenticated yet.
 
-Until a peer is a member it is a stranger, with or without a certificate: it counts against a limit
-in all, one for its address, and the descriptors that are left. Over a limit the oldest stranger of
-the most crowded address gives way, so a worker gets in beside any number of idle connections, also
-from its own address. That happens at a bounded rate, because each handshake costs the coordinator
-signatures; what comes faster is closed before TLS begins.
+Until a peer is a member, with or without a certificate, its connection counts against a limit in
+all, one for its address, and the descriptors that are left. Over a limit a connection is closed
+before TLS begins, and its worker tries again; a place is free again after the handshake's and the
+introduction's timeouts.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import resource
 import socket
 import ssl
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +25,6 @@ STRANGERS = 64
 """Connections that are not members yet, in all."""
 STRANGERS_OF_ADDRESS = 32
 """Of one address: twice the workers that a machine may start at once."""
-REPLACE = 0.005
-"""Seconds between two strangers that give way: each has 0.16 s at least to become a member."""
 RESERVED = 64
 """Descriptors kept back for checkpoints and logs."""
 _LEAST = 8
@@ -66,7 +62,6 @@ class Listener:
         self._refusals = refusals
         self._strangers: dict[Link, _Stranger] = {}
         self._members: set[Link] = set()
-        self._replaced = 0.0
         host, port = bind
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         places = {(family, place[:2]) for family, _, _, _, place in found}
@@ -101,8 +96,12 @@ class Listener:
             if listening.fileno() >= 0:
                 asyncio.get_running_loop().remove_reader(listening)
             listening.close()
-        for link in list(self._strangers):
-            self._dismiss(link)
+        for link, stranger in list(self._strangers.items()):
+            if link.opened:
+                link.abort("the run is over")
+            else:
+                stranger.beginning.cancel()
+        self._strangers.clear()
 
     def admit(self, link: Link) -> None:
         """Count a link as a member's from now on."""
@@ -122,14 +121,14 @@ class Listener:
                 return
             except OSError as error:  # no descriptor or memory; without a rest this would spin
                 reason = f"not accepted ({os.strerror(error.errno or 0)})"
-                self._refusals.count("this machine", reason)
+                self._refuse("this machine", reason)
                 self._rest(listening)
                 return
-            if self._make_room(host):
+            if self._has_room(host):
                 self._begin(connection, host)
             else:
                 connection.close()
-                self._refusals.count(host, "closed at once, too many at a time")
+                self._refuse(host, "closed at once, too many that have not joined")
 
     def _rest(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -141,23 +140,17 @@ class Listener:
 
         loop.call_later(_REST, go_on)
 
-    def _make_room(self, host: str) -> bool:
-        """Return whether one more connection may begin, after another gave way if need be."""
-        crowds = Counter(stranger.host for stranger in self._strangers.values())
-        in_all = min(STRANGERS, self._room // 2)
-        crowded = crowds[host] >= min(STRANGERS_OF_ADDRESS, in_all)
-        full = len(self._strangers) >= in_all
-        if not crowded and not full:
-            return len(self._strangers) + len(self._members) < self._room
-        now = asyncio.get_running_loop().time()
-        if now - self._replaced < REPLACE:
-            return False
-        self._replaced = now
-        most = host if crowded else crowds.most_common(1)[0][0]
-        oldest = next(link for link, who in self._strangers.items() if who.host == most)
-        self._dismiss(oldest)
-        self._refusals.count(most, "replaced by a newer one")
-        return True
+    def _has_room(self, host: str) -> bool:
+        """Return whether one more connection of an address may begin."""
+        from_there = sum(stranger.host == host for stranger in self._strangers.values())
+        return (
+            len(self._strangers) < min(STRANGERS, self._room // 2)
+            and from_there < STRANGERS_OF_ADDRESS
+            and len(self._strangers) + len(self._members) < self._room
+        )
+
+    def _refuse(self, host: str, reason: str) -> None:
+        self._refusals.say({"event": "refused", "reason": f"{host}: {reason}"})
 
     def _begin(self, connection: socket.socket, host: str) -> None:
         link = self._make_link()
@@ -181,22 +174,14 @@ class Listener:
                 ready = await shake_hands(connection, self._context, server=True)
         except ssl.SSLCertVerificationError as error:
             self._strangers.pop(link, None)
-            reason = f"{host}: its certificate is not accepted: {error.verify_message}"
-            self._refusals.say({"event": "refused", "reason": reason})
+            self._refuse(host, f"its certificate is not accepted: {error.verify_message}")
         except Exception as error:  # whatever a stranger does to TLS ends the stranger alone
             self._strangers.pop(link, None)
             silent = isinstance(error, TimeoutError)
             said = f"no TLS handshake within {HANDSHAKE:g} s" if silent else "no TLS handshake"
-            self._refusals.count(host, said)
+            self._refuse(host, said)
         else:
             link.begin(ready)
-
-    def _dismiss(self, link: Link) -> None:
-        stranger = self._strangers.pop(link)
-        if link.opened:
-            link.abort("it did not join in time")
-        else:
-            stranger.beginning.cancel()
 
 
 def _bound(family: int, place: tuple[str, int] | tuple[int, bytes]) -> socket.socket:

@@ -72,7 +72,7 @@ class GradientServer:
         self._run = run_tag(coordinator.membership.job.run_id)
         blocks = len(coordinator.training.residuals.wire_layout.blocks)
         self._max_queued = _STEPS_BEHIND * (blocks + 4)
-        self._refusals = Refusals(recorder.emit, time.monotonic())
+        self._refusals = Refusals(recorder.emit)
         self._listener: Listener | None = None
         self._links: dict[int, Link] = {}
         self._numbers: dict[Link, int] = {}
@@ -114,7 +114,6 @@ class GradientServer:
             finally:
                 ticker.cancel()
         await self._flush()
-        self._refusals.sum_up(time.monotonic(), at_once=True)
         return await asyncio.to_thread(self._recorder.close, finish.exit_code, finish.reason)
 
     def _open(self, doors: ExitStack) -> None:
@@ -171,9 +170,7 @@ class GradientServer:
     def _pass_time(self) -> None:
         for link in list(self._links.values()):
             link.look()
-        now = time.monotonic()
-        self._refusals.sum_up(now)
-        self._perform(self._coordinator.tick(now))
+        self._perform(self._coordinator.tick(time.monotonic()))
         if ending := self._recorder.ending:
             self._stop(ending, BudgetStopError.exit_code)
         if failure := self._recorder.failure:
