@@ -27,7 +27,7 @@ from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.vulkan_adapter import select
-from trainer.replica.wgpu.kernels.gemm.choice import Variants
+from trainer.replica.wgpu.kernels.gemm.choice import candidates, choose_variant
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
 
@@ -90,13 +90,13 @@ def measure(device: Device, chosen_products: dict[str, Product], repeats: int) -
     """Return GF/s of every variant for some products, and torch's in fp32."""
     rows: dict[str, Any] = {}
     for name, product in chosen_products.items():
-        candidates: dict[str, Callable[[], object]] = {"torch": torch_product(product)}
-        for variant in Variants(device).candidates(product):
-            candidates[variant.name] = our_product(device, product, variant)
-        seconds = best_of(candidates, repeats)
+        ways: dict[str, Callable[[], object]] = {"torch": torch_product(product)}
+        for variant in candidates(product):
+            ways[variant.name] = our_product(device, product, variant)
+        seconds = best_of(ways, repeats)
         flops = 2e-9 * product.m * product.n * product.k
         gflops = {which: round(flops / took, 2) for which, took in seconds.items()}
-        chosen = Variants(device).choose(product).name
+        chosen = choose_variant(device, product).name
         ratio = seconds[chosen] / seconds["torch"]
         rows[name] = {
             "product": product.key,

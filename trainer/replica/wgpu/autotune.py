@@ -20,9 +20,9 @@ from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
-from trainer.replica.wgpu.kernels.gemm.choice import Variants
+from trainer.replica.wgpu.kernels.gemm.choice import candidates, tuned_variants
 from trainer.replica.wgpu.kernels.gemm.record import gemm
-from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
+from trainer.replica.wgpu.kernels.gemm.variants import ALL, Product, Variant
 from trainer.system.storage.atomic_file import write_atomically
 from trainer.system.storage.cache_folder import cache_root
 
@@ -80,10 +80,10 @@ def tune(device: Device, wanted: Iterable[Product]) -> Iterator[list[Timing]]:
     for product in wanted:
         timings = [
             Timing(product, variant, _seconds(device, product, variant))
-            for variant in Variants(device).candidates(product)
+            for variant in candidates(product)
         ]
         timings.sort(key=lambda timing: timing.seconds)
-        Variants(device).tuned[product.key] = timings[0].variant
+        tuned_variants(device)[product.key] = timings[0].variant
         yield timings
 
 
@@ -138,7 +138,7 @@ def save(device: Device) -> Path:
     """
     path = table_path(device.adapter)
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = {key: variant.name for key, variant in sorted(Variants(device).tuned.items())}
+    table = {key: variant.name for key, variant in sorted(tuned_variants(device).items())}
     text = json.dumps({"adapter": device.adapter.key, "variants": table}, indent=1)
     write_atomically(path, f"{text}\n".encode(), mode=None)
     return path
@@ -147,7 +147,7 @@ def save(device: Device) -> Path:
 def load(device: Device) -> None:
     """Load a device's table, if there is one; a damaged table is ignored."""
     path = table_path(device.adapter)
-    known = {variant.name: variant for variant in Variants(device).usable()}
+    known = {variant.name: variant for variant in ALL}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["adapter"] != device.adapter.key:
@@ -158,4 +158,4 @@ def load(device: Device) -> None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         log.warning("%s: ignored, no table of variants: %r", path, error)
         return
-    Variants(device).tuned.update(tuned)
+    tuned_variants(device).update(tuned)

@@ -10,7 +10,6 @@ from typing import cast
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.layout import GradientLayout
-from trainer.planning.replica import CPU_TOKENS
 from trainer.planning.vulkan import USABLE, plan_vulkan_memory
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.replica.microbatch import Limit
@@ -100,7 +99,7 @@ def _bindable(model_dir: Path, config: RunConfig, device: Device) -> int:
             f" {device.binding_limit >> 20} MiB that a kernel's argument may span; lower"
             " data.max_seq_len"
         )
-    return min(tokens, CPU_TOKENS if device.adapter.software else _TOKENS)
+    return min(tokens, _TOKENS)
 
 
 def _widest(architecture: Architecture) -> int:

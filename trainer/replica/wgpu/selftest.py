@@ -22,7 +22,7 @@ from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.pool import Pool
 from trainer.replica.wgpu.kernels.distillation import TeacherPredictions
 from trainer.replica.wgpu.kernels.embedding import embed, embedding_gradient, sort_tokens
-from trainer.replica.wgpu.kernels.gemm.choice import Variants
+from trainer.replica.wgpu.kernels.gemm.choice import choose_variant, tuned_variants
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
 from trainer.replica.wgpu.layers import decoder_layer as recorded
@@ -139,8 +139,8 @@ def _multiply(
 def _variants(device: Device, product: Product) -> list[Variant]:
     """Return the variant for a product, and the tuned ones of products of its form."""
     form = f"{product.form} {product.kind_b} "
-    tuned = [variant for key, variant in Variants(device).tuned.items() if key.startswith(form)]
-    return list(dict.fromkeys([Variants(device).choose(product), *tuned]))
+    tuned = [variant for key, variant in tuned_variants(device).items() if key.startswith(form)]
+    return list(dict.fromkeys([choose_variant(device, product), *tuned]))
 
 
 def _layer(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:

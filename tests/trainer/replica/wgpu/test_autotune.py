@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from click.testing import CliRunner
@@ -16,8 +15,13 @@ from trainer.commands.autotune import autotune
 from trainer.model.architecture import parse_architecture
 from trainer.replica.wgpu.autotune import load, products, save, table_path, tune
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.kernels.gemm.choice import Variants
-from trainer.replica.wgpu.kernels.gemm.variants import SPLIT, Product
+from trainer.replica.wgpu.kernels.gemm.choice import (
+    candidates,
+    choose_variant,
+    default_variant,
+    tuned_variants,
+)
+from trainer.replica.wgpu.kernels.gemm.variants import ALL, SPLIT, Product
 
 TINY = {
     "model_type": "qwen3",
@@ -35,7 +39,7 @@ TINY = {
 def untuned(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Yield the device without a table, and with a cache folder of its own."""
     monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "motley"))
-    tuned = Variants(device).tuned
+    tuned = tuned_variants(device)
     before = dict(tuned)
     tuned.clear()
     yield device
@@ -46,23 +50,23 @@ def untuned(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_fastest_candidate_is_taken_and_found_again(untuned: Device) -> None:
     product = Product(False, True, "f32", 3, 8, 8)
     (timings,) = tune(untuned, [product])
-    assert {timing.variant for timing in timings} == set(Variants(untuned).candidates(product))
+    assert {timing.variant for timing in timings} == set(candidates(product))
     assert [timing.seconds for timing in timings] == sorted(timing.seconds for timing in timings)
-    assert Variants(untuned).choose(product) == timings[0].variant
+    assert choose_variant(untuned, product) == timings[0].variant
 
     path = save(untuned)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-    Variants(untuned).tuned.clear()
+    tuned_variants(untuned).clear()
     load(untuned)
-    assert Variants(untuned).tuned == {product.key: timings[0].variant}
+    assert tuned_variants(untuned) == {product.key: timings[0].variant}
 
 
 def test_without_a_table_there_are_defaults(untuned: Device) -> None:
     load(untuned)
     product = Product(False, False, "f32", 64, 64, 64)
-    assert Variants(untuned).tuned == {}
-    assert Variants(untuned).choose(product) == Variants(untuned).default(product)
-    assert Variants(untuned).default(product) in Variants(untuned).candidates(product)
+    assert tuned_variants(untuned) == {}
+    assert choose_variant(untuned, product) == default_variant(product)
+    assert default_variant(product) in candidates(product)
 
 
 @pytest.mark.parametrize(
@@ -85,18 +89,18 @@ def test_a_damaged_table_is_ignored_with_a_warning(
     path.write_text(damage.replace("KEY", untuned.adapter.key))
     with caplog.at_level(logging.WARNING):
         load(untuned)
-    assert Variants(untuned).tuned == {}
+    assert tuned_variants(untuned) == {}
     assert f"{path}: ignored" in caplog.text
 
 
 def test_a_table_of_other_products_leaves_defaults(untuned: Device) -> None:
     tuned = SPLIT
-    Variants(untuned).tuned[Product(False, True, "nf4", 512, 1024, 1024).key] = tuned
+    tuned_variants(untuned)[Product(False, True, "nf4", 512, 1024, 1024).key] = tuned
     save(untuned)
     load(untuned)
-    assert Variants(untuned).choose(Product(False, True, "nf4", 300, 600, 700)) == tuned
+    assert choose_variant(untuned, Product(False, True, "nf4", 300, 600, 700)) == tuned
     other = Product(False, True, "nf4", 300, 300, 300)
-    assert Variants(untuned).choose(other) == Variants(untuned).default(other)
+    assert choose_variant(untuned, other) == default_variant(other)
 
 
 def test_products_of_a_model_cover_its_linears_adapters_and_attention() -> None:
@@ -107,17 +111,22 @@ def test_products_of_a_model_cover_its_linears_adapters_and_attention() -> None:
     assert any(product.form == "NT" and product.k == 4 for product in found)  # scores
 
 
-@pytest.mark.parametrize("kind", ["software", "discrete"])
-def test_defaults_are_among_what_is_timed(
-    untuned: Device, kind: Literal["software", "discrete"], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(untuned, "adapter", replace(untuned.adapter, kind=kind))
+def test_defaults_are_among_what_is_timed() -> None:
     model = parse_architecture(TINY | {"hidden_size": 2048}, "wide")
     for tokens in (1, 16, 512):
         for product in products(model, "nf4", tokens):
-            default = Variants(untuned).default(product)
-            assert default in Variants(untuned).candidates(product)
-            assert default in Variants(untuned).usable()
+            assert default_variant(product) in candidates(product)
+            assert set(candidates(product)) <= set(ALL)
+
+
+def test_no_default_depends_on_the_kind_of_device(
+    untuned: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = products(parse_architecture(TINY | {"hidden_size": 2048}, "wide"), "nf4", 512)
+    here = [choose_variant(untuned, product) for product in wanted]
+    monkeypatch.setattr(untuned, "adapter", replace(untuned.adapter, kind="discrete"))
+    assert here == [choose_variant(untuned, product) for product in wanted]
+    assert here == [choose_variant(None, product) for product in wanted]
 
 
 @pytest.mark.long
@@ -132,4 +141,4 @@ def test_the_command_prints_a_table_and_keeps_it(untuned: Device, tmp_path: Path
     assert "GF/s" in result.output
     assert str(table_path(untuned.adapter)) in result.output
     load(untuned)
-    assert Variants(untuned).tuned
+    assert tuned_variants(untuned)

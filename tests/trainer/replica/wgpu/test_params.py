@@ -63,9 +63,9 @@ def test_a_misspelt_name_is_both() -> None:
 
 
 def test_a_code_without_parameters_takes_none() -> None:
-    assert added({}, source("lanes")) == b""
+    assert added({}, source("grid")) == b""
     with pytest.raises(AssertionError, match="no field rows"):
-        added({"rows": 2}, source("lanes"))
+        added({"rows": 2}, source("grid"))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ NAMES = (
     "WGPUDeviceDescriptor *",
     "WGPUDeviceExtras *",
     "WGPUDeviceLostCallbackInfo *",
-    "WGPUFeatureName[]",
     "WGPUInstanceDescriptor *",
     "WGPULimits *",
     "WGPUNativeLimits *",

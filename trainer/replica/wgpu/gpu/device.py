@@ -26,8 +26,6 @@ LIMITS = (
     "max-storage-buffers-per-shader-stage",
 )
 """Requested in full: others are WebGPU's minimum, such as 128 MiB a binding."""
-FEATURES = {"subgroup"}
-"""Requested if the driver has them."""
 
 
 @dataclass
@@ -61,9 +59,7 @@ class Device:
             limits["max-storage-buffer-binding-size"] = binding_limit
         self.adapter = adapter
         with self.guarded():
-            self.handle: Any = adapter.handle.request_device_sync(
-                required_limits=limits, required_features=FEATURES & adapter.handle.features
-            )
+            self.handle: Any = adapter.handle.request_device_sync(required_limits=limits)
         self.counters = Counters()
         self.binding_limit: int = limits["max-storage-buffer-binding-size"]
         """Bytes that one kernel argument may span; larger arrays are bound in windows."""

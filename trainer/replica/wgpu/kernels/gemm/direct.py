@@ -12,7 +12,7 @@ from trainer.replica.wgpu.kernels.gemm.parts import (
     operands,
     vectors,
 )
-from trainer.replica.wgpu.kernels.gemm.variants import LANES, Variant
+from trainer.replica.wgpu.kernels.gemm.variants import Variant
 
 
 def direct(variant: Variant, layout: OperandLayout) -> list[str]:
@@ -72,19 +72,6 @@ def _load_a(variant: Variant, a: Operand) -> tuple[list[str], list[str]]:
     fours = -(-variant.rows // 4)
     places: list[str] = []
     loads: list[str] = []
-    if variant.kind == "shared":
-        for batch in range(variant.rows // LANES):
-            own = f"(peer + {batch * LANES}u)"
-            row, at = f"m0 + {own}", "at"
-            if not a.along_k:
-                row, at = f"m0 + {own} % {fours}u * 4u", f"at + {own} / {fours}u"
-            places.append(f"  let place_a{batch} = {a.place(row)};")
-            loads.append(f"    let peers{batch} = {a.load(f'place_a{batch}', at)};")
-            loads += [
-                f"    let a{batch * LANES + i} = subgroupBroadcast(peers{batch}, {i}u);"
-                for i in range(LANES)
-            ]
-        return places, loads
     for i in range(variant.rows if a.along_k else fours):
         row = i if a.along_k else 4 * i
         places.append(f"  let place_a{i} = {a.place(f'm0 + {row}u')};")

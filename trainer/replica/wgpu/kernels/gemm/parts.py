@@ -85,7 +85,6 @@ def head(variant: Variant) -> list[str]:
         f"@compute @workgroup_size({variant.threads})",
         "fn main(@builtin(workgroup_id) group: vec3<u32>,",
         "        @builtin(num_workgroups) groups: vec3<u32>,",
-        *(["        @builtin(subgroup_invocation_id) peer: u32,"] * (variant.kind == "shared")),
         "        @builtin(local_invocation_index) lane: u32) {",
         *(f"  let {name} = p.{name};" for name in ("m", "n", "k", "lda", "ldb")),
         f"  let tall = (m + {rows - 1}u) / {rows}u;",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph, spread
-from trainer.replica.wgpu.kernels.gemm.choice import Variants
+from trainer.replica.wgpu.kernels.gemm.choice import choose_variant
 from trainer.replica.wgpu.kernels.gemm.code import gemm_code
 from trainer.replica.wgpu.kernels.gemm.parts import LONG, OperandLayout
-from trainer.replica.wgpu.kernels.gemm.variants import DIRECT, Product, Variant
+from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
 
 
 def gemm(
@@ -53,7 +53,7 @@ def gemm(
         params |= {f"ld{name}": pitch, f"stride_{name}": stride, f"offset_{name}": offset}
         wide.append(all(value % 4 == 0 for value in (columns, pitch, stride, offset)))
     product = Product(trans_a, trans_b, b.kind, m, n, k)
-    chosen = variant or (Variants(graph.device).choose(product) if graph.device else DIRECT)
+    chosen = variant or choose_variant(graph.device, product)
     if trans_a and chosen.rows % 4:
         wide[0] = False  # the first row of a tile may be unaligned
     step = chosen.depth if chosen.kind == "tiled" else 4

@@ -14,9 +14,16 @@ from trainer.replica.wgpu.kernels.gemm.parts import (
 )
 from trainer.replica.wgpu.kernels.gemm.variants import Variant
 
+_UNROLLED = 8
+"""k of one round of the inner loop."""
+
 
 def tiled(variant: Variant, layout: OperandLayout) -> list[str]:
-    """Write a kernel whose workgroup copies tiles of a and b into workgroup memory."""
+    """Write a kernel whose workgroup copies tiles of a and b into workgroup memory.
+
+    Copies and products are unrolled, which saves rounds of loops. llvmpipe ends a thread's loops,
+    without an error, after 65,535 rounds in all: k / 8 + k / depth leave room for any vocabulary.
+    """
     a, b = operands(layout)
     rows, columns = variant.tile
     depth, down, across = variant.depth, variant.down, variant.across
@@ -25,19 +32,8 @@ def tiled(variant: Variant, layout: OperandLayout) -> list[str]:
         *_fill(variant, a, "m_tile", rows // 4),
         *_fill(variant, b, "n_tile", columns // 4),
         "    workgroupBarrier();",
-        f"    for (var step = 0u; step < {depth}u; step++) {{",
-        *(
-            f"      let a{i} = tile_a[step * {rows // 4}u + ty + {i * down}u];"
-            for i in range(variant.rows // 4)
-        ),
-        *(
-            f"      let b{j} = tile_b[step * {columns // 4}u + tx + {j * across}u];"
-            for j in range(variant.columns // 4)
-        ),
-        *(
-            f"      c{i}_{j} = fma(vec4<f32>(a{i // 4}.{XYZW[i % 4]}), b{j}, c{i}_{j});"
-            for i, j in vectors(variant)
-        ),
+        f"    for (var step = 0u; step < {depth}u; step += {_UNROLLED}u) {{",
+        *(line for s in range(_UNROLLED) for line in _multiply(variant, f"(step + {s}u)")),
         "    }",
         "    workgroupBarrier();",
     ]
@@ -57,6 +53,27 @@ def tiled(variant: Variant, layout: OperandLayout) -> list[str]:
     ]
 
 
+def _multiply(variant: Variant, step: str) -> list[str]:
+    """Write the products of one k of the tiles."""
+    rows, columns = variant.tile
+    return [
+        "      {",
+        *(
+            f"        let a{i} = tile_a[{step} * {rows // 4}u + ty + {i * variant.down}u];"
+            for i in range(variant.rows // 4)
+        ),
+        *(
+            f"        let b{j} = tile_b[{step} * {columns // 4}u + tx + {j * variant.across}u];"
+            for j in range(variant.columns // 4)
+        ),
+        *(
+            f"        c{i}_{j} = fma(vec4<f32>(a{i // 4}.{XYZW[i % 4]}), b{j}, c{i}_{j});"
+            for i, j in vectors(variant)
+        ),
+        "      }",
+    ]
+
+
 def _fill_table(layout: OperandLayout, variant: Variant) -> list[str]:
     if layout.kind_b != "nf4":
         return []
@@ -68,24 +85,31 @@ def _fill_table(layout: OperandLayout, variant: Variant) -> list[str]:
 
 def _fill(variant: Variant, operand: Operand, start: str, fours: int) -> list[str]:
     """Write the copy of one tile, [k][four of x] in workgroup memory."""
-    tile, depth, threads = f"tile_{operand.name}", variant.depth, variant.threads
+    tile, depth = f"tile_{operand.name}", variant.depth
     if not operand.along_k:
         place = operand.place(f"{start} + t % {fours}u * 4u")
-        return [
-            f"    for (var t = lane; t < {depth * fours}u; t += {threads}u) {{",
-            f"      {tile}[t] = {operand.load(place, f'at + t / {fours}u')};",
-            "    }",
-        ]
+        load = operand.load(place, f"at + t / {fours}u")
+        return _share(variant.threads, depth * fours, [f"      {tile}[t] = {load};"])
     steps = depth // 4
-    lines = [
-        f"    for (var t = lane; t < {fours * steps}u; t += {threads}u) {{",
-        f"      let step = t % {steps}u * 4u;",
-        f"      let four = t / {steps}u;",
-    ]
+    lines = [f"      let step = t % {steps}u * 4u;", f"      let four = t / {steps}u;"]
     for r in range(4):
         place = operand.place(f"{start} + four * 4u + {r}u")
         lines.append(f"      let r{r} = {operand.load(place, 'at + step')};")
     for s in range(4):
         line = column(["r0", "r1", "r2", "r3"], s)
         lines.append(f"      {tile}[(step + {s}u) * {fours}u + four] = {line};")
-    return [*lines, "    }"]
+    return _share(variant.threads, fours * steps, lines)
+
+
+def _share(threads: int, items: int, lines: list[str]) -> list[str]:
+    """Write lines for the items `t` of a thread, every `threads`-th one."""
+    shared: list[str] = []
+    for first in range(0, items, threads):
+        some = first + threads > items
+        shared += [
+            f"    if (lane + {first}u < {items}u) {{" if some else "    {",
+            f"      let t = lane + {first}u;",
+            *lines,
+            "    }",
+        ]
+    return shared

@@ -7,17 +7,13 @@ from typing import Literal
 
 from trainer.planning.vulkan_buffers import Kind
 
-LANES = 8
-"""Threads of a `shared` workgroup; they must be one subgroup."""
-
 
 @dataclass(frozen=True)
 class Variant:
     """A thread keeps `rows` x `columns` sums; a workgroup is `down` x `across` threads."""
 
-    kind: Literal["direct", "shared", "tiled"]
-    """The source of operands: `direct` is memory; `shared` too, but the lanes of a subgroup read a
-    in turn, each for all of them; `tiled` is a copy in workgroup memory."""
+    kind: Literal["direct", "tiled"]
+    """The source of operands: `direct` is memory, `tiled` is a copy in workgroup memory."""
     rows: int
     columns: int
     down: int = 1
@@ -32,8 +28,7 @@ class Variant:
         assert self.depth % 4 == 0, self
         assert self.depth == 4 or self.kind == "tiled", self
         assert self.splits == 1 or (self.kind == "direct" and self.down == 1), self
-        assert self.kind != "tiled" or self.rows % 4 == 0, self
-        assert self.kind != "shared" or (self.threads == LANES and self.rows % LANES == 0), self
+        assert self.kind != "tiled" or self.rows % 4 == self.depth % 8 == 0, self
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -76,18 +71,14 @@ class Product:
         return f"{self.form} {self.kind_b} {m}x{n}x{k}"
 
 
-# On CPUs loads are expensive and registers spill to the cache: large tiles, no workgroup memory.
+# Workgroups and their memory are within WebGPU's minimal limits, and no variant depends on the size
+# of a subgroup: every device can run all of them.
 DIRECT = Variant("direct", 16, 8)
 DIRECT_ROW = Variant("direct", 1, 4)
-SHARED = Variant("shared", 32, 4)
-SHARED_LOW = Variant("shared", 8, 4)
 # On GPUs 4x4 registers and 64 threads are good on all vendors' chips (llama.cpp, PR 22241).
 TILED = Variant("tiled", 4, 4, down=8, across=8, depth=8)
 TILED_DEEP = Variant("tiled", 4, 4, down=8, across=8, depth=32)
 TILED_LARGE = Variant("tiled", 8, 8, down=8, across=8, depth=16)
 SPLIT = Variant("direct", 4, 4, across=8, splits=8)
 SPLIT_ROW = Variant("direct", 1, 4, across=4, splits=16)
-ALL = (
-    *(DIRECT, DIRECT_ROW, SHARED, SHARED_LOW),
-    *(TILED, TILED_DEEP, TILED_LARGE, SPLIT, SPLIT_ROW),
-)
+ALL = (DIRECT, DIRECT_ROW, TILED, TILED_DEEP, TILED_LARGE, SPLIT, SPLIT_ROW)
