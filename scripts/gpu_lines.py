@@ -17,7 +17,8 @@ PART_SECONDS = 480
 class Line:
     """One command of a part.
 
-    `{out}` in it is the folder of results, `{models}` that of model folders, `{gpu}` the adapter.
+    `{out}` in it is the folder of results, `{models}` that of model folders, `{gpu}` the adapter,
+    `{model}` the folder of a published model: a line with it is left out where none was given.
     The line has `{out}/NAME` for itself: it is removed before the line runs again.
     """
 
@@ -38,10 +39,11 @@ _PYTEST = f"{_PYTHON} -P -m pytest -q -p no:cacheprovider -W default"
 _ONE_CARD = f"{_PYTHON} benchmarks/one_card.py --models {{models}}"
 _TINY = f"{_ONE_CARD} --shape tiny --device cpu --rows 2 --tokens 16 --steps 2 --repeats 1"
 _FINETUNE = f"{_TRAINER} finetune {{out}}/model --data {{out}}/data/train.jsonl --max-seq-len 512"
+_REAL = f"{_PYTHON} benchmarks/real_model.py"
 _SMALL = "--hidden-size 32 --layers 2 --heads 2 --kv-heads 1 --head-dim 16 --intermediate-size 64"
 _MIXED = "tests/contracts/test_f_dp_001_wgpu_processes.py"
 _FALLBACK = "tests/contracts/test_f_dp_004.py"
-_KILLED = f"{_MIXED}::test_a_killed_wgpu_worker_comes_back"
+_KILLED = f"{_PYTEST} {_MIXED}::test_a_killed"
 _TEACHER = f"{_TRAINER} distill teacher {{out}}/model --data {{out}}/data --out {{out}}/teacher"
 _STUDENT = (
     f"{_TRAINER} distill student --teacher-logits {{out}}/teacher --student {{out}}/model"
@@ -114,7 +116,7 @@ LINES = (
     Line(
         "users",
         "model",
-        40,
+        30,
         f"{_TRAINER} init-model --data {{out}}/data/train.jsonl -o {{out}}/model",
         f"{_TRAINER} init-model --data {{out}}/data/train.jsonl -o {{out}}/model {_SMALL}"
         " --vocab-size 512",
@@ -122,23 +124,30 @@ LINES = (
     Line(
         "users",
         "finetune-cuda",
-        60,
+        50,
         f"{_FINETUNE} --max-steps 100 -o {{out}}/finetune-cuda --gpu-backend cuda",
         f"{_FINETUNE} --max-steps 3 -o {{out}}/finetune-cuda --gpu-backend cpu",
     ),
     Line(
         "users",
         "finetune-cpu",
-        60,
+        45,
         f"{_FINETUNE} --max-steps 20 -o {{out}}/finetune-cpu --gpu-backend cpu",
         f"{_FINETUNE} --max-steps 3 -o {{out}}/finetune-cpu --gpu-backend cpu",
     ),
     Line(
         "users",
+        "real-model",
+        70,
+        f"{_REAL} {{model}} {{out}}/data/train.jsonl --backend cuda --steps 20 --repeats 1",
+        f"{_REAL} {{model}} {{out}}/data/train.jsonl --steps 2 --repeats 1",
+    ),
+    Line(
+        "users",
         "three-workers",
-        130,
-        f"{_PYTEST} {_KILLED}",
-        f"{_PYTEST} {_KILLED}",
+        115,
+        f"{_KILLED}_cuda_worker_comes_back",
+        f"{_KILLED}_wgpu_worker_comes_back",
         vulkan=True,
     ),
     Line(
@@ -151,14 +160,14 @@ LINES = (
     Line(
         "users",
         "student",
-        60,
+        50,
         f"{_STUDENT} --max-steps 50 --gpu-backend cuda",
         f"{_STUDENT} --max-steps 2 --max-seq-len 128 --batch-size 2 --gpu-backend cpu",
     ),
     Line(
         "users",
         "generate",
-        70,
+        60,
         f"{_ANSWERS} --backend cuda",
         f"{_ANSWERS} --tokens 4",
     ),

@@ -1,6 +1,6 @@
 """All that only a real GPU can show, in parts of at most eight minutes: scripts/gpu_report.sh.
 
-    bash scripts/gpu_report.sh [--out DIR] [--rehearse] [--gpu NAME] PART...
+    bash scripts/gpu_report.sh [--out DIR] [--rehearse] [--gpu NAME] [--model DIR] PART...
 
 Parts: check, speed, users, vulkan. Each line of a part (scripts/gpu_lines.py) is a command with a
 time limit of its own. Its output goes to DIR/NAME.log and its result to DIR/NAME.json as soon as it
@@ -8,7 +8,8 @@ ends; DIR/summary.md is then written again, and benchmarks write their figures t
 line that fails or exceeds its limit is recorded, and the part goes on. Run again, a part does only
 the lines that have not passed. DIR is build/gpu-report, or build/gpu-rehearsal with `--rehearse`,
 which runs every line in small on the CPU, without a card and a network, and with ten times the
-limits: it proves that lines run.
+limits: it proves that lines run. Without `--model`, the folder of a published model, the line that
+trains one is left out.
 Exit 1: a line of these parts did not pass; 2: it cannot start.
 """
 
@@ -85,28 +86,36 @@ class GpuReport:
     """Runs lines and records their results in a folder."""
 
     def __init__(
-        self, out: Path, lines: Sequence[Line], gpu: str = "", *, rehearse: bool = False
+        self,
+        out: Path,
+        lines: Sequence[Line],
+        gpu: str = "",
+        model: Path | None = None,
+        *,
+        rehearse: bool = False,
     ) -> None:
         self.out = out
         self._lines = lines
         self._gpu = gpu
+        self._model = model
         self._rehearse = rehearse
-        self._not_rehearsed: dict[str, str] = {}
-        """Why, by the line's name."""
-        if rehearse:
-            why = _missing_vulkan(gpu)
-            for line in lines:
-                if not line.rehearsal:
-                    self._not_rehearsed[line.name] = "needs a card"
-                elif line.vulkan and why:
-                    self._not_rehearsed[line.name] = why
+        self._left_out: dict[str, str] = {}
+        """What the summary says, by the line's name."""
+        why = _missing_vulkan(gpu) if rehearse else ""
+        for line in lines:
+            if rehearse and not line.rehearsal:
+                self._left_out[line.name] = "not rehearsed: needs a card"
+            elif line.vulkan and why:
+                self._left_out[line.name] = f"not rehearsed: {why}"
+            elif not model and any("{model}" in word for word in self._words(line)):
+                self._left_out[line.name] = "not run: no model folder"
 
     def run(self, part: str) -> bool:
         """Run the lines of a part that have not passed, and return whether all have then."""
         times = PATIENCE if self._rehearse else 1
         ends = time.monotonic() + times * PART_SECONDS
         for line in self._lines:
-            if line.part != part or line.name in self._not_rehearsed:
+            if line.part != part or line.name in self._left_out:
                 continue
             if self.passed(line):
                 continue
@@ -120,7 +129,7 @@ class GpuReport:
             print(f"{line.name}: {result.verdict} after {result.seconds:.1f} s", flush=True)
         self.summarize()
         here = [line for line in self._lines if line.part == part]
-        return all(line.name in self._not_rehearsed or self.passed(line) for line in here)
+        return all(line.name in self._left_out or self.passed(line) for line in here)
 
     def passed(self, line: Line) -> bool:
         """Return whether the present command of a line has passed."""
@@ -129,9 +138,12 @@ class GpuReport:
 
     def command(self, line: Line) -> list[str]:
         """Return a line's command with the folders and the GPU filled in."""
-        words = shlex.split(line.rehearsal if self._rehearse else line.command)
         places = {"out": self.out, "models": self.out / "models", "gpu": self._gpu}
-        return [word.format(**places) for word in words]
+        places["model"] = self._model or "DIR"
+        return [word.format(**places) for word in self._words(line)]
+
+    def _words(self, line: Line) -> list[str]:
+        return shlex.split(line.rehearsal if self._rehearse else line.command)
 
     def result(self, line: Line) -> Result | None:
         """Return the recorded result of a line's present command, or None."""
@@ -172,8 +184,8 @@ class GpuReport:
         for line in self._lines:
             result = self.result(line)
             cells = ["not run", "", "", ""]
-            if reason := self._not_rehearsed.get(line.name):
-                cells[0] = f"not rehearsed: {reason}"
+            if reason := self._left_out.get(line.name):
+                cells[0] = reason
             elif result:
                 energy = "" if result.joules is None else f"{result.joules:g}"
                 cells = [result.verdict, f"{result.seconds:g}", energy, "<br>".join(result.said)]
@@ -286,13 +298,17 @@ def main(words: Sequence[str] | None = None, lines: Sequence[Line] = LINES) -> i
     parser.add_argument("--out", type=Path, metavar="DIR")
     parser.add_argument("--rehearse", action="store_true", help="in small, on the CPU")
     parser.add_argument("--gpu", metavar="NAME", help="Vulkan's name of the card, or a part of it")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a published model, if carried")
     options = parser.parse_args(words)
+    model: Path | None = options.model and options.model.resolve()
+    if model and not (model / "config.json").is_file():
+        parser.error(f"--model {model}: has no config.json")
     out = options.out or ROOT / "build" / ("gpu-rehearsal" if options.rehearse else "gpu-report")
     gpu = (SOFTWARE if options.rehearse else "") if options.gpu is None else options.gpu
     signal.signal(signal.SIGTERM, _leave)
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
-        report = GpuReport(out.resolve(), lines, gpu, rehearse=options.rehearse)
+        report = GpuReport(out.resolve(), lines, gpu, model, rehearse=options.rehearse)
         passed = [report.run(part) for part in options.parts]
     except OSError as error:
         print(f"gpu_report.sh: {error}", file=sys.stderr)

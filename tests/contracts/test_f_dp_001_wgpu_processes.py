@@ -89,6 +89,19 @@ def test_a_killed_wgpu_worker_comes_back(cluster: Cluster) -> None:
     kill_the_last_and_start_it_again(cluster, "--gpu-backend", "wgpu")
 
 
+@pytest.mark.long
+@pytest.mark.needs("cuda")
+def test_a_killed_cuda_worker_comes_back(cluster: Cluster) -> None:
+    """The same of three unlike workers, of which the one on CUDA is the last."""
+    cluster.configure(**SETTINGS, training__epochs=500)
+    cluster.coordinator(3)
+    for rank, backend in enumerate(("cpu", "wgpu", "cuda")):
+        cluster.torch_worker(rank, "--gpu-backend", backend)
+    kill_the_last_and_start_it_again(cluster, "--gpu-backend", "cuda")
+    joined = {event["rank"]: event["backend"] for event in cluster.events("joined")}
+    assert joined == {0: "cpu", 1: "wgpu", 2: "cuda"}
+
+
 @pytest.mark.swiftshader
 @pytest.mark.timeout(900)  # SwiftShader takes minutes to compile the kernels
 def test_one_of_two_drivers_is_killed_and_comes_back(cluster: Cluster, two_drivers: str) -> None:
