@@ -11,7 +11,8 @@ labels for each, so that the first losses are equal; later ones differ by the ra
 adapters. Each is a process of its own, and they take turns. Tokens are those of the rows, without
 padding, in all steps but the first: per second, and per second of the process's processor time,
 which other load on the machine changes less. Memory is the largest resident set of the process,
-which contains files that it maps; for a card's memory see one_card.py.
+which contains files that it maps; for a card's memory see one_card.py. Of DATA with texts and
+classes each is a question, and its class the answer.
 JSON: benchmarks/results/real_model.json.
 """
 
@@ -213,8 +214,17 @@ def trl(options: argparse.Namespace) -> dict[str, float]:
 
 
 def _lines(options: argparse.Namespace) -> list[str]:
-    lines = options.data.read_text(encoding="utf-8").splitlines(keepends=True)
-    return lines[: ROWS * options.steps]
+    lines = options.data.read_text(encoding="utf-8").splitlines()
+    return [f"{_as_chat(line)}\n" for line in lines[: ROWS * options.steps]]
+
+
+def _as_chat(line: str) -> str:
+    """Return a conversation as it is, and a text with a class as a question and its answer."""
+    row = json.loads(line)
+    if "messages" in row:
+        return line
+    turns = {"user": row["input"], "assistant": f"class {row['label']}"}
+    return json.dumps({"messages": [{"role": role, "content": turns[role]} for role in turns]})
 
 
 def _rows(options: argparse.Namespace) -> list[tuple[list[int], list[int]]]:

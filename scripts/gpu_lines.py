@@ -88,7 +88,7 @@ LINES = (
         210,
         f"{_ONE_CARD} --shape 0.6b --rows 4 --tokens 2048 --seconds 200 --profile"
         " --output {out}/one_card-0.6b.json",
-        f"{_TINY} --methods lora --profile --seconds 60 --output {{out}}/one_card-0.6b.json",
+        f"{_TINY} --methods lora --profile --seconds 600 --output {{out}}/one_card-0.6b.json",
     ),
     Line(
         "speed",
@@ -96,7 +96,7 @@ LINES = (
         90,
         f"{_ONE_CARD} --shape 0.6b --rows 16 --tokens 1024 --methods lora --seconds 80"
         " --output {out}/one_card-0.6b-rows.json",
-        f"{_TINY} --rows 4 --methods full --seconds 60 --output {{out}}/one_card-0.6b-rows.json",
+        f"{_TINY} --rows 4 --methods full --seconds 600 --output {{out}}/one_card-0.6b-rows.json",
     ),
     Line(
         "speed",
@@ -104,7 +104,7 @@ LINES = (
         180,
         f"{_ONE_CARD} --shape 4b --rows 4 --tokens 2048 --methods lora qlora --recompute"
         " --seconds 170 --output {out}/one_card-4b.json",
-        f"{_TINY} --methods qlora --recompute --seconds 60 --output {{out}}/one_card-4b.json",
+        f"{_TINY} --methods qlora --recompute --seconds 600 --output {{out}}/one_card-4b.json",
     ),
     Line(
         "users",
