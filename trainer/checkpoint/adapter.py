@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,18 @@ import numpy as np
 from trainer.checkpoint.module_patterns import values_by_pattern
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, find_checkpoint, read_progress
 from trainer.model.class_names import read_class_names
+from trainer.model.expert_parameters import AdaptedParameter
+from trainer.model.families import family_of
 from trainer.model.files import resolve_model, weights_digest
 from trainer.model.formats import adapter_way_in, gguf_file
+from trainer.model.header_layout import read_stored
 from trainer.model.hf_export import ADAPTER_CONFIG, ADAPTER_FILE, BASE_DIGEST, CLASSIFIER_CONFIG
 from trainer.model.initialization import read_tensor
 from trainer.model.safetensors_headers import (
     TensorHeader,
     read_config,
     read_file_headers,
+    read_headers,
     read_metadata,
     read_object,
 )
@@ -48,6 +52,7 @@ ADAPTER_KEYS = KeyTable(
             "r",
             "rank_pattern",
             "target_modules",
+            "target_parameters",
             "task_type",
             "trainable_token_indices",
             "use_dora",
@@ -87,7 +92,6 @@ ADAPTER_KEYS = KeyTable(
             "layer_replication",
             "megatron_config",
             "monteclora_config",
-            "target_parameters",
             "use_bdlora",
             "use_qalora",
             "velora_config",
@@ -134,6 +138,31 @@ class LoraPair:
 
 
 @dataclass(frozen=True)
+class ParameterPair:
+    """What changes a parameter of experts or of a router: to each expert's weight scale B A."""
+
+    target: AdaptedParameter
+    rank: int
+    scale: float
+    down: TensorHeader
+    """A of all experts, `[r * experts, in]`."""
+    up: TensorHeader
+    """B of all experts, `[out, r * experts]`."""
+
+    def delta(self, expert: int) -> np.ndarray:
+        """Return what is added to an expert's weight, fp32 `[out, in]`."""
+        count = self.target.experts
+        down = read_tensor(self.down).reshape(count, self.rank, -1)[expert]
+        up = read_tensor(self.up).reshape(-1, self.rank, count)[:, :, expert]
+        return np.float32(self.scale) * (up @ down)
+
+    def stacked_delta(self) -> np.ndarray:
+        """Return what is added to the parameter that holds all experts, or to a router's."""
+        deltas = np.stack([self.delta(expert) for expert in range(self.target.experts)])
+        return deltas.swapaxes(1, 2) if self.target.transposed else deltas
+
+
+@dataclass(frozen=True)
 class Adapter:
     """A LoRA adapter and its base."""
 
@@ -150,6 +179,8 @@ class Adapter:
     """Whole tensors that replace the base's, by their names there."""
     tokens: Mapping[str, tuple[tuple[int, ...], TensorHeader]]
     """Rows that replace an embedding's: their numbers and values, by the module's name."""
+    parameters: Mapping[str, ParameterPair] = field(default_factory=dict[str, ParameterPair])
+    """By the parameter's name in the base, such as `model.layers.0.mlp.experts.down_proj`."""
     progress: RunProgress | None = None
     """Where its run stood, for a checkpoint."""
 
@@ -221,16 +252,37 @@ def open_adapter(path: Path, base: str | None = None) -> tuple[Adapter, list[str
     if not (path / ADAPTER_FILE).exists() and (other := adapter_way_in(path)):
         raise InputError(f"{path}: {other}")
     headers = read_file_headers(path / ADAPTER_FILE)
-    pairs, saved, tokens = _places(path / ADAPTER_FILE, tree, headers)
-    task = _TASKS[tree["task_type"]]
-    if task == "classify" and "score.weight" not in saved:
-        raise InputError(f"{path / ADAPTER_FILE}: has no score.weight, so no classifier")
     named = tree.get("base_model_name_or_path")
     if not base and not isinstance(named, str):
         raise InputError(f"{where}: names no base model; give it with --base")
+    parameters = tree.get("target_parameters")
+    targets = _targets(where, parameters, resolve_model(base or str(named))) if parameters else {}
+    pairs, experts, saved, tokens = _places(path / ADAPTER_FILE, tree, headers, targets)
+    task = _TASKS[tree["task_type"]]
+    if task == "classify" and "score.weight" not in saved:
+        raise InputError(f"{path / ADAPTER_FILE}: has no score.weight, so no classifier")
     base_dir = resolve_model(base or str(named))
     lines += _compare_base(path, base, named, base_dir)
-    return Adapter(path, base_dir, task, tree, headers, pairs, saved, tokens, progress), lines
+    found = Adapter(path, base_dir, task, tree, headers, pairs, saved, tokens, experts, progress)
+    return found, lines
+
+
+def _targets(where: Path, names: Any, base_dir: Path) -> dict[str, AdaptedParameter]:
+    """Return the parameters that `target_parameters` names, by the modules of their adapters.
+
+    Raises:
+        InputError: one is no parameter of experts or routers.
+    """
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{where}: target_parameters must be a list of names, got {names!r}")
+    tree = read_config(base_dir)
+    if family_of(tree, str(base_dir / "config.json")).code != "transformers":
+        raise InputError(
+            f"{where}: target_parameters is read for experts alone, which {base_dir} has not;"
+            " merge it with PEFT (merge_and_unload) and give the merged model"
+        )
+    stored = read_stored(base_dir, read_headers(base_dir))
+    return {target.module: target for target in stored.named_parameters(names)}
 
 
 def _compare_base(path: Path, base: str | None, named: Any, base_dir: Path) -> list[str]:
@@ -270,13 +322,20 @@ def _settings(where: Path) -> dict[str, Any]:
 
 
 def _places(
-    file: Path, tree: Mapping[str, Any], headers: Mapping[str, TensorHeader]
+    file: Path,
+    tree: Mapping[str, Any],
+    headers: Mapping[str, TensorHeader],
+    targets: Mapping[str, AdaptedParameter],
 ) -> tuple[
     dict[str, LoraPair],
+    dict[str, ParameterPair],
     dict[str, TensorHeader],
     dict[str, tuple[tuple[int, ...], TensorHeader]],
 ]:
     """Return the place of every tensor.
+
+    Args:
+        targets: the parameters of experts and routers with an adapter, by its module.
 
     Raises:
         InputError: names one that has none, or whose counterpart is missing.
@@ -298,15 +357,29 @@ def _places(
         else:
             raise InputError(f"{file}: the tensor {name} {_MERGE}")
     pairs: dict[str, LoraPair] = {}
-    told = file.with_name(ADAPTER_CONFIG)
+    experts: dict[str, ParameterPair] = {}
+    where = file.with_name(ADAPTER_CONFIG)
+    names = {module: targets[module].parameter if module in targets else module for module in parts}
     ranks, alphas = (
-        values_by_pattern(tree.get(key), parts.keys(), f"{told}: {key}")
+        values_by_pattern(tree.get(key), names.values(), f"{where}: {key}")
         for key in ("rank_pattern", "alpha_pattern")
     )
     for module, found in parts.items():
         missing = {"A", "B", *(["magnitude_vector"] if tree.get("use_dora") else [])} - {*found}
         if missing:
             raise InputError(f"{file}: {PREFIX}{module} lacks lora_{min(missing)}")
+        if (target := targets.get(module)) is not None:
+            rank = found["A"].shape[0] // target.experts
+            shapes = found["A"].shape, found["B"].shape
+            if shapes != target.shapes(rank):
+                raise InputError(
+                    f"{file}: lora_A and lora_B of {module}, {shapes[0]} and {shapes[1]}, do not"
+                    f" fit {target.experts} experts of {[target.rows, target.columns]}"
+                )
+            scale = _scale(file, tree, target.parameter, rank, ranks, alphas)
+            pair = ParameterPair(target, rank, scale, found["A"], found["B"])
+            experts[target.parameter] = pair
+            continue
         pairs[module] = LoraPair(
             _scale(file, tree, module, found["A"].shape[0], ranks, alphas),
             found["A"],
@@ -317,11 +390,14 @@ def _places(
     if not headers:
         raise InputError(f"{file}: holds no tensor")
     wanted = tree.get("target_modules")
+    for target in tree.get("target_parameters") or ():
+        if not any(f".{name}".endswith(f".{target}") for name in experts):
+            raise InputError(f"{file}: holds no tensor for {target} of target_parameters")
     ends = {name.rpartition(".")[2] for name in pairs}
     for target in wanted if isinstance(wanted, list) else ():
         if isinstance(target, str) and target.rpartition(".")[2] not in ends:
             raise InputError(f"{file}: holds no tensor for {target} of target_modules")
-    return pairs, saved, tokens
+    return pairs, experts, saved, tokens
 
 
 def _rows(file: Path, name: str, tree: Mapping[str, Any], module: str) -> tuple[int, ...]:

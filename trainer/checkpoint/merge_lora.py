@@ -14,6 +14,7 @@ import numpy as np
 
 from trainer.checkpoint.adapter import Adapter
 from trainer.config.run import RunConfig, load
+from trainer.model.expert_parameters import expert_place
 from trainer.model.families import BIASED_BY, family_of
 from trainer.model.hf_export import (
     MODEL_CONFIG,
@@ -75,6 +76,7 @@ class _Merged:
         self.config = _full_config(adapter)
         tree = read_config(adapter.base_dir)
         family = family_of(tree, str(adapter.base_dir))
+        self._family = family
         self._transposed = family.transposed
         self._embedding = f"{family.backbone}.{family.embedding}"
         self._table = f"{self._embedding}.weight"
@@ -189,6 +191,13 @@ class _Merged:
         if pair is not None and kind == "weight":
             transposed = self._transposed
             values = pair.applied_to(values.T).T if transposed else pair.applied_to(values)
+        if (place := expert_place(self._family, name)) is not None:
+            expert = adapter.parameters.get(place.parameter)
+            if expert is not None:
+                first = place.part * len(values)
+                values = values + expert.delta(place.expert)[first : first + len(values)]
+        elif (expert := adapter.parameters.get(name)) is not None:
+            values = values + expert.stacked_delta().reshape(values.shape)
         if pair is not None and kind == "bias" and pair.bias is not None:
             values = values + np.float32(pair.scale) * read_tensor(pair.bias)
         if kind == "weight" and module in adapter.tokens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from blake3 import blake3
 
-from trainer.checkpoint.adapter import PREFIX, Adapter, find_adapter, open_adapter
+from trainer.checkpoint.adapter import (
+    PREFIX,
+    Adapter,
+    ParameterPair,
+    find_adapter,
+    open_adapter,
+)
 from trainer.checkpoint.merge_lora import merged_files
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, find_checkpoint, read_progress
 from trainer.config.data import LostText
+from trainer.config.lora import LoraSettings
 from trainer.config.run import RunConfig, load
 from trainer.model.architecture import fit_length
 from trainer.model.class_names import read_class_names
+from trainer.model.families import family_of
 from trainer.model.files import resolve_model, weights_digest
 from trainer.model.formats import gguf_file
 from trainer.model.hf_export import ADAPTER_CONFIG, ADAPTER_FILE, MODEL_CONFIG
@@ -115,6 +124,12 @@ def _adapter(adapter: Adapter, max_seq_len: int | None) -> Trained:
     run = progress.config if progress is not None else {}
     linears = {module.rpartition(".")[2] for module in adapter.pairs}
     rank = max((pair.rank for pair in adapter.pairs.values()), default=1)
+    family = family_of(read_config(adapter.base_dir), str(adapter.base_dir))
+    experts = set(adapter.parameters)
+    for name, pair in adapter.parameters.items():
+        if family.experts and pair.target.fused and pair.rank == 2 * rank:
+            linears.update(family.experts[:2])
+            experts.remove(name)
     alpha = adapter.tree["lora_alpha"]
     alpha = alpha if type(alpha) is int else rank
     settings: dict[str, Any] = {
@@ -127,6 +142,7 @@ def _adapter(adapter: Adapter, max_seq_len: int | None) -> Trained:
         "lora.lora_alpha": alpha,
         "lora.use_rslora": bool(adapter.tree.get("use_rslora")),
         "lora.target_modules": sorted(linears),
+        "lora.target_parameters": sorted(experts) or None,
         **_of_data(run, max_seq_len),
     }
     for key in ("dtype", "quantization"):
@@ -140,7 +156,7 @@ def _adapter(adapter: Adapter, max_seq_len: int | None) -> Trained:
     if layout is None or not _fits(layout, adapter):
         return replace(_merged(adapter, run, max_seq_len), progress=progress, path=path)
     weights = np.zeros(layout.size, dtype=np.float32)
-    _place(weights, layout, adapter, config.lora.scale)
+    _place(weights, layout, adapter, config.lora)
     return Trained(path, config, adapter.base_dir, layout, weights, progress)
 
 
@@ -168,14 +184,17 @@ def starting_weights(layout: GradientLayout, model_dir: Path, config: RunConfig)
             " lora.lora_rank, lora.target_modules and lora.layers_to_transform so that all are"
             " there, or merge it into the base"
         )
-    _place(weights, layout, adapter, config.lora.scale)
+    _place(weights, layout, adapter, config.lora)
     return weights
 
 
-def _place(weights: np.ndarray, layout: GradientLayout, adapter: Adapter, scale: float) -> None:
+def _place(
+    weights: np.ndarray, layout: GradientLayout, adapter: Adapter, lora: LoraSettings
+) -> None:
     """Set what an adapter has in flat weights; other elements stay."""
+    experts = {pair.target.module: pair for pair in adapter.parameters.values()}
     for slot in layout.tensors():
-        if (values := _slot_values(slot, adapter, scale)) is not None:
+        if (values := _slot_values(slot, adapter, experts, lora)) is not None:
             weights[slot.start : slot.stop].reshape(slot.shape)[tuple(map(slice, values.shape))] = (
                 values
             )
@@ -190,10 +209,16 @@ def _fits(layout: GradientLayout, adapter: Adapter) -> bool:
             return False
         if (pair.rank, down[1]) != pair.down.shape or (up[0], pair.rank) != pair.up.shape:
             return False
-    return all(slots.get(name) == header.shape for name, header in adapter.saved.items())
+    whole = [(name, header) for name, header in adapter.saved.items()]
+    for pair in adapter.parameters.values():  # the rows of a lower rank lie between others
+        whole.append((f"{pair.target.module}.lora_A.weight", pair.down))
+        whole.append((f"{pair.target.module}.lora_B.weight", pair.up))
+    return all(slots.get(name) == header.shape for name, header in whole)
 
 
-def _slot_values(slot: TensorSlot, adapter: Adapter, scale: float) -> np.ndarray | None:
+def _slot_values(
+    slot: TensorSlot, adapter: Adapter, experts: Mapping[str, ParameterPair], lora: LoraSettings
+) -> np.ndarray | None:
     """Return the values of a slot; None for a linear that this adapter leaves as it is.
 
     Modules with another rank or scale than the run's have fewer rows, and a B that makes up for
@@ -203,12 +228,14 @@ def _slot_values(slot: TensorSlot, adapter: Adapter, scale: float) -> np.ndarray
     if name in adapter.saved:
         return read_tensor(adapter.saved[name])
     module, _, part = name.removesuffix(".weight").rpartition(".lora_")
-    pair = adapter.pairs.get(module)
+    pair = adapter.pairs.get(module) or experts.get(module)
     if pair is None:
         return None
     if part == "A":
         return read_tensor(pair.down)
-    up = read_tensor(pair.up)
+    up, scale = read_tensor(pair.up), lora.scale
+    if module in experts:
+        scale = lora.scale_of(pair.rank, pair.rank // lora.lora_rank)
     return up if pair.scale == scale else up * np.float32(pair.scale / scale)
 
 

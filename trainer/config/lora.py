@@ -25,7 +25,11 @@ class LoraSettings(Section):
         default=None, min_length=1
     )
     """The linears that get an adapter, such as `q_proj`, or `attn.c_proj` if several end so; null:
-    all linears of the layers."""
+    all linears of the layers, and the experts and router that transformers makes of linears."""
+
+    target_parameters: tuple[Annotated[str, Field(pattern=r"^[\w.]+$")], ...] | None = None
+    """Parameters of experts and routers that get an adapter, as PEFT names it, such as
+    `experts.down_proj`; null: those that `target_modules` means."""
 
     layers_to_transform: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         default=None, min_length=1
@@ -50,8 +54,11 @@ class LoraSettings(Section):
     @property
     def scale(self) -> float:
         """The factor of B A."""
-        rank = self.lora_rank
-        return self.lora_alpha / (math.sqrt(rank) if self.use_rslora else rank)
+        return self.scale_of(self.lora_rank)
+
+    def scale_of(self, rank: int, stacked: int = 1) -> float:
+        """Return the factor of B A of a rank, whose alpha counts for each of `stacked` linears."""
+        return stacked * self.lora_alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def layers(self, count: int) -> tuple[int, ...]:
         """Return the layers of `count` that get adapters, in order.
@@ -71,6 +78,14 @@ class LoraSettings(Section):
         """The number of layers that get adapters; None for all."""
         chosen = self.layers_to_transform
         return None if chosen is None else len(set(chosen))
+
+    @property
+    def adapts_experts(self) -> bool | None:
+        """Whether experts have adapters too, if the model has any; None: if its family's do."""
+        if self.target_modules is None and self.target_parameters is None:
+            return None
+        stacked = {"w1", "w2", "w3", "gate", "gate_proj", "up_proj", "down_proj"}
+        return bool(self.target_parameters or stacked & {*(self.target_modules or ())})
 
     @property
     def linears(self) -> tuple[str, ...]:

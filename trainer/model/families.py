@@ -62,6 +62,8 @@ class Family:
     experts: tuple[str, str, str] | None = None
     """Names of an expert's gate, up and down in files that store experts one by one; the class
     stacks them."""
+    transposed_experts: bool = False
+    """Stacked experts are `[experts, in, out]`."""
     moved: tuple[str, str] | None = None
     """Part of a name in files, and what the class calls it."""
     ignored: str = ""
@@ -209,6 +211,7 @@ FAMILIES: dict[str, Family] = {
         causal="GptOssForCausalLM",
         classifier="GptOssForSequenceClassification",
         defaults={"num_key_value_heads": 8, "head_dim": 64, "num_experts_per_tok": 4},
+        transposed_experts=True,
         packs=False,
         kept=Kept(inner=7, repeated=True, scores=1),
     ),

@@ -15,14 +15,22 @@ from typing import Any, NamedTuple
 
 from trainer.config.lora import LoraSettings
 from trainer.config.run import RunConfig
+from trainer.model.expert_parameters import (
+    ROUTED,
+    AdaptedParameter,
+    adapted_parameters,
+    converted_targets,
+    expert_parameters,
+    expert_place,
+    has_fused_rank,
+    targeted_parameters,
+)
 from trainer.model.families import Family, family_of, text_config
 from trainer.model.safetensors_headers import TensorHeader, read_config
 from trainer.system.errors import InputError
 
 PEFT_PREFIX = "base_model.model."
 FLOATS = ("F32", "F16", "BF16")
-_ROUTED = frozenset(("experts", "gate", "router"))
-"""Parts of a mixture of experts that are no linears, by the last parts of their names."""
 _HEADS = ("lm_head", "score")
 
 
@@ -60,7 +68,7 @@ class StoredModel:
         """Yield path below the layer, columns in and rows out of each linear."""
         for name, shape in self.layers[layer].items():
             parts = name.split(".")
-            if parts.pop() == "weight" and len(shape) == 2 and not _ROUTED.intersection(parts):
+            if parts.pop() == "weight" and len(shape) == 2 and not ROUTED.intersection(parts):
                 rows, columns = reversed(shape) if self.family.transposed else shape
                 yield ".".join(parts), columns, rows
 
@@ -71,19 +79,71 @@ class StoredModel:
             InputError: a name is none of a linear, or a layer does not exist.
         """
         wanted, layers = lora.target_modules, lora.layers(len(self.layers))
+        stacked = converted_targets(self.family)  # PEFT takes these names for experts alone
         every = [
-            (layer, *found) for layer in range(len(self.layers)) for found in self.linears(layer)
+            (layer, *found)
+            for layer in range(len(self.layers))
+            for found in self.linears(layer)
+            if found[0].rpartition(".")[2] not in stacked
         ]
         known = list(dict.fromkeys(path.rpartition(".")[2] for _, path, _, _ in every))
         for name in wanted or ():
-            if not any(_ends(path, name) for _, path, _, _ in every):
-                raise InputError(unknown_linear(self.model_dir, name, known))
+            if name not in stacked and not any(_ends(path, name) for _, path, _, _ in every):
+                raise InputError(unknown_linear(self.model_dir, name, [*known, *stacked]))
         return [
             found
             for found in every
             if found[0] in layers
             and (wanted is None or any(_ends(found[1], name) for name in wanted))
         ]
+
+    def target_parameters(self, lora: LoraSettings) -> list[tuple[int, AdaptedParameter]]:
+        """Return layer and parameter of the experts and routers that get an adapter.
+
+        Raises:
+            InputError: a name is none of theirs, or one of two linears that are stacked as one.
+        """
+        gate, up, _ = self.family.experts or ("", "", "")
+        for one, other in ((gate, up), (up, gate)):
+            named = lora.target_modules or ()
+            if one and one in named and other not in named:
+                raise InputError(
+                    f"{self.model_dir}: lora.target_modules: {one} of experts is stacked with"
+                    f" {other}; name both"
+                )
+        layers = [f"{self.stem(layer)}." for layer in lora.layers(len(self.layers))]
+        return [
+            (int(layer.rpartition(".")[0].rpartition(".")[2]), target)
+            for layer in layers
+            for target in self.named_parameters(targeted_parameters(self.family, lora))
+            if target.parameter.startswith(layer)
+        ]
+
+    def named_parameters(self, names: Collection[str]) -> list[AdaptedParameter]:
+        """Return the parameters of experts and routers whose names end so.
+
+        Raises:
+            InputError: none does.
+        """
+        shapes = [expert_parameters(self.family, layer) for layer in self.layers]
+        every = [f"{self.stem(number)}.{path}" for number, of in enumerate(shapes) for path in of]
+        for name in names:
+            if not any(_ends(path, name) for path in every):
+                known = dict.fromkeys(path for layer in shapes for path in layer)
+                has = f"it has {', '.join(known)}" if known else "it has no experts"
+                raise InputError(
+                    f"{self.model_dir}: target_parameters: no parameter {name} of experts or"
+                    f" routers ({has})"
+                )
+        return [
+            found
+            for number, layer in enumerate(shapes)
+            for found in adapted_parameters(self.stem(number), layer, self.family, names)
+        ]
+
+    def parameter_rank(self, target: AdaptedParameter, lora: LoraSettings) -> int:
+        """Return the rank of a parameter's adapter."""
+        return lora.lora_rank * (1 + (target.fused and has_fused_rank(self.family, lora)))
 
 
 def unknown_linear(model_dir: Path, name: str, known: Collection[str]) -> str:
@@ -151,7 +211,12 @@ def header_tensors(stored: StoredModel, config: RunConfig) -> Tensors:
         stem = f"{PEFT_PREFIX}{stored.stem(layer)}.{path}"
         slots.setdefault(layer, []).append(Named(f"{stem}.lora_A.weight", (rank, columns)))
         slots[layer].append(Named(f"{stem}.lora_B.weight", (rows, rank)))
-    for layer, found in slots.items():
+    for layer, target in stored.target_parameters(config.lora):
+        sides = target.shapes(stored.parameter_rank(target, config.lora))
+        for side, shape in zip("AB", sides, strict=True):
+            name = f"{PEFT_PREFIX}{target.module}.lora_{side}.weight"
+            slots.setdefault(layer, []).append(Named(name, shape))
+    for layer, found in sorted(slots.items()):
         yield f"layers.{layer}", found
     embedding = f"{stored.family.backbone}.{stored.family.embedding}"
     yield from trained_whole(stored.model_dir, config, embedding, table, tied=_tied(stored))
@@ -227,19 +292,18 @@ def _parameter(stored: StoredModel, layer: int, name: str) -> str:
     """Return the parameter that holds a tensor of a layer, if its name is another."""
     family = stored.family
     moved = name.replace(*family.moved) if family.moved else name
-    if family.experts and (found := re.fullmatch(r"(.+\.experts)\.\d+\.(\w+)\.weight", moved)):
-        gate, up, _ = family.experts
-        moved = f"{found[1]}.{'gate_up_proj' if found[2] in (gate, up) else 'down_proj'}"
+    if (place := expert_place(family, name)) is not None:
+        moved = place.parameter
     return "" if moved == name else f"{stored.stem(layer)}.{moved}"
 
 
 def _rank(family: Family, name: str) -> tuple[Any, ...]:
     """Return the place of a tensor in its layer: experts as transformers stacks them."""
-    found = re.fullmatch(r"(.+\.experts)\.(\d+)\.(\w+)\.weight", name)
-    if not (family.experts and found):
+    place = expert_place(family, name)
+    if place is None:
         return (0, _natural(name))
-    part = family.experts.index(found[3])
-    return (1, found[1], part == 2, int(found[2]), part)
+    owner, _, stacked = place.parameter.rpartition(".")
+    return (1, owner, stacked == "down_proj", place.expert, place.part)
 
 
 def _table(stored: StoredModel) -> tuple[int, ...]:

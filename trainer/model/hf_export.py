@@ -17,7 +17,7 @@ import numpy as np
 from trainer.model.class_names import id2label, read_class_names
 from trainer.model.families import family_of, text_config
 from trainer.model.formats import ADAPTER_CONFIG, lasting_name
-from trainer.model.layout import adapted_names
+from trainer.model.layout import adapted_experts, adapted_names
 from trainer.model.safetensors_headers import read_config
 from trainer.system.regular_file import open_file, read_file
 
@@ -82,8 +82,10 @@ def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
     """Return the content of adapter_config.json for PEFT's `LoraConfig` (peft 0.21)."""
     classify = config.task == "classify"
     base, modules, transposed = config.model.path, frozenset(config.lora.linears), False
+    experts: dict[str, Any] = {}
     if model_dir.is_dir():
         base, modules = lasting_name(base, model_dir), adapted_names(model_dir, config)
+        experts = _expert_targets(config, model_dir)
         transposed = family_of(read_config(model_dir), base).transposed
     return {
         "peft_type": "LORA",
@@ -102,7 +104,23 @@ def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
         "use_dora": config.lora.use_dora,
         "use_rslora": config.lora.use_rslora,
         "inference_mode": True,
+        **experts,
     }
+
+
+def _expert_targets(config: RunConfig, model_dir: Path) -> dict[str, Any]:
+    """Return PEFT's settings of adapted experts and routers."""
+    found = adapted_experts(model_dir, config)
+    if not found:
+        return {}
+    # By full names, since PEFT does not apply layers_to_transform to parameters.
+    keys: dict[str, Any] = {"target_parameters": [target.parameter for target, _ in found]}
+    factors = {rank // config.lora.lora_rank for target, rank in found if target.fused} - {1}
+    for factor in factors:
+        pattern = r".*\.gate_up_proj"
+        keys["rank_pattern"] = {pattern: factor * config.lora.lora_rank}
+        keys["alpha_pattern"] = {pattern: factor * config.lora.lora_alpha}
+    return keys
 
 
 def model_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:

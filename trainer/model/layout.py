@@ -18,6 +18,7 @@ from pathlib import Path
 from trainer.config.lora import LINEARS
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, module_of, read_architecture
+from trainer.model.expert_parameters import AdaptedParameter, converted_targets
 from trainer.model.families import family_of
 from trainer.model.header_layout import (
     FLOATS,
@@ -232,10 +233,25 @@ def adapted_modules(model_dir: Path, config: RunConfig) -> tuple[str, ...]:
     return tuple(f"{stored.stem(layer)}.{path}" for layer, path, _, _ in found)
 
 
+def adapted_experts(model_dir: Path, config: RunConfig) -> list[tuple[AdaptedParameter, int]]:
+    """Return the parameters of experts and routers that get an adapter, and its rank of each.
+
+    Raises:
+        InputError: see `build_layout`.
+    """
+    tree = read_config(model_dir)
+    if family_of(tree, str(model_dir / "config.json")).code == "motley":
+        return []
+    stored = read_stored(model_dir, read_headers(model_dir))
+    found = stored.target_parameters(config.lora)
+    return [(target, stored.parameter_rank(target, config.lora)) for _, target in found]
+
+
 def adapted_names(model_dir: Path, config: RunConfig) -> frozenset[str]:
     """Return them as PEFT's `target_modules`: those that the config names, or the ends of all."""
     if config.lora.target_modules is not None:
-        return frozenset(config.lora.target_modules)
+        family = family_of(read_config(model_dir), str(model_dir / "config.json"))
+        return frozenset(config.lora.target_modules) - converted_targets(family).keys()
     return frozenset(name.rpartition(".")[2] for name in adapted_modules(model_dir, config))
 
 
@@ -314,6 +330,11 @@ def _check_rank(layout: GradientLayout, config: RunConfig) -> None:
 def _lora_tensors(model_dir: Path, model: Architecture, config: RunConfig) -> Tensors:
     """Yield blocks of PEFT's saved names: an A `[r, in]` and a B `[out, r]` for each target."""
     lora_rank = config.lora.lora_rank
+    if config.lora.target_parameters:
+        raise InputError(
+            f"{model_dir}: lora.target_parameters: it has no experts; name its linears in"
+            " lora.target_modules"
+        )
     # The order of the config's list must not matter, so ours is fixed.
     wanted = config.lora.linears
     for name in wanted:

@@ -105,9 +105,31 @@ def _mlp(shape: ModelShape, training: TrainingSetup, kept: Kept) -> float:
     """
     if shape.experts == 1 or shape.kept is None:
         return training.precision.activation * kept.inner * _inner(shape)
-    trained = training.method == "full"
+    trained = training.method == "full" or adapts_experts(shape, training)
     columns = (kept.inner - (not trained)) * shape.inner + (1 + trained) * shape.hidden
     return _expert_element(training) * columns * shape.active_experts
+
+
+def adapts_experts(shape: ModelShape, training: TrainingSetup) -> bool:
+    """Return whether experts have adapters."""
+    wanted = shape.adapts_experts if training.experts is None else training.experts
+    return training.method != "full" and shape.experts > 1 and wanted
+
+
+def of_adapted_experts(shape: ModelShape, training: TrainingSetup, layers: int) -> Term:
+    """Return the bytes of experts with their adapters, W + scale B A, which backward needs.
+
+    Recomputation has those of one layer at a time; a gradient of one layer's comes on top.
+    """
+    held = 1 if training.recompute == "full" else layers
+    return term(
+        "experts with their adapters, and a gradient of one layer's",
+        "element * experts * (held + 1)",
+        COUNTED,
+        element=_expert_element(training),
+        experts=shape.layer_experts,
+        held=held,
+    )
 
 
 def _expert_element(training: TrainingSetup) -> int:

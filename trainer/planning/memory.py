@@ -125,6 +125,9 @@ def adapter_parameters(shape: ModelShape, training: TrainingSetup, tensor: int =
             row_parallel = name in ("o_proj", "down_proj")
             b, a = (rows, columns / tensor) if row_parallel else (rows / tensor, columns)
             total += training.rank * (b if training.frozen_a else a + b)
+    if activations.adapts_experts(shape, training):
+        a, b = shape.expert_adapters(training.rank)
+        total += b if training.frozen_a else a + b
     return (training.adapted_layers or shape.layers) * total
 
 
@@ -378,6 +381,9 @@ def _buffers(
     if training.method == "lora" and precision.activation < precision.frozen:
         layers = math.ceil(shape.layers / strategy.stages)
         yield activations.of_frozen_linears(training, kept.linears, layers)
+    if activations.adapts_experts(shape, training):
+        layers = math.ceil((training.adapted_layers or shape.layers) / strategy.stages)
+        yield activations.of_adapted_experts(shape, training, layers)
     gathers = strategy.data == "fsdp" and strategy.replicas > 1
     if training.method == "qlora":
         yield term(

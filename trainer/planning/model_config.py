@@ -114,6 +114,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         biases=0 if gated else 11 * hidden,
         normalised_heads=family is not None and family.normalised_heads,
         kept=family.kept if family is not None and family.code == "transformers" else None,
+        adapts_experts=family is not None and family.experts is not None,
         in_gguf=family is not None and bool(family.gguf),
         remark=remark,
     )

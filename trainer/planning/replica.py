@@ -73,6 +73,7 @@ def training_of(
         method="qlora" if config.model.quantization == "nf4" else config.method,
         rank=config.lora.lora_rank,
         targets=config.lora.linears,
+        experts=config.lora.adapts_experts,
         frozen_a=config.freezes_a,
         adapted_layers=config.lora.adapted_layers,
         dora=config.method == "lora" and config.lora.use_dora,

@@ -45,6 +45,8 @@ class ModelShape:
     """Columns of their keys and values, each for all heads."""
     kept: Kept | None = None
     """What transformers' code keeps; None: Motley's decoder, or Megatron-LM's GPT."""
+    adapts_experts: bool = False
+    """Adapters by default are on experts and routers too, as PEFT's."""
     counted: int | None = None
     """Parameters counted in the headers of the weights; None: by the sizes."""
     stored: str = "BF16"
@@ -92,6 +94,15 @@ class ModelShape:
     def expert_parameters(self) -> int:
         """Elements of all experts: NF4 leaves them as they are."""
         return (self.layers - self.dense_layers) * self.layer_experts
+
+    def expert_adapters(self, rank: int) -> tuple[int, int]:
+        """Return the elements of A and B of one layer's experts and router.
+
+        Gate and up are one parameter, with the rank of both.
+        """
+        a = self.experts * (2 * self.hidden + self.inner) + self.hidden
+        b = self.experts * (4 * self.inner + self.hidden) + self.experts
+        return rank * a, rank * b
 
     @property
     def small_parameters(self) -> int:
@@ -214,7 +225,11 @@ NAMED: dict[str, ModelShape] = {
         qwen3("qwen3-8b", 36, 4096, 32, 12_288),
         qwen3("qwen3-14b", 40, 5120, 40, 17_408),
         replace(
-            qwen3("qwen3-30b-a3b", 48, 2048, 32, 768), kv_heads=4, experts=128, active_experts=8
+            qwen3("qwen3-30b-a3b", 48, 2048, 32, 768),
+            kv_heads=4,
+            experts=128,
+            active_experts=8,
+            adapts_experts=True,
         ),
         replace(
             qwen3("qwen3-next-80b-a3b", 48, 2048, 16, 512),
@@ -228,7 +243,10 @@ NAMED: dict[str, ModelShape] = {
             counted=79_674_391_296,
         ),
         replace(
-            llama("mixtral-8x7b", 32, 4096, 32, 8, 14_336, 32_000), experts=8, active_experts=2
+            llama("mixtral-8x7b", 32, 4096, 32, 8, 14_336, 32_000),
+            experts=8,
+            active_experts=2,
+            adapts_experts=True,
         ),
         gpt("gpt-22b", 48, 6144, 64),
         gpt("gpt3-175b", 96, 12_288, 96),

@@ -116,6 +116,8 @@ class TrainingSetup:
     method: Method = "full"
     rank: int = 16
     targets: Collection[str] = LINEARS
+    experts: bool | None = None
+    """Experts have adapters; None: if the family's do by default."""
     frozen_a: bool = False
     """Of adapters B alone trains."""
     adapted_layers: int | None = None

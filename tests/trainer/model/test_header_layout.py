@@ -98,7 +98,15 @@ def test_models_that_do_not_fit(
         ("phi3", ["qkv_proj"], {"self_attn.qkv_proj"}),
         ("gpt2", ["c_proj"], {"attn.c_proj", "mlp.c_proj"}),
         ("gpt2", ["attn.c_proj"], {"attn.c_proj"}),
-        ("mixtral", None, {f"self_attn.{part}_proj" for part in "qkvo"}),
+        (
+            "mixtral",
+            None,
+            {
+                *(f"self_attn.{part}_proj" for part in "qkvo"),
+                *("mlp.gate", "mlp.experts", "mlp.experts.base_layer"),
+            },
+        ),
+        ("qwen3_moe", ["v_proj", "down_proj"], {"self_attn.v_proj", "mlp.experts"}),
         (
             "qwen3_5_text",
             ["out_proj", "o_proj"],

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from trainer.config.lora import LoraSettings
+from trainer.model.expert_parameters import AdaptedParameter
 
 _NO_COMPILER = "TORCHDYNAMO_DISABLE"
 """torch's switch: with 1, `torch.compile` returns the function as it is."""
@@ -100,10 +102,64 @@ class LoraLinear(nn.Module):
         return (product if base.bias is None else product + base.bias).to(frozen.dtype)
 
 
+class LoraParameter(nn.Module):
+    """A module one of whose parameters has `scale * B A` added, as PEFT's `ParamWrapper` does.
+
+    Args:
+        base: has the parameter, `[E, out, in]`, `[E, in, out]` or `[out, in]`, or is another
+            `LoraParameter` around the module that has it.
+        name: of the parameter.
+        target: says how the factors of its experts lie.
+    """
+
+    def __init__(
+        self,
+        base: nn.Module,
+        name: str,
+        target: AdaptedParameter,
+        rank: int,
+        scale: float,
+        device: torch.device,
+    ) -> None:
+        super().__init__()
+        self.base_layer = base
+        a, b = target.shapes(rank)
+        self.lora_A = Linear(torch.zeros(a, device=device))
+        self.lora_B = Linear(torch.zeros(b, device=device))
+        depth = 0
+        while isinstance(base, LoraParameter):
+            base, depth = base.base_layer, depth + 1
+        self._path = "base_layer." * depth + name
+        self._experts, self._scale = target.experts, scale
+        self._transposed = target.transposed
+        self.enabled = True
+        """Whether the adapter counts; else the module computes what it does without."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module does with the changed parameter."""
+        if not self.enabled:
+            return self.base_layer(*args, **kwargs)
+        changed = {self._path: self._changed(self.base_layer.get_parameter(self._path))}
+        return functional_call(self.base_layer, changed, args, kwargs, tie_weights=False)
+
+    def _changed(self, frozen: Tensor) -> Tensor:
+        """Return the parameter with its adapter, in its own format."""
+        a, b = own(self.lora_A.weight), own(self.lora_B.weight)
+        with torch.autocast(frozen.device.type, enabled=False):
+            if frozen.dim() == 2:
+                return frozen + (b @ a * self._scale).to(frozen.dtype)
+            down = a.view(self._experts, -1, a.shape[1]).to(frozen.dtype)
+            up = b.view(b.shape[0], -1, self._experts).permute(2, 0, 1).to(frozen.dtype)
+            if self._transposed:
+                up, down = down.transpose(1, 2), up.transpose(1, 2)
+            return torch.baddbmm(frozen, up, down, alpha=self._scale)
+
+
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Let a model compute what its base does."""
-    found = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    kinds = LoraLinear, LoraParameter
+    found = [module for module in model.modules() if isinstance(module, kinds)]
     for module in found:
         module.enabled = False
     try:
@@ -114,9 +170,18 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def add_adapters(
-    model: nn.Module, linears: Collection[str], lora: LoraSettings, device: torch.device
+    model: nn.Module,
+    linears: Collection[str],
+    lora: LoraSettings,
+    device: torch.device,
+    parameters: Iterable[tuple[AdaptedParameter, int]] = (),
 ) -> None:
-    """Put an adapter around every linear of these names: the last, such as `q_proj`, or all."""
+    """Put an adapter around every linear of these names: the last, such as `q_proj`, or all.
+
+    Args:
+        parameters: of experts and routers that get one too, with its rank; the innermost of a
+            module first.
+    """
     wanted = frozenset(linears)
     found = [
         (parent, name, child)
@@ -127,6 +192,14 @@ def add_adapters(
     for parent, name, child in found:
         made = LoraLinear(child, lora.lora_rank, lora.scale, device, dora=lora.use_dora)
         setattr(parent, name, made)
+    for target, rank in parameters:
+        path, _, last = target.parameter.rpartition(".")
+        above, _, name = path.rpartition(".")
+        parent = model.get_submodule(above)
+        scale = lora.scale_of(rank, rank // lora.lora_rank)
+        setattr(
+            parent, name, LoraParameter(getattr(parent, name), last, target, rank, scale, device)
+        )
 
 
 def nf4_linear(weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> nn.Module:

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from trainer.config.run import RunConfig
+from trainer.model.expert_parameters import AdaptedParameter
 from trainer.model.header_layout import PEFT_PREFIX
 from trainer.model.initialization import initial_tensor
 from trainer.model.layout import GradientLayout, frozen_adapters
@@ -47,11 +48,13 @@ def prepare(
     config: RunConfig,
     device: torch.device,
     modules: Collection[str] | None = None,
+    parameters: Iterable[tuple[AdaptedParameter, int]] = (),
 ) -> None:
     """Make a loaded base, or a part of one, ready to train: frozen weights, adapters, train mode.
 
     Args:
         modules: that get an adapter; None for those of Motley's own decoder.
+        parameters: of experts and routers that get one, with its rank.
 
     Raises:
         InputError: bitsandbytes computes wrong products of these weights.
@@ -62,7 +65,8 @@ def prepare(
     model.requires_grad_(full)
     if not full:
         lora = config.lora
-        add_adapters(model, lora.linears if modules is None else modules, lora, device)
+        linears = lora.linears if modules is None else modules
+        add_adapters(model, linears, lora, device, parameters)
         if config.task == "classify" and hasattr(model, "score"):  # of a pipeline the last stage's
             model.get_submodule("score").requires_grad_(True)
     for module in model.modules():

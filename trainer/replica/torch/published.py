@@ -18,7 +18,7 @@ from torch import nn
 from trainer.config.run import RunConfig
 from trainer.model.config_keys import CONFIG_KEYS, is_dropout
 from trainer.model.families import text_config
-from trainer.model.layout import adapted_modules
+from trainer.model.layout import adapted_experts, adapted_modules
 from trainer.model.safetensors_headers import read_config
 from trainer.replica.torch.model import prepare, reading, train_whole
 from trainer.replica.torch.precision import compute_dtype
@@ -56,6 +56,7 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
         )
     full = config.method == "full"
     modules = () if full else adapted_modules(model_dir, config)
+    experts = [] if full else adapted_experts(model_dir, config)
     with reading(model_dir, device, nf4=config.model.quantization == "nf4"):
         tree = transformers.AutoConfig.from_pretrained(
             model_dir, local_files_only=True, trust_remote_code=False
@@ -88,7 +89,7 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
     if tree.tie_word_embeddings:
         model.tie_weights()  # transformers does not if the file has a head of its own
     _say_unknown(model_dir, tree)
-    prepare(model, model_dir, config, device, modules)
+    prepare(model, model_dir, config, device, modules, experts)
     if not full:
         train_whole(model, config.lora.modules_to_save)
     return model
