@@ -131,7 +131,8 @@ def _from_foreign(
     from launcher.errors import ConfigError
     from trainer.config.foreign import PROGRAMS, recognise, take
     from trainer.config.run import RunConfig
-    from trainer.config.section import build, read_yaml
+    from trainer.config.section import as_tree_text, build, read_yaml
+    from trainer.system.errors import InputError
 
     tree = read_yaml(source)
     program = recognise(tree)
@@ -140,16 +141,28 @@ def _from_foreign(
         raise ConfigError(f"{source}: not a config of {known}")
     taken = take(program, tree, source.parent)
     settings = given | taken.settings | {key: given[key] for key in chosen}
-    config = build(RunConfig, {}, settings, source)
+    refused = ""
+    try:
+        body = build(RunConfig, {}, dict(settings), source).to_yaml(exclude_unset=True)
+    except InputError as error:  # what is there is worth more than nothing
+        body, refused = as_tree_text(settings), str(error).removeprefix(f"{source}: ")
     left = [f"{key}: {why}" for key, why in taken.left.items()]
+    assumed = ", ".join(f"{key} {value}" for key, value in taken.assumed.items())
     head = [
         f"A run config of Motley, from {source} of {program.name}; start the run with:",
         f"  {_up(file)}",
         f"{program.name} counts a batch of each device; training.batch_size is of all together.",
+        *([f"Refused as it is, change this first: {refused}"] if refused else []),
         *(["Not taken over:", *(f"  {line}" for line in left)] if left else []),
+        *([f"Not given there, so {program.name}'s defaults: {assumed}"] if assumed else []),
+        "What neither config says has Motley's defaults (docs/config.md).",
     ]
-    text = "".join(f"{as_comment(line)}\n" for line in head) + config.to_yaml(exclude_unset=True)
+    text = "".join(f"{as_comment(line)}\n" for line in head) + body
     lines = [f"not taken over: {line}" for line in left]
+    if assumed:
+        lines.append(f"not given, so {program.name}'s defaults: {assumed}")
+    if refused:
+        lines.append(f"refused as it is, change this first: {refused}")
     done = f"{file}: {len(taken.settings)} settings of {program.name}, {len(left)} keys not taken"
     return text, [*lines, f"{done}; edit it, then: {_up(file)}"]
 

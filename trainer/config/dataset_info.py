@@ -1,4 +1,4 @@
-"""Data sets that a config of LLaMA-Factory names: entries of its dataset_info.json.
+"""Data sets that configs of other trainers name; of LLaMA-Factory entries of dataset_info.json.
 
 A local file becomes `data.train` or `data.validation`, and its columns `data.columns`.
 """
@@ -6,7 +6,8 @@ A local file becomes `data.train` or `data.validation`, and its columns `data.co
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ ENTRY_KEYS = KeyTable(
         "ranking": "is of preference training: give its file as data.train, and task dpo",
     },
 )
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_DATA_ENDS = (".json", ".jsonl", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst")
 _ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
 _BESIDE = {"system": "system", "tools": "tools", "history": "history"}
 _TURNS = {
@@ -92,3 +95,27 @@ def _columns(entry: Mapping[str, Any], pretrains: bool) -> dict[str, str]:
         raise NotTakenError(f"has a column of {other[0]}, which is not read; prepare a file")
     columns = {keys[key]: column for key, column in named.items()}
     return {} if all(key == column for key, column in columns.items()) else columns
+
+
+def listed_data(setting: str) -> Callable[[Any, Mapping[str, Any]], dict[str, Any]]:
+    """Return the rule of a list of data sets, of which one is taken with its path alone."""
+
+    def rule(value: Any, _: Mapping[str, Any]) -> dict[str, Any]:
+        match value:
+            case str(path) | [str(path)]:
+                return {setting: _data_path(path)}
+            case {"path": str(path), **more} | [{"path": str(path), **more}]:
+                unread = map(str, more.keys() - {"type", "ds_type"})
+            case _:
+                raise NotTakenError(f"not one data set; join their files and set {setting}")
+        if unread := ", ".join(sorted(unread)):
+            raise NotTakenError(f"has {unread}; prepare a file, set {setting}")
+        return {setting: _data_path(path)}
+
+    return rule
+
+
+def _data_path(path: str) -> str:
+    """Return a path as Motley names it: OWNER/NAME is a data set of the hub unless it is here."""
+    local = Path(path).exists() or path.endswith(_DATA_ENDS)
+    return path if local or not _HUB_NAME.fullmatch(path) else f"hf://datasets/{path}"

@@ -6,19 +6,21 @@ that is learned here, a refused one would and has no counterpart.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from trainer.config.dataset_info import NotTakenError, data_set
+from trainer.config.dataset_info import NotTakenError, data_set, listed_data
+from trainer.config.foreign_defaults import AXOLOTL_DEFAULTS, FACTORY_DEFAULTS
 from trainer.config.telling import Tracker
 from trainer.system.key_table import KeyTable
 
 Settings = dict[str, Any]
 Tree = Mapping[str, Any]
-_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-
+_TABLES = ("lm_head", "embed_tokens", "wte", "score")
+"""Modules that are no linears of a layer."""
 
 Rule = Callable[[Any, Tree], Settings]
 """Returns the settings of a key's value; the tree has the other keys.
@@ -36,6 +38,8 @@ class Taken:
     """By their dotted paths."""
     left: dict[str, str] = field(default_factory=dict[str, str])
     """Keys that were not taken, with the reason and what to do."""
+    assumed: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Keys that the config lacks, with the program's own defaults, which were taken."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Program:
     """Keys that tell its configs: all of one group are there."""
     rules: Mapping[str, Rule]
     keys: KeyTable
+    defaults: Mapping[str, Any]
+    """What the program assumes for keys that a config lacks, where that changes what is learned."""
     named: Mapping[str, str] = field(default_factory=dict[str, str])
     """Keys whose value is a name in dataset_info.json, and the setting of each."""
 
@@ -63,14 +69,24 @@ def take(program: Program, tree: Tree, folder: Path) -> Taken:
         folder: the config's.
     """
     taken = Taken({"task": "causal-lm"})
-    for key, value in tree.items():
+    tree = {key: tree[key] for key in tree if tree[key] is not None or key not in program.defaults}
+    assumed = {key: value for key, value in program.defaults.items() if key not in tree}
+    if "lora_alpha" in assumed and assumed["lora_alpha"] is None:  # LLaMA-Factory: twice the rank
+        rank = tree.get("lora_rank", assumed.get("lora_rank"))
+        assumed["lora_alpha"] = 2 * rank if type(rank) is int else None
+    if "max_steps" in tree and "num_train_epochs" in assumed and tree["max_steps"] not in (-1, 0):
+        del assumed["num_train_epochs"]  # steps end the run there
+    for key in assumed.keys() & {"warmup_ratio"} if "warmup_steps" in tree else ():
+        del assumed[key]
+    whole: Tree = {**assumed, **tree}
+    for key, value in whole.items():
         try:
             if (refusal := program.keys.refusal([key])) is not None and value not in _OFF:
                 taken.left[key] = refusal.removeprefix(f"'{key}' ")
             elif program.keys.unknown([key]):
                 taken.left[key] = "is not known"
             elif key in program.rules and value is not None:
-                taken.settings |= program.rules[key](value, tree)
+                taken.settings |= program.rules[key](value, whole)
             elif key in program.named and value is not None:
                 found = data_set(value, program.named[key], tree, folder)
                 columns = found["data.columns"]
@@ -78,15 +94,33 @@ def take(program: Program, tree: Tree, folder: Path) -> Taken:
                     raise NotTakenError(f"{value!r} has other columns; write both files alike")
                 taken.settings |= found
         except NotTakenError as why:
-            taken.left[key] = str(why)
+            if key in tree:  # a default fails with the key given that its rule combines it with
+                taken.left[key] = str(why)
     if "method" not in taken.settings:
         taken.settings["method"] = "full"
     if taken.settings["method"] == "full":
         for key in [key for key in taken.settings if key.startswith("lora.")]:
             del taken.settings[key]
+        assumed = {key: value for key, value in assumed.items() if not key.startswith("lora_")}
+    if taken.settings["task"] == "dpo":
+        for key, (setting, why) in _REFERENCE.items():
+            if key in program.rules and taken.settings.pop(setting, None) is not None:
+                taken.left[key] = why
+    taken.assumed = {key: assumed[key] for key in assumed if assumed[key] is not None}
     return taken
 
 
+_REFERENCE = {
+    **dict.fromkeys(
+        ("lora_modules_to_save", "additional_target"),
+        ("lora.modules_to_save", "trains a table whole; the reference of DPO has the base's"),
+    ),
+    **dict.fromkeys(
+        ("lora_model_dir", "adapter_name_or_path"),
+        ("model.adapter", "DPO begins from a model: merge the adapter into one, give its folder"),
+    ),
+}
+"""Keys that would change the reference of DPO, which is the base: their settings, and why."""
 _OFF = (None, False, 0, "", [], {}, "none", "no")
 
 
@@ -138,6 +172,8 @@ def _adapter(value: Any, _: Tree) -> Settings:
 
 
 def _bits(value: Any, _: Tree) -> Settings:
+    if value is False:
+        return {}
     if value not in (4, True):
         raise NotTakenError(f"{value!r}: a frozen base is stored in 4 bits (nf4) or 16")
     return {"model.quantization": "nf4"}
@@ -145,12 +181,28 @@ def _bits(value: Any, _: Tree) -> Settings:
 
 def _targets(value: Any, _: Tree) -> Settings:
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-    if names in (["all"], ["all-linear"]):
-        return {}
-    other = [str(name) for name in names if name not in _LINEARS]
+    if names in ("all", "all-linear", ["all"], ["all-linear"]):
+        return {}  # the default, PEFT's `all-linear`
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise NotTakenError(f"{value!r}: name the linears, such as [q_proj, v_proj]")
+    other = [name for name in names if name in _TABLES or not re.fullmatch(r"[\w.]+", name)]
     if other:
-        raise NotTakenError(f"{', '.join(other)}: targets are some of {', '.join(_LINEARS)}")
-    return {"lora.target_modules": list(names)}
+        raise NotTakenError(f"{', '.join(other)}: is no linear of a layer; set lora.target_modules")
+    return {"lora.target_modules": names}
+
+
+def _axolotl_targets(value: Any, tree: Tree) -> Settings:
+    return {} if tree.get("lora_target_linear") else _targets(value, tree)
+
+
+def _parameters(value: Any, _: Tree) -> Settings:
+    return {"lora.target_parameters": [value] if isinstance(value, str) else list(value)}
+
+
+def _epochs(value: Any, _: Tree) -> Settings:
+    if not isinstance(value, int | float) or value != int(value) or value < 1:
+        raise NotTakenError(f"{value!r} is no whole number of epochs; set training.max_steps")
+    return {"training.epochs": int(value)}
 
 
 def _whole(value: Any, _: Tree) -> Settings:
@@ -207,24 +259,6 @@ def _steps(setting: str) -> Rule:
         if not isinstance(value, int) or value < 1:
             raise NotTakenError(f"{value!r} is no number of steps; set {setting}")
         return {setting: value}
-
-    return rule
-
-
-def _datasets(setting: str) -> Rule:
-    """A list of data sets, of which one is taken with its path alone."""
-
-    def rule(value: Any, _: Tree) -> Settings:
-        match value:
-            case str(path) | [str(path)]:
-                return {setting: path}
-            case {"path": str(path), **more} | [{"path": str(path), **more}]:
-                unread = map(str, more.keys() - {"type", "ds_type"})
-            case _:
-                raise NotTakenError(f"not one data set; join their files and set {setting}")
-        if unread := ", ".join(sorted(unread)):
-            raise NotTakenError(f"has {unread}; prepare a file, set {setting}")
-        return {setting: path}
 
     return rule
 
@@ -291,8 +325,8 @@ _AXOLOTL: dict[str, Rule] = {
     **_SHARED,
     "base_model": _is("model.path"),
     "lora_model_dir": _is("model.adapter"),
-    "datasets": _datasets("data.train"),
-    "test_datasets": _datasets("data.validation"),
+    "datasets": listed_data("data.train"),
+    "test_datasets": listed_data("data.validation"),
     "val_set_size": _fraction,
     "adapter": _adapter,
     "rl": _stage,
@@ -303,12 +337,13 @@ _AXOLOTL: dict[str, Rule] = {
     "lora_modules_to_save": _whole,
     "peft_use_dora": _is("lora.use_dora"),
     "peft_use_rslora": _is("lora.use_rslora"),
-    "lora_target_modules": _targets,
+    "lora_target_modules": _axolotl_targets,
+    "lora_target_parameters": _parameters,
     "early_stopping_patience": _steps("training.early_stopping_patience"),
     "sequence_len": _is("data.max_seq_len"),
     "sample_packing": _is("training.pack"),
     "micro_batch_size": _samples("micro_batch_size"),
-    "num_epochs": _is("training.epochs"),
+    "num_epochs": _epochs,
     "lr_scheduler": _scheduler,
     "optimizer": _ADAMW,
     "cosine_min_lr_ratio": _is("optimizer.final_ratio"),
@@ -332,9 +367,7 @@ _FACTORY: dict[str, Rule] = {
     "packing": _is("training.pack"),
     "per_device_train_batch_size": _samples("per_device_train_batch_size"),
     "gradient_accumulation_steps": _samples("per_device_train_batch_size"),
-    "num_train_epochs": lambda value, _: {
-        "training.epochs": int(value) if value == int(value) else value
-    },
+    "num_train_epochs": _epochs,
     "lr_scheduler_type": _scheduler,
     "optim": _ADAMW,
 }
@@ -371,6 +404,7 @@ PROGRAMS = (
                 "unfrozen_parameters": "train a part of the model; take method lora or full",
             },
         ),
+        AXOLOTL_DEFAULTS,
     ),
     Program(
         "LLaMA-Factory",
@@ -403,6 +437,7 @@ PROGRAMS = (
                 "use_galore": "is another optimizer than AdamW",
             },
         ),
+        FACTORY_DEFAULTS,
         _NAMED,
     ),
 )

@@ -91,6 +91,18 @@ def build(
         raise InputError(f"{where}: {_explain(error, kind)}") from None
 
 
+def as_tree_text(settings: Mapping[str, Any]) -> str:
+    """Return YAML of settings by their dotted paths, unchecked."""
+    tree: dict[str, Any] = {}
+    for dotted, value in settings.items():
+        *sections, key = dotted.split(".")
+        inner = tree
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[key] = value
+    return yaml.safe_dump(tree, sort_keys=False)
+
+
 def _short(kind: type[Section], key: str) -> str | None:
     inner = _inner(kind, key)
     return inner.SHORT if inner is not None and issubclass(inner, Section) else None

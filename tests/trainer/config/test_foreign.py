@@ -214,7 +214,13 @@ def test_a_data_set_for_pretraining_is_text(tmp_path: Path) -> None:
 def test_a_value_without_a_counterpart_is_left_by_its_name(lines: str, key: str) -> None:
     _, settings, left = taken(f"base_model: m\n{lines}\n")
     assert list(left) == [key]
-    assert settings == {"task": "causal-lm", "method": "full", "model.path": "m"}
+    _, without, _ = taken("base_model: m\n")
+    key_of_ours = {
+        "micro_batch_size": {"training.batch_size"},
+        "lr_scheduler": {"optimizer.scheduler", "optimizer.final_ratio"},
+    }
+    assert {key: without[key] for key in settings} == settings
+    assert without.keys() - settings.keys() <= key_of_ours.get(key, set())
 
 
 @pytest.mark.parametrize(
@@ -278,8 +284,80 @@ def test_the_command_writes_a_config_and_lists_the_rest(
 )
 def test_preferences(text: str) -> None:
     _, settings, left = taken(text)
-    config = load(None, settings | {"data.train": "d.jsonl", "lora.modules_to_save": []})
+    assert (
+        "trains a table whole"
+        in left[next(key for key in left if "target" in key or "save" in key)]
+    )
+    config = load(None, settings | {"data.train": "d.jsonl"})
     assert (config.task, config.dpo.beta) == ("dpo", 0.3)
     assert not {"rl", "stage", "pref_beta", "rl_beta", "pref_loss"} & left.keys()
     other = text.replace("rl: dpo", "rl: kto").replace("stage: dpo", "stage: kto")
     assert {"rl", "stage"} & taken(other)[2].keys()
+
+
+@pytest.mark.parametrize(
+    ("path", "train"),
+    [
+        ("mhenrichsen/alpaca_2k_test", "hf://datasets/mhenrichsen/alpaca_2k_test"),
+        ("data/train.jsonl", "data/train.jsonl"),
+        ("data/here", "data/here"),
+        ("./data/other", "./data/other"),
+        ("train", "train"),
+        ("hf://datasets/a/b", "hf://datasets/a/b"),
+    ],
+)
+def test_a_path_of_axolotl_is_of_the_hub_unless_it_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, train: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data/here").mkdir(parents=True)
+    for datasets in (f"[{{path: {path}, type: alpaca}}]", f"[{path}]", path):
+        assert taken(f"base_model: m\ndatasets: {datasets}\n")[1]["data.train"] == train
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings"),
+    [
+        ("lora_target_modules: all-linear", {}),
+        ("lora_target_modules: [all-linear]", {}),
+        ("lora_target_linear: true\nlora_target_modules: [q_proj]", {}),
+        ("lora_target_modules: [qkv_proj]", {"lora.target_modules": ["qkv_proj"]}),
+        ("lora_target_modules: 'q_proj, v_proj'", {"lora.target_modules": ["q_proj", "v_proj"]}),
+        (
+            "lora_target_parameters: mlp.experts.down_proj",
+            {"lora.target_parameters": ["mlp.experts.down_proj"]},
+        ),
+        ("load_in_4bit: false\nload_in_8bit: false", {}),
+    ],
+)
+def test_what_gets_adapters(lines: str, settings: dict[str, Any]) -> None:
+    base = "base_model: m\nadapter: lora\n"
+    _, found, left = taken(base + lines)
+    assert not left
+    assert found == taken(base)[1] | settings
+
+
+def test_a_config_is_written_even_if_it_is_refused_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ax.yml").write_text(
+        "base_model: m\nadapter: lora\nrl: dpo\nsample_packing: true\nlearning_rate: 1e-4\n"
+    )
+    assert run(["init", "--from", "ax.yml"]) == 0
+    reason = "refused as it is, change this first: config: training.pack needs task causal-lm"
+    assert reason in capsys.readouterr().out
+    text = Path("run.yaml").read_text()
+    assert f"# R{reason[1:]}" in text
+    assert "# Not given there, so axolotl's defaults: weight_decay 0.0, " in text
+    with pytest.raises(InputError, match=r"training\.pack needs task causal-lm"):
+        load("run.yaml")
+    Path("run.yaml").write_text(text.replace("pack: true", "pack: false"))
+    assert load("run.yaml").task == "dpo"
+
+
+@pytest.mark.parametrize("epochs", ["0.5", "0", "x"])
+def test_parts_of_an_epoch_are_left(epochs: str) -> None:
+    _, settings, left = taken(f"base_model: m\nnum_epochs: {epochs}\n")
+    assert "no whole number of epochs; set training.max_steps" in left["num_epochs"]
+    assert "training.epochs" not in settings
