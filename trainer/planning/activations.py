@@ -6,6 +6,9 @@ with fused attention; a GPT as Megatron-LM does, by Korthikanti et al. (arXiv 22
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 from trainer.model.families import Kept
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import Recompute, Strategy, TrainingSetup
@@ -116,13 +119,26 @@ def adapts_experts(shape: ModelShape, training: TrainingSetup) -> bool:
     return training.method != "full" and shape.experts > 1 and wanted
 
 
-def of_adapted_experts(shape: ModelShape, training: TrainingSetup, layers: int) -> Term:
-    """Return the bytes of experts with their adapters, W + scale B A, which backward needs.
+def expert_adapters(shape: ModelShape, training: TrainingSetup) -> float:
+    """Return the elements of the adapters of one layer's experts and router that train."""
+    if not adapts_experts(shape, training):
+        return 0.0
+    a, b = shape.expert_adapters(training.rank)
+    return b if training.frozen_a else a + b
+
+
+def of_adapted_experts(
+    shape: ModelShape, training: TrainingSetup, strategy: Strategy
+) -> Iterator[Term]:
+    """Yield the bytes of experts with their adapters, W + scale B A, which backward needs.
 
     Recomputation has those of one layer at a time; a gradient of one layer's comes on top.
     """
+    if not adapts_experts(shape, training):
+        return
+    layers = math.ceil((training.adapted_layers or shape.layers) / strategy.stages)
     held = 1 if training.recompute == "full" else layers
-    return term(
+    yield term(
         "experts with their adapters, and a gradient of one layer's",
         "element * experts * (held + 1)",
         COUNTED,

@@ -119,15 +119,12 @@ def adapter_parameters(shape: ModelShape, training: TrainingSetup, tensor: int =
     Under tensor parallelism the side of the sharded axis is divided: B of a column-parallel
     linear, A of a row-parallel one.
     """
-    total = 0.0
+    total = activations.expert_adapters(shape, training)
     for name, (rows, columns) in shape.linears().items():
         if name in training.targets:
             row_parallel = name in ("o_proj", "down_proj")
             b, a = (rows, columns / tensor) if row_parallel else (rows / tensor, columns)
             total += training.rank * (b if training.frozen_a else a + b)
-    if activations.adapts_experts(shape, training):
-        a, b = shape.expert_adapters(training.rank)
-        total += b if training.frozen_a else a + b
     return (training.adapted_layers or shape.layers) * total
 
 
@@ -381,9 +378,7 @@ def _buffers(
     if training.method == "lora" and precision.activation < precision.frozen:
         layers = math.ceil(shape.layers / strategy.stages)
         yield activations.of_frozen_linears(training, kept.linears, layers)
-    if activations.adapts_experts(shape, training):
-        layers = math.ceil((training.adapted_layers or shape.layers) / strategy.stages)
-        yield activations.of_adapted_experts(shape, training, layers)
+    yield from activations.of_adapted_experts(shape, training, strategy)
     gathers = strategy.data == "fsdp" and strategy.replicas > 1
     if training.method == "qlora":
         yield term(
