@@ -7,6 +7,7 @@ import errno
 import os
 import resource
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,9 @@ def clients() -> Iterator[list[socket.socket]]:
         client.close()
 
 
-def with_door(use: Callable[[Door], Awaitable[None]]) -> list[dict[str, Any]]:
+def with_door(
+    use: Callable[[Door], Awaitable[None]], context: ssl.SSLContext | None = None
+) -> list[dict[str, Any]]:
     """Let a coroutine use a listener on loopback; links that are open are in its list."""
     events: list[dict[str, Any]] = []
 
@@ -43,7 +46,7 @@ def with_door(use: Callable[[Door], Awaitable[None]]) -> list[dict[str, Any]]:
             links.remove(link)
 
         door = Listener(
-            ("127.0.0.1", 0), None, lambda: make_link(links.append, closed=closed), refusals
+            ("127.0.0.1", 0), context, lambda: make_link(links.append, closed=closed), refusals
         )
         door.start()
         try:
@@ -106,6 +109,22 @@ def test_a_place_is_free_again_when_its_holder_is_gone(clients: list[socket.sock
             newest.recv(1)
 
     with_door(use)
+
+
+def test_a_silent_handshake_is_ended(
+    clients: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "HANDSHAKE", 0.1)
+
+    async def use(given: Door) -> None:
+        door, links, _ = given
+        (silent,) = await knock(door, clients, 1)
+        assert await asyncio.to_thread(silent.recv, 1) == b""
+        assert not links
+        assert not door._strangers
+
+    (event,) = with_door(use, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    assert event["reason"] == "127.0.0.1: no TLS handshake within 0.1 s"
 
 
 def test_members_do_not_count(clients: list[socket.socket]) -> None:

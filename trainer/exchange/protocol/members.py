@@ -103,10 +103,6 @@ class Membership:
         """Return the member on a link."""
         return self._by_link.get(link)
 
-    def by_rank(self, rank: int) -> Member | None:
-        """Return the member of a rank."""
-        return self._members.get(rank)
-
     def admit(self, link: int, request: JoinRequest, certified: Certified, now: float) -> Member:
         """Let a worker in under a new generation.
 
