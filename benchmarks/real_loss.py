@@ -12,7 +12,6 @@ layers of the model, the last table all 30.
 The learning rate is the best of a few for fp32 with seed 0, and all arms take it; rounds and frozen
 A's also twice, four and eight times of it. Rounds of 50 are more than such a run may have.
 "Score" is the share of answers that greedy decoding gets right, of classes or of next tokens.
-`int4, none owed` drops what the codec drops.
 
 A finished run is a line of RESULTS and is not repeated, so the sweep can be stopped at any time.
 --report prints each arm at its best rate beside fp32 and writes the result `real_loss`.
@@ -28,10 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-from rig.coarser import Fading, Forgetful, TwoBits
-from rig.factors import Folding, Rotated
 from rig.finished import Found, best, keep, read
 from rig.one_process import OneProcess
 from rig.real_case import Judge, real_inputs
@@ -40,12 +36,7 @@ from rig.report import Ratio, Report
 
 from tests.real.packages import model_file
 from trainer.exchange.protocol.actions import Step
-from trainer.exchange.protocol.compression import choice, quantized
-from trainer.exchange.protocol.compression.feedback import ErrorFeedback
-from trainer.exchange.protocol.compression.quantized import Int4
 from trainer.model.files import resolve_model
-from trainer.run import inner_steps
-from trainer.run.inner_steps import InnerSteps
 from trainer.run.inputs import RunInputs
 
 WORKERS, STEPS = 3, 200
@@ -63,16 +54,10 @@ class Arm:
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     rounds: dict[str, Any] = field(default_factory=dict[str, Any])
     """Settings that are given when the length of the run was checked."""
-    feedback: type[ErrorFeedback] = ErrorFeedback
-    """What becomes of the part that a codec drops."""
-    int4: type[Int4] = Int4
-    """What int4 is."""
     swept: bool = False
     """Whether it may want another learning rate."""
     goal: float | None = None
     """Percent of the loss that it may cost at most."""
-    inner: type[InnerSteps] = InnerSteps
-    """What a worker of rounds does."""
 
 
 EXACT = "fp32"
@@ -117,16 +102,8 @@ LORA = {
     "rounds 50": _rounds(50),
     "A frozen, rounds 50": _rounds(50, MEAN, FROZEN),
     "A frozen, int8": Arm({**FROZEN, "exchange.codec": "int8"}),
-    "rounds 20, rotated": _rounds(20, inner=Rotated),
-    "rounds 20, folded": _rounds(20, inner=Folding),
-    "rounds 20, int4 fading": _rounds(20, MEAN, {"exchange.codec": "int4"}, feedback=Fading),
-    "rounds 20, 2 bits": _rounds(20, MEAN, {"exchange.codec": "int4"}, int4=TwoBits),
-    "rounds 20, 2 bits fading": _rounds(
-        20, MEAN, {"exchange.codec": "int4"}, feedback=Fading, int4=TwoBits
-    ),
     "rounds 10": _rounds(10),
     "rounds 20, Nesterov": _rounds(20, NESTEROV),
-    "int4, none owed": _codec("int4", feedback=Forgetful),
     "rounds 10, Nesterov": _rounds(10, NESTEROV),
     "rounds 50, Nesterov": _rounds(50, NESTEROV),
 }
@@ -227,20 +204,12 @@ def train(case: Case, model: Path, work: Path) -> dict[str, Any]:
     def look(step: Step) -> None:
         inner = inputs.plan.inner(step.step - 1).stop
         losses.append((inner, step.loss))
-        if arm.inner is Folding:
-            Folding.fold(replica, replica._model, run.state.weights, inputs.config.lora.scale)
         if inner * POINTS // case.steps > len(curve) and inner < case.steps:
             found = replica.evaluate([held_out[index] for index in range(CURVE)])
             curve.append((inner, found.loss_sum / found.weight))
 
-    Folding.made = []
-    with (
-        patch.object(choice, "ErrorFeedback", arm.feedback),
-        patch.object(quantized, "Int4", arm.int4),
-        patch.object(inner_steps, "InnerSteps", arm.inner),
-    ):
-        run = OneProcess(inputs, replica, WORKERS, look)
-        digest = run.run()
+    run = OneProcess(inputs, replica, WORKERS, look)
+    digest = run.run()
     return {
         **replica.score(case.data, held_out),
         "curve": curve,

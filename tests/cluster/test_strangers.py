@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from benchmarks.rig.crowd import Crowd, resident
+from tests.cluster.crowd import Crowd, resident
 from tests.cluster.real_cluster import Cluster
 from tests.waiting import wait_for
 from trainer.exchange.transport.refusals import INTERVAL, LINES

@@ -266,7 +266,7 @@ def coordinator_vectors(workers: int) -> int:
     """Return how many fp32 vectors of the trainable weights a coordinator holds.
 
     Weights, two moments, and a gradient for each worker, the first of which waits where the sum and
-    the average will be; docs/benchmarks.md measures 3.2 to 5.2 vectors for three workers, and more
+    the average will be; docs/decisions.md measures 3.2 to 5.2 vectors for three workers, and more
     only while one joins.
     """
     return workers + 3

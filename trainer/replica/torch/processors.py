@@ -2,7 +2,7 @@
 
 The threads of a product wait for each other, and spin while they do. If another process holds one
 of their processors, each product takes until the scheduler resumes the last thread: two threads
-beside a busy process are slower than one (`benchmarks/threads.py`).
+beside a busy process are slower than one (docs/decisions.md).
 """
 
 from __future__ import annotations
