@@ -17,10 +17,11 @@ from tests.launcher.views.dashboard.serving import Server, serving
 from tests.waiting import PATIENCE, wait_for
 
 # Its own limits, shorter.
-IMPATIENT = (
-    "import launcher.views.dashboard.connections as c; c.PATIENCE, c.STALL, c.MOST = 0.5, 0.5, 6\n"
-    "from launcher.cli import main; main()"
+PROGRAM = (
+    "import launcher.views.dashboard.connections as c; {}\nfrom launcher.cli import main; main()"
 )
+IMPATIENT = PROGRAM.format("c.PATIENCE, c.STALL, c.MOST = 0.5, 0.5, 6")
+NARROW = PROGRAM.format("c.MOST = 6")
 STREAM = b"GET /api/overview/events HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -132,13 +133,14 @@ def test_a_reader_that_stops_is_left(impatient: Server) -> None:
         wait_for(lambda: sockets(impatient) <= before, "the connection's end")
 
 
-def test_of_many_streams_the_oldest_gives_way(impatient: Server) -> None:
-    with contextlib.ExitStack() as held:
-        streams = [held.enter_context(connected(impatient)) for _ in range(6)]
+def test_of_many_streams_the_oldest_gives_way(tmp_path: Path) -> None:
+    program = (sys.executable, "-c", NARROW)
+    with serving(tmp_path, program=program) as server, contextlib.ExitStack() as held:
+        streams = [held.enter_context(connected(server)) for _ in range(6)]
         for stream in streams:
             stream.send(STREAM)
             assert stream.recv(1 << 16).startswith(b"HTTP/1.1 200")
-        assert impatient.get("api/overview")[0] == 200
+        assert server.get("api/overview")[0] == 200
         read_to_end(streams[0])
         assert b":" in streams[1].recv(1 << 16)  # goes on
         assert b":" in streams[-1].recv(1 << 16)
