@@ -35,6 +35,7 @@ SETTINGS = {
     "checkpoint.folder": WRITTEN,
     "distillation.on_policy.prompts": READ,
     "budget.ledger": "spend.jsonl in any folder; launch replaces it",
+    "data.date": "a day, as YYYY-MM-DD",
     "exchange.codec": "the name of a codec",
     "class_names": WORD,
     "data.columns": WORD,
