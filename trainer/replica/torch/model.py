@@ -108,7 +108,9 @@ def recompute_activations(model: Any) -> None:
     if isinstance(model, Decoder):
         model.model.recompute = True
     else:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        # The name of transformers 5.23; the one of before is deprecated there.
+        enable = getattr(model, "activation_checkpointing_enable", None)
+        (enable or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def compile_layers(model: Any) -> None:

@@ -18,6 +18,10 @@ from torch import Tensor
 Group = dist.ProcessGroup
 Step = Callable[[Tensor, Group], Tensor]
 
+# Names of torch 2.13; those of before are deprecated there.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def copy(x: Tensor, group: Group) -> Tensor:
     """Return `x`, which is the same on all ranks; its gradient is the sum of theirs."""
@@ -74,12 +78,12 @@ def _sum(x: Tensor, group: Group) -> Tensor:
 def _joined(x: Tensor, group: Group) -> Tensor:
     mine = x.transpose(0, 1).contiguous()  # the collectives join along the first dimension
     every = mine.new_empty(mine.shape[0] * dist.get_world_size(group), *mine.shape[1:])
-    dist.all_gather_single(every, mine, group=group)
+    all_gather(every, mine, group=group)
     return every.transpose(0, 1).contiguous()  # else each product makes a copy, and keeps it
 
 
 def _summed_part(x: Tensor, group: Group) -> Tensor:
     every = x.transpose(0, 1).contiguous()
     mine = every.new_empty(every.shape[0] // dist.get_world_size(group), *every.shape[1:])
-    dist.reduce_scatter_single(mine, every, group=group)
+    _reduce_scatter(mine, every, group=group)
     return mine.transpose(0, 1)

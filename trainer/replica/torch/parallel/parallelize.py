@@ -7,6 +7,7 @@ activations, then copies of what is left share the samples.
 from __future__ import annotations
 
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,6 +92,12 @@ def parallelize(
     return Parallelized(module, model, frozenset(tensor.summed if tensor else ()))
 
 
+# The name of torch 2.13; the one of before is deprecated there.
+_NEW = "forward_sync_buffers"
+_OPTIONS = signature(DistributedDataParallel.__init__).parameters
+_KEEP_BUFFERS: dict[str, Any] = {_NEW if _NEW in _OPTIONS else "broadcast_buffers": False}
+
+
 def ddp(losses: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Average the gradients, in buckets, while backward still runs."""
     return DistributedDataParallel(
@@ -98,6 +105,6 @@ def ddp(losses: nn.Module, mesh: DeviceMesh) -> nn.Module:
         process_group=mesh.get_group(),
         # All ranks have proved that they read the same weights.
         init_sync=False,
-        forward_sync_buffers=False,
+        **_KEEP_BUFFERS,
         gradient_as_bucket_view=True,
     )

@@ -29,6 +29,7 @@ from trainer.replica.torch import objective
 from trainer.replica.torch.batch import IGNORED, MicroBatch, collate
 from trainer.replica.torch.model import trainable_parameters
 from trainer.replica.torch.parallel import flat
+from trainer.replica.torch.parallel.collectives import all_gather
 from trainer.replica.torch.parallel.parallelize import parallelize
 from trainer.replica.torch.parallel.tensor import sum_gradients
 from trainer.replica.torch.precision import SCALE_OF_MEAN, LossScale
@@ -236,7 +237,7 @@ class ParallelReplica:
         """Return the sum of all copies' weights and the most rounds of any."""
         mine = torch.tensor([weight, rounds]).to(self._device, non_blocking=True)
         every = mine.new_empty(2 * self.copies)
-        dist.all_gather_single(every, mine, group=self._mesh.get_group("data"))
+        all_gather(every, mine, group=self._mesh.get_group("data"))
         counts = every.tolist()
         return sum(counts[::2]), max(counts[1::2])
 
