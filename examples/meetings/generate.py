@@ -33,8 +33,10 @@ def main() -> None:
         if options.ami is not None:
             parts = read_corpus(options.ami)
         else:
-            counts = {"train": options.count, "validation": options.validation_count}
-            parts = {name: list(generate(name, n, options.seed)) for name, n in counts.items()}
+            parts = {
+                "train": list(generate("train", options.count, options.seed)),
+                "validation": list(generate("validation", options.validation_count, options.seed)),
+            }
         lines = {name: (meeting.as_json() for meeting in found) for name, found in parts.items()}
         folder = write(options.output, lines)
     except InputError as error:
