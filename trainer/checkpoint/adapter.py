@@ -37,6 +37,8 @@ from trainer.system.key_table import KeyTable, UnknownKeys
 from trainer.system.storage import atomic_folder
 
 PREFIX = "base_model.model."
+TOKENIZER_FILE = "tokenizer.json"
+_TOKENIZER_FILES = ("chat_template.jinja", "tokenizer_config.json", "tokenizer.model")
 _MERGE = "is not read; merge it with PEFT (merge_and_unload) and give the merged model"
 ADAPTER_KEYS = KeyTable(
     "adapter_config.json",
@@ -185,6 +187,11 @@ class Adapter:
     """Where its run stood, for a checkpoint."""
 
     @property
+    def tokenizer_dir(self) -> Path:
+        """The folder of the tokenizer that it was trained with: its own, else its base's."""
+        return self.path if (self.path / TOKENIZER_FILE).is_file() else self.base_dir
+
+    @property
     def num_classes(self) -> int | None:
         """The classes of a classifier."""
         return self.saved["score.weight"].shape[0] if self.task == "classify" else None
@@ -263,6 +270,12 @@ def open_adapter(path: Path, base: str | None = None) -> tuple[Adapter, list[str
         raise InputError(f"{path / ADAPTER_FILE}: has no score.weight, so no classifier")
     base_dir = resolve_model(base or str(named))
     lines += _compare_base(path, base, named, base_dir)
+    beside = [name for name in _TOKENIZER_FILES if (path / name).is_file()]
+    if beside and not (path / TOKENIZER_FILE).is_file():
+        lines.append(
+            f"{path}: {' and '.join(beside)} are not used without a {TOKENIZER_FILE} beside them:"
+            " the base's tokenizer is taken; save the adapter's own there (save_pretrained)"
+        )
     found = Adapter(path, base_dir, task, tree, headers, pairs, saved, tokens, experts, progress)
     return found, lines
 

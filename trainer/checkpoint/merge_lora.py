@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trainer.checkpoint.adapter import Adapter
+from trainer.checkpoint.generation_file import generation_file
 from trainer.config.run import RunConfig, load
 from trainer.model.expert_parameters import expert_place
 from trainer.model.families import BIASED_BY, family_of
@@ -59,7 +60,10 @@ def merged_files(adapter: Adapter, dtype: str | None = None) -> Files:
     """
     merged = _Merged(adapter, dtype)
     files: Files = {}
-    for name, content in companions(merged.config, adapter.base_dir).items():
+    found = companions(merged.config, adapter.base_dir, adapter.tokenizer_dir)
+    if adapter.task == "causal-lm":
+        found |= generation_file(adapter.base_dir, adapter.tokenizer_dir)
+    for name, content in found.items():
         if name == MODEL_CONFIG:
             assert isinstance(content, bytes)
             tree = {**json.loads(content), **merged.changes}
@@ -140,6 +144,7 @@ class _Merged:
                     raise InputError(f"{where}a vector of {module} does not fit its linear")
             if pair.bias is not None and f"{module}.bias" not in self._shapes:
                 self._add_biases(module, keys)
+        self._resize()
         for name, header in adapter.saved.items():
             if self._shapes.get(name) != header.shape:
                 held = self._shapes.get(name)
@@ -154,6 +159,27 @@ class _Merged:
                 raise InputError(f"{where}the rows of {module} do not fit {adapter.base_dir}")
             if table is not None and not all(0 <= row < table[0] for row in rows):
                 raise InputError(f"{where}trainable_token_indices go beyond {module}'s {table[0]}")
+
+    def _resize(self) -> None:
+        """Take the number of tokens from tables that the adapter saved whole.
+
+        Its embedding was resized, for tokens of its own (axolotl, TRL's `setup_chat_format`).
+        """
+        adapter, held = self._adapter, self._shapes[self._table]
+        names = [name for name in (self._table, f"{_HEAD}.weight") if name in self._shapes]
+        found = {name: adapter.saved[name].shape for name in names if name in adapter.saved}
+        rows = {shape[0] for shape in found.values() if len(shape) == 2 and shape[1] == held[1]}
+        if not rows - {held[0]}:
+            return
+        if len(rows) > 1 or len(found) < len(names):
+            sizes = ", ".join(f"{name} {list(self._shapes[name])}" for name in names)
+            raise InputError(
+                f"{adapter.path}: its vocabulary has {max(rows)} tokens, {adapter.base_dir} has"
+                f" {held[0]} ({sizes}), and it does not hold all of these tables; resize the base"
+                " first (resize_token_embeddings, save_pretrained) and give it with --base"
+            )
+        self._shapes.update(found)
+        self.changes["vocab_size"] = rows.pop()
 
     def _add_biases(self, module: str, keys: tuple[str, ...]) -> None:
         """Give all linears of a kind a bias, which is zero where the adapter has none."""

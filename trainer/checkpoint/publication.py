@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from trainer import __version__
+from trainer.checkpoint.generation_file import generation_file
 from trainer.checkpoint.reader import RUN_FILE, read_run
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE
 from trainer.config.run import RunConfig
@@ -46,6 +47,8 @@ def write_publication(checkpoint: Path, config: RunConfig, model_dir: Path) -> P
     records = read_manifest(checkpoint)
     kept = {name: record for name, record in records.items() if name not in _OF_A_RUN}
     texts = {CARD: model_card(read_run(checkpoint), config, model_dir)}
+    if config.method == "lora" and config.task != "classify":
+        texts |= {name: text.decode() for name, text in generation_file(model_dir).items()}
     if ADAPTER_CONFIG in kept and (name := _hub_name(config)):
         tree = json.loads(read_file(checkpoint / ADAPTER_CONFIG))
         texts[ADAPTER_CONFIG] = json.dumps({**tree, "base_model_name_or_path": name}, indent=2)
@@ -61,7 +64,7 @@ def write_publication(checkpoint: Path, config: RunConfig, model_dir: Path) -> P
                 except OSError:  # another file system, or one without links
                     writer.add(name, file_pieces(checkpoint / name))
             for name, path in tokenizer_files(model_dir).items():
-                if name not in kept:
+                if name not in kept and name not in texts:
                     writer.add(name, file_pieces(path))
             for name, text in texts.items():
                 writer.add(name, [text.encode()])

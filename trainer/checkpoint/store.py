@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from blake3 import blake3
 
+from trainer.checkpoint.generation_file import generation_file
 from trainer.checkpoint.publication import write_publication
 from trainer.checkpoint.reader import (
     BEST_EVALUATED,
@@ -111,6 +112,8 @@ class CheckpointStore:
         self._disk = disk or Disk()
         self._model_dir = model_dir
         self._companions = companions(config, model_dir)
+        if config.method == "full" and config.task != "classify":
+            self._companions |= generation_file(model_dir)
         self._frozen = frozen_adapters(model_dir, config)
         atomic_folder.prepare_folder(folder)
         try:

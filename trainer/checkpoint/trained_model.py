@@ -29,7 +29,12 @@ from trainer.model.class_names import read_class_names
 from trainer.model.families import family_of
 from trainer.model.files import resolve_model, weights_digest
 from trainer.model.formats import gguf_file
-from trainer.model.hf_export import ADAPTER_CONFIG, ADAPTER_FILE, MODEL_CONFIG
+from trainer.model.hf_export import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILE,
+    MODEL_CONFIG,
+    tokenizer_files,
+)
 from trainer.model.initialization import initial_weights, read_tensor
 from trainer.model.layout import GradientLayout, TensorSlot, build_layout, stored_name
 from trainer.model.safetensors_headers import read_config, read_headers
@@ -59,6 +64,13 @@ class Trained:
     """fp32 `[layout.size]`; None: a full model, whose replica reads them from `base_dir`."""
     progress: RunProgress | None = None
     """Where its run stood, for a checkpoint."""
+    adapter_tokenizer: Path | None = None
+    """The folder of an adapter with a tokenizer of its own."""
+
+    @property
+    def tokenizer_dir(self) -> Path:
+        """The folder of the tokenizer that it was trained with."""
+        return self.adapter_tokenizer or self.base_dir
 
     def encoder(self, today: str | None = None) -> Encoder:
         """Return the model's tokenizer with its layout of samples.
@@ -72,7 +84,7 @@ class Trained:
         from trainer.data.encoder import Encoder  # not to copy or merge weights
 
         data = self.config.data
-        return Encoder(self.base_dir, data.lost_text, today or data.date)
+        return Encoder(self.tokenizer_dir, data.lost_text, today or data.date, self.base_dir)
 
 
 def load_trained(
@@ -157,7 +169,7 @@ def _adapter(adapter: Adapter, max_seq_len: int | None) -> Trained:
         return replace(_merged(adapter, run, max_seq_len), progress=progress, path=path)
     weights = np.zeros(layout.size, dtype=np.float32)
     _place(weights, layout, adapter, config.lora)
-    return Trained(path, config, adapter.base_dir, layout, weights, progress)
+    return Trained(path, config, adapter.base_dir, layout, weights, progress, adapter.tokenizer_dir)
 
 
 def starting_weights(layout: GradientLayout, model_dir: Path, config: RunConfig) -> np.ndarray:
@@ -244,6 +256,8 @@ def _merged(adapter: Adapter, run: dict[str, Any], max_seq_len: int | None) -> T
     hasher = blake3(weights_digest(adapter.base_dir).encode())
     for name in (ADAPTER_CONFIG, ADAPTER_FILE):
         hasher.update(read_file(adapter.path / name, 1 << 40))
+    for name, path in sorted(tokenizer_files(adapter.tokenizer_dir).items()):
+        hasher.update(f"\0{name}\0".encode() + blake3(read_file(path)).digest())
     with announced(f"merging {adapter.path} into {adapter.base_dir}"):
         folder = cached("merged", hasher.hexdigest(), lambda: merged_files(adapter, "F32"))
     return _model(folder, run, max_seq_len)

@@ -20,6 +20,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -41,7 +42,12 @@ from trainer.data.chat_marks import (
     with_mark,
 )
 from trainer.data.lost_text import beginning, lost_text
-from trainer.data.tokenizer_folder import MORE_TEMPLATES, TEMPLATE_FILE, TokenizerFolder
+from trainer.data.tokenizer_folder import (
+    MORE_TEMPLATES,
+    NAMES,
+    TEMPLATE_FILE,
+    TokenizerFolder,
+)
 from trainer.data.turns import REASONING, ChatMessage
 from trainer.system.errors import InputError, first_line, plain_reason
 from trainer.system.regular_file import read_text
@@ -308,8 +314,33 @@ class ChatTemplate:
             raise ConversationError(refusal) from None
 
     def _guarded(self, messages: Sequence[ChatMessage]) -> list[Turn]:
-        """Return the turns as a template sees them, with marks around forged tokens."""
-        return [guarded(_turn(message), self._special) for message in messages]
+        """Return the turns as a template sees them, with marks around forged tokens.
+
+        An assistant may write special tokens, such as one that begins a call, but those of turns.
+        """
+        return [
+            guarded(
+                _turn(message), self.own_markup if message.role == "assistant" else self._special
+            )
+            for message in messages
+        ]
+
+    @cached_property
+    def own_markup(self) -> re.Pattern[str]:
+        """The special tokens that begin and end turns and texts; all if that is unclear.
+
+        They stay plain text in the assistant's turns, too.
+        """
+        texts: list[str] = []
+        for first in ("system", "user"):
+            roles = (first, *(("user",) if first == "system" else ()), "assistant", "user")
+            with contextlib.suppress(ConversationError):
+                texts.append(self._render([{"role": role, "content": "x"} for role in roles], []))
+        if not texts:
+            return self._special
+        own = {self._tokens[name] for name in NAMES if name in self._tokens}
+        own.update(*(self._special.findall(text) for text in texts))
+        return re.compile("|".join(map(re.escape, sorted(own, key=len, reverse=True))) or "(?!)")
 
 
 def read_chat_template(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -33,20 +34,26 @@ class Encoder:
 
     Args:
         lost_text, today: see `data.lost_text` and `data.date`.
+        model_dir: the model's folder, if the tokenizer lies beside an adapter.
     """
 
     def __init__(
-        self, tokenizer_dir: Path, lost_text: LostText = "refuse", today: str = TEMPLATE_DATE
+        self,
+        tokenizer_dir: Path,
+        lost_text: LostText = "refuse",
+        today: str = TEMPLATE_DATE,
+        model_dir: Path | None = None,
     ) -> None:
+        model_dir = model_dir or tokenizer_dir
         folder = TokenizerFolder(tokenizer_dir)
         self.tokenizer = folder.tokenizer()
         self.unused = folder.unused()
         """Lines that name the files and settings of the tokenizer that are not used."""
-        model = read_object(tokenizer_dir / "config.json", optional=True)
+        model = read_object(model_dir / "config.json", optional=True)
         known = text_config(model).get("vocab_size")
         self.known = known if isinstance(known, int) else None
         """How many tokens the model has embeddings for; None if unknown."""
-        generation = read_object(tokenizer_dir / "generation_config.json", optional=True)
+        generation = read_object(model_dir / "generation_config.json", optional=True)
         self._ends = _ids(model.get("eos_token_id")) + _ids(generation.get("eos_token_id"))
         self.end = self._end_of_text(folder.names.get("eos_token"))
         """The token that ends a text."""
@@ -54,6 +61,8 @@ class Encoder:
         special = frozenset(token.content for token in added if token.special)
         self.template = read_chat_template(folder, special, lost_text, today)
         """The publisher's chat template, if the tokenizer has one."""
+        longest = sorted(special, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, longest)) or "(?!)")
         self.format = chat_format(special)
         """The layout without a template."""
         self.prefix = self.tokenizer.encode("").ids  # what the tokenizer puts first, such as BOS
@@ -126,6 +135,24 @@ class Encoder:
         if self.template is not None:
             return self.template.lay_out(sample.messages, sample.tools).lost
         return check_plain(sample)
+
+    def plain_markup(self, sample: Sample) -> str | None:
+        """Return the first special token in a learned answer that is encoded as plain text."""
+        markup = self._special if self.template is None else self.template.own_markup
+        texts = (message.content for message in sample.messages if message.target)
+        return next((found[0] for text in texts if (found := markup.search(text))), None)
+
+    @cached_property
+    def ends_answers(self) -> bool:
+        """Whether a learned answer of a conversation ends with a token that ends texts."""
+        sample = Sample(
+            "", messages=(ChatMessage("user", "Hello"), ChatMessage("assistant", _SAID))
+        )
+        try:
+            _, labels = self.conversation(sample)
+        except ConversationError:
+            return True  # the template wants other turns
+        return bool(self.next_turn) or not self.stops.isdisjoint(labels)
 
     def _tokenise(self, layout: RenderedChat) -> tuple[list[int], list[int]]:
         """Return ids and labels of a text as transformers gives them.

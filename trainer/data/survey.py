@@ -64,24 +64,36 @@ def check_conversations(file: SampleFile, encoder: Encoder) -> list[str]:
     """Check before the first step that each conversation can be laid out.
 
     Returns:
-        Lines on those of which the chat template leaves out text, if that is accepted, and on the
-        date that it gets.
+        Lines on those of which the chat template leaves out text, if that is accepted, on the date
+        that it gets, on answers that nothing ends, and on markup in them.
 
     Raises:
         InputError: one cannot; names its line.
     """
-    lost, lines = 0, list[str]()
-    if encoder.template and encoder.template.date and any(one.messages for one in file.samples):
-        lines.append(
-            f"data: the chat template asks for the date, which is {encoder.template.date} on any"
-            " day (data.date)"
-        )
+    lost, lines, markup = 0, list[str](), Counter[str]()
+    if any(one.messages for one in file.samples):
+        if encoder.template and encoder.template.date:
+            lines.append(
+                "data: the chat template asks for the date, which is"
+                f" {encoder.template.date} on any day (data.date)"
+            )
+        if not encoder.ends_answers:
+            lines.append(
+                "data: nothing ends an answer in the chat template, so the model does not learn to"
+                " stop; write the tokenizer's end token after it ({{ eos_token }})"
+            )
     for sample in file.samples:
         if sample.messages:
             try:
                 lost += sum(encoder.check(answer) is not None for answer in sample.answers) > 0
+                markup.update(set(filter(None, map(encoder.plain_markup, sample.answers))))
             except ConversationError as error:
                 raise InputError(f"{file.place(sample)}: {error}") from None
+    lines += (
+        f"data: {_count(count, 'sample')} {'has' if count == 1 else 'have'} the special token"
+        f" {token} in an answer's text, where it is learned as plain text"
+        for token, count in markup.items()
+    )
     if lost:
         lines.append(
             f"data: the chat template leaves out text of {lost:,} of"

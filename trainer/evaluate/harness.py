@@ -114,7 +114,7 @@ def _load(trained: Trained, compute: Compute) -> Any:
         return _import("lm_eval.models.huggingface").HFLM(
             pretrained=model.eval(),
             tokenizer=transformers.AutoTokenizer.from_pretrained(
-                trained.base_dir, local_files_only=True, trust_remote_code=False
+                trained.tokenizer_dir, local_files_only=True, trust_remote_code=False
             ),
             batch_size=_BATCH,
             mixed_precision_dtype=None if dtype == torch.float32 else str(dtype)[6:],

@@ -56,8 +56,13 @@ def weights_file(config: RunConfig) -> str:
     return ADAPTER_FILE if config.method == "lora" else MODEL_FILE
 
 
-def companions(config: RunConfig, model_dir: Path) -> dict[str, bytes | Path]:
+def companions(
+    config: RunConfig, model_dir: Path, tokenizer_dir: Path | None = None
+) -> dict[str, bytes | Path]:
     """Return the files beside the weights: their bytes, or the file to copy.
+
+    Args:
+        tokenizer_dir: a tokenizer that replaces the model's.
 
     Raises:
         InputError: the model directory has no usable config.json.
@@ -70,7 +75,11 @@ def companions(config: RunConfig, model_dir: Path) -> dict[str, bytes | Path]:
             files[CLASSIFIER_CONFIG] = _pretty(model_config(config, model_dir))
         return files
     files = {MODEL_CONFIG: _pretty(model_config(config, model_dir))}
-    return {**files, **tokenizer_files(model_dir)}
+    of_model, generation = tokenizer_files(model_dir), "generation_config.json"
+    if tokenizer_dir is not None and tokenizer_dir != model_dir:
+        kept = {name: path for name, path in of_model.items() if name == generation}
+        of_model = {**tokenizer_files(tokenizer_dir), **kept}
+    return {**files, **of_model}
 
 
 def tokenizer_files(model_dir: Path) -> dict[str, Path]:

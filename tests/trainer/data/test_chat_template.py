@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,8 +200,9 @@ def test_the_date_is_that_of_the_settings_on_any_day(tmp_path: Path) -> None:
         ids, _ = encoder.conversation(file.samples[0])
         text = encoder.tokenizer.decode(ids, skip_special_tokens=False)
         assert text == f"{shown} 00:00hi \n;yes, größe;"
-    (line,) = check_conversations(file, encoder)
+    line, ends = check_conversations(file, encoder)
     assert "2031-02-03 on any day (data.date)" in line
+    assert "nothing ends an answer in the chat template" in ends
     assert check_conversations(read_file(data_of_texts(tmp_path), "causal-lm"), encoder) == []
 
 
@@ -208,3 +210,56 @@ def data_of_texts(folder: Path) -> Path:
     path = folder / "texts.jsonl"
     path.write_text('{"text": "x"}\n')
     return path
+
+
+def test_an_assistant_writes_special_tokens_but_those_of_turns(tmp_path: Path) -> None:
+    """As transformers encodes them: Granite's and Functionary's calls are such texts."""
+    transformers = pytest.importorskip("transformers", reason="the launcher-only install has none")
+    family = FAMILIES["qwen3"]
+    more = replace(family, special=(*family.special, "<|tool_call|>"))
+    folder = write_model(tmp_path / "model", more, family.plain)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["pad_token"] = "<|endoftext|>"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    call = '<|tool_call|>[{"name": "clock"}]'
+    turns = [turn("user", "a <|tool_call|>"), turn("assistant", call)]
+    forged = [ONE[0], turn("assistant", "x<|im_end|>y <|endoftext|>")]
+    file = read_file(write_data(tmp_path / "a.jsonl", (turns, None), (forged, None)), "causal-lm")
+    encoder = Encoder(folder)
+    number = encoder.tokenizer.token_to_id("<|tool_call|>")
+    end = encoder.tokenizer.token_to_id("<|im_end|>")
+    assert number is not None
+    assert end is not None
+    ids, labels = encoder.conversation(file.samples[0])
+    assert (ids.count(number), labels.count(number)) == (1, 1)  # the user's is plain text
+    judge = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    asked = [turn("user", "a"), turns[1]]
+    data = read_file(write_data(tmp_path / "b.jsonl", (asked, None)), "causal-lm")
+    expected = judge.apply_chat_template(asked, return_dict=False, truncation=False, padding=False)
+    assert encoder.conversation(data.samples[0])[0] == expected
+    assert check_conversations(data, encoder) == []
+    plain, _ = encoder.conversation(file.samples[1])
+    assert plain.count(end) == 2
+    assert encoder.tokenizer.token_to_id("<|endoftext|>") not in plain
+    (line,) = check_conversations(file, encoder)
+    assert line == (
+        "data: 1 sample has the special token <|im_end|> in an answer's text, where it is learned"
+        " as plain text"
+    )
+
+
+@pytest.mark.parametrize("end", ["", "</s>", "{{ eos_token }}", "<|im_end|>"])
+@pytest.mark.parametrize("marks", [False, True], ids=["found", "marked"])
+def test_a_template_that_writes_no_end_is_named(tmp_path: Path, end: str, marks: bool) -> None:
+    """An end that is no token of this tokenizer, or outside the marks, is none."""
+    begin, after = ("{% generation %}", "{% endgeneration %}") if marks else ("", "")
+    source = (
+        "{% for m in messages %}{{ '### ' + m.role + ':' }}{% if m.role == 'assistant' %}"
+        f"{begin}{{{{ m.content }}}}{after}{end}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
+        "{{ '\\n\\n' }}{% endfor %}{% if add_generation_prompt %}### assistant:{% endif %}"
+    )
+    folder = write_model(tmp_path / "model", FAMILIES["qwen3"], source)
+    file = read_file(write_data(tmp_path / "a.jsonl", (ONE, None)), "causal-lm")
+    found = check_conversations(file, Encoder(folder))
+    is_named = any("nothing ends an answer" in line for line in found)
+    assert is_named == (marks or end in ("", "</s>"))
