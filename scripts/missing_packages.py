@@ -17,7 +17,7 @@ from pip._vendor.packaging.version import Version
 
 EXTRAS = ("trainer", "coordinator")
 OLDEST = {"torch": "2.11", "transformers": "5.17"}
-"""The oldest versions that the tests passed with (docs/testing.md)."""
+"""The oldest versions that the tests passed with (CONTRIBUTING.md)."""
 
 
 def requirements() -> list[Requirement]:

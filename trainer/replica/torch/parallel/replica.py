@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.torch_version import TorchVersion
 
 from trainer.config.run import RunConfig
 from trainer.model.initialization import initial_tensor
@@ -39,6 +40,23 @@ if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
 
 _UNBOUNDED = 1 << 62
+
+
+def check_torch(config: RunConfig, copies: int) -> None:
+    """Refuse what torch before 2.13 cannot do; the rest is tested with 2.11, too.
+
+    Raises:
+        InputError: a pipeline, or NF4 weights that FSDP is to divide among copies of the model.
+    """
+    divided = copies > 1 and config.parallel.data == "fsdp" and config.model.quantization == "nf4"
+    if config.parallel.pipeline.stages > 1:
+        what = "a pipeline"
+    elif divided:
+        what = "fsdp with model.quantization nf4"
+    else:
+        return
+    if TorchVersion(torch.__version__) < "2.13":
+        raise InputError(f"{what} needs torch 2.13 or newer; here is {torch.__version__}")
 
 
 class ParallelReplica:
@@ -70,6 +88,7 @@ class ParallelReplica:
                 f"{name}: processes that share a model, or are ranks of --distributed, do not know"
                 " it; leave it out, or train with a coordinator and whole models"
             )
+        check_torch(config, mesh["data"].size())
         self.layout = layout
         self._config, self._device, self._mesh = config, device, mesh
         self.copies = mesh["data"].size()
