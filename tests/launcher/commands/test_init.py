@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -103,22 +104,22 @@ def test_no_text_of_a_foreign_config_becomes_a_setting(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Neither a key, which the head names, nor a value."""
-    foreign = {"base_model": f"m{text}", text: 1, "chat_template": text, "datasets": f"d{text}"}
-    Path("ax.yml").write_text(yaml.safe_dump(foreign))
-    assert run(["init", "--from", "ax.yml"]) == 0
+    trees: list[Any] = []
+    for name, said in (("plain.yaml", "x"), ("run.yaml", text)):
+        foreign = {"base_model": f"m{said}", said: 1, "chat_template": said, "datasets": f"d{said}"}
+        Path("ax.yml").write_text(yaml.safe_dump(foreign))
+        assert run(["init", name, "--from", "ax.yml"]) == 0
+        trees.append(yaml.safe_load(Path(name).read_text()))
+        lines = capsys.readouterr().out.split("\n")
+    plain, tree = trees
+    assert (tree["model"].pop("path"), tree["data"].pop("train")) == (f"m{text}", f"d{text}")
+    assert (plain["model"].pop("path"), plain["data"].pop("train")) == ("mx", "dx")
+    assert tree == plain
     written = Path("run.yaml").read_text()
-    tree = yaml.safe_load(written)
-    assert tree == {
-        "task": "causal-lm",
-        "method": "full",
-        "model": {"path": f"m{text}"},
-        "data": {"train": f"d{text}"},
-    }
     assert load("run.yaml").model.path == f"m{text}"
     first = written.index("task:")
     assert all(line.startswith("# ") for line in written[:first].splitlines())
-    said = capsys.readouterr().out.split("\n")
-    assert all(line.startswith("not taken over: ") for line in said[:2])
+    assert all(line.startswith("not taken over: ") for line in lines[:2])
 
 
 @pytest.mark.parametrize("text", HOSTILE)
