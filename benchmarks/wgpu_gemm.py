@@ -1,7 +1,7 @@
 """Matrix products of the wgpu engine against torch on the CPU, in one run.
 
     python benchmarks/wgpu_gemm.py [--gpu 0] [--tokens 256] [--threads 2] [--repeats 5]
-                                   [--peak TFLOPS]
+                                   [--peak TFLOPS] [--products NAME ...]
 
 With a card's fp32 peak from its data sheet, a product of 1024 x 2560 x 9728 (in an MLP of Qwen3-4B)
 and its share of the peak are measured too. Every figure is the best of several runs, ours and
@@ -42,9 +42,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--products", nargs="+", metavar="NAME", help="only these of the table")
     parser.add_argument("--peak", type=float, help="fp32 TFLOP/s of the card")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    asked = products(arguments.tokens)
+    if unknown := set(arguments.products or ()) - set(asked):
+        parser.error(f"--products {', '.join(sorted(unknown))}: known are {'; '.join(asked)}")
+    asked = {name: asked[name] for name in arguments.products or asked}
 
     try:
         device = Device(select(arguments.gpu, allow_software=True))
@@ -56,7 +61,7 @@ def main() -> None:
         "adapter": device.adapter.key,
         "machine": platform.machine(),
         "torch_threads": arguments.threads,
-        "products": measure(device, products(arguments.tokens), arguments.repeats),
+        "products": measure(device, asked, arguments.repeats),
     }
     if arguments.peak:
         row = measure(device, {LARGE: LARGE_PRODUCT}, arguments.repeats)[LARGE]

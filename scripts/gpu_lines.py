@@ -184,7 +184,8 @@ LINES = (
         "products",
         50,
         f"{_PYTHON} benchmarks/wgpu_gemm.py --gpu {{gpu}}",
-        f"{_PYTHON} benchmarks/wgpu_gemm.py --gpu {{gpu}} --tokens 16 --repeats 1",
+        f"{_PYTHON} benchmarks/wgpu_gemm.py --gpu {{gpu}} --tokens 16 --repeats 1"
+        " --products scores 'one token'",
         vulkan=True,
     ),
     Line(
@@ -215,7 +216,7 @@ LINES = (
         "wgpu-tests",
         100,
         f"{_PYTEST} tests/trainer/replica/wgpu",
-        f"{_PYTEST} tests/trainer/replica/wgpu/test_planning.py",
+        f"{_PYTEST} tests/trainer/replica/wgpu/test_norm.py",
         vulkan=True,
     ),
 )
