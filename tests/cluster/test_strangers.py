@@ -45,7 +45,13 @@ def test_a_crowd_of_strangers_ends_no_run(cluster: Cluster) -> None:
             most = max(most, resident(coordinator.pid))
             return cluster.step > at + 50
 
+        def counted() -> bool:
+            """Whether a line of the next interval has told how many it stands for."""
+            said = [event["reason"] for event in cluster.events("refused")]
+            return any(re.search(r"\(\d+ more before it\)", reason) for reason in said)
+
         wait_for(some_steps_later, "steps beside the crowd", cluster)
+        wait_for(counted, "a line for many connections", cluster)
     cluster.processes[-1].kill()
     worker(2)  # its address is the crowd's own, whose last connections time out
     cluster.wait_event("rejoined", rank=2)
@@ -58,9 +64,7 @@ def test_a_crowd_of_strangers_ends_no_run(cluster: Cluster) -> None:
     assert saved[-1] == cluster.step
     cluster.check_contracts_so_far([0, 1, 2])
     assert most - quiet < 40 * MIB, f"{(most - quiet) / MIB:.0f} MiB for {crowd.opened} strangers"
-    refused = cluster.events("refused")
-    assert any(re.search(r"\(\d+ more before it\)", event["reason"]) for event in refused)
-    times = [event["time"] for event in refused]
+    times = [event["time"] for event in cluster.events("refused")]
     assert all(
         later - earlier > INTERVAL / 2
         for earlier, later in zip(times, times[2 * LINES :], strict=False)
