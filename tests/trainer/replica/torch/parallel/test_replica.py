@@ -26,6 +26,7 @@ def test_what_an_older_torch_cannot_do(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], copies: int, message: str
 ) -> None:
     config = run_config("/model", settings)
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
     check_torch(config, copies)
     monkeypatch.setattr(torch, "__version__", "2.12.1+cu130")
     with pytest.raises(InputError, match=message):
