@@ -145,22 +145,22 @@ def test_keys_and_values_on_a_vulkan_device_change_no_token(smollm2: Path, vulka
 
 
 def test_gradients_on_wgpu_are_within_1e_5_of_float64(
-    smollm2: Path, sections: list[Described], vulkan: Adapter
+    first_layers: Path, sections: list[Described], vulkan: Adapter
 ) -> None:
     """The head's backward adds up 49,152 classes."""
     torch.set_num_threads(1)
     row = min(sections[:100], key=lambda row: len(row.text)).conversation
-    settings = {"model.path": str(smollm2), "data.train": "none.jsonl", "task": "causal-lm"}
+    settings = {"model.path": str(first_layers), "data.train": "none.jsonl", "task": "causal-lm"}
     config = load(None, settings)
-    (encoded,) = encode(smollm2, [row], 96)
-    weights = driving.drawn_weights(smollm2, config)
-    loop = PeftLoop(smollm2, config, torch.float64)
+    (encoded,) = encode(first_layers, [row], 96)
+    weights = driving.drawn_weights(first_layers, config)
+    loop = PeftLoop(first_layers, config, torch.float64)
     loop.write(weights)
     loss, _ = loop.backward([encoded])
     expected = loop.gradient()
     del loop
 
-    replica = WgpuReplica(smollm2, config, build_layout(smollm2, config), Device(vulkan))
+    replica = WgpuReplica(first_layers, config, build_layout(first_layers, config), Device(vulkan))
     replica.write_trainable(weights)
     ids, labels = (part[0].numpy().astype(np.int32) for part in (encoded.ids, encoded.labels))
     sample = tokens.Encoded(ids, labels)
