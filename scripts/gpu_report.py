@@ -44,7 +44,7 @@ SHOWN = re.compile(
     r"|^ratio_\w+ +\S+$|.* times ours;"  # wgpu_step.py, wgpu_gemm.py
     r"|.*step \d+, loss .+ tokens/s$"  # the end of a training run
 )
-"""What the summary shows of a line's output."""
+"""Lines of an output that the summary shows."""
 SKIPPED = re.compile(r"^(skipped: |=* *\d+ skipped)")
 """What benchmarks and pytest say where they do nothing, and end with exit code 0."""
 SOFTWARE = "llvmpipe"
@@ -100,7 +100,7 @@ class GpuReport:
         self._model = model
         self._rehearse = rehearse
         self._left_out: dict[str, str] = {}
-        """What the summary says, by the line's name."""
+        """Results of lines without a run, by the line's name."""
         why = _missing_vulkan(gpu) if rehearse else ""
         for line in lines:
             if rehearse and not line.rehearsal:

@@ -23,7 +23,7 @@ from launcher.views.telemetry import LOOK_EVERY, Telemetry
 _PROGRESS_EVERY = 2.0
 _REDRAW = 0.5
 _OTHER_LINES = 12
-"""Of the live view, with its events: what is left of a terminal's height is a curve."""
+"""Lines of the live view with its events; the rest of a terminal's height is the loss curve."""
 WATCH = "launch cluster status --watch"
 """What shows a run again."""
 

@@ -22,7 +22,13 @@ from trainer.model.families import family_of
 from trainer.model.files import resolve_model, weights_digest
 from trainer.model.formats import adapter_way_in, gguf_file
 from trainer.model.header_layout import read_stored
-from trainer.model.hf_export import ADAPTER_CONFIG, ADAPTER_FILE, BASE_DIGEST, CLASSIFIER_CONFIG
+from trainer.model.hf_export import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILE,
+    BASE_DIGEST,
+    CLASSIFIER_CONFIG,
+    TOKENIZER_FILE,
+)
 from trainer.model.initialization import read_tensor
 from trainer.model.safetensors_headers import (
     TensorHeader,
@@ -37,7 +43,6 @@ from trainer.system.key_table import KeyTable, UnknownKeys
 from trainer.system.storage import atomic_folder
 
 PREFIX = "base_model.model."
-TOKENIZER_FILE = "tokenizer.json"
 _TOKENIZER_FILES = ("chat_template.jinja", "tokenizer_config.json", "tokenizer.model")
 _MERGE = "is not read; merge it with PEFT (merge_and_unload) and give the merged model"
 ADAPTER_KEYS = KeyTable(
@@ -295,7 +300,7 @@ def _targets(where: Path, names: Any, base_dir: Path) -> dict[str, AdaptedParame
             " merge it with PEFT (merge_and_unload) and give the merged model"
         )
     stored = read_stored(base_dir, read_headers(base_dir))
-    return {target.module: target for target in stored.named_parameters(names)}
+    return {target.module: target for _, target in stored.named_parameters(names)}
 
 
 def _compare_base(path: Path, base: str | None, named: Any, base_dir: Path) -> list[str]:

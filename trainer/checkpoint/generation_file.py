@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.model.families import text_config
+from trainer.model.hf_export import GENERATION_FILE, MODEL_CONFIG
 from trainer.model.safetensors_headers import read_object
 from trainer.system.errors import InputError
 
-GENERATION_FILE = "generation_config.json"
 _OF_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -30,7 +30,7 @@ def generation_file(model_dir: Path, tokenizer_dir: Path | None = None) -> dict[
         stops = Encoder(tokenizer_dir or model_dir, model_dir=model_dir).stops
     except InputError:  # a folder without a tokenizer; what needs one says so
         return {}
-    model = text_config(read_object(model_dir / "config.json", optional=True))
+    model = text_config(read_object(model_dir / MODEL_CONFIG, optional=True))
     tree: dict[str, Any] = read_object(model_dir / GENERATION_FILE, optional=True)
     named = tree or {key: model[key] for key in _OF_TOKENS if model.get(key) is not None}
     ends = named.get("eos_token_id", model.get("eos_token_id"))

@@ -221,7 +221,7 @@ def _fits(layout: GradientLayout, adapter: Adapter) -> bool:
             return False
         if (pair.rank, down[1]) != pair.down.shape or (up[0], pair.rank) != pair.up.shape:
             return False
-    whole = [(name, header) for name, header in adapter.saved.items()]
+    whole = list(adapter.saved.items())
     for pair in adapter.parameters.values():  # the rows of a lower rank lie between others
         whole.append((f"{pair.target.module}.lora_A.weight", pair.down))
         whole.append((f"{pair.target.module}.lora_B.weight", pair.up))

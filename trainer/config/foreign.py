@@ -74,10 +74,10 @@ def take(program: Program, tree: Tree, folder: Path) -> Taken:
     if "lora_alpha" in assumed and assumed["lora_alpha"] is None:  # LLaMA-Factory: twice the rank
         rank = tree.get("lora_rank", assumed.get("lora_rank"))
         assumed["lora_alpha"] = 2 * rank if type(rank) is int else None
-    if "max_steps" in tree and "num_train_epochs" in assumed and tree["max_steps"] not in (-1, 0):
-        del assumed["num_train_epochs"]  # steps end the run there
-    for key in assumed.keys() & {"warmup_ratio"} if "warmup_steps" in tree else ():
-        del assumed[key]
+    if tree.get("max_steps", 0) not in (-1, 0):
+        assumed.pop("num_train_epochs", None)  # steps end the run there
+    if "warmup_steps" in tree:
+        assumed.pop("warmup_ratio", None)
     whole: Tree = {**assumed, **tree}
     for key, value in whole.items():
         try:

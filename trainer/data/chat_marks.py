@@ -6,7 +6,7 @@ They are noncharacters of Unicode, for internal use: no text has them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,12 @@ FORGED, FORGED_END = "\ufdd0", "\ufdd1"
 HERE, SEEN = "\ufdd2", "\ufdd5"
 """At the end of an assistant's turn, and inside another."""
 RESERVED = re.compile("[\ufdd0-\ufdef]")
+
+
+def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that finds the longest of some texts; of none it finds nothing."""
+    longest = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest)) or "(?!)")
 
 
 class ConversationError(InputError):

@@ -35,6 +35,7 @@ from trainer.data.chat_marks import (
     RenderedChat,
     Span,
     Turn,
+    any_of,
     generated_spans,
     guarded,
     layout,
@@ -90,8 +91,7 @@ class ChatTemplate:
     ) -> None:
         self._sources, self._tokens, self._on_lost = sources, tokens, on_lost
         self._today = today
-        longest = sorted(special, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, longest)) or "(?!)")
+        self._special = any_of(special)
         self._always: dict[str, bool] = {}
         self._markup = re.compile(f"(?<!{FORGED})(?:{self._special.pattern})")
 
@@ -340,7 +340,7 @@ class ChatTemplate:
             return self._special
         own = {self._tokens[name] for name in NAMES if name in self._tokens}
         own.update(*(self._special.findall(text) for text in texts))
-        return re.compile("|".join(map(re.escape, sorted(own, key=len, reverse=True))) or "(?!)")
+        return any_of(own)
 
 
 def read_chat_template(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -14,7 +13,7 @@ from tokenizers import Tokenizer
 
 from trainer.config.data import TEMPLATE_DATE, LostText
 from trainer.data.chat import chat_format, check_plain, pieces
-from trainer.data.chat_marks import ConversationError, RenderedChat
+from trainer.data.chat_marks import ConversationError, RenderedChat, any_of
 from trainer.data.chat_template import read_chat_template
 from trainer.data.first_space import without_first_space
 from trainer.data.shapes import Sample
@@ -61,8 +60,7 @@ class Encoder:
         special = frozenset(token.content for token in added if token.special)
         self.template = read_chat_template(folder, special, lost_text, today)
         """The publisher's chat template, if the tokenizer has one."""
-        longest = sorted(special, key=len, reverse=True)
-        self._special = re.compile("|".join(map(re.escape, longest)) or "(?!)")
+        self._special = any_of(special)
         self.format = chat_format(special)
         """The layout without a template."""
         self.prefix = self.tokenizer.encode("").ids  # what the tokenizer puts first, such as BOS

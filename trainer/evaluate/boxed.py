@@ -39,6 +39,7 @@ def run() -> str:
     for descriptor in (0, 1, 2):  # what it prints leads nowhere
         os.dup2(nothing, descriptor)
     try:
+        # Untrusted, and this process is its sandbox (sandbox.py says what that covers).
         exec(compile(source, "program", "exec"), {"__name__": "__main__"})  # noqa: S102
     except SystemExit:
         return "exited before its end"

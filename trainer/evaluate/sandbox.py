@@ -13,7 +13,7 @@ program does:
 
 Not covered: a program that forges its verdict. Program and tests share one interpreter, as in
 HumanEval's own harness, so code that sets out to can read the tests, replace what they use, or look
-for the line that tells of their end. Do not reward a model for passes that nobody reads.
+for the line that tells of their end. Read the passes before you reward a model for them.
 """
 
 from __future__ import annotations

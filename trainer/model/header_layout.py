@@ -111,16 +111,12 @@ class StoredModel:
                     f"{self.model_dir}: lora.target_modules: {one} of experts is stacked with"
                     f" {other}; name both"
                 )
-        layers = [f"{self.stem(layer)}." for layer in lora.layers(len(self.layers))]
-        return [
-            (int(layer.rpartition(".")[0].rpartition(".")[2]), target)
-            for layer in layers
-            for target in self.named_parameters(targeted_parameters(self.family, lora))
-            if target.parameter.startswith(layer)
-        ]
+        adapted = self.named_parameters(targeted_parameters(self.family, lora))
+        layers = set(lora.layers(len(self.layers)))
+        return [(layer, target) for layer, target in adapted if layer in layers]
 
-    def named_parameters(self, names: Collection[str]) -> list[AdaptedParameter]:
-        """Return the parameters of experts and routers whose names end so.
+    def named_parameters(self, names: Collection[str]) -> list[tuple[int, AdaptedParameter]]:
+        """Return layer and parameter of the experts and routers whose names end so.
 
         Raises:
             InputError: none does.
@@ -136,7 +132,7 @@ class StoredModel:
                     f" routers ({has})"
                 )
         return [
-            found
+            (number, found)
             for number, layer in enumerate(shapes)
             for found in adapted_parameters(self.stem(number), layer, self.family, names)
         ]

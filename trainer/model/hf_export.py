@@ -37,9 +37,12 @@ CLASSIFIER_CONFIG = "classifier_config.json"
 Under the name config.json transformers would take the adapter for a whole model.
 """
 
+TOKENIZER_FILE = "tokenizer.json"
+GENERATION_FILE = "generation_config.json"
+
 # What AutoTokenizer may look for, and what generate() needs.
 _TOKENIZER_FILES = (
-    "tokenizer.json",
+    TOKENIZER_FILE,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -47,7 +50,7 @@ _TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer.model",
     "chat_template.jinja",
-    "generation_config.json",
+    GENERATION_FILE,
 )
 
 
@@ -75,9 +78,9 @@ def companions(
             files[CLASSIFIER_CONFIG] = _pretty(model_config(config, model_dir))
         return files
     files = {MODEL_CONFIG: _pretty(model_config(config, model_dir))}
-    of_model, generation = tokenizer_files(model_dir), "generation_config.json"
+    of_model = tokenizer_files(model_dir)
     if tokenizer_dir is not None and tokenizer_dir != model_dir:
-        kept = {name: path for name, path in of_model.items() if name == generation}
+        kept = {name: path for name, path in of_model.items() if name == GENERATION_FILE}
         of_model = {**tokenizer_files(tokenizer_dir), **kept}
     return {**files, **of_model}
 
@@ -221,7 +224,7 @@ def _pad_token(model_dir: Path) -> int | None:
         settings |= _object_at(model_dir / "special_tokens_map.json")
     pad = settings.get("pad_token")
     pad = pad.get("content") if isinstance(pad, dict) else pad
-    known = _object_at(model_dir / "tokenizer.json").get("added_tokens") or ()
+    known = _object_at(model_dir / TOKENIZER_FILE).get("added_tokens") or ()
     return next((entry["id"] for entry in known if entry["content"] == pad), None)
 
 

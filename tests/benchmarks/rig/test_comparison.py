@@ -1,4 +1,4 @@
-"""What a comparison says: limits, bytes, what is absent, and its forms."""
+"""A comparison's text: limits, bytes, absent backends, and its forms."""
 
 from __future__ import annotations
 

@@ -187,20 +187,20 @@ def test_a_run_of_which_everything_was_killed_says_why_and_how_to_resume(
     distillation: Distillation,
 ) -> None:
     distillation.student_says("running")
-    keepers = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
+    supervisors = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
     for name in ("student", "teacher-0", "evaluator-0"):
-        distillation.pid = keepers[name != "student"].pid
+        distillation.pid = supervisors[name != "student"].pid
         distillation.keeper(name, "running")
-    keepers[0].kill()
-    keepers[0].wait()
+    supervisors[0].kill()
+    supervisors[0].wait()
     view = RunMonitor(distillation.run).observe()
     why = "its supervisor was killed, or its host restarted"
     assert (view.state, view.reason, view.is_live) == ("failed", why, True)
     assert view.remarks == [
         "to resume it: launch cluster down --run run-1; launch distill up --resume run-1"
     ]
-    keepers[1].kill()
-    keepers[1].wait()
+    supervisors[1].kill()
+    supervisors[1].wait()
     view = RunMonitor(distillation.run).observe()
     assert (view.outcome, view.is_live) == (f"failed: {why}", False)
     assert view.remarks == ["to resume it: launch distill up --resume run-1"]

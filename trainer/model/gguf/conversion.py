@@ -187,7 +187,7 @@ class _Weights:
         for name, tensor in self._tensors.items():
             try:
                 values = dequantize(tensor.data, tensor.tensor_type).reshape(self._shapes[name])
-            except NotImplementedError:
+            except NotImplementedError:  # gguf: a type that it knows and cannot dequantise
                 kind = tensor.tensor_type.name
                 raise InputError(_no_values(self._source.path, kind)) from None
             if interleaved and ".self_attn.q_proj." in name:
