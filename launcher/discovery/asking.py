@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from launcher.discovery.candidates import Candidate, Source, host_name
-from launcher.discovery.survey import DEVICES_DEADLINE, detection_of, machine_of, with_devices
 from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.files import MANAGED_STATE
 from launcher.hosts import ssh
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import AT_ONCE, REACH, at_once
+from launcher.hosts.survey import DEVICES_DEADLINE, detection_of, machine_of, with_devices
 from launcher.inventory.facts.devices import Detection
 from launcher.inventory.facts.machine import Machine
 from launcher.inventory.hosts import Host

@@ -15,9 +15,9 @@ from typing import Any
 
 from launcher.agent.checks.link import Crossing, Listening
 from launcher.discovery.asking import Found
-from launcher.discovery.survey import routes_of
 from launcher.errors import ConfigError, LauncherError, PreflightError
 from launcher.hosts.fleet import at_once, line_of
+from launcher.hosts.survey import routes_of
 from launcher.inventory.facts.network import Route
 from launcher.plan.routes import choose
 from trainer.system.received import receive

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from launcher.agent.checks.finding import Result
-from launcher.discovery.survey import Survey, survey
 from launcher.errors import LauncherError, UnreachableError
 from launcher.hosts.fleet import REACH, ask_hosts, line_of
+from launcher.hosts.survey import Survey, survey
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.preflight.inspection import inspect

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from launcher.agent.checks.job import Workload
-from launcher.discovery.survey import Survey
 from launcher.errors import ConfigError
+from launcher.hosts.survey import Survey
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.distill_commands import below

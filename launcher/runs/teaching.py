@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import cast
 
 from launcher.agent.checks import job
-from launcher.discovery.survey import Survey
 from launcher.errors import ConfigError
+from launcher.hosts.survey import Survey
 from launcher.inventory.hosts import load_inventory
 from launcher.plan.distillation import CPU, student_device, student_host, teacher_hosts
 from launcher.plan.placement import share_cores

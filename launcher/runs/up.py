@@ -16,7 +16,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from launcher.agent.checks.finding import Result
-from launcher.discovery.survey import Survey, survey
 from launcher.errors import (
     BusyError,
     InterruptedStartError,
@@ -27,6 +26,7 @@ from launcher.errors import (
 from launcher.files import default_state_folder
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import REACH, ask_hosts
+from launcher.hosts.survey import Survey, survey
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place

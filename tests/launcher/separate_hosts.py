@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.rig.network import ShapedNetwork, missing
-from launcher.discovery.survey import Survey, survey
 from launcher.errors import UnreachableError
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink
+from launcher.hosts.survey import Survey, survey
 from launcher.inventory.hosts import Host
 from tests.launcher.agent_pipe import AGENT, ProcessPipe, state_in
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from launcher.discovery.survey import Survey
 from launcher.errors import ConfigError, OverBudgetError
 from launcher.hosts.base import Connection
+from launcher.hosts.survey import Survey
 from launcher.plan.budget import refuse_unknown_rents
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.budget.spending import MOST_SPEND

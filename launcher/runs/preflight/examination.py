@@ -8,8 +8,8 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 from launcher.agent.checks.finding import Finding, Result
-from launcher.discovery.survey import Survey
 from launcher.hosts.base import Connection
+from launcher.hosts.survey import Survey
 from launcher.inventory.facts import machine
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan

@@ -14,10 +14,10 @@ from typing import Any
 
 from launcher.agent.checks.finding import Finding, Result
 from launcher.agent.checks.host import CUDA_DEADLINE, check_devices
-from launcher.discovery.survey import Survey
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import RECIPE
+from launcher.hosts.survey import Survey
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.preflight import distill, finetune
 from launcher.runs.preflight.examination import Asked, Check, Examination

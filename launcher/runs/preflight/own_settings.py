@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import asdict
 from typing import cast
 
-from launcher.discovery.survey import Survey
 from launcher.errors import PreflightError
+from launcher.hosts.survey import Survey
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig
 from trainer.planning.defaults import SETTLED, Derived, table

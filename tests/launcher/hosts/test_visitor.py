@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.archive import archive
-from launcher.discovery.survey import detection_of, machine_of
 from launcher.errors import PreflightError, UnreachableError
 from launcher.hosts.bootstrap import agent_command, explain
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink, NoAgentError
 from launcher.hosts.ssh import connect, visit
+from launcher.hosts.survey import detection_of, machine_of
 from launcher.inventory.facts.machine import identity
 from launcher.inventory.hosts import Host
 from tests.launcher.agent_pipe import ProcessPipe

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from launcher.discovery.survey import Survey
 from launcher.errors import OverBudgetError
 from launcher.hosts.local import LocalConnection
+from launcher.hosts.survey import Survey
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.budget import with_budget

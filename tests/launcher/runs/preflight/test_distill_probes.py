@@ -11,8 +11,8 @@ import pytest
 
 from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.job import check_data, check_model_folder, check_text
-from launcher.discovery.survey import Survey
 from launcher.hosts.local import LocalConnection
+from launcher.hosts.survey import Survey
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.facts.machine import describe
 from launcher.inventory.hosts import Host

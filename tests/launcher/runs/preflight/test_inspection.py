@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from launcher.agent.checks.finding import Result
-from launcher.discovery.survey import Survey, survey
 from launcher.errors import LauncherError, PreflightError, UnreachableError, raise_all
 from launcher.hosts.local import LocalConnection
+from launcher.hosts.survey import Survey, survey
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan

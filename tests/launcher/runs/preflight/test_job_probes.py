@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from launcher.agent.checks.finding import Finding
-from launcher.discovery.survey import Survey
 from launcher.errors import UnreachableError
 from launcher.hosts.local import LocalConnection
+from launcher.hosts.survey import Survey
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.facts.machine import describe
 from launcher.inventory.hosts import Host

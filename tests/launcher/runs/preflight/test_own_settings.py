@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from launcher.commands.options import config_order
-from launcher.discovery.survey import Survey
 from launcher.errors import ConfigError, PreflightError
 from launcher.hosts.local import LocalConnection
+from launcher.hosts.survey import Survey
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from launcher.discovery.survey import survey, with_devices
 from launcher.errors import PreflightError, UnreachableError, raise_all
 from launcher.hosts.local import LocalConnection
+from launcher.hosts.survey import survey, with_devices
 from launcher.inventory.facts.devices import Detection, Device
 from launcher.inventory.hosts import Host
 from trainer.system.received import receive
@@ -140,7 +140,7 @@ class Hung(LocalConnection):
 
 
 def test_one_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.discovery.survey.CALL_DEADLINE", 5.0)
+    monkeypatch.setattr("launcher.hosts.survey.CALL_DEADLINE", 5.0)
     hung = Hung()
     hosts = [Host(name=name, devices=()) for name in "abc"]
     found = survey(hosts, {"a": LocalConnection(), "b": hung, "c": Old()})
