@@ -3,17 +3,22 @@
 The whole file decides. Every line has a label, or none has. A label is the number of its class,
 from 0 on, or a word; `true` and `false` are words. The classes of words have names, in the words'
 order, or in that of a base model that has all of them; so have those that the file itself names.
+
+JSON Lines in which the bytes of the key `label` do not occur have no label: of many such lines only
+the first ones are parsed, for keys that may be meant as it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.run import MOST_CLASSES, Classes, RunConfig, Task
-from trainer.data.formats import read_records
+from trainer.data.formats import is_json_lines, read_records
 from trainer.data.labels import (
     LABEL,
     NAMED,
@@ -29,9 +34,14 @@ from trainer.data.labels import (
 )
 from trainer.data.records import Problems, Record
 from trainer.data.shapes import ANSWERS
+from trainer.data.sources import find_data
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
+from trainer.system.regular_file import open_file
 
+HEAD_BYTES = 4 << 20
+"""Bytes of a file without labels whose lines are parsed."""
+_PIECE = 1 << 20
 _OF_TOOLS = {"annotation_id": "name the key of the choice with data.columns.label"}
 """Keys of annotation tools beside a label that has a name of the project: Label Studio's."""
 
@@ -63,6 +73,12 @@ def find_labels(
             labels are no classes.
     """
     found = _Findings(path)
+    if not _may_have_labels(path, columns):
+        for record in objects(path, columns, HEAD_BYTES):
+            found.add(record)
+        if found.has_only_texts:
+            return found.decide(tuple(base))
+        found = _Findings(path)
     for record in objects(path, columns):
         found.add(record)
     return found.decide(tuple(base))
@@ -162,6 +178,11 @@ class _Findings:
                 " classes; a text to learn is 'completion' after a 'prompt'"
             )
 
+    @property
+    def has_only_texts(self) -> bool:
+        """Whether there are lines, and none has a key that may be meant as a label."""
+        return bool(self._unlabelled.count) and not (self._labelled.count or self._near)
+
     def decide(self, base: tuple[str, ...]) -> Labelling | None:
         if not self._labelled.count:
             if not self._unlabelled.count:
@@ -227,9 +248,46 @@ class _Lines:
         return f"{self.count:,} {noun} ({places}{more})"
 
 
-def objects(path: Path, columns: Mapping[str, str] | None = None) -> Iterator[Record]:
-    """Yield the objects of a data file; those that cannot be read are left to its reader."""
+def objects(
+    path: Path, columns: Mapping[str, str] | None = None, head: int | None = None
+) -> Iterator[Record]:
+    """Yield the objects of a data file; those that cannot be read are left to its reader.
+
+    Args:
+        head: of JSON Lines, only those that begin in so many bytes of each file.
+    """
     with contextlib.suppress(InputError):
-        for record in read_records(path, Problems(), columns):
-            if isinstance(record.tree, dict):
-                yield record
+        for part in [path] if head is None else find_data(path).files:
+            for record in read_records(part, Problems(), columns):
+                if head is not None and record.begin >= head:
+                    break
+                if isinstance(record.tree, dict):
+                    yield record
+
+
+def _may_have_labels(path: Path, columns: Mapping[str, str] | None) -> bool:
+    """Return whether data is no JSON Lines, or has the key of a label or an escaped one."""
+    name = columns.get(LABEL) if columns else LABEL
+    keys = rb"\\u00[2-7]"  # an ASCII letter that nobody escapes, as in "\u006cabel"
+    if name is not None:
+        keys += b"|" + re.escape(json.dumps(name).encode())
+        keys += b"|" + re.escape(json.dumps(name, ensure_ascii=False).encode())
+    longest = 8 * len(name or "") + 8
+    try:
+        found = find_data(path)
+        if found.piped or not all(map(is_json_lines, found.files)):
+            return True
+        return any(_holds(file, re.compile(keys), longest) for file in found.files)
+    except (InputError, OSError):
+        return True  # its reader reports it
+
+
+def _holds(path: Path, pattern: re.Pattern[bytes], longest: int) -> bool:
+    """Return whether a file has a match of a pattern, of at most so many bytes."""
+    rest = b""
+    with open_file(path) as file:
+        while piece := file.read(_PIECE):
+            if pattern.search(rest + piece):
+                return True
+            rest = piece[-longest:]
+    return False

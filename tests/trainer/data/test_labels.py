@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from tests.trainer.data.test_tokens import write
 from trainer.config.run import Classes, load
+from trainer.data import labelling
 from trainer.data.labelling import Labelling, find_labels, with_names
 from trainer.data.records import DataError
 from trainer.data.samples import read_file, read_samples
@@ -182,6 +185,60 @@ def test_what_is_no_classification_is_refused(
 )
 def test_lines_without_labels_are_texts(tmp_path: Path, trees: list[Any]) -> None:
     assert find_labels(write(tmp_path / "a.jsonl", *trees)) == Labelling("causal-lm")
+
+
+@pytest.mark.parametrize(
+    ("last", "columns", "found"),
+    [
+        ('{"text": "x", "label": 1}', None, "'label' is in 1 line (line 200), and none in 199"),
+        ('{"text": "x", "\\u006cabel": 1}', None, "'label' is in 1 line (line 200)"),
+        ('{"text": "x", "y": "1"}', {"text": "text", "label": "y"}, "'label' is in 1 line"),
+        ('{"text": "x", "ö": 1}', {"text": "text", "label": "ö"}, "'label' is in 1 line"),
+        ('{"text": "x", "\\u00f6": 1}', {"text": "text", "label": "ö"}, "'label' is in 1 line"),
+        ('{"text": "x", "label": 1}', {"text": "text"}, None),
+        ('{"text": "a \\"label\\": 3", "ö": 1}', None, None),
+    ],
+)
+def test_a_key_anywhere_in_many_lines_is_found(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: str,
+    columns: dict[str, str] | None,
+    found: str | None,
+) -> None:
+    monkeypatch.setattr(labelling, "HEAD_BYTES", 100)
+    monkeypatch.setattr(labelling, "_PIECE", 37)  # the key may lie across two pieces
+    path = tmp_path / "a.jsonl"
+    others = {"y": None, "ö": None} if columns and "label" in columns else {}
+    lines = [json.dumps({"text": f"text {n}", **others}) for n in range(199)]
+    path.write_text("\n".join([*lines, last]))
+    if found is None:
+        assert find_labels(path, columns=columns) == Labelling("causal-lm")
+        return
+    with pytest.raises(InputError, match=re.escape(found)):
+        find_labels(path, columns=columns)
+
+
+def test_of_many_lines_without_labels_the_first_are_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.jsonl", *({"text": f"text {n}"} for n in range(200)))
+    monkeypatch.setattr(labelling, "HEAD_BYTES", 100)
+    parsed: list[int] = []
+    add = labelling._Findings.add  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(
+        labelling._Findings,  # pyright: ignore[reportPrivateUsage]
+        "add",
+        lambda self, record: (parsed.append(record.number), add(self, record)),
+    )
+    assert find_labels(path) == Labelling("causal-lm")
+    assert 1 < len(parsed) < 10
+    near = write(tmp_path / "b.jsonl", *({"text": "x", "labels": n} for n in range(200)))
+    with pytest.raises(InputError, match="'labels' is in 200 lines"):
+        find_labels(near)
+    late = tmp_path / "c.jsonl"
+    late.write_text('{"a\n' * 100 + '{"text": "x"}\n')
+    assert find_labels(late) == Labelling("causal-lm")
 
 
 def test_lines_up_to_a_bad_one_count(tmp_path: Path) -> None:
