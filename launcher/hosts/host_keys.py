@@ -53,17 +53,17 @@ class HostKeys:
         bare = (alias or route.address).lower()
         self._name = bare if alias or route.port == 22 else f"[{bare}]:{route.port}"
         self._files = _paths(route, "userknownhostsfile")
-        files = [*self._files, *_paths(route, "globalknownhostsfile")]
-        self._marked = _find(self._name, files)
+        self._all_files = [*self._files, *_paths(route, "globalknownhostsfile")]
+        self._marked = _find(self._name, self._all_files)
         self.known = [entry for entry in self._marked if not entry.marker]
         """Those that it may show, if no line revokes them."""
         # As OpenSSH: a key that is known without a port is trusted with one, and what is revoked
         # for the name is revoked with any port.
-        portless = () if bare == self._name else _find(bare, files)
+        portless = () if bare == self._name else _find(bare, self._all_files)
         self._portless = [e.key for e in portless if not e.marker and e.file in self._files]
         self._revoked = {e.key for e in (*self._marked, *portless) if e.marker == "@revoked"}
 
-    def missing_host_key(self, _client: object, _hostname: str, key: Any) -> None:
+    def missing_host_key(self, client: Any, _hostname: str, key: Any) -> None:
         """Return if the host may show this key; paramiko calls it for each.
 
         Records the key of an unknown host if asked to.
@@ -85,6 +85,7 @@ class HostKeys:
                 f"compromised; give {self._name} another key"
             )
         if text in self._portless or any(entry.key == text for entry in self.known):
+            self._check_address(client, text)
             return
         if self.known:
             old = next((entry for entry in self.known if entry.kind == kind), self.known[0])
@@ -108,6 +109,29 @@ class HostKeys:
             f"{ours} ({short}) is not known yet as {self._name}{note}; compare it {_COMPARE}, "
             f"then {accept}"
         )
+
+    def _check_address(self, client: Any, key: str) -> None:
+        """With CheckHostIP, refuse a key other than the one known of the address that answered.
+
+        As ssh in its batch mode; ssh does not look at loopback addresses, which we do.
+        """
+        peer = client.get_transport().getpeername()
+        if self._route.one("checkhostip") != "yes" or self._route.jumps or not peer:
+            return  # behind a jump host or a ProxyCommand, as in ssh, there is no address
+        address = str(peer[0])
+        name = address if self._route.port == 22 else f"[{address}]:{self._route.port}"
+        entries = _find(name, self._all_files)
+        known = [entry for entry in entries if not entry.marker]
+        revoked = any(entry.marker == "@revoked" and entry.key == key for entry in entries)
+        if revoked or (known and all(entry.key != key for entry in known)):
+            old = next(entry for entry in entries if entry.marker != "@cert-authority")
+            says = "revokes it" if revoked else "has another"
+            raise self._refuse(
+                f"CheckHostIP: its host key is known as {self._name}, but {old.file}:{old.line} "
+                f"{says} for {address}: its name may lead to another machine now. Compare "
+                f"{_COMPARE}; if it is right: ssh-keygen -R {shlex.quote(name)} -f "
+                f"{shlex.quote(old.file)}"
+            )
 
     def _refuse(self, why: str) -> UnreachableError:
         return UnreachableError(f"{self._where}: {why}")

@@ -84,6 +84,29 @@ def test_a_revoked_key_is_refused_even_if_it_is_known(server: Server) -> None:
     assert "Host key verification failed" in by_rsync_s_command(server.host())
 
 
+@pytest.mark.parametrize("marker", ["", "@revoked "])
+def test_with_check_host_ip_the_address_counts_too(
+    server: Server, tmp_path: Path, marker: str
+) -> None:
+    """The key is right for the name; by the address another machine answered so far."""
+    ours = server.known_line.split(" ", 1)[1]
+    other = ours if marker else make_key(tmp_path / "other").with_suffix(".pub").read_text()
+    named = f"[localhost]:{server.port} {ours}"
+    server.known_hosts.write_text(f"{named}{marker}[127.0.0.1]:{server.port} {other}")
+    plain = ("-o", "HostName=localhost", "-4")
+    checked = (*plain, "-o", "CheckHostIP=yes")
+    text = refused(server.host(args=checked))
+    says = "revokes it" if marker else "has another"
+    place = f"{server.known_hosts}:2 {says} for 127.0.0.1"
+    assert f"known as [localhost]:{server.port}, but {place}" in text
+    assert connect(server.host(args=plain)).exists("/")
+    close_all()
+    for line in (named, f"{named}[127.0.0.1]:{server.port} {ours}"):
+        server.known_hosts.write_text(line)
+        assert connect(server.host(args=checked)).exists("/")
+        close_all()
+
+
 @pytest.mark.parametrize("way", ["arguments", "configuration"])
 def test_no_setting_of_the_operator_s_opens_the_door(server: Server, way: str) -> None:
     server.known_hosts.write_text("")
