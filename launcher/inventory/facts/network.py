@@ -79,13 +79,14 @@ def routes(targets: Sequence[str], run: Runner = run_command) -> dict[str, Route
 
 
 def parse_addresses(output: str) -> Network:
-    """Read `ip -j addr`: addresses that are up, reachable from elsewhere and not temporary."""
+    """Read `ip -j addr`: addresses with a carrier, reachable from elsewhere and not temporary."""
     found: list[Address] = []
     for link in json.loads(output or "[]"):
         name = str(link["ifname"])
-        if "LOOPBACK" in link["flags"] or "UP" not in link["flags"]:
+        # Not `operstate`: the kernel sets it some time after the carrier is there.
+        if "LOOPBACK" in link["flags"] or "LOWER_UP" not in link["flags"]:
             continue
-        if link.get("operstate") == "DOWN" or _PRIVATE_BRIDGES.match(name):
+        if _PRIVATE_BRIDGES.match(name):
             continue
         for entry in link.get("addr_info", ()):
             # `temporary` is an IPv6 privacy address: it changes within a day.

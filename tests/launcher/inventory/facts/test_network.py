@@ -57,6 +57,22 @@ def test_addresses_that_will_not_last(mark: str) -> None:
     assert [a.address for a in parse_addresses(json.dumps([eth0])).addresses] == ["192.168.1.2"]
 
 
+@pytest.mark.parametrize(
+    ("flag", "state", "counts"),
+    [
+        ("LOWER_UP", "DOWN", True),
+        ("LOWER_UP", "DORMANT", True),
+        ("M-DOWN", "LOWERLAYERDOWN", False),
+    ],
+)
+def test_the_carrier_decides_and_not_the_state_that_follows_it(
+    flag: str, state: str, counts: bool
+) -> None:
+    eth0 = next(link for link in json.loads(ADDRESSES) if link["ifname"] == "eth0")
+    eth0 |= {"flags": ["BROADCAST", "MULTICAST", "UP", flag], "operstate": state}
+    assert bool(parse_addresses(json.dumps([eth0])).addresses) == counts
+
+
 def test_routes() -> None:
     found = routes(list(ROUTES), recorded)
     assert found["192.168.1.3"] == Route(source="192.168.1.2", interface="eth0", mtu=1500)
