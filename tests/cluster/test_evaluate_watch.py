@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +93,24 @@ class Trainee:
         trees = [json.loads(text) for path in folder.glob("[!.]*") if (text := path.read_text())]
         return [tree for tree in trees if tree["state"] == state]
 
-    def wait_held_by(self, name: str) -> None:
-        """Wait until a runner is at work; loading torch alone takes it a while from here on."""
+    @contextmanager
+    def at_work(self, checkpoint: Path, name: str, timeout: float) -> Iterator[Process]:
+        """Start a runner that stays between its claim and its result until the context ends.
 
-        def held() -> bool:
-            return any(claim["runner"] == name for claim in self.claims("held"))
+        It cannot pin the checkpoint, which a lock says is being removed.
+        """
+        lock = os.open(checkpoint, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            process = self.runner(name, timeout=timeout)
 
-        wait_for(held, f"{name} has a claim", self)
+            def held() -> bool:
+                return any(claim["runner"] == name for claim in self.claims("held"))
+
+            wait_for(held, f"{name} has a claim", self)
+            yield process
+        finally:
+            os.close(lock)
 
     def logs(self) -> str:
         return "\n".join(f"--- {p.name}\n{p.text[-3000:]}" for p in self.processes)
@@ -184,11 +197,10 @@ def test_two_devices_of_a_host_divide_the_checkpoints(trainee: Trainee, two_driv
 
 
 def test_kill_9_in_the_middle_and_another_takes_over(trainee: Trainee) -> None:
-    trainee.save(trainee.store(), 1)
+    saved = trainee.save(trainee.store(), 1)
     trainee.status("completed")
-    first = trainee.runner("first", timeout=3)
-    trainee.wait_held_by("first")
-    first.kill()
+    with trainee.at_work(saved, "first", timeout=3) as first:
+        first.kill()
     assert not trainee.lines
     second = trainee.runner("second", timeout=3)
     assert second.wait() == 0
@@ -199,11 +211,10 @@ def test_kill_9_in_the_middle_and_another_takes_over(trainee: Trainee) -> None:
 
 
 def test_a_runner_that_slept_comes_too_late(trainee: Trainee) -> None:
-    trainee.save(trainee.store(), 1)
+    saved = trainee.save(trainee.store(), 1)
     trainee.status("completed")
-    first = trainee.runner("first", timeout=3)
-    trainee.wait_held_by("first")
-    first.signal(signal.SIGSTOP)
+    with trainee.at_work(saved, "first", timeout=3) as first:
+        first.signal(signal.SIGSTOP)
     second = trainee.runner("second", timeout=3)
     assert second.wait() == 0
     first.signal(signal.SIGCONT)
@@ -214,12 +225,11 @@ def test_a_runner_that_slept_comes_too_late(trainee: Trainee) -> None:
 
 def test_sigterm_gives_the_claim_back(trainee: Trainee) -> None:
     """The second need not wait for the claim to expire: it would be an hour."""
-    trainee.save(trainee.store(), 1)
+    saved = trainee.save(trainee.store(), 1)
     trainee.status("completed")
-    first = trainee.runner("first", timeout=3600)
-    trainee.wait_held_by("first")
-    first.signal(signal.SIGTERM)
-    assert first.wait() == 0
+    with trainee.at_work(saved, "first", timeout=3600) as first:
+        first.signal(signal.SIGTERM)
+        assert first.wait() == 0
     assert "Traceback" not in first.text
     assert trainee.runner("second", timeout=3600).wait() == 0
     assert [line["runner"] for line in trainee.lines] == ["second"]

@@ -50,7 +50,12 @@ def test_a_crowd_of_strangers_ends_no_run(cluster: Cluster) -> None:
             said = [event["reason"] for event in cluster.events("refused")]
             return any(re.search(r"\(\d+ more before it\)", reason) for reason in said)
 
+        def saved_beside_it() -> bool:
+            steps = [event["step"] for event in cluster.events("checkpoint")]
+            return len([step for step in steps if step > at]) > 2
+
         wait_for(some_steps_later, "steps beside the crowd", cluster)
+        wait_for(saved_beside_it, "checkpoints beside the crowd", cluster)
         wait_for(counted, "a line for many connections", cluster)
     cluster.processes[-1].kill()
     worker(2)  # its address is the crowd's own, whose last connections time out
@@ -60,7 +65,6 @@ def test_a_crowd_of_strangers_ends_no_run(cluster: Cluster) -> None:
     assert {event["rank"] for event in cluster.events("lost")} == {2}
     saved = [event["step"] for event in cluster.events("checkpoint")]
     assert not cluster.events("alarm")
-    assert len(saved) > 5
     assert saved[-1] == cluster.step
     cluster.check_contracts_so_far([0, 1, 2])
     assert most - quiet < 40 * MIB, f"{(most - quiet) / MIB:.0f} MiB for {crowd.opened} strangers"
