@@ -23,7 +23,9 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.rendering import PREFIX
 from launcher.inventory.variables import INVENTORY_KEYS, VARIABLES, VariableReader
 from launcher.terminal import note
+from trainer.system.errors import plain_reason
 from trainer.system.key_table import UnknownKeys
+from trainer.system.regular_file import check_file
 
 DEFAULT_PORT = 9000
 EMBEDDED = Path(__file__).with_name("local.yml")
@@ -109,6 +111,7 @@ def load_inventory(
     """
     path = (source or EMBEDDED).absolute()
     place = str(path)
+    _check_files(path)
     if not path.exists() and "," in path.name and len(Path(str(source)).parts) == 1:
         place = f"{path.name.strip(',')},"
     elif not path.exists():
@@ -130,6 +133,23 @@ def load_inventory(
     except subprocess.TimeoutExpired:
         raise ConfigError(f"{place}: Ansible did not render it within {_DEADLINE:.0f} s") from None
     return parse_answer(place, limit, done.stdout, done.stderr)
+
+
+def _check_files(path: Path) -> None:
+    """Refuse pipes, devices and huge files, which Ansible would read without an end.
+
+    Raises:
+        ConfigError: the inventory, a file in its folder or one of its variables is such a file.
+    """
+    for top in (path, path.with_name("group_vars"), path.with_name("host_vars")):
+        for file in (top, *top.rglob("*")):
+            try:
+                if file.exists() and not file.is_dir():
+                    check_file(file)
+            except PermissionError:
+                continue  # Ansible names it
+            except OSError as error:
+                raise ConfigError(f"{file}: {plain_reason(error)}") from None
 
 
 def _has_variables_here() -> bool:
@@ -199,6 +219,8 @@ def explain(path: str, error: str, origin: str, warnings: str) -> str:
     reasons = re.findall(
         r"^(?:YAML parsing failed|Failed to parse inventory): (.+)$", warnings, re.MULTILINE
     )
+    if "plugin: maximum recursion depth exceeded" in warnings:
+        return f"{path}: has too many collections inside one another"
     if not reasons:
         return f"{origin or path}: {error.rstrip('.')}"
     # Ansible tries several parsers; the one for this kind of file reports the real error.

@@ -45,6 +45,17 @@ def open_file(path: Path) -> BufferedReader:
         raise
 
 
+def check_file(path: Path, most: int = MOST) -> None:
+    """Check a file that a library will read by its path.
+
+    Raises:
+        OSError: as `read_file`.
+    """
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise _too_large(path, most)
+
+
 def read_file(path: Path, most: int = MOST) -> bytes:
     """Return what a regular file holds.
 
@@ -60,7 +71,7 @@ def read_file(path: Path, most: int = MOST) -> bytes:
                 data += part
             if len(data) <= most:
                 return bytes(data)
-    raise OSError(errno.EFBIG, f"is larger than {most:,} bytes", str(path))
+    raise _too_large(path, most)
 
 
 def read_text(path: Path, most: int = MOST, errors: str = "strict") -> str:
@@ -72,3 +83,7 @@ def read_text(path: Path, most: int = MOST, errors: str = "strict") -> str:
     """
     text = read_file(path, most).decode(errors=errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _too_large(path: Path, most: int) -> OSError:
+    return OSError(errno.EFBIG, f"is larger than {most:,} bytes", str(path))

@@ -1,6 +1,7 @@
 """Inventories through Ansible itself: what is right becomes Hosts, what is wrong one line."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -259,6 +260,34 @@ def test_a_missing_file_and_an_unknown_group_are_named(tmp_path: Path) -> None:
         load_inventory(tmp_path / "absent.yml")
     with pytest.raises(ConfigError, match=r"matches 'gpuz' \(groups: all\)"):
         load_inventory(write(tmp_path, HEAD), limit="gpuz")
+
+
+@pytest.mark.parametrize("place", ["hosts.yml", "folder/hosts.yml", "group_vars/all.yml"])
+@pytest.mark.parametrize("kind", ["named pipe", "device", "sparse"])
+def test_no_pipe_and_nothing_endless_is_read(tmp_path: Path, place: str, kind: str) -> None:
+    """Ansible would wait for the pipe, and read the other two until memory ends."""
+    bad = tmp_path / place
+    bad.parent.mkdir(exist_ok=True)
+    if kind == "named pipe":
+        os.mkfifo(bad)
+    elif kind == "device":
+        bad.symlink_to("/dev/zero")
+    else:
+        bad.touch()
+        os.truncate(bad, 60 << 30)
+    source = bad.parent if place.startswith("folder") else tmp_path / "hosts.yml"
+    if place.startswith("group_vars"):
+        write(tmp_path, HEAD)
+    with pytest.raises(ConfigError) as error:
+        load_inventory(source)
+    reason = "is larger than 67,108,864 bytes" if kind == "sparse" else f"is a {kind}, not a file"
+    assert str(error.value) == f"{bad}: {reason}"
+
+
+def test_collections_without_an_end_are_named(tmp_path: Path) -> None:
+    deep = write(tmp_path, "all: " + "{a: " * 20000 + "1" + "}" * 20000)
+    with pytest.raises(ConfigError, match=r"hosts\.yml: has too many collections inside one"):
+        load_inventory(deep)
 
 
 def test_an_undefined_group_in_ini_is_named(tmp_path: Path) -> None:
