@@ -20,7 +20,13 @@ PRICE, ABOVE = Number(min=0), Number(min=0, min_open=True)
 
 @click.command()
 @inventory_option
-@click.option("--by", type=click.Choice(["run", "host", "day"]), default="run")
+@click.option(
+    "--by",
+    type=click.Choice(["run", "host", "day"]),
+    default="run",
+    show_default=True,
+    help="What each line sums up; days are in UTC.",
+)
 @click.option(
     "--run", "run_id", metavar="ID", shell_complete=complete.run_ids, help="Only this run."
 )
