@@ -23,7 +23,7 @@ from launcher.hosts.bootstrap import RUN_USER
 from launcher.hosts.fleet import REACH, ask_hosts, line_of
 from launcher.inventory.hosts import Host
 from launcher.transfer.rsync import Endpoint, Report, TransferStats, transfer
-from trainer.system.received import receive, receive_json
+from trainer.system.received import is_path_below, receive, receive_json
 from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import link_atomically
 
@@ -274,12 +274,17 @@ def _sizes(manifest: Path) -> dict[str, int]:
     except (OSError, ValueError):
         return {}
     sizes = {name: entry.size for name, entry in found.files.items()}
-    return sizes if all(map(_is_name, sizes)) else {}
+    return sizes if all(map(_is_file, sizes)) else {}
 
 
 def _is_name(text: str) -> bool:
     """Whether a text names something in a folder, and nothing outside of it."""
     return PurePosixPath(text).name == text and text not in ("", "..") and text.isprintable()
+
+
+def _is_file(text: str) -> bool:
+    """Return whether a text names a file in a folder, and nothing outside of it."""
+    return is_path_below(text) and text.isprintable()
 
 
 def _size(path: Path) -> int | None:

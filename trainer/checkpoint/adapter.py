@@ -20,7 +20,7 @@ from trainer.model.class_names import read_class_names
 from trainer.model.expert_parameters import AdaptedParameter
 from trainer.model.families import family_of
 from trainer.model.files import resolve_model, weights_digest
-from trainer.model.formats import adapter_way_in, gguf_file
+from trainer.model.formats import adapter_way_in, gguf_file, template_files
 from trainer.model.header_layout import read_stored
 from trainer.model.hf_export import (
     ADAPTER_CONFIG,
@@ -43,7 +43,7 @@ from trainer.system.key_table import KeyTable, UnknownKeys
 from trainer.system.storage import atomic_folder
 
 PREFIX = "base_model.model."
-_TOKENIZER_FILES = ("chat_template.jinja", "tokenizer_config.json", "tokenizer.model")
+_TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.model")
 _MERGE = "is not read; merge it with PEFT (merge_and_unload) and give the merged model"
 ADAPTER_KEYS = KeyTable(
     "adapter_config.json",
@@ -275,7 +275,8 @@ def open_adapter(path: Path, base: str | None = None) -> tuple[Adapter, list[str
         raise InputError(f"{path / ADAPTER_FILE}: has no score.weight, so no classifier")
     base_dir = resolve_model(base or str(named))
     lines += _compare_base(path, base, named, base_dir)
-    beside = [name for name in _TOKENIZER_FILES if (path / name).is_file()]
+    beside = [*template_files(path).values()]
+    beside += [name for name in _TOKENIZER_FILES if (path / name).is_file()]
     if beside and not (path / TOKENIZER_FILE).is_file():
         lines.append(
             f"{path}: {' and '.join(beside)} are not used without a {TOKENIZER_FILE} beside them:"

@@ -59,7 +59,7 @@ def write_publication(checkpoint: Path, config: RunConfig, model_dir: Path) -> P
                 if name in texts:
                     continue
                 try:
-                    os.link(checkpoint / name, writer.temporary / name)
+                    os.link(checkpoint / name, writer.make_place(name))
                     writer.adopt(name, record)
                 except OSError:  # another file system, or one without links
                     writer.add(name, file_pieces(checkpoint / name))

@@ -43,13 +43,9 @@ from trainer.data.chat_marks import (
     with_mark,
 )
 from trainer.data.lost_text import beginning, lost_text
-from trainer.data.tokenizer_folder import (
-    MORE_TEMPLATES,
-    NAMES,
-    TEMPLATE_FILE,
-    TokenizerFolder,
-)
+from trainer.data.tokenizer_folder import NAMES, TokenizerFolder
 from trainer.data.turns import REASONING, ChatMessage
+from trainer.model.formats import template_files
 from trainer.system.errors import InputError, first_line, plain_reason
 from trainer.system.regular_file import read_text
 
@@ -357,15 +353,13 @@ def read_chat_template(
         sources["default"] = named
     elif isinstance(named, list):  # some have another one for tools
         sources = {each["name"]: each["template"] for each in named}
-    files = {"default": folder.path / TEMPLATE_FILE}
-    files |= {path.stem: path for path in (folder.path / MORE_TEMPLATES).glob("*.jinja")}
     found: dict[str, str] = {}
-    for name, path in files.items():
-        if path.is_file():
-            try:
-                found[name] = read_text(path)
-            except (OSError, UnicodeDecodeError) as error:
-                raise InputError(f"{path}: cannot be read: {plain_reason(error)}") from None
+    for name, file in template_files(folder.path).items():
+        path = folder.path / file
+        try:
+            found[name] = read_text(path)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{path}: cannot be read: {plain_reason(error)}") from None
     sources = found or sources  # files replace the settings, as in transformers
     return ChatTemplate(sources, folder.names, special, on_lost, today) if sources else None
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from trainer.model.formats import refuse_pointer
+from trainer.model.formats import MORE_TEMPLATES, TEMPLATE_FILE, refuse_pointer
 from trainer.model.safetensors_headers import read_object
 from trainer.system.errors import InputError
 from trainer.system.key_table import KeyTable, UnknownKeys
@@ -25,8 +25,6 @@ TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
 OLD_NAMES_FILE = "special_tokens_map.json"
 OLD_ADDED_FILE = "added_tokens.json"
-TEMPLATE_FILE = "chat_template.jinja"
-MORE_TEMPLATES = "additional_chat_templates"
 
 NAMES = (
     "bos_token",

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 
-from trainer.model.formats import gguf_file, way_in
+from trainer.model.formats import gguf_file, template_files, way_in
 from trainer.model.safetensors_headers import TensorHeader, read_headers
 from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
@@ -20,7 +20,6 @@ _DIGESTED = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
 )
 
 
@@ -69,13 +68,17 @@ def model_digest(model_dir: Path) -> str:
     from blake3 import blake3  # a launcher's machine may have none, and asks for folders alone
 
     hasher = blake3(weights_digest(model_dir).encode())
-    for name in _DIGESTED:
-        path = model_dir / name
-        if path.is_file():
-            # Framed by name and size, so that bytes cannot move from one file to the next.
-            hasher.update(f"{name}\0{path.stat().st_size}\0".encode())
-            hasher.update(_bytes(path))
+    for path in digested_files(model_dir):
+        # Framed by name and size, so that bytes cannot move from one file to the next.
+        hasher.update(f"{path.relative_to(model_dir)}\0{path.stat().st_size}\0".encode())
+        hasher.update(_bytes(path))
     return hasher.hexdigest()
+
+
+def digested_files(model_dir: Path) -> list[Path]:
+    """Return a model's files beside its weights that decide what is computed and learned."""
+    names = [name for name in _DIGESTED if (model_dir / name).is_file()]
+    return [model_dir / name for name in (*names, *template_files(model_dir).values())]
 
 
 def weights_digest(model_dir: Path) -> str:

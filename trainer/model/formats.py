@@ -12,6 +12,9 @@ from trainer.system.errors import InputError
 from trainer.system.regular_file import open_file, read_file
 
 ADAPTER_CONFIG = "adapter_config.json"
+TEMPLATE_FILE = "chat_template.jinja"
+MORE_TEMPLATES = "additional_chat_templates"
+"""The folder of the chat templates that are not the default."""
 
 _POINTER = b"version https://git-lfs"
 _CONVERT = (
@@ -25,6 +28,16 @@ _CONVERT_ADAPTER = (
 )
 _TRAINERS = re.compile(r"checkpoint-(\d+)")
 """A checkpoint of transformers' Trainer in its output folder."""
+
+
+def template_files(folder: Path) -> dict[str, str]:
+    """Return the files of a folder's chat templates by the templates' names, such as `tool_use`."""
+    files = {"default": TEMPLATE_FILE}
+    files |= {
+        path.stem: f"{MORE_TEMPLATES}/{path.name}"
+        for path in sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+    }
+    return {name: file for name, file in files.items() if (folder / file).is_file()}
 
 
 def way_in(path: Path) -> str | None:

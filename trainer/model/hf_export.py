@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.model.class_names import id2label, read_class_names
 from trainer.model.families import family_of, text_config
-from trainer.model.formats import ADAPTER_CONFIG, lasting_name
+from trainer.model.formats import ADAPTER_CONFIG, lasting_name, template_files
 from trainer.model.layout import adapted_experts, adapted_names
 from trainer.model.safetensors_headers import read_config
 from trainer.system.regular_file import open_file, read_file
@@ -49,7 +49,6 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
-    "chat_template.jinja",
     GENERATION_FILE,
 )
 
@@ -87,7 +86,8 @@ def companions(
 
 def tokenizer_files(model_dir: Path) -> dict[str, Path]:
     """Return the files of a model's tokenizer and of `generate()`, by name."""
-    return {name: model_dir / name for name in _TOKENIZER_FILES if (model_dir / name).is_file()}
+    names = [name for name in _TOKENIZER_FILES if (model_dir / name).is_file()]
+    return {name: model_dir / name for name in (*names, *template_files(model_dir).values())}
 
 
 def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:

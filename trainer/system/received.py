@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
+from pathlib import PurePosixPath
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -34,6 +35,12 @@ REPORTED = 8
 """Places of invalid values that a report lists."""
 SHOWN = 200
 """Characters of a place in a message."""
+
+
+def is_path_below(text: str) -> bool:
+    """Return whether a text names a file in a folder, or in a folder of that, and none outside."""
+    parts = PurePosixPath(text).parts
+    return "/".join(parts) == text and 1 <= len(parts) <= 2 and ".." not in parts
 
 
 def receive(

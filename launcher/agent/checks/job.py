@@ -28,7 +28,7 @@ from trainer.data.records import Problems
 from trainer.data.shards import holds_logits
 from trainer.data.sources import HUB, refuse_pipe, spelled
 from trainer.model import layout as trainer_layout
-from trainer.model.files import local_model
+from trainer.model.files import digested_files, local_model
 from trainer.model.output_folder import check_output as check_folder_of_run
 from trainer.planning.defaults import Derived, check_task, derive, run_work
 from trainer.planning.distillation import Scoring
@@ -44,7 +44,7 @@ _SAVED = 12
 """Bytes a trainable weight: it and both moments, which rank 0 of a ring gathers."""
 _GIB = 1 << 30
 METRICS_FILE = "metrics.jsonl"
-_MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_MODEL_FILES = ("config.json", "tokenizer.json")
 _LEAST_OUTPUT_SPACE = 256 * _MIB
 _BRING = "launch sync inputs brings it there, or name another in the job"
 
@@ -102,8 +102,7 @@ def model_content(config: RunConfig, state_folder: Path) -> dict[str, str]:
     except InputError:
         return {}
     # The tokenizer is included: a different one turns the same data into different samples.
-    rest = {folder / name for name in _MODEL_FILES if (folder / name).is_file()}
-    return digests(sorted(weights | rest), state_folder)
+    return digests(sorted({*weights, *digested_files(folder)}), state_folder, folder)
 
 
 def _absent_model(path: str) -> Finding:
@@ -178,7 +177,7 @@ def check_model_folder(path: Path) -> Finding:
         headers = trainer_layout.read_headers(folder)
     except InputError as error:
         return Finding("fail", str(error))
-    if lacking := [name for name in _MODEL_FILES[:2] if not (folder / name).is_file()]:
+    if lacking := [name for name in _MODEL_FILES if not (folder / name).is_file()]:
         return Finding("fail", f"{path} lacks {' and '.join(lacking)}", _BRING)
     size = sum(file.stat().st_size for file in {header.file for header in headers.values()})
     available = available_memory()

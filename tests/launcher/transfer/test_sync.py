@@ -66,16 +66,21 @@ def make_model(folder: Path, size: int = 2000, seed: bytes = b"1") -> Path:
 
 def make_checkpoint(folder: Path, size: int = 500, seed: bytes = b"1") -> Path:
     make_model(folder, size, seed)
-    files = {path.name: {"size": path.stat().st_size, "blake3": ""} for path in folder.iterdir()}
+    (folder / "additional_chat_templates").mkdir(exist_ok=True)
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_bytes(seed)
+    files = {name: {"size": len(content), "blake3": ""} for name, content in content_of(folder)}
     manifest = {"schema": "motley.manifest/1", "files": files, "seed": seed.decode()}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 
 def same(one: Path, other: Path) -> bool:
-    return {p.name: p.read_bytes() for p in one.iterdir()} == {
-        p.name: p.read_bytes() for p in other.iterdir()
-    }
+    return dict(content_of(one)) == dict(content_of(other))
+
+
+def content_of(folder: Path) -> list[tuple[str, bytes]]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [(str(path.relative_to(folder)), path.read_bytes()) for path in files]
 
 
 @pytest.mark.needs("rsync")
@@ -402,7 +407,8 @@ def test_what_a_host_names_stays_in_the_folder_here(near: Host, tmp_path: Path) 
     share = Path(str(near.share_folder)) / "checkpoints"
     make_checkpoint(share / "step-1")
     secret = make_checkpoint(tmp_path / "secret")
-    for name, files in (("up", {"..": 1}), ("path", {"../secret/x": 1}), ("line", {"a\nb": 1})):
+    named = {"up": "..", "path": "../secret/x", "line": "a\nb", "deep": "step-1/../../secret/x"}
+    for name, files in ((name, {file: 1}) for name, file in named.items()):
         (share / name).mkdir()
         entries = {file: {"size": size, "blake3": ""} for file, size in files.items()}
         (share / name / "manifest.json").write_text(json.dumps({"files": entries}))

@@ -242,6 +242,16 @@ def test_a_file_is_planned_and_its_tokenizer_is_cut(model: Path, tmp_path: Path)
     assert of_file == of_folder
 
 
+def test_a_template_for_tools_is_taken(model: Path, tmp_path: Path) -> None:
+    keys = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "tools"}
+    file = write_gguf(tmp_path / "m.gguf", model, keys={**keys, "tokenizer.chat_templates": ["x"]})
+    settings = json.loads((resolve_model(str(file)) / "tokenizer_config.json").read_bytes())
+    assert settings["chat_template"] == [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools"},
+    ]
+
+
 def test_one_file_of_a_folder_is_its_model(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -22,11 +22,12 @@ from trainer.data.documents import Documents
 from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.distill.tokenizer.bpe_merges import Bpe
 from trainer.distill.tokenizer.vocabulary import FILE, SCHEMA, tokenizer_digest
+from trainer.model.formats import template_files
 from trainer.system.errors import InputError
 from trainer.system.regular_file import read_file
 from trainer.system.storage.new_folder import check_new, write_new
 
-_AS_THEY_ARE = ("special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+_AS_THEY_ARE = ("special_tokens_map.json", "chat_template.json")
 _SIZE = 32768
 _BATCH = 4 << 20  # characters that are tokenised at once
 
@@ -177,7 +178,9 @@ def _load(
 
 def _companions(folder: Path, new_ids: Mapping[str, int]) -> dict[str, list[bytes]]:
     """Return the files beside a tokenizer.json, by name, with the new ids."""
-    files = {name: [read_file(folder / name)] for name in _AS_THEY_ARE if (folder / name).is_file()}
+    names = [name for name in _AS_THEY_ARE if (folder / name).is_file()]
+    names += template_files(folder).values()
+    files = {name: [read_file(folder / name)] for name in names}
     path = folder / "tokenizer_config.json"
     if path.is_file():
         settings: Any = json.loads(read_file(path))

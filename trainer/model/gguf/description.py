@@ -38,6 +38,7 @@ GGUF_KEYS = KeyTable(
             "rope.scaling.factor",
             "rope.scaling.original_context_length",
             "tokenizer.chat_template",
+            "tokenizer.chat_template.tool_use",
             "tokenizer.ggml.add_bos_token",
             "tokenizer.ggml.add_eos_token",
             "tokenizer.ggml.add_space_prefix",

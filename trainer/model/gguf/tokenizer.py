@@ -82,6 +82,11 @@ def tokenizer_files(metadata: Mapping[str, Any], path: Path, length: int) -> dic
             settings[f"{name}_token"] = tokens[token]
     if template := metadata.get("chat_template"):
         settings["chat_template"] = template
+    if with_tools := metadata.get("chat_template.tool_use"):
+        named = {"default": template, "tool_use": with_tools}
+        settings["chat_template"] = [
+            {"name": name, "template": text} for name, text in named.items() if text
+        ]
     return {"tokenizer.json": text, "tokenizer_config.json": json.dumps(settings, indent=2)}
 
 

@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from trainer.system.errors import InputError, StorageError, readable
 from trainer.system.process.announcement import announced
-from trainer.system.received import receive_json
+from trainer.system.received import is_path_below, receive_json
 from trainer.system.regular_file import open_file, read_file
 from trainer.system.storage.host_identity import host_identity
 
@@ -92,6 +92,7 @@ class FolderWriter:
         self.temporary = (workspace or parent) / hidden_name("tmp", name)
         self.records: dict[str, FileRecord] = {}
         self._files: list[int] = []
+        self._folders: list[Path] = []
         self._lock = -1
         disk.make_folder(self.temporary)
         try:
@@ -104,7 +105,7 @@ class FolderWriter:
 
     def add(self, name: str, content: Iterable[bytes | memoryview]) -> FileRecord:
         """Write one file from consecutive pieces, hashing on the way; it is synced by `publish`."""
-        descriptor = self._disk.create(self.temporary / name)
+        descriptor = self._disk.create(self.make_place(name))
         self._files.append(descriptor)
         hasher = blake3()
         size = 0
@@ -119,6 +120,14 @@ class FolderWriter:
         self.records[name] = FileRecord(size, hasher.hexdigest())
         return self.records[name]
 
+    def make_place(self, name: str) -> Path:
+        """Return where a file is written; a folder in its name is created."""
+        path = self.temporary / name
+        if path.parent != self.temporary and path.parent not in self._folders:
+            self._disk.make_folder(path.parent)
+            self._folders.append(path.parent)
+        return path
+
     def adopt(self, name: str, record: FileRecord) -> None:
         """List a file that another process has written into the temporary folder, and synced."""
         self.records[name] = record
@@ -130,6 +139,8 @@ class FolderWriter:
         text = json.dumps({"schema": SCHEMA, "files": files}, indent=2) + "\n"
         self.add(MANIFEST, [text.encode()])
         self._sync_files()
+        for folder in self._folders:
+            sync_folder(self._disk, folder)
         self._disk.sync(self._lock)
         replaced = self._set_aside()
         try:
@@ -228,7 +239,7 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise StorageError(f"{path}: damaged manifest") from None
     for name, record in records.items():
-        if Path(name).name != name:
+        if not is_path_below(name):
             raise StorageError(f"{path}: damaged manifest, names {name!r}")
         with readable(folder / name, StorageError):
             size = (folder / name).stat().st_size

@@ -224,11 +224,14 @@ def test_the_content_of_a_model_is_config_weights_and_tokenizer(tmp_path: Path) 
     header = json.dumps({"lm_head.weight": tensor}).encode()
     weights = struct.pack("<Q", len(header)) + header + bytes(8)
     (folder / "model.safetensors").write_bytes(weights)
-    for name in ("config.json", "tokenizer.json", "README.md"):
+    (folder / "additional_chat_templates").mkdir()
+    templates = ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
+    for name in ("config.json", "tokenizer.json", "added_tokens.json", *templates, "README.md"):
         (folder / name).write_text("{}")
     config = load("quickstart", {"model.path": str(folder)})
     found = model_content(config, tmp_path)
-    assert set(found) == {"config.json", "model.safetensors", "tokenizer.json"}
+    names = {"config.json", "model.safetensors", "tokenizer.json", "added_tokens.json"}
+    assert set(found) == {*names, *templates}
     absent = load("quickstart", {"model.path": str(tmp_path / "absent")})
     assert model_content(absent, tmp_path) == {}
 
