@@ -117,10 +117,14 @@ _REFERENCE = {
     ),
     **dict.fromkeys(
         ("lora_model_dir", "adapter_name_or_path"),
-        ("model.adapter", "DPO begins from a model: merge the adapter into one, give its folder"),
+        (
+            "model.adapter",
+            "there the reference may be the base alone, here it has the adapter too: set"
+            " model.adapter if that is meant",
+        ),
     ),
 }
-"""Keys that would change the reference of DPO, which is the base: their settings, and why."""
+"""Keys that would change the reference of DPO: their settings, and why."""
 _OFF = (None, False, 0, "", [], {}, "none", "no")
 
 

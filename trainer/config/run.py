@@ -209,18 +209,19 @@ class RunConfig(Section):
         return self
 
     def _check_reference(self) -> None:
-        """Check that the model without its adapter is what the training began as."""
+        """Check that the reference can be computed by the same model."""
         if self.method == "full":
             raise ValueError("task dpo needs method lora: its reference is the base, which stays")
-        for name, value in {
-            "model.adapter": self.model.adapter is not None,
-            "lora.modules_to_save": bool(self.lora.modules_to_save),
-        }.items():
-            if value:
-                raise ValueError(
-                    f"task dpo does not know {name}: its reference is the model without its"
-                    " adapter; merge what was trained into a model, and begin from that"
-                )
+        if self.lora.modules_to_save:
+            raise ValueError(
+                "task dpo does not know lora.modules_to_save: its reference has the base's; merge"
+                " what was trained into a model, and begin from that"
+            )
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether task `dpo` compares with an adapter, not with the base alone."""
+        return self.task == "dpo" and self.model.adapter is not None
 
     @property
     def own_answers(self) -> int:

@@ -126,14 +126,15 @@ def plan_memory(
     size = parts.bytes()
     scaled = 8 * max(math.prod(shape) for shape in model.linears().values()) if training.dora else 0
     trained = 4 * layout.size
+    reference = trained if config.has_reference else 0  # and its place while it is computed
     on_card = 2 * trained if moments else 0
     state = on_card if accelerator else size["optimizer"]
     return MemoryPlan(
-        frozen=math.ceil(sum(part.value for part in parts.weights[:-1])),
+        frozen=math.ceil(sum(part.value for part in parts.weights[:-1])) + reference,
         trainable=trained,
         gradients=0 if evaluates else size["gradients"],
         state=0 if evaluates else state,
-        workspace=size["logits"] + size["buffers"] + scaled,
+        workspace=size["logits"] + size["buffers"] + scaled + reference,
         per_token=math.ceil(size["activations"] / training.tokens),
         sample_tokens=config.data.max_seq_len * config.rows_each,
         recompute=recompute,

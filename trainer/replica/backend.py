@@ -86,6 +86,8 @@ class BackendRequest:
     """The process is the run's coordinator too."""
     evaluates: bool
     """Nothing is trained."""
+    reference: np.ndarray | None = None
+    """The weights that task `dpo` compares with; None: those of the base."""
 
 
 Opener = Callable[[BackendRequest], Replica]
@@ -104,6 +106,7 @@ def choose(
     moments: bool = False,
     coordinates: bool = False,
     evaluates: bool = False,
+    reference: np.ndarray | None = None,
 ) -> ReplicaChoice:
     """Open the first backend that works and that the request allows (`first_usable`).
 
@@ -114,6 +117,7 @@ def choose(
         coordinates: the process is the run's coordinator too.
         evaluates: nothing is trained, so there are no gradients, and a full model's weights are
             those of `model_dir` before anything is written.
+        reference: the weights that task `dpo` compares with; None: those of the base.
 
     Raises:
         InputError: the request cannot be met, or the model cannot be used on any backend.
@@ -123,7 +127,17 @@ def choose(
     def opener(backend: Backend) -> Callable[[], Replica]:
         named = backend == wanted
         request = BackendRequest(
-            model_dir, config, layout, gpu, threads, named, rest, moments, coordinates, evaluates
+            model_dir,
+            config,
+            layout,
+            gpu,
+            threads,
+            named,
+            rest,
+            moments,
+            coordinates,
+            evaluates,
+            reference,
         )
         return lambda: openers[backend](request)
 
@@ -300,6 +314,7 @@ def _torch_replica(request: BackendRequest, device: str) -> Replica:
         moments=request.moments,
         coordinates=request.coordinates,
         evaluates=request.evaluates,
+        reference=request.reference,
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from blake3 import blake3
 
 from trainer import __version__
+from trainer.checkpoint.trained_model import starting_weights
 from trainer.config.run import RunConfig
 from trainer.data.encoder import Encoder
 from trainer.data.holdout import hold_out
@@ -50,6 +52,8 @@ class RunInputs:
     """Those to answer, where they are read: by the coordinator."""
     own_prompts: Prompts | None = None
     """Those of a student that learns from its own answers."""
+    reference: np.ndarray | None = None
+    """The weights that task `dpo` compares with; None: those of the base."""
 
     @property
     def samples(self) -> int:
@@ -112,9 +116,16 @@ def read_inputs(
         train_file, validation_file = hold_out(train_file, config.data.validation_fraction)
     train = taught or dataset(train_file)
     assert train is not None
+    reference = starting_weights(layout, model_dir, config) if config.has_reference else None
     job = _job(config, run_id, layout, model_dir, _data_digest(config, taught))
+    if reference is not None:  # members and resumed runs with another one are refused
+        model = blake3(f"{job.model}\0".encode() + reference.tobytes()).hexdigest()
+        job = replace(job, model=model)
     prompts = None if tell is None else _read_prompts(config, encoder, model_dir)
-    inputs = RunInputs(config, model_dir, layout, job, train, dataset(validation_file), prompts)
+    validation = dataset(validation_file)
+    inputs = RunInputs(
+        config, model_dir, layout, job, train, validation, prompts, reference=reference
+    )
     config.exchange.check_length(inputs.plan.total_inner)
     if tell is not None:
         for line in notices(model_dir):

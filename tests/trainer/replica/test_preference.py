@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from trainer.replica.torch.replica import TorchReplica
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.trainer.tiny import Tiny
@@ -37,11 +39,17 @@ def log_likelihood(model: Any, row: Encoded) -> torch.Tensor:
     return (chosen * (wanted >= 0)).sum()
 
 
-def by_the_paper(loop: PeftLoop, batch: list[Encoded], beta: float) -> dict[str, float]:
-    """Add the gradient of equation 7, summed over pairs; return the loss and the rewards."""
+def by_the_paper(
+    loop: PeftLoop, batch: list[Encoded], beta: float, adapter: str | None = None
+) -> dict[str, float]:
+    """Add the gradient of equation 7, summed over pairs; return the loss and the rewards.
+
+    Args:
+        adapter: the one of the reference; None: it has none.
+    """
     found: dict[str, float] = {"loss": 0, "chosen": 0, "rejected": 0, "right": 0}
     for pair in batch:
-        with torch.no_grad(), loop.model.disable_adapter():
+        with torch.no_grad(), _reference(loop.model, adapter):
             reference = [log_likelihood(loop.model, row) for row in pair.answers]
         policy = [log_likelihood(loop.model, row) for row in pair.answers]
         good, bad = (beta * (mine - base) for mine, base in zip(policy, reference, strict=True))
@@ -51,6 +59,17 @@ def by_the_paper(loop: PeftLoop, batch: list[Encoded], beta: float) -> dict[str,
             found[name] += value.item()
         found["right"] += float(good > bad)
     return found
+
+
+@contextmanager
+def _reference(model: Any, adapter: str | None) -> Iterator[None]:
+    if adapter is None:
+        with model.disable_adapter():
+            yield
+        return
+    model.set_adapter(adapter)
+    yield
+    model.set_adapter("default")
 
 
 @pytest.mark.parametrize(
@@ -93,6 +112,38 @@ def test_loss_gradient_and_rewards_are_those_of_the_paper(
     }
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_reference_may_have_an_adapter(tiny: Tiny, recompute: bool) -> None:
+    """Two adapters of PEFT on one base, of which one stays, as TRL has it."""
+    folder = tiny.model()
+    config = tiny.config(folder, **DPO, training__gradient_checkpointing=recompute)
+    layout, batch = build_layout(folder, config), tiny.batch(5, "dpo")
+    kept = drawn_weights(folder, config)
+    weights = kept + np.random.default_rng(3).normal(0, 0.02, layout.size).astype(np.float32)
+    loop = PeftLoop(folder, config)
+    loop.model.add_adapter("reference", loop.model.peft_config["default"])
+    loop.write(kept)
+    own = loop.model.state_dict()
+    copied = {name: own[name.replace(".reference.", ".default.")].clone() for name in own}
+    loop.model.load_state_dict(copied)
+    loop.write(weights)
+    expected = by_the_paper(loop, batch, config.dpo.beta, "reference")
+
+    replica = TorchReplica(folder, config, layout, threads=1, reference=kept)
+    replica.write_trainable(weights)
+    mine, result, _ = gradient(replica, batch)
+    found = replica.evaluate(batch)
+    assert np.array_equal(replica.weights.numpy(), weights), "its own again, to the last bit"
+    assert result.loss_sum == pytest.approx(expected["loss"], rel=1e-6)
+    assert relative(mine, loop.gradient()) < 1e-5
+    assert found.rewards is not None
+    rewards = [expected[name] for name in ("chosen", "rejected", "right")]
+    assert list(found.rewards) == pytest.approx(rewards, rel=1e-5, abs=1e-6)
+
+    replica.write_trainable(kept)  # where the training begins
+    assert replica.evaluate(batch).loss_sum == pytest.approx(5 * math.log(2), rel=1e-15)
+
+
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_a_new_adapter_is_the_reference(tiny: Tiny, quantization: str) -> None:
     """Also in bfloat16: every loss is log 2, to the last bit, and the adapter counts again."""
@@ -124,7 +175,6 @@ def test_an_answer_that_was_cut_away_teaches_nothing(tiny: Tiny) -> None:
     ("settings", "reason"),
     [
         ({"method": "full"}, "task dpo needs method lora"),
-        ({"model__adapter": "adapter"}, "task dpo does not know model.adapter"),
         ({"lora__modules_to_save": ["lm_head"]}, "task dpo does not know lora.modules_to_save"),
         ({"training__pack": True}, "training.pack needs task causal-lm"),
         ({"num_classes": 3}, "num_classes and class_names are only allowed when task is classify"),

@@ -4,12 +4,14 @@
     r = beta (log p(answer | prompt) - log p_ref(answer | prompt))
 
 (Rafailov et al., arXiv:2305.18290, equation 7). The reference is the same model without its
-adapters. Each pair counts once, however long its answers are, so that losses and gradients of
-shares add up.
+adapters, or with those that the training began from, as TRL has it. Each pair counts once, however
+long its answers are, so that losses and gradients of shares add up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -24,19 +26,36 @@ from trainer.replica.torch.objective import hidden_states
 
 
 def pair_losses(
-    model: Any, batch: MicroBatch, autocast: torch.autocast, beta: float, shape: Logits = PLAIN
+    model: Any,
+    batch: MicroBatch,
+    autocast: torch.autocast,
+    beta: float,
+    shape: Logits = PLAIN,
+    reference: AbstractContextManager[None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss summed over P pairs, `[]`, and the rewards `[2, P]` without a gradient.
 
     Args:
         batch: P rows of chosen answers, and behind them those of the rejected ones.
         shape: what becomes of the head's product.
+        reference: makes the model the reference while it is entered; None: the base.
     """
-    with torch.no_grad(), without_adapters(model):
-        reference = _log_likelihoods(model, batch, autocast, shape)
-    ratios = _log_likelihoods(model, batch, autocast, shape) - reference
+    with torch.no_grad(), reference or without_adapters(model):
+        known = _log_likelihoods(model, batch, autocast, shape)
+    ratios = _log_likelihoods(model, batch, autocast, shape) - known
     rewards = beta * ratios.view(2, -1)
     return -F.logsigmoid(rewards[0] - rewards[1]).sum(), rewards.detach()
+
+
+@contextmanager
+def replaced(weights: Tensor, values: Tensor) -> Iterator[None]:
+    """Let a flat tensor, of which the parameters are views, have other values."""
+    own = weights.clone()
+    weights.copy_(values)
+    try:
+        yield
+    finally:
+        weights.copy_(own)
 
 
 def _log_likelihoods(

@@ -47,7 +47,7 @@ from trainer.replica.torch.model import (
     trainable_parameters,
 )
 from trainer.replica.torch.precision import SCALE_OF_SUM, LossScale, autocast
-from trainer.replica.torch.preference import pair_losses
+from trainer.replica.torch.preference import pair_losses, replaced
 from trainer.replica.torch.processors import Processors, SpeedWatch
 from trainer.replica.torch.recomputation import recomputes
 from trainer.system.errors import DoesNotFitError, is_out_of_memory
@@ -82,6 +82,7 @@ class TorchReplica:
         moments: a caller that uses `weights` and `gradient` keeps the optimizer's moments itself.
         coordinates: the process is the run's coordinator too.
         evaluates: nothing is trained.
+        reference: fp32 `[layout.size]` that task `dpo` compares with; None: the base alone.
 
     Raises:
         InputError: the device is missing, or the model cannot be loaded or does not fit.
@@ -98,6 +99,7 @@ class TorchReplica:
         moments: bool = False,
         coordinates: bool = False,
         evaluates: bool = False,
+        reference: np.ndarray | None = None,
     ) -> None:
         self.layout = layout
         self.device = device
@@ -140,6 +142,9 @@ class TorchReplica:
             recompute_activations(model)
         self._model: Any = model
         self._weights = flatten(model, layout, self._device)
+        self._reference = None
+        if reference is not None:
+            self._reference = torch.tensor(reference, device=self._device)
         self._gradients: GradientStream | None = None
         self._autocast = autocast(config, self._device)
         weights = config.training.class_weights
@@ -372,7 +377,11 @@ class TorchReplica:
             return Sums(loss, loss, torch.zeros_like(loss)), len(logits), logits
         if self._config.task == "dpo":
             beta = self._config.dpo.beta
-            loss, rewards = pair_losses(self._model, micro, self._autocast, beta, self._logits)
+            kept = self._reference
+            reference = None if kept is None else replaced(self._weights, kept)
+            loss, rewards = pair_losses(
+                self._model, micro, self._autocast, beta, self._logits, reference
+            )
             return Sums(loss, loss, torch.zeros_like(loss)), rewards.shape[1], rewards
         found = objective.language(self._model, micro, self._autocast, mix, shape=self._logits)
         return *found, None

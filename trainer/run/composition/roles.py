@@ -320,6 +320,7 @@ def open_replica(
         rest=isinstance(train, LogitsFolder) and has_bare_rest(train.description.scheme),
         moments=moments,
         coordinates=coordinates,
+        reference=inputs.reference,
     )
     log.info("replica on %s%s", choice.replica.device, in_brackets(choice.reason))
     return choice
