@@ -150,7 +150,7 @@ config_options = together(
 """Describe a fine-tune; see `config_order`."""
 
 timeout_option = click.option(
-    "--timeout", type=Number(min=1), metavar="SECONDS", help="Time limit for joining."
+    "--timeout", type=Number(min=1), metavar="SECONDS", help="Limit for joining without progress."
 )
 start_options = together(
     click.option(

@@ -5,6 +5,7 @@ A missing process is named with its last log lines.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,15 +21,22 @@ from launcher.runs.processes.session import POLL
 from launcher.runs.records.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
 from trainer.system.errors import BudgetStopError
+from trainer.system.process.sign_of_life import Silence
 
 STEP_PATIENCE = 15.0
 """Seconds for which `up` waits for the first step, to say how long it took."""
+
+PROGRESS_INTERVAL = 10.0
+"""Seconds between two lines of `up` on the reading of data."""
 
 Report = Callable[[str], None]
 
 
 def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
-    """Wait until every follower takes part and training has begun; `timeout` in seconds.
+    """Wait until every follower takes part and training has begun.
+
+    Args:
+        timeout: seconds in which no process reports progress.
 
     Raises:
         PartialError: processes are missing; names them with their last log lines.
@@ -36,10 +44,12 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
         InterruptedStartError: the run was stopped during the wait.
     """
     monitor = RunMonitor(run)
-    until = time.monotonic() + timeout
-    said = ""
+    silence = Silence(time.monotonic)
+    said, progress_at = "", -math.inf
     while True:
         view = monitor.observe()
+        reading = {name: p.progress for name, p in view.processes.items() if p.progress}
+        silent = silence.hear(reading or None)
         if view.end is not None:
             raise InterruptedStartError(f"run {run.run_id} was stopped during its start")
         if view.state in ("failed", "stopped"):
@@ -49,10 +59,13 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
         if (line := f"{_present(view)} have joined") != said:
             said = line
             report(said)
+        if reading and time.monotonic() - progress_at >= PROGRESS_INTERVAL:
+            progress_at = time.monotonic()
+            report(": ".join(next(iter(reading.items()))))
         hopeless = [p for p in view.missing if view.processes[p.name].is_over]
         if hopeless and view.training is not None and view.training.get("state") == "completed":
             hopeless = []
-        if hopeless or time.monotonic() > until:
+        if hopeless or silent > timeout:
             raise _missing_followers(monitor, view, hopeless, timeout)
         time.sleep(2 * POLL)
 

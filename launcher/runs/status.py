@@ -114,6 +114,8 @@ class RunView:
         if failure := (self.training or {}).get("notify_failure"):
             lines.append(f"notification failed: {failure}")
         for name, process in self.processes.items():
+            if process.progress and not process.is_over:
+                lines.append(f"{name}: {process.progress}")
             if process.notify_failure:
                 lines.append(f"{name}: notification failed: {process.notify_failure}")
         if self.state in ("failed", "stopped") and not self.card:

@@ -31,6 +31,7 @@ from launcher.session.prefork import Children
 from launcher.session.processes import RUN_VARIABLE, ProcessIdentity, identify
 from launcher.session.spec import (
     FINAL_PHASES,
+    PROGRESS,
     SAVING,
     Phase,
     SessionSpec,
@@ -39,6 +40,7 @@ from launcher.session.spec import (
 from trainer.system.errors import BudgetStopError, InputError, StorageError
 from trainer.system.process.child import (
     FALLBACK_VARIABLE,
+    PROGRESS_VARIABLE,
     SAVING_VARIABLE,
     adopt_orphans,
     signal_group,
@@ -62,6 +64,8 @@ _WRONG_COMMAND = (
     errno.E2BIG,
 )
 """Why a command cannot be started, now or later; other reasons pass, such as a full disk."""
+_MOST_PROGRESS = 500
+"""Characters of a line of progress."""
 _HANDLED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
 
 
@@ -72,6 +76,8 @@ class ProcessSupervisor:
         self._spec = spec
         self._folder = Path(spec.folder)
         self._saving = self._folder / SAVING
+        self._progress_file = self._folder / PROGRESS
+        self._progress: str | None = None
         self._attempt = _last_attempt(self._folder)  # a resumed run continues the count
         self._goes_on = _is_unfinished(self._folder / "state.json")
         self._began_with = _program_of(self._folder / "state.json")
@@ -136,11 +142,14 @@ class ProcessSupervisor:
         log = self._folder / log_name(self._attempt)
         environment = {**os.environ, **self._spec.env, RUN_VARIABLE: self._spec.run_id}
         environment[SAVING_VARIABLE] = str(self._saving)
+        environment[PROGRESS_VARIABLE] = str(self._progress_file)
         environment[COMMAND_VARIABLE] = json.dumps(self._spec.notify)
         if self._goes_on or self._failures:  # its device may have been lost
             environment[FALLBACK_VARIABLE] = "1"
         with contextlib.suppress(OSError):  # of an attempt that was killed in the middle of a save
             self._saving.unlink(missing_ok=True)
+            self._progress_file.unlink(missing_ok=True)
+        self._progress = None
         marks = LogMarks(log)
         marks.take()
         with self._open_log(log) as output:
@@ -185,6 +194,7 @@ class ProcessSupervisor:
                 marks.take()
                 return returncode
             marks.take(unless_younger_than=GRANULARITY - 1.0)
+            self._take_progress()
             self._catch_up()
             now = time.monotonic()
             timeout = _LEADER_POLL if kill_at is None else max(0.0, kill_at - now)
@@ -278,6 +288,15 @@ class ProcessSupervisor:
             for path in (self._folder / "tls").iterdir():
                 path.unlink()
 
+    def _take_progress(self) -> None:
+        """Record the progress that the child reports, if it has changed."""
+        progress = None
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            progress = read_file(self._progress_file).decode()[:_MOST_PROGRESS]
+        if progress != self._progress:
+            self._progress = progress
+            self._write_state()
+
     def _catch_up(self) -> None:
         if self._unwritten:
             self._write_state()
@@ -290,6 +309,7 @@ class ProcessSupervisor:
             "run_id": self._spec.run_id,
             "state": self._phase,
             "message": self._message,
+            "progress": self._progress,
             "notify_failure": self._notify_failure,
             "program": self._program,
             "keeper": _as_dict(identify(os.getpid())),

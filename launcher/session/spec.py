@@ -13,6 +13,8 @@ from trainer.system.errors import RESTARTED
 SPEC_SCHEMA = "motley.session/1"
 SAVING = "saving"
 """The file in a process's folder that is there while the process saves what it must not lose."""
+PROGRESS = "progress"
+"""The file there in which a process that reads data says how far it is, in a line."""
 LONGEST_SAVE = 600.0
 """Seconds beyond the grace that a process which saves is given in all: 7 GB at 12 MB/s. A disk that
 hangs must not put off an end for ever."""

@@ -139,6 +139,26 @@ def count_records(path: Path, columns: Mapping[str, str] | None = None) -> int:
     return sum(1 for _ in read_records(path, Problems(), columns))
 
 
+def count_lines(path: Path) -> int | None:
+    """Return how many lines JSON Lines have; None for data of another format.
+
+    Raises:
+        InputError: there is no data.
+    """
+    try:
+        found = find_data(path)
+        if found.piped or not all(map(is_json_lines, found.files)):
+            return None
+        lines = 0
+        for each in found.files:
+            with open_file(each) as file:
+                while piece := file.read(1 << 20):
+                    lines += piece.count(b"\n")
+        return lines
+    except OSError:
+        return None  # its reader reports it
+
+
 def is_json_lines(path: Path) -> bool:
     """Whether a file is JSON Lines as they are, in which a line can be found by its first byte.
 

@@ -14,7 +14,7 @@ from typing import get_args
 from blake3 import blake3
 
 from trainer.config.run import Classes, Task
-from trainer.data.formats import KEYS, read_records
+from trainer.data.formats import KEYS, count_lines, read_records
 from trainer.data.labels import Kind, LabelColumn
 from trainer.data.records import Problems, Record
 from trainer.data.shapes import Sample, UnusedKeys, parse_sample
@@ -24,6 +24,7 @@ from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
 from trainer.system.regular_file import open_file
+from trainer.system.storage.progress import Progress, reported
 
 log = logging.getLogger(__name__)
 
@@ -108,15 +109,15 @@ def read_file(
     labels = None if classes is None else LabelColumn(classes)
     pairs = task == "dpo"
     unused = UnusedKeys(labels, pairs=pairs)
-    with announced(f"reading {path}"):
+    with announced(f"reading {path}"), reported(f"reading {path.name}", count_lines(path)) as rows:
         found = iterate(path, labels, unused, columns, prompts=prompts, pairs=pairs)
-        samples = _held(path, (sample for _, sample in found))
+        samples = _held(path, (sample for _, sample in found), rows)
     if not samples:
         raise InputError(f"{path}: holds no samples")
     return SampleFile(path, samples, unused.report(), labels and labels.kind)
 
 
-def _held(path: Path, found: Iterator[Sample]) -> list[Sample]:
+def _held(path: Path, found: Iterator[Sample], progress: Progress) -> list[Sample]:
     """Return all samples of a file.
 
     Raises:
@@ -128,6 +129,7 @@ def _held(path: Path, found: Iterator[Sample]) -> list[Sample]:
     unseen = 0
     for sample in found:
         samples.append(sample)
+        progress.advance()
         for answer in sample.answers:
             turns = sum(_OVERHEAD + len(turn.content) for turn in answer.messages)
             unseen += _OVERHEAD + len(answer.prompt) + len(answer.text) + turns

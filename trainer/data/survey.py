@@ -13,6 +13,7 @@ from trainer.data.measurement import Measurement, measure
 from trainer.data.samples import SampleFile
 from trainer.data.shapes import Sample
 from trainer.system.errors import InputError
+from trainer.system.storage.progress import reported
 
 MEASURED_BYTES = 4 << 20
 """Bytes that a start tokenises, some seconds; of more data a part, and what may be cut first."""
@@ -82,13 +83,15 @@ def check_conversations(file: SampleFile, encoder: Encoder) -> list[str]:
                 "data: nothing ends an answer in the chat template, so the model does not learn to"
                 " stop; write the tokenizer's end token after it ({{ eos_token }})"
             )
-    for sample in file.samples:
-        if sample.messages:
-            try:
-                lost += sum(encoder.check(answer) is not None for answer in sample.answers) > 0
-                markup.update(set(filter(None, map(encoder.plain_markup, sample.answers))))
-            except ConversationError as error:
-                raise InputError(f"{file.place(sample)}: {error}") from None
+    with reported(f"checking {file.path.name}", len(file.samples)) as progress:
+        for sample in file.samples:
+            progress.advance()
+            if sample.messages:
+                try:
+                    lost += sum(encoder.check(answer) is not None for answer in sample.answers) > 0
+                    markup.update(set(filter(None, map(encoder.plain_markup, sample.answers))))
+                except ConversationError as error:
+                    raise InputError(f"{file.place(sample)}: {error}") from None
     lines += (
         f"data: {_count(count, 'sample')} {'has' if count == 1 else 'have'} the special token"
         f" {token} in an answer's text, where it is learned as plain text"

@@ -61,6 +61,8 @@ class ProcessState:
     started: float | None = None
     """Unix seconds of the current attempt."""
     message: str | None = None
+    progress: str | None = None
+    """How far a process is that reads data, in a line; every change is a sign of life."""
     notify_failure: str | None = None
     """Why the command for notifications failed when the supervisor had given up."""
 

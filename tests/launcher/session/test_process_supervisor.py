@@ -88,6 +88,16 @@ def test_it_runs_says_so_and_stops_when_asked(make: Make, home: Path) -> None:
     supervisor.stop([process], 5.0)
 
 
+def test_the_progress_of_a_child_is_in_its_state(make: Make, home: Path) -> None:
+    supervisor = make()
+    report = "pathlib.Path(os.environ['MOTLEY_PROGRESS']).write_text('9 rows')"
+    code = f"import os, pathlib\n{report}\n{SLEEP}"
+    process = python_process(home, code)
+    supervisor.start(process)
+    wait_for(lambda: supervisor.state(process).progress == "9 rows", "its progress")
+    supervisor.stop([process], 20.0)
+
+
 def test_a_process_that_is_done_is_not_started_again(make: Make, home: Path) -> None:
     supervisor = make()
     process = python_process(home, "print('done')")

@@ -144,8 +144,11 @@ def run_coordinator(
     _check_output(config)
     expect = expect_workers or max(len(place.gpus), 1)
     with guarded(config, run_id, notify) as guards:
+        began = time.monotonic()
         inputs = _read_inputs(config, run_id, notes, guards)
-        coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic(), guards)
+        # Workers that are slower may need as long again to read what this process has read.
+        waits_from = 2 * time.monotonic() - began
+        coordinator, recorder = build.make_coordinator(inputs, expect, waits_from, guards)
         config = inputs.config
         del inputs  # a coordinator counts samples and keeps none
         server = GradientServer(coordinator, recorder, address, folder)
@@ -221,7 +224,9 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
     if folder is not None:
         tls.require_run(folder, run_id)
     opens = _opener(place)  # before a thread is started: a group forks
+    began = time.monotonic()
     inputs = read_inputs(config, run_id)
+    reading = time.monotonic() - began
     choice = opens(inputs)
 
     def connect() -> WorkerClient:
@@ -231,7 +236,8 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
             inputs.layout,
             codec=config.exchange.codec,
             folder=folder,
-            patience=config.exchange.join_deadline,
+            # The coordinator reads the same data, and listens afterwards.
+            patience=config.exchange.join_deadline + reading,
             rounds=config.exchange.has_rounds,
         )
 

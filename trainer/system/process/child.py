@@ -18,6 +18,8 @@ PARENT_VARIABLE = "MOTLEY_PARENT"
 """Tells a program its supervisor's pid and a socket to it, as `PID:DESCRIPTOR`; see `prefork`."""
 SAVING_VARIABLE = "MOTLEY_SAVING"
 """Tells a process the file to keep while it saves: its supervisor then delays SIGKILL."""
+PROGRESS_VARIABLE = "MOTLEY_PROGRESS"
+"""Tells a process the file for its progress before training; its supervisor passes it on."""
 FALLBACK_VARIABLE = "MOTLEY_GPU_FALLBACK"
 """Lets a process use another device than requested: set for a restarted one, whose device may have
 been lost, and by the launcher for a device that it chose itself."""
