@@ -14,6 +14,9 @@ from trainer.system.process.child import FALLBACK_VARIABLE
 
 log = logging.getLogger(__name__)
 
+_GRACE = 10.0
+"""Seconds that a worker has to end by itself."""
+
 
 class LocalWorkers:
     """One process for each command, all of which read the open file `run_file`.
@@ -35,16 +38,17 @@ class LocalWorkers:
             threading.Thread(target=self._keep, args=(index, command), daemon=True).start()
 
     def stop(self) -> None:
-        """End all, by force after 10 s each; none is started again."""
+        """End all, by force after 10 s each; none is left, and none is started again."""
         with self._lock:
             self._stopping.set()
         for process in self._processes.values():
             process.terminate()
         for process in self._processes.values():
             try:
-                process.wait(10)
+                process.wait(_GRACE)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()  # none outlives its coordinator
 
     def _keep(self, index: int, command: list[str]) -> None:
         delay = 0.5
