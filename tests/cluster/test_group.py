@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.real_cluster import Bench, Cluster
 from tests.cluster.real_process import Process
-from tests.waiting import wait_for
+from tests.waiting import PATIENCE, wait_for
 from trainer.run.distributed.group.processes import STALLED
 from trainer.system.errors import restarts
 
@@ -140,7 +140,7 @@ def test_a_group_that_is_stopped_as_a_whole_goes_on(cluster: Cluster) -> None:
 
 
 def test_a_killed_leader_takes_its_members_along(cluster: Cluster) -> None:
-    cluster.configure(training__epochs=500)
+    cluster.configure(training__epochs=500, exchange__lost_after=PATIENCE)
     cluster.coordinator(1)
     group = cluster.torch_worker(0, *GROUP)
     cluster.wait_step(1)

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.cluster
 
 def niceness(pid: int) -> list[int]:
     """Return that of a process's threads, of its first thread first; see proc_pid_stat(5)."""
-    tasks = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda task: int(task.name))
+    # Not by number: those of later threads are lower where the kernel begins again at 1.
+    tasks = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda task: task.name != str(pid))
     return [int(task.joinpath("stat").read_text().rpartition(")")[2].split()[16]) for task in tasks]
 
 
