@@ -1,18 +1,19 @@
-"""A published model fine-tuned by Motley, by a plain loop of PEFT, and by TRL, in one run.
+"""A published model fine-tuned by Motley, by a plain PyTorch loop, and by TRL, in one run.
 
     python -m pip install trl
     python -m tests.real.data DATA
-    python benchmarks/real_model.py MODEL DATA/train.jsonl [--steps 8] [--repeats 2] [--threads 1]
-        [--backend cpu|cuda]
+    python benchmarks/real_model.py MODEL DATA/train.jsonl [--method lora] [--method full]
+        [--steps 8] [--repeats 2] [--threads 1] [--backend cpu|cuda]
 
-LoRA of rank 16 on every linear, fp32, on a card autocast to bf16, AdamW at a constant 1e-4, four
-conversations a step whose last answers are learned: the same rows in the same order with the same
-labels for each, so that the first losses are equal; later ones differ by the random start of the
-adapters. Each is a process of its own, and they take turns. Tokens are those of the rows, without
-padding, in all steps but the first: per second, and per second of the process's processor time,
-which other load on the machine changes less. Memory is the largest resident set of the process,
-which contains files that it maps; for a card's memory see one_card.py. Of DATA with texts and
-classes each is a question, and its class the answer.
+LoRA of rank 16 on every linear, by PEFT in the loop, and full fine-tuning, in fp32, on a card
+autocast to bf16, AdamW at a constant 1e-4, four conversations a step whose last answers are
+learned: the same rows in the same order with the same labels for each, so that the first losses are
+equal; later ones of LoRA differ by the random start of the adapters. Each is a process of its own,
+and they take turns. Tokens are those of the rows, without padding, in all steps but the first: per
+second, and per second of the process's processor time, which other load on the machine changes
+less. Memory is the largest resident set of the process, which contains files that it maps; for a
+card's memory see one_card.py. Of DATA with texts and classes each is a question, and its class the
+answer.
 JSON: benchmarks/results/real_model.json.
 """
 
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,8 @@ from trainer.data.order import epoch_order
 
 ROWS, RATE, RANK, SEED = 4, 1e-4, 16, 0
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-CONTESTANTS = ("motley", "peft", "trl")
+METHODS = ("lora", "full")
+CONTESTANTS = ("motley", "loop", "trl")
 ROUNDED = {"cpu": 1e-3, "cuda": 3e-2}
 """How far first losses may be apart: in fp32, and in bf16, where each rounds elsewhere."""
 
@@ -48,6 +51,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", type=Path, nargs="?")
     parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--method", choices=METHODS, action="append")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
@@ -68,17 +72,29 @@ def main() -> int:
         print("\n" + json.dumps(found))
         return 0
     names = [name for name in CONTESTANTS if name != "trl" or find_spec("trl")]
+    report = Report("real_model")
+    for method in options.method or METHODS:
+        _compare(report, options, method, names)
+    return report.write()
+
+
+def _compare(
+    report: Report, options: argparse.Namespace, method: str, names: Sequence[str]
+) -> None:
+    """Let the contestants take turns, and compare Motley's medians with those of the others."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
+    fixed = [sys.executable, __file__, str(options.model), str(options.data)]
+    for name in ("steps", "threads", "backend"):
+        fixed += [f"--{name}", str(getattr(options, name))]
     for _ in range(options.repeats):
         for name in names:
-            command = [sys.executable, __file__, *sys.argv[1:], "--contestant", name]
+            command = [*fixed, "--method", method, "--contestant", name]
             done = subprocess.run(
                 command, env=environment, stdout=subprocess.PIPE, text=True, check=True
             )
             runs[name].append(json.loads(done.stdout.splitlines()[-1]))
-            print(name, runs[name][-1], flush=True)
-    report = Report("real_model")
+            print(method, name, runs[name][-1], flush=True)
     middle = {
         name: {key: statistics.median(each[key] for each in found) for key in found[0]}
         for name, found in runs.items()
@@ -88,9 +104,8 @@ def main() -> int:
         assert abs(own["first_loss"] - its["first_loss"]) < ROUNDED[options.backend], (own, its)
         for key in ("tokens_per_second", "tokens_per_cpu_second", "mib", "last_loss"):
             better = "higher" if key.startswith("tokens") else "lower"
-            ratio = Ratio(f"Motley's {key}", own[key] / its[key], name, None, better)
-            report.add(ratio, motley=own, other=its)
-    return report.write()
+            what = f"{method}: Motley's {key}"
+            report.add(Ratio(what, own[key] / its[key], name, None, better), motley=own, other=its)
 
 
 def motley(options: argparse.Namespace) -> dict[str, float]:
@@ -104,7 +119,9 @@ def motley(options: argparse.Namespace) -> dict[str, float]:
         command += ["--batch-size", str(ROWS), "--learning-rate", str(RATE)]
         command += ["--gpu-backend", options.backend]
         command += ["--threads", str(options.threads), "--set", "data.validation_fraction=0"]
-        for setting in [*constant, f"training.seed={SEED}", f"lora.lora_rank={RANK}"]:
+        (method,) = options.method
+        method_settings = [f"lora.lora_rank={RANK}"] if method == "lora" else ["method=full"]
+        for setting in [*constant, f"training.seed={SEED}", *method_settings]:
             command += ["--set", setting]
         metrics = Path(output, "run/metrics.jsonl")
         processor: list[float] = []
@@ -124,21 +141,23 @@ def motley(options: argparse.Namespace) -> dict[str, float]:
     return _result(tokens, seconds, losses) | {"mib": _peak(resource.RUSAGE_CHILDREN)}
 
 
-def peft(options: argparse.Namespace) -> dict[str, float]:
-    """Run the loop of PEFT's documentation, on padded batches."""
+def loop(options: argparse.Namespace) -> dict[str, float]:
+    """Run the loop of PyTorch's and PEFT's documentation, on padded batches."""
     import torch
     import transformers
-    from peft import LoraConfig, get_peft_model
 
     torch.set_num_threads(options.threads)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         options.model, dtype=torch.float32
     )
-    settings = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=LINEARS)
+    if options.method == ["lora"]:
+        from peft import LoraConfig, get_peft_model
+
+        settings = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=LINEARS)
+        model = get_peft_model(model, settings)
     device = torch.device(options.backend)
-    model = get_peft_model(model, settings).to(device)
-    model.train()
+    model.to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     padding, rows = tokenizer.pad_token_id, _rows(options)
     losses: list[float] = []
@@ -170,11 +189,14 @@ def trl(options: argparse.Namespace) -> dict[str, float]:
     import torch
     import transformers
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
-    from peft import LoraConfig
     from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(options.threads)
-    rows = _rows(options)
+    rows, settings = _rows(options), None
+    if options.method == ["lora"]:
+        from peft import LoraConfig
+
+        settings = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=LINEARS)
     times: list[tuple[float, float]] = []
 
     class Clock(transformers.TrainerCallback):
@@ -204,7 +226,7 @@ def trl(options: argparse.Namespace) -> dict[str, float]:
             train_dataset=Dataset.from_list(
                 [{"input_ids": ids, "labels": labels} for ids, labels in rows]
             ),
-            peft_config=LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=LINEARS),
+            peft_config=settings,
             callbacks=[Clock()],
         )
         trainer.train()
