@@ -236,19 +236,16 @@ def optimizer_state(
 ) -> tuple[Term, ...]:
     """Return the optimizer's part: none where the coordinator has it and the device is a card.
 
-    A CPU worker of Motley's exchange shares its memory with fp32 weights, moments and averaged
-    gradient; in a run of one process also with those of the coordinator (`coordinator_vectors`).
+    A CPU worker of Motley's exchange has fp32 moments and an averaged gradient in the same memory,
+    and computes with the state's weights. In a run of one process that state is the coordinator's
+    too, and gradients become averages where they are.
     DiLoCo adds an anchor of the weights and a momentum, fp32.
     """
     if strategy.data == "motley" or training.coordinates:
         if not training.on_host:
             return ()
-        vectors = _sharded("the exchange's vectors", trained, 16, 1)
-        if not training.coordinates:
-            return (vectors,)
-        return vectors, _sharded(
-            "the coordinator's vectors", trained, 4 * coordinator_vectors(1), 1
-        )
+        size = 8 + training.beside_state if training.coordinates else 12
+        return (_sharded("the exchange's vectors", trained, size, 1),)
     size = training.precision.optimizer
     state = _sharded("moments and master weights", trained, size, shards)
     if strategy.data != "diloco":

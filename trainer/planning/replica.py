@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from trainer.config.codec import codec_kind
+from trainer.config.exchange import ExchangeConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
@@ -41,8 +43,8 @@ class MemoryPlan:
     """Trainable weights, fp32."""
     gradients: int
     state: int
-    """The optimizer's weights, moments and averaged gradient, and the coordinator's vectors, if the
-    device is the host; its moments if only these are on the device."""
+    """The optimizer's moments and, of a worker, the averaged gradient, if the device is the host;
+    its moments if only these are on the device."""
     workspace: int
     """The largest temporary buffers: logits, a dequantised linear."""
     per_token: int
@@ -83,6 +85,7 @@ def training_of(
         precision=replace(AUTOCAST if narrow else FP32, frozen=frozen),
         on_host=not accelerator,
         coordinates=coordinates,
+        beside_state=_beside_state(config.exchange),
         packed=config.training.pack,
         classes=config.num_classes,
         taught=config.distillation is not None,
@@ -255,6 +258,20 @@ def check_fits(plan: MemoryPlan, available: int, device: str) -> None:
             " method lora, model.quantization nf4 or a smaller data.max_seq_len"
             f"{again}"
         )
+
+
+def _beside_state(exchange: ExchangeConfig) -> float:
+    """Return what the exchange of a run of one process holds, in bytes a trained element.
+
+    In rounds that is the worker's own state, a sum and an average. Else averages that are not in
+    fp32 stay encoded, and what a codec drops stays on both sides.
+    """
+    if exchange.has_rounds:
+        return 20
+    kind = codec_kind(exchange.codec)
+    if exchange.codec == "fp32":
+        return 0
+    return kind.element_bytes + (8 if kind.needs_feedback else 0)
 
 
 def _counted(headers: Mapping[str, TensorHeader], config: RunConfig) -> int:

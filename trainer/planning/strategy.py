@@ -140,6 +140,8 @@ class TrainingSetup:
     """The device's memory is the host's, where the exchange has vectors of its own."""
     coordinates: bool = False
     """The process is the run's coordinator too, as in a run of one process."""
+    beside_state: float = 0
+    """Of such a run the exchange's bytes for each trained element, beside one state."""
     classes: int | None = None
     """Of a classifier; None for a language model."""
     taught: bool = False

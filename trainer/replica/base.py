@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
 
 OnBlock = Callable[[int, np.ndarray], None]
-"""Takes a block's index and its gradient, fp32 `[block.size]`, valid only during the call."""
+"""Takes a block's index and its gradient, fp32 `[block.size]`, which is the receiver's, to change
+too, until the next `forward_backward` begins."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,11 @@ class Replica(Protocol):
         ...
 
     def write_trainable(self, flat: np.ndarray) -> None:
-        """Copy fp32 `[layout.size]` into the trainable weights."""
+        """Take the trainable weights, fp32 `[layout.size]`.
+
+        A replica on the host may compute with the array itself, so it stays as it is during the
+        other calls; after each change it is written again.
+        """
         ...
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:

@@ -23,7 +23,7 @@ from trainer.exchange.protocol.messages import (
 )
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.worker.base import Exchange
-from trainer.exchange.worker.session import Admitted, Committed, Event, result_message
+from trainer.exchange.worker.session import Admitted, Applied, Committed, Event, result_message
 from trainer.optimizer.adamw import TrainState, weights_digest
 from trainer.optimizer.nesterov import Update
 from trainer.replica.base import Replica
@@ -96,6 +96,8 @@ class Worker:
                 self._evaluate(shard)
             case Committed(commit=commit, gradient=gradient):
                 self._apply(commit, gradient)
+            case Applied(commit=commit):
+                self._moved(commit)
             case Shutdown() as end:
                 return end
             case None:
@@ -157,6 +159,11 @@ class Worker:
         assert self._state is not None
         scalars, first_round = (commit.learning_rate, commit.clip_scale), self.plan.first_round
         self.optimizer.apply(self._state, gradient, *scalars, first_round)
+        self._moved(commit)
+
+    def _moved(self, commit: StepCommit) -> None:
+        """Compute with the state after a commit from here on, and prove it when that is due."""
+        assert self._state is not None
         if self._inner:
             self._inner.committed(commit.step)
         else:

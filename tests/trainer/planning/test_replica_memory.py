@@ -61,15 +61,33 @@ def plan_of(folder: Path, config: RunConfig, **settings: bool) -> MemoryPlan:
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_a_run_of_one_process_holds_the_coordinators_vectors_too(tiny: Tiny, method: str) -> None:
-    """Weights, two moments, and a gradient where the sum will be: four fp32 vectors."""
+def test_a_run_of_one_process_has_one_state(tiny: Tiny, method: str) -> None:
+    """Two moments beside weights and gradient; a worker has an averaged gradient too."""
     folder = tiny.model()
     config = tiny.config(folder, method=method)
     worker, alone = plan_of(folder, config), plan_of(folder, config, coordinates=True)
-    assert alone.state - worker.state == 4 * worker.trainable
+    assert worker.state == 3 * worker.trainable
+    assert alone.state == 2 * worker.trainable
     assert replace(alone, state=worker.state) == worker
     on_card = plan_of(folder, config, accelerator=True, coordinates=True)
     assert on_card.state == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "state"),
+    [
+        ({"exchange__codec": "bf16"}, 10),
+        ({"exchange__codec": "int8"}, 17 + 4 / 256),
+        ({"exchange__schedule": "rounds", "exchange__inner_steps": 4}, 28),
+    ],
+)
+def test_one_process_with_a_codec_or_rounds_holds_more(
+    tiny: Tiny, settings: dict[str, Any], state: float
+) -> None:
+    """Averages that stay encoded, what a codec drops on both sides, or two states."""
+    folder = tiny.model()
+    alone = plan_of(folder, tiny.config(folder, **settings), coordinates=True)
+    assert alone.state == int(state * alone.trainable / 4)
 
 
 @pytest.mark.parametrize("accelerator", [False, True])
@@ -291,7 +309,7 @@ def test_memory_follows_the_precision(tiny: Tiny) -> None:
         plan_of(folder, tiny.config(folder, training__precision=word)) for word in ("fp32", "fp16")
     )
     assert narrow.per_token < wide.per_token
-    assert narrow.state == wide.state == 4 * wide.trainable
+    assert narrow.state == wide.state == 3 * wide.trainable
     # Backward needs the frozen linears in fp16; recomputation, those of one layer.
     shape = read_shape(folder)
     copies = 2 * shape.linear_parameters()

@@ -152,6 +152,27 @@ def test_weights_written_are_weights_used(tiny: Tiny) -> None:
     assert (losses[0] - losses[1]) / 2e-3 == pytest.approx(float(flat @ direction), rel=1e-2)
 
 
+def test_weights_written_are_used_where_they_are(tiny: Tiny) -> None:
+    """A process that trains alone has them once; nobody writes to those that may only be read."""
+    replica, weights = tiny.start(task="causal-lm", method="full")
+    batch = tiny.batch(4, "causal-lm")
+    assert replica.weights.data_ptr() == weights.ctypes.data
+    before = replica.evaluate(batch).loss_sum
+    weights *= 0.5
+    replica.write_trainable(weights)
+    after = replica.evaluate(batch).loss_sum
+    assert after != before
+    moved = weights.copy()
+    replica.write_trainable(moved)
+    weights[:] = np.nan
+    assert replica.evaluate(batch).loss_sum == after
+    fixed = moved * 2
+    fixed.flags.writeable = False
+    replica.write_trainable(fixed)
+    assert replica.evaluate(batch).loss_sum == before
+    assert replica.weights.data_ptr() == moved.ctypes.data
+
+
 def test_bfloat16_base_keeps_fp32_trainables(tiny: Tiny) -> None:
     batch = tiny.batch(6)
     exact = gradient(tiny.start()[0], batch)[0]

@@ -69,12 +69,18 @@ def test_running_out_of_memory_halves_and_remembers(
 
     def late(index: int, values: np.ndarray) -> None:
         sent.append(index)
+        values /= 2  # they are the receiver's
+        taken[index] = values, values.copy()
         if index == 1 and next(failures, False):
             raise error
 
     sent: list[int] = []
+    taken: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     replica.forward_backward(batch, late)
     assert sent == list(replica.layout.send_order)
+    assert all(np.array_equal(values, then) for values, then in taken.values())
+    assert relative(np.concatenate([taken[index][0] for index in sorted(taken)]), whole / 2) < 1e-6
+    assert relative(gradient(replica, batch)[0], whole) < 1e-6
 
     def full(*_: Any) -> Any:
         raise error

@@ -65,13 +65,14 @@ def block_frames(
     weight: int,
     rank: int = 0,
     shard: int = 0,
+    chunk: int | None = None,
 ) -> Iterator[Frame]:
-    """Yield the frames of one encoded block, in order, lazily."""
-    view = encoded.data
-    for offset in range(0, encoded.size, CHUNK):
+    """Yield the frames of one encoded block, in order, lazily; of `chunk` bytes, or of `CHUNK`."""
+    view, chunk = encoded.data, chunk or CHUNK
+    for offset in range(0, encoded.size, chunk):
         yield Frame(
             kind,
-            view[offset : offset + CHUNK],
+            view[offset : offset + chunk],
             generation=generation,
             step=step,
             rank=rank,

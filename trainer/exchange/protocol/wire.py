@@ -72,6 +72,8 @@ TENSOR_TYPES = frozenset(
     }
 )
 
+AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT)
+
 
 @dataclass(slots=True)
 class Frame:

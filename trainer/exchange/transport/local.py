@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle, Step
 from trainer.exchange.protocol.messages import Message, ShardAssignment
-from trainer.exchange.protocol.wire import Frame
+from trainer.exchange.protocol.wire import AVERAGES, Frame
 from trainer.exchange.transport.recorder import Recorder
 from trainer.exchange.worker.session import Event, Session
 from trainer.system.errors import BudgetStopError
@@ -29,6 +29,9 @@ class LocalExchange:
         self._events: deque[Event] = deque()
         self._outgoing: deque[Frame] = deque([session.hello()])
         self._stop_reason: str | None = None
+        self._lent: dict[int, NDArray[np.float32]] = {}
+        if session.shared:
+            coordinator.training.residuals.memory.lend = lambda block: self._lent.pop(block, None)
         self.finish: Finish | None = None
         """How the run ended."""
         self._perform(coordinator.connected(_LINK, None, time.monotonic()))
@@ -42,9 +45,14 @@ class LocalExchange:
     def send_block(
         self, shard: ShardAssignment, index: int, gradient: NDArray[np.float32], weight: int
     ) -> None:
-        """Hand a block's gradient sum to the coordinator."""
+        """Hand a block's gradient sum to the coordinator.
+
+        Beside a shared state a sum in fp32, the only one of the step, becomes the average in place.
+        """
+        self._lent[index] = gradient
         self._outgoing.extend(self._session.block(shard, index, gradient, weight))
         self._drain()
+        self._lent.clear()
         self._look_up()  # what is committed is saved without waiting for the rest of the step
 
     def send(self, message: Message, step: int) -> None:
@@ -81,6 +89,8 @@ class LocalExchange:
             match action:
                 case Send(frames=frames):
                     for frame in frames:
+                        if self._session.shared and frame.type in AVERAGES:
+                            break  # the coordinator applies it to the state of both
                         events, answers = self._session.receive(frame)
                         self._events.extend(events)
                         self._outgoing.extend(answers)

@@ -26,7 +26,10 @@ class Exchange(Protocol):
     def send_block(
         self, shard: ShardAssignment, index: int, gradient: NDArray[np.float32], weight: int
     ) -> None:
-        """Send a block's gradient sum over the shard; the array may change after the call."""
+        """Send a block's gradient sum over the shard.
+
+        The array is the exchange's, to change too, until the next shard is computed.
+        """
         ...
 
     def send(self, message: Message, step: int) -> None:

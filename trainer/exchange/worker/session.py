@@ -21,15 +21,13 @@ from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult, Shutdown, StepCommit
 from trainer.exchange.protocol.state_transfer import StateAssembly
-from trainer.exchange.protocol.wire import Frame, MessageType
+from trainer.exchange.protocol.wire import AVERAGES, Frame, MessageType
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState
 from trainer.system.errors import ProtocolError
 from trainer.system.received import LARGEST_FLOAT
 
 Float32 = NDArray[np.float32]
-
-_AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT)
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,14 @@ class Committed:
     gradient: Float32
 
 
-Event = Admitted | ShardAssignment | Committed | Shutdown
+@dataclass(frozen=True)
+class Applied:
+    """The coordinator applied a commit to the state that the worker shares with it."""
+
+    commit: StepCommit
+
+
+Event = Admitted | ShardAssignment | Committed | Applied | Shutdown
 
 
 class Session:
@@ -63,9 +68,17 @@ class Session:
         layout: GradientLayout,
         codec: str,
         rounds: bool = False,
+        shared: TrainState | None = None,
     ) -> None:
-        """`rounds`: the second moments may follow a step's averages, as blocks of their own."""
+        """Start before the request to join is sent.
+
+        Args:
+            rounds: the second moments may follow a step's averages, as blocks of their own.
+            shared: the coordinator's own state, of a worker in the same process: it is the worker's
+                too, and averages are applied to it by the coordinator alone.
+        """
         self.request = request
+        self.shared = shared
         self._wire = layout.doubled if rounds else layout
         self.accepted: messages.JoinAccepted | None = None
         self._layout = layout
@@ -75,7 +88,7 @@ class Session:
         self._state: StateAssembly | None = None
         self._partial: dict[int, BlockAssembly] = {}
         self._averaged: set[int] = set()
-        self._gradient = np.empty(self._wire.size, np.float32)
+        self._gradient: Float32 | None = None
         self._dealt: dict[int, ShardAssignment] = {}
 
     def hello(self) -> Frame:
@@ -95,14 +108,17 @@ class Session:
             raise ProtocolError(f"{frame.type.name} of another generation")
         if frame.type is MessageType.STATE:
             return self._restore(frame)
-        if frame.type in _AVERAGES:
+        if frame.type in AVERAGES:
             self._average(frame)
             return [], []
         match messages.parse(frame):
             case messages.Heartbeat():
                 return [], []
             case StepCommit() as commit:
-                committed = Committed(commit, self._take_gradient(commit))
+                if self.shared:
+                    committed = Applied(commit)
+                else:
+                    committed = Committed(commit, self._take_gradient(commit))
                 self._dealt.clear()
                 if self.feedback and commit.settled:
                     self.feedback.clear()
@@ -123,6 +139,8 @@ class Session:
     ) -> Iterator[Frame]:
         """Return the frames of one block's gradient sum; the array may change after the call.
 
+        Beside a shared state an array in fp32 is the only frame's payload, and may not.
+
         With error feedback a block is encoded when its first frame is drawn: not by the thread that
         computes, and only if it still counts then.
 
@@ -134,6 +152,8 @@ class Session:
         if self.feedback:
             return self._owed(self.feedback, shard, index, gradient.copy(), weight)
         codec = self._agreed.codec
+        if self.shared and codec.name == "fp32":
+            return self._frames(shard, index, codec, gradient.view(np.uint8), weight)
         return self._frames(shard, index, codec, codec.encode(gradient), weight)
 
     def answer(self, message: messages.Message, step: int = 0) -> Iterator[Frame]:
@@ -170,7 +190,9 @@ class Session:
         match messages.parse(frame):
             case messages.JoinAccepted() as accepted:
                 self.accepted = accepted
-                self._state = StateAssembly(self._layout.size, accepted.step, accepted.moments)
+                self._state = StateAssembly(
+                    self._layout.size, accepted.step, accepted.moments, self.shared
+                )
                 return []
             case Shutdown() as end:
                 return [end]  # it came when the run was over already
@@ -217,9 +239,9 @@ class Session:
     ) -> Iterator[Frame]:
         is_layer = self._wire.blocks[index].is_layer
         kind = MessageType.BLOCK_GRADIENT if is_layer else MessageType.NON_BLOCK_GRADIENT
-        number, step = shard.shard, shard.step
+        number, step, chunk = shard.shard, shard.step, encoded.size if self.shared else None
         return block_frames(
-            kind, encoded, self.generation, step, index, codec, weight, self.rank, number
+            kind, encoded, self.generation, step, index, codec, weight, self.rank, number, chunk
         )
 
     def _average(self, frame: Frame) -> None:
@@ -233,6 +255,8 @@ class Session:
             self._partial[frame.block] = assembly
         if assembly.add(frame):
             del self._partial[frame.block]
+            if self._gradient is None:
+                self._gradient = np.empty(self._wire.size, np.float32)
             assembly.codec.decode(assembly.bytes, self._gradient[span.start : span.stop])
             self._averaged.add(frame.block)
 
@@ -241,7 +265,8 @@ class Session:
         if here not in due or max(self._averaged) >= here:
             raise ProtocolError(f"step {commit.step} was committed before all averages were here")
         # A worker without a share can be a step ahead of its loop: each step has its own array.
-        gradient, self._gradient = self._gradient, np.empty(self._wire.size, np.float32)
+        gradient, self._gradient = self._gradient, None
+        assert gradient is not None
         self._averaged.clear()
         return gradient[: self._wire.blocks[here - 1].stop]
 

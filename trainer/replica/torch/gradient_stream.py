@@ -36,11 +36,12 @@ class GradientStream:
         self._armed = False
         self._sent = 0
         self._missing: list[int] = []
+        self._parameters = parameters
+        self._point()
         for block in layout.blocks:
-            for name, start, stop in block.parameters:
-                parameter = parameters[name]
-                parameter.grad = self.flat[start:stop].view(parameter.shape)
-                parameter.register_post_accumulate_grad_hook(partial(self._finished, block.index))
+            for name, _, _ in block.parameters:
+                hook = partial(self._finished, block.index)
+                parameters[name].register_post_accumulate_grad_hook(hook)
 
     @contextmanager
     def step(self, on_block: OnBlock) -> Iterator[None]:
@@ -55,31 +56,49 @@ class GradientStream:
             self._on_block, self._armed = None, False
 
     def restart(self) -> None:
-        """Begin the shard, or begin it again without memory for it: what was sent stays sent."""
+        """Begin the shard, or begin it again without memory for it.
+
+        What was sent stays sent, and is the receiver's where it is.
+        """
         self._armed = False
-        self.flat.zero_()
+        if self._on_block is not None and self._sent and self._transfer is None:
+            self.flat = torch.zeros_like(self.flat)
+            self._point()
+        else:
+            self.flat.zero_()
         self._missing = [len(block.parameters) for block in self._layout.blocks]
 
     def last(self) -> None:
         """Say that the next backward is the last: what it finishes is final, and may leave."""
         self._armed = self._on_block is not None
 
+    def _point(self) -> None:
+        """Make the parameters' gradients views of `flat`."""
+        for block in self._layout.blocks:
+            for name, start, stop in block.parameters:
+                parameter = self._parameters[name]
+                parameter.grad = self.flat[start:stop].view(parameter.shape)
+
     def _finished(self, index: int, _parameter: Tensor) -> None:
         if not self._armed:
             return
         self._missing[index] -= 1
         if self._missing[index] == 0:
-            if self._transfer is not None:
-                self._transfer.start(index)
+            self._copy(index)
             self._send(lambda block: self._transfer is None or self._transfer.arrived(block))
 
     def _flush(self) -> None:
         """Send the rest; a parameter that the loss did not reach has a gradient of zero."""
         for index, missing in enumerate(self._missing):
-            if missing and self._transfer is not None:
-                self._transfer.start(index)
+            if missing:
+                self._copy(index)
             self._missing[index] = 0
         self._send(lambda block: self._transfer is None or self._transfer.wait(block))
+
+    def _copy(self, index: int) -> None:
+        """Begin to copy a block to the host, unless that of a first attempt was sent."""
+        if self._transfer is not None and index not in self._layout.send_order[: self._sent]:
+            self._transfer.start(index)
 
     def _send(self, ready: Callable[[int], bool]) -> None:
         order = self._layout.send_order

@@ -175,6 +175,23 @@ def flatten(
     return flat
 
 
+def share_weights(
+    model: nn.Module, layout: GradientLayout, present: Tensor, flat: np.ndarray
+) -> Tensor:
+    """Make the trainable parameters views of an array, fp32 `[layout.size]`; return it as a tensor.
+
+    Args:
+        present: what `flatten` or this function returned last.
+    """
+    if present.data_ptr() == flat.ctypes.data:
+        return present
+    weights, parameters = torch.from_numpy(flat), dict(trainable_parameters(model))
+    for block in layout.blocks:
+        for name, start, stop in block.parameters:
+            parameters[name].data = weights[start:stop].view(parameters[name].shape)
+    return weights
+
+
 def _check_nf4_widths(model: nn.Module, model_dir: Path) -> None:
     """Refuse rows that do not end with a block, which bitsandbytes 0.50 misreads on CPUs.
 

@@ -44,6 +44,7 @@ from trainer.replica.torch.model import (
     flatten,
     freeze_a,
     recompute_activations,
+    share_weights,
     trainable_parameters,
 )
 from trainer.replica.torch.precision import SCALE_OF_SUM, LossScale, autocast
@@ -165,15 +166,21 @@ class TorchReplica:
         compile_layers(self._model)
 
     def write_trainable(self, flat: np.ndarray) -> None:
-        """Copy fp32 `[layout.size]` into the trainable weights."""
+        """Take the trainable weights, fp32 `[layout.size]`; see `Replica.write_trainable`."""
         assert flat.dtype == np.float32, f"weights are fp32, got {flat.dtype}"
         assert flat.shape == (self.layout.size,), f"{flat.shape} is not ({self.layout.size},)"
+        if self._device.type == "cpu" and flat.flags.writeable and flat.flags.c_contiguous:
+            self._weights = share_weights(self._model, self.layout, self._weights, flat)
+            return
         with torch.no_grad():
             self._weights.copy_(torch.tensor(flat), non_blocking=True)
 
     @property
     def weights(self) -> Tensor:
-        """The trainable weights, fp32 `[layout.size]` on the device; parameters are views of it."""
+        """The trainable weights, fp32 `[layout.size]` on the device; parameters are views of it.
+
+        On a CPU another tensor after each `write_trainable` of another array.
+        """
         return self._weights
 
     @property

@@ -116,7 +116,9 @@ def run_local(
         coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic(), guards)
         request = build.make_request(inputs, choice, 0)
         settings = config.exchange
-        session = Session(request, inputs.layout, settings.codec, settings.has_rounds)
+        # In rounds a worker's second moment is its own.
+        shared = None if settings.has_rounds else coordinator.training.state
+        session = Session(request, inputs.layout, settings.codec, settings.has_rounds, shared)
         exchange = LocalExchange(coordinator, session, recorder)
         worker = build.make_worker(inputs, choice, lambda: exchange)
         on_signal(exchange.interrupt)

@@ -196,14 +196,14 @@ def make_student(
         if compiled:
             log.info("compiling the layers during the first steps ...")
             replica.compile()
+        if not restored:
+            replica.write_trainable(starting_weights(layout, inputs.model_dir, config))
         optimizer = StudentOptimizer(config.optimizer, layout, replica.weights, replica.gradient)
         step, position, rounds = 0, Position(), ""
         if restored:
             step = restored.progress.step
             position, rounds = _position(restored)
             optimizer.restore(restored.state)
-        else:
-            replica.write_trainable(starting_weights(layout, inputs.model_dir, config))
         recorder = make_recorder(plan)
     recorder.go_on(restored)
     recorder.emit(
