@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from trainer.config.section import Section
 from trainer.config.training import Positive
@@ -13,6 +13,19 @@ from trainer.config.training import Positive
 LostText = Literal["refuse", "accept"]
 TEMPLATE_DATE = "2024-07-26"
 """The day that Llama 3's chat templates write where there is no clock."""
+
+
+def _read_day(value: Any) -> str:
+    """Return a day as text; YAML reads one without quotes as a date."""
+    if type(value) is date:
+        return value.isoformat()
+    try:
+        return date.fromisoformat(value).isoformat()
+    except (TypeError, ValueError):
+        raise ValueError("give a day, such as 2026-01-31") from None
+
+
+Day = Annotated[str, BeforeValidator(_read_day)]
 
 
 class DataConfig(Section):
@@ -33,22 +46,11 @@ class DataConfig(Section):
     lost_text: LostText = "refuse"
     """What to do about a conversation of which the chat template leaves out text: refuse it, or
     use the rest."""
-    date: str = TEMPLATE_DATE
+    date: Day = TEMPLATE_DATE
     """Today's date for a chat template that asks (`strftime_now`): the same on every machine and
     day, so that a resumed run has the same tokens."""
     columns: dict[str, str] = Field(default_factory=dict[str, str])
     """The names of keys in the data: `{input: body, label: intent}`. Other keys are not read."""
-
-    @field_validator("date", mode="before")
-    @classmethod
-    def _is_day(cls, value: Any) -> Any:
-        """Return a day as text; YAML reads one without quotes as a date."""
-        if type(value) is date:
-            return value.isoformat()
-        try:
-            return date.fromisoformat(value).isoformat()
-        except (TypeError, ValueError):
-            raise ValueError("give a day, such as 2026-01-31") from None
 
     @model_validator(mode="after")
     def _one_validation(self) -> Self:

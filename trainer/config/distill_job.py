@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from trainer.config import section as settings
 from trainer.config.budget import BudgetConfig
-from trainer.config.data import LostText
+from trainer.config.data import Day, LostText
 from trainer.config.distillation import DistillationConfig
 from trainer.config.limits import HOTTEST, MOST_DRAWS, MOST_NEW_TOKENS, SHORTEST_WINDOW
 from trainer.config.run import (
@@ -57,6 +57,7 @@ class TeacherJob(Section):
     values: Literal["float16", "float32"] | None = None
     max_seq_len: int | None = Field(default=None, ge=SHORTEST_WINDOW)
     lost_text: LostText | None = None
+    date: Day | None = None
     shard_bytes: Positive | None = None
     batch_tokens: Positive | None = None
     dtype: Literal["bfloat16", "float32"] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.distill.teacher import teacher
 from trainer.commands.evaluate import evaluate
 from trainer.config.run import RunConfig, load
+from trainer.data.tokenizer_folder import load_tokenizer
+from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign
 from trainer.run.composition import roles
 from trainer.run.composition.roles import Placement
 from trainer.run.inputs import read_inputs
@@ -85,3 +88,29 @@ def test_keys_that_are_not_used_are_said(model: Path, tmp_path: Path) -> None:
     path.write_text((json.dumps({"text": "hello there", "lable": 1}) + "\n") * 2)
     read_inputs(settings, "run", said.append)
     assert "data: keys of a data line that are not used: 'lable' (2 times)" in said
+
+
+@pytest.mark.parametrize(("words", "year"), [([], "2024"), (["--date", "2031-02-03"], "2031")])
+def test_a_teacher_takes_the_date(
+    model: Path, tmp_path: Path, words: list[str], year: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dated = tmp_path / "dated"
+    shutil.copytree(model, dated)
+    source = "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+    (dated / "chat_template.jinja").write_text(source)
+    data = write_data(tmp_path / "train.jsonl", (ONE, None))
+    found: list[str] = []
+
+    def note(request: ScoringRequest) -> Assignment:
+        assignment = assign(request)
+        (window,) = assignment.first_windows(100)
+        found.append(load_tokenizer(dated).decode(window.tolist()))
+        raise InputError("enough")
+
+    monkeypatch.setattr("trainer.distill.teacher.assignment.assign", note)
+    given = [str(dated), "--data", str(data), "--out", str(tmp_path / "logits"), *words]
+    done = click.testing.CliRunner().invoke(teacher, given)
+    assert "enough" in str(done.exception)
+    assert found[0].startswith(year)
+    bad = click.testing.CliRunner().invoke(teacher, [*given, "--date", "tomorrow"])
+    assert (bad.exit_code, "does not match the format" in bad.output) == (2, True)

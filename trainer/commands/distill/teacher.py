@@ -102,6 +102,12 @@ class Share(click.ParamType):
 )
 @lost_text_option
 @click.option(
+    "--date",
+    type=click.DateTime(["%Y-%m-%d"]),
+    callback=lambda _, __, day: day and day.date().isoformat(),
+    help="Today's date for a chat template that asks; default: that of `data.date`.",
+)
+@click.option(
     "--batch-tokens",
     type=click.IntRange(min=1),
     help="Tokens per forward pass; default: 4096, on a GPU 32768.",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.data import LostText
+from trainer.config.data import TEMPLATE_DATE, LostText
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.distill.logits.dataset import LogitsFolder
@@ -52,6 +52,8 @@ class ScoringRequest:
     """Tokens of a window; None: 1,024, or the teacher's maximum if that is less."""
     lost_text: LostText | None = None
     """See `data.lost_text`; None: refuse."""
+    date: str | None = None
+    """See `data.date`; None: its default."""
     shard_bytes: int = SHARD_BYTES
     seed: int = 0
     engine: str = "torch"
@@ -116,7 +118,7 @@ def assign(request: ScoringRequest) -> Assignment:
             " --data"
         )
     documents = Documents(request.data, request.columns)
-    encoder = Encoder(tokenizer_dir, request.lost_text or "refuse")
+    encoder = Encoder(tokenizer_dir, request.lost_text or "refuse", request.date or TEMPLATE_DATE)
     windows = Windows(documents, encoder, max_seq_len)
     folder = LogitsFolder(request.output)
     is_local = Path(request.model).expanduser().exists()
