@@ -50,6 +50,10 @@ class PreflightError(LauncherError):
     exit_code = 4
 
 
+class InvalidAnswerError(PreflightError):
+    """A host's answer is not of the agreed type, or it lacks the question: another version."""
+
+
 class BusyError(PreflightError):
     """Another run is active, or another start is under way."""
 

@@ -1,7 +1,4 @@
-"""The operations that a launcher may call on this machine, in one table by name.
-
-Arguments and results are plain JSON; a result may also be made of dataclasses, which `frames.py`
-writes as their fields. A new operation is a function and its line in the table.
+"""The operations that a launcher may call on this machine; the checks are those of `checks/`.
 
 An agent runs this on its host: standard library only, and nothing here may need the launcher's
 extras (Ansible, cryptography). What reads a model imports the trainer when it is called.
@@ -11,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import os
 import pwd
 import shutil
@@ -20,15 +18,11 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.checks import (
-    digests,
-    host,
-    link,
-    logits_folder,
-    share,
-    unit_sandbox,
-    unit_states,
-)
+from launcher.agent.checks import link as link
+from launcher.agent.checks import logits_folder as logits_folder
+from launcher.agent.checks import share as share
+from launcher.agent.checks import unit_sandbox as unit_sandbox
+from launcher.agent.operation import OPERATIONS, operation
 from launcher.errors import PreflightError
 from launcher.files import make_private_folder
 from launcher.inventory.facts import devices, gauges, machine, network
@@ -37,22 +31,30 @@ from launcher.session.processes import ProcessIdentity
 from trainer.system.regular_file import open_file
 from trainer.system.storage.atomic_file import write_atomically
 
-Operation = Callable[..., Any]
+DEVICES_DEADLINE = 45.0
+"""Seconds: the drivers of sleeping cards are slow, and each query has its own deadline."""
 
 
 def perform(
-    name: str, arguments: Mapping[str, Any], own: Mapping[str, Operation] | None = None
+    name: str,
+    arguments: Mapping[str, Any],
+    own: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Any:
     """Return the result of an operation, of the table or of the caller's `own`.
 
     Raises:
         ValueError: there is no such operation: the caller is another version.
     """
-    operation = (own or {}).get(name) or OPERATIONS.get(name)
-    if operation is None:
+    if own is not None and name in own:
+        return own[name](**arguments)
+    if name not in OPERATIONS:  # the checks of a job import the trainer: only when they are called
+        importlib.import_module("launcher.agent.checks.job")
+    if name not in OPERATIONS:
         known = ", ".join(OPERATIONS)
         raise ValueError(f"no operation {name!r} is known here (known: {known})")
-    return operation(**arguments)
+    found = OPERATIONS[name]
+    importlib.import_module(found.function.__module__)  # whole: another thread may be at it
+    return found.perform(arguments)
 
 
 def user_name() -> str:
@@ -103,26 +105,41 @@ def lock(path: str, purpose: str) -> Generator[None]:
         os.close(descriptor)
 
 
-def _size(path: str) -> int:
+@operation("size")
+def read_size(path: str) -> int:
+    """Return the bytes that a file has."""
     return Path(path).stat().st_size
 
 
-def _make_folder(path: str) -> None:
+@operation("make_folder")
+def make_folder(path: str) -> None:
+    """Make a folder and those above it, for its owner alone; one that exists is left as is."""
     make_private_folder(Path(path))
 
 
-def _remove(path: str) -> None:
+@operation("exists")
+def path_exists(path: str) -> bool:
+    """Whether a file or folder of that name exists, a dangling link included."""
+    return os.path.lexists(path)
+
+
+@operation("remove")
+def remove_file(path: str) -> None:
+    """Remove a file; no error when there is none."""
     Path(path).unlink(missing_ok=True)
 
 
-def _names(folder: str) -> list[str]:
+@operation("names")
+def list_names(folder: str) -> list[str]:
+    """Return the names in a folder, sorted; none when there is no folder."""
     try:
         return sorted(entry.name for entry in Path(folder).iterdir())
     except FileNotFoundError:
         return []
 
 
-def _free_disk(path: str) -> int:
+@operation("free_disk", least=0)
+def read_free_disk(path: str) -> int:
     """Return the free bytes of the file system that a folder is on, or will be."""
     place = Path(path)
     while not place.exists():
@@ -130,7 +147,9 @@ def _free_disk(path: str) -> int:
     return shutil.disk_usage(place).free
 
 
-def _spawn(argv: Sequence[str], env: Mapping[str, str], log: str) -> None:
+@operation("spawn")
+def spawn_process(argv: Sequence[str], env: Mapping[str, str], log: str) -> None:
+    """Start a process that outlives this one: no terminal, no stdin, output to `log`."""
     with Path(log).open("ab") as output:
         keeper = subprocess.Popen(
             argv,
@@ -144,7 +163,9 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], log: str) -> None:
     _CHILDREN.append(keeper)
 
 
-def _is_alive(process: ProcessIdentity) -> bool:
+@operation("is_alive")
+def is_alive(process: ProcessIdentity) -> bool:
+    """Whether a process runs; a reused pid does not count."""
     for child in _CHILDREN:  # a supervisor of our own that ended must not stay a zombie
         child.poll()
     return processes.is_alive(process)
@@ -154,73 +175,20 @@ _CHILDREN: list[subprocess.Popen[bytes]] = []
 """Supervisors that this process started: kept so that they are reaped without a warning."""
 
 
-def _with_process(act: Operation, name: str = "process") -> Operation:
-    """Return an operation on a process that is given by the fields of its identity."""
-
-    def operation(**arguments: Any) -> Any:
-        return act(ProcessIdentity(**arguments.pop(name)), **arguments)
-
-    return operation
+@operation("clock")
+def read_clock() -> float:
+    """Return the time here in Unix seconds."""
+    return time.time()
 
 
-def _of_job(check: str) -> Operation:
-    """Return a check of `checks/job.py`, which imports the trainer: only when it is called."""
-
-    def operation(**arguments: Any) -> Any:
-        from launcher.agent.checks import job
-
-        return getattr(job, check)(**arguments)
-
-    return operation
-
-
-OPERATIONS: dict[str, Operation] = {
-    "size": _size,
-    "names": _names,
-    "make_folder": _make_folder,
-    "exists": os.path.lexists,
-    "remove": _remove,
-    "spawn": _spawn,
-    "is_alive": _with_process(_is_alive),
-    "send_signal": _with_process(processes.send_signal),
-    "send_group_signal": _with_process(processes.send_group_signal, "leader"),
-    "find_run": processes.find_run,
-    "describe": _with_process(processes.describe),
-    "clock": time.time,
-    "unfinished_runs": host_runs.unfinished_runs,
-    "wanted_runs": host_runs.wanted_runs,
-    "units": unit_states.show_units,
-    "machine": machine.describe,
-    "routes": network.routes,
-    "free_disk": _free_disk,
-    "gauges": gauges.read_gauges,
-    "devices": devices.detect,
-    "trainer": host.check_trainer,
-    "cuda": host.check_trainer_cuda,
-    "secure_boot": host.check_secure_boot,
-    "sleep": host.check_sleep,
-    "port": host.check_port,
-    "folder": host.check_folder,
-    "listen": link.listen,
-    "connect": link.connect,
-    "fences": unit_sandbox.check_fences,
-    "share": share.check_share,
-    "share_source": share.source,
-    "file_content": digests.file_content,
-    "logits_content": logits_folder.logits_content,
-    "model": _of_job("check_model"),
-    "model_content": _of_job("model_content"),
-    "model_folder": _of_job("check_model_folder"),
-    "text": _of_job("check_text"),
-    "training_data": _of_job("check_training_data"),
-    "data": _of_job("check_data"),
-    "output": _of_job("check_output"),
-    "memory": _of_job("check_memory"),
-    "own_settings": _of_job("own_settings"),
-    "workload": _of_job("workload"),
-    "scoring": _of_job("scoring"),
-    "measured": _of_job("measured"),
-    "student": _of_job("student"),
-}
-"""Every operation but those on the bytes of files and on locks, which differ over a pipe
-(`agent.py`). A function's arguments are the operation's."""
+# Functions of packages that agents and supervisors share, and which know of no agent.
+send_signal = operation("send_signal")(processes.send_signal)
+send_group_signal = operation("send_group_signal")(processes.send_group_signal)
+find_run = operation("find_run")(processes.find_run)
+describe_process = operation("describe")(processes.describe)
+list_unfinished_runs = operation("unfinished_runs")(host_runs.unfinished_runs)
+list_wanted_runs = operation("wanted_runs")(host_runs.wanted_runs)
+describe_machine = operation("machine", least=0)(machine.describe)
+find_routes = operation("routes", least=0)(network.routes)
+read_gauges = operation("gauges")(gauges.read_gauges)
+detect_devices = operation("devices", DEVICES_DEADLINE, least=0)(devices.detect)

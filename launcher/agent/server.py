@@ -13,12 +13,12 @@ import os
 import select
 import sys
 import threading
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from launcher.agent import frames, operations
-from launcher.agent.operations import Operation
 from launcher.files import default_state_folder
 from launcher.inventory.facts.machine import installed_wheel
 
@@ -48,7 +48,7 @@ class Agent:
         self._locks: dict[str, contextlib.ExitStack] = {}
         self._given_up: set[str] = set()
         self._uploads: dict[str, bytearray] = {}
-        self._own: dict[str, Operation] = {
+        self._own: dict[str, Callable[..., Any]] = {
             "read": _read,
             "append": self._append,
             "write": self._write,

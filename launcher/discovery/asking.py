@@ -7,17 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from launcher.agent.operations import (
+    DEVICES_DEADLINE,
+    describe_machine,
+    detect_devices,
+    read_free_disk,
+)
 from launcher.discovery.candidates import Candidate, Source, host_name
-from launcher.errors import LauncherError, PreflightError, UnreachableError
+from launcher.errors import LauncherError, UnreachableError
 from launcher.files import MANAGED_STATE
 from launcher.hosts import ssh
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import AT_ONCE, REACH, at_once
-from launcher.hosts.survey import DEVICES_DEADLINE, detection_of, machine_of, with_devices
+from launcher.hosts.survey import with_devices
 from launcher.inventory.facts.devices import Detection
 from launcher.inventory.facts.machine import Machine
 from launcher.inventory.hosts import Host
-from trainer.system.received import receive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +118,10 @@ def _ask(candidate: Candidate, opened: Iterator[int]) -> Found:
     host = candidate.host
     connection, missing = ssh.visit(host)
     route = ssh.route_of(host)
-    try:
-        machine = machine_of(connection.call("machine"))
-        detection = detection_of(connection.call("devices", deadline=DEVICES_DEADLINE))
-        disk = _free_disk(host, connection, bool(missing))
-    except (ValueError, RuntimeError) as error:
-        raise PreflightError(f"host {host.name}: {error}") from None
+    machine = connection.ask(describe_machine)
+    detection = connection.ask(detect_devices)
+    folder = host.state_folder or (MANAGED_STATE if missing else connection.state_folder)
+    disk = connection.ask(read_free_disk, folder)
     is_open = next(opened) <= AT_ONCE
     if not is_open:
         connection.close()
@@ -137,12 +140,6 @@ def _ask(candidate: Candidate, opened: Iterator[int]) -> Found:
         missing=missing,
         is_open=is_open,
     )
-
-
-def _free_disk(host: Host, connection: Connection, visiting: bool) -> int:
-    folder = host.state_folder or (MANAGED_STATE if visiting else connection.state_folder)
-    answer = connection.call("free_disk", {"path": folder})
-    return receive(int, answer, "free_disk", least=0)
 
 
 def _with_names(found: Sequence[Found]) -> list[Found]:

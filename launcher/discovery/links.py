@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from launcher.agent.checks.link import Crossing, Listening
+from launcher.agent.checks import link as link_check
+from launcher.agent.checks.link import Listening
+from launcher.agent.operations import find_routes
 from launcher.discovery.asking import Found
 from launcher.errors import ConfigError, LauncherError, PreflightError
 from launcher.hosts.fleet import at_once, line_of
-from launcher.hosts.survey import routes_of
 from launcher.inventory.facts.network import Route
 from launcher.plan.routes import choose
-from trainer.system.received import receive
 
 _DEADLINE = 8.0
 """Seconds that a pair may take: connecting, and a burst each way."""
@@ -85,7 +85,7 @@ def measure(found: Sequence[Found], port: int) -> list[MeasuredLink]:
         return []
     machines = {one.name: one for one in found}
     targets = [entry.address for one in found for entry in one.machine.network.addresses]
-    asked = {one.name: partial(_routes, one, targets) for one in found}
+    asked = {one.name: partial(_find_routes, one, targets) for one in found}
     routes = at_once(asked, _DEADLINE)
     links: dict[tuple[str, str], MeasuredLink] = {}
     for pairs in rounds([one.name for one in found]):
@@ -104,11 +104,8 @@ def measure(found: Sequence[Found], port: int) -> list[MeasuredLink]:
     return sorted(links.values(), key=lambda link: (order.index(link.one), order.index(link.other)))
 
 
-def _routes(one: Found, targets: Sequence[str]) -> dict[str, Route]:
-    try:
-        return routes_of(one.connection.call("routes", {"targets": list(targets)}, _DEADLINE))
-    except (ValueError, RuntimeError) as error:
-        raise PreflightError(str(error)) from None
+def _find_routes(one: Found, targets: Sequence[str]) -> dict[str, Route]:
+    return one.connection.ask(find_routes.within(_DEADLINE), targets)
 
 
 def _cross(here: Found, there: Found, routes: Mapping[str, Route], port: int) -> MeasuredLink:
@@ -120,36 +117,23 @@ def _cross(here: Found, there: Found, routes: Mapping[str, Route], port: int) ->
         address = choose(here.host, here.machine.network, {there.name: ways}).bind
     except ConfigError:
         return link(problem=f"{there.name} has no route to an address of {here.name}")
-    token = secrets.token_hex(16)
+    target: dict[str, Any] = {"address": address, "port": port, "deadline": _DEADLINE}
+    target["token"] = secrets.token_hex(16)
     listening: list[Listening] = []
 
     def listen() -> None:
-        arguments: dict[str, Any] = {
-            "address": address,
-            "port": port,
-            "token": token,
-            "peers": [there.name],
-            "deadline": _DEADLINE,
-        }
         try:
-            answer = here.connection.call("listen", arguments, _DEADLINE + _MARGIN)
-            listening.append(receive(Listening, answer, "listen", least=0))
-        except (LauncherError, OSError, ValueError, RuntimeError) as error:
+            question = link_check.listen.within(_DEADLINE + _MARGIN)
+            listening.append(here.connection.ask(question, **target, peers=[there.name]))
+        except (LauncherError, OSError) as error:
             listening.append(Listening(str(error)))
 
     waiting = threading.Thread(target=listen, daemon=True)
     waiting.start()
-    arguments = {
-        "address": address,
-        "port": port,
-        "token": token,
-        "name": there.name,
-        "deadline": _DEADLINE,
-    }
     try:
-        answer = there.connection.call("connect", arguments, _DEADLINE + _MARGIN)
-        crossing = receive(Crossing, answer, "connect", least=0)
-    except (LauncherError, OSError, ValueError, RuntimeError) as error:
+        question = link_check.connect.within(_DEADLINE + _MARGIN)
+        crossing = there.connection.ask(question, **target, name=there.name)
+    except (LauncherError, OSError) as error:
         return link(problem=line_of(there.name, PreflightError(str(error))), unknown=True)
     finally:
         waiting.join(_DEADLINE + _MARGIN)  # the next round listens at that port again

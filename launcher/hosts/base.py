@@ -1,24 +1,25 @@
-"""The launcher's interface to a host: one `call`, and typed methods for frequent operations."""
+"""The launcher's interface to a host: `ask` puts a typed question, frequent ones have methods."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from launcher.errors import PreflightError, UnreachableError
+from pydantic_core import to_jsonable_python
+
+from launcher.agent import operations
+from launcher.agent.operation import DEADLINE, Operation
+from launcher.errors import InvalidAnswerError, PreflightError
 from launcher.session.processes import ProcessIdentity
 from trainer.system.received import receive
-
-CALL_DEADLINE = 10.0
-"""Seconds that an operation may take by default."""
 
 UNIT_DEADLINE = 60.0
 """Seconds that starting or stopping a unit may take: stopping waits until a worker has ended."""
 
-T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Connection(ABC):
@@ -46,7 +47,7 @@ class Connection(ABC):
 
     @abstractmethod
     def call(
-        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = CALL_DEADLINE
+        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = DEADLINE
     ) -> Any:
         """Have an operation of `operations.py` done on that host; JSON in, JSON out.
 
@@ -89,55 +90,47 @@ class Connection(ABC):
     def close(self) -> None:
         """Release the host: locks are freed, started processes continue. Idempotent."""
 
+    def ask(self, question: Operation[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return this host's answer to a question: what the function of that name returns there.
+
+        Raises:
+            OSError, LauncherError: as the function, or the host does not answer in time.
+            InvalidAnswerError: the answer is of another type, or the host lacks the question.
+        """
+        arguments = to_jsonable_python(question.arguments(*args, **kwargs))
+        try:
+            answer = self.call(question.name, arguments, question.deadline)
+            return receive(question.result, answer, question.name, **question.limits)
+        except (ValueError, RuntimeError) as error:  # another version, or a defect there
+            line = str(error).removeprefix(f"host {self.host}: ")
+            raise InvalidAnswerError(
+                f"host {self.host}: {line}; if its version differs: launch cluster push"
+            ) from None
+
     def size(self, path: str) -> int:
         """Return the bytes that a file has."""
-        return self._get(int, "size", path=path)
+        return self.ask(operations.read_size, path)
 
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none when there is no folder."""
-        return [name for name in self._get(list[str], "names", folder=folder) if "/" not in name]
+        return [name for name in self.ask(operations.list_names, folder) if "/" not in name]
 
     def make_folder(self, path: str) -> None:
         """Make a folder and those above it, for its owner alone; one that exists is left as is."""
-        self.call("make_folder", {"path": path})
+        self.ask(operations.make_folder, path)
 
     def exists(self, path: str) -> bool:
         """Whether a file or folder of that name exists, a dangling link included."""
-        return self._get(bool, "exists", path=path)
+        return self.ask(operations.path_exists, path)
 
     def remove(self, path: str) -> None:
         """Remove a file; no error when there is none."""
-        self.call("remove", {"path": path})
+        self.ask(operations.remove_file, path)
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], log: str) -> None:
         """Start a process that outlives this connection: no terminal, no stdin, output to `log`."""
-        self.call("spawn", {"argv": list(argv), "env": dict(env), "log": log})
+        self.ask(operations.spawn_process, argv, env, log)
 
     def is_alive(self, process: ProcessIdentity) -> bool:
         """Whether this process runs; a reused pid does not count."""
-        return self._get(bool, "is_alive", process=asdict(process))
-
-    def send_signal(self, process: ProcessIdentity, number: int) -> bool:
-        """Signal this process; False when it is gone."""
-        return self._get(bool, "send_signal", process=asdict(process), number=int(number))
-
-    def send_group_signal(self, leader: ProcessIdentity, number: int) -> bool:
-        """Signal the process group of this leader; False when it is gone."""
-        return self._get(bool, "send_group_signal", leader=asdict(leader), number=int(number))
-
-    def find_run(self, run_id: str) -> list[ProcessIdentity]:
-        """Return every living process of a run, wherever it was reparented to."""
-        return self._get(list[ProcessIdentity], "find_run", run_id=run_id)
-
-    def describe(self, process: ProcessIdentity) -> str:
-        """Return the command name and pid for people."""
-        return self._get(str, "describe", process=asdict(process))
-
-    def _get(self, kind: type[T], name: str, **arguments: Any) -> T:
-        answer = self.call(name, arguments)
-        try:
-            return receive(kind, answer, name)
-        except ValueError:
-            raise UnreachableError(
-                f"host {self.host}: invalid answer of its agent to `{name}`"
-            ) from None
+        return self.ask(operations.is_alive, process)

@@ -73,14 +73,21 @@ def line_of(name: str, error: Trouble) -> str:
 
 
 def at_once(
-    tasks: Mapping[str, Callable[[], T]], deadline: float, enough: str | None = None
+    tasks: Mapping[str, Callable[[], T]],
+    deadline: float | Mapping[str, float],
+    enough: str | None = None,
+    most: int = AT_ONCE,
 ) -> Answers[T]:
     """Run tasks concurrently; return the results and errors of the finished ones, the rest is late.
 
-    At most `AT_ONCE` run at a time, and the deadline is for each `AT_ONCE` of them. A late task
-    continues in a daemon thread whose result is dropped. With `enough` the success of that one task
-    ends the wait for the others, which then are in neither part.
+    A late task continues in a daemon thread whose result is dropped.
+
+    Args:
+        deadline: seconds, of all tasks or of each, for every `most` of them.
+        enough: a task whose success ends the wait for the others, which then are in neither part.
+        most: tasks that run at a time.
     """
+    deadlines = deadline if isinstance(deadline, Mapping) else dict.fromkeys(tasks, deadline)
     waiting = deque(tasks.items())
     ended: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
 
@@ -90,13 +97,14 @@ def at_once(
                 name, task = waiting.popleft()
                 ended.put((name, _outcome(task)))
 
-    for _ in range(min(len(tasks), AT_ONCE)):
+    for _ in range(min(len(tasks), most)):
         threading.Thread(target=work, daemon=True).start()
     found: dict[str, T] = {}
     errors: dict[str, Trouble] = {}
-    until = time.monotonic() + deadline * math.ceil(len(tasks) / AT_ONCE)
+    began = time.monotonic()
     try:
-        while len(found) + len(errors) < len(tasks) and enough not in found:
+        while (due := tasks.keys() - found.keys() - errors.keys()) and enough not in found:
+            until = began + max(deadlines[name] for name in due) * math.ceil(len(tasks) / most)
             name, outcome = ended.get(timeout=max(0.0, until - time.monotonic()))
             if isinstance(outcome, LauncherError | OSError):
                 errors[name] = outcome
@@ -106,7 +114,8 @@ def at_once(
                 found[name] = outcome
     except queue.Empty:
         for name in tasks.keys() - found.keys() - errors.keys():
-            text = f"host {name}: no answer within {deadline:.0f} s; is it up and reachable?"
+            late = f"no answer within {deadlines[name]:.0f} s"
+            text = f"host {name}: {late}; is it up and reachable?"
             errors[name] = _NoAnswerError(text)
     finally:
         waiting.clear()

@@ -10,8 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from launcher.agent import operations
+from launcher.agent.operation import DEADLINE
 from launcher.files import default_state_folder
-from launcher.hosts.base import CALL_DEADLINE, Connection
+from launcher.hosts.base import Connection
 
 
 class LocalConnection(Connection):
@@ -23,7 +24,7 @@ class LocalConnection(Connection):
         self.user = operations.user_name()
 
     def call(
-        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = CALL_DEADLINE
+        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = DEADLINE
     ) -> Any:
         """Do an operation in this thread; the caller enforces the deadline."""
         del deadline

@@ -16,8 +16,9 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from launcher.agent import frames
+from launcher.agent.operation import DEADLINE
 from launcher.errors import PreflightError, UnreachableError
-from launcher.hosts.base import CALL_DEADLINE, UNIT_DEADLINE, Connection
+from launcher.hosts.base import UNIT_DEADLINE, Connection
 from launcher.hosts.rpc import AgentLink
 from trainer.system.received import receive
 
@@ -77,7 +78,7 @@ class RemoteConnection(Connection):
         while len(found) < most:
             wanted = min(frames.PIECE, most - len(found))
             where = {"path": path, "offset": offset + len(found), "limit": wanted}
-            piece = frames.unpack(link.call("read", where, CALL_DEADLINE))
+            piece = frames.unpack(link.call("read", where, DEADLINE))
             found += piece[:wanted]
             if len(piece) < wanted:
                 break
@@ -92,16 +93,16 @@ class RemoteConnection(Connection):
         last = max(0, (len(data) - 1) // frames.PIECE * frames.PIECE)
         for start in range(0, last, frames.PIECE):
             piece = frames.pack(data[start : start + frames.PIECE])
-            link.call("append", {"token": token, "data": piece}, CALL_DEADLINE)
+            link.call("append", {"token": token, "data": piece}, DEADLINE)
         end = {"path": path, "data": frames.pack(data[last:]), "token": token if last else None}
-        link.call("write", end, CALL_DEADLINE)
+        link.call("write", end, DEADLINE)
 
     @contextlib.contextmanager
     def lock(self, path: str, purpose: str) -> Generator[None]:
         """Hold a lock file; the agent frees it when it ends or the launcher falls silent."""
         link, token = self.link(), secrets.token_hex(8)
         try:
-            link.call("lock", {"path": path, "purpose": purpose, "token": token}, CALL_DEADLINE)
+            link.call("lock", {"path": path, "purpose": purpose, "token": token}, DEADLINE)
             self._held[token] = link
             yield
         finally:
@@ -110,7 +111,7 @@ class RemoteConnection(Connection):
                 link.call("unlock", {"token": token}, _UNLOCK_DEADLINE)
 
     def call(
-        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = CALL_DEADLINE
+        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = DEADLINE
     ) -> Any:
         """Have an operation done by the agent; JSON in, JSON out."""
         return self.link().call(name, dict(arguments or {}), deadline)

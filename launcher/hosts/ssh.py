@@ -36,7 +36,9 @@ def connect(host: Host) -> Connection:
     if host.is_local:
         if not sys.platform.startswith("linux"):
             raise UnreachableError(f"host {host.name}: hosts need Linux, this is {sys.platform}")
-        return LocalConnection()
+        local = LocalConnection()
+        local.host = host.name
+        return local
     if host.connection == "none":
         raise UnreachableError(
             f"host {host.name}: the run's plan names it, but the inventory does not; give the "

@@ -5,17 +5,17 @@ A host that is not connected, or stops answering, keeps the inventory's values a
 
 from __future__ import annotations
 
-import ipaddress
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
-from launcher.errors import ConfigError, LauncherError, PreflightError, UnreachableError
+from launcher.agent.operation import Operation
+from launcher.agent.operations import describe_machine, detect_devices, find_routes, list_names
+from launcher.errors import ConfigError, LauncherError, UnreachableError
 from launcher.files import SHARE
-from launcher.hosts.base import CALL_DEADLINE, Connection
+from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import RUN_USER
 from launcher.hosts.fleet import at_once
 from launcher.inventory.facts.devices import Detection, Device
@@ -23,18 +23,11 @@ from launcher.inventory.facts.machine import Machine
 from launcher.inventory.facts.network import Route
 from launcher.inventory.hosts import Host
 from launcher.plan import routes as routing
-from trainer.system.received import receive
 
 SOFTWARE_VULKAN = ("llvmpipe", "swiftshader")
 """The ids of the CPU's Vulkan devices in an inventory; detection otherwise leaves them out."""
 
-_DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
-"""A UUID, a PCI address, or a name: it becomes part of a process's command on that host."""
-
 T = TypeVar("T")
-
-DEVICES_DEADLINE = 45.0
-"""Seconds: the drivers of sleeping cards are slow, and each query has its own deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +70,11 @@ def survey(
     errors = dict(unreachable or {})
     ask = _Asking(connections, errors)
     connected = [host.name for host in hosts if host.name in connections]
-    machines = ask.all("machine", {name: {} for name in connected}, machine_of)
+    machines = ask.all(describe_machine, {name: {} for name in connected})
     wanted = {host.name: how for host in hosts if (how := _wanted(host)) is not None}
     open_hosts = {name: how for name, how in wanted.items() if name in machines}
-    found = ask.all("devices", open_hosts, detection_of, DEVICES_DEADLINE)
-    shares = ask.all("names", _without_share(hosts, machines, connections), _has_share)
+    found = ask.all(detect_devices, open_hosts)
+    shares = ask.all(list_names, _without_share(hosts, machines, connections))
     learned: list[Host] = []
     problems: dict[str, tuple[str, ...]] = {}
     spare: dict[str, tuple[Device, ...]] = {}
@@ -91,7 +84,7 @@ def survey(
             spare[host.name] = _spare(host, found[host.name])
         if host.name in machines:
             host = _with_machine(host, machines, connections[host.name])
-        if shares.get(host.name):
+        if PurePosixPath(SHARE).name in shares.get(host.name, ()):
             host = replace(host, share_folder=SHARE)
         learned.append(host)
     ways, choice, no_route = _ways(learned, machines, ask)
@@ -185,10 +178,6 @@ def _without_share(
     }
 
 
-def _has_share(answer: Any) -> bool:
-    return PurePosixPath(SHARE).name in receive(list[str], answer, "names")
-
-
 def _ways(
     hosts: Sequence[Host], machines: Mapping[str, Machine], ask: _Asking
 ) -> tuple[dict[str, dict[str, Route]], routing.Choice | None, str]:
@@ -210,73 +199,30 @@ def _ways(
         chosen = [entry for entry in network.addresses if entry.address == head.bind_address]
         network = replace(network, addresses=tuple(chosen))
     targets = [entry.address for entry in network.addresses]
-    ways = ask.all("routes", {name: {"targets": targets} for name in far}, routes_of)
+    ways = ask.all(find_routes, {name: {"targets": targets} for name in far})
     try:
         return ways, routing.choose(head, network, ways), ""
     except ConfigError as error:
         return ways, None, str(error)
 
 
+@dataclass(frozen=True)
 class _Asking:
     """One question to many hosts at once; the failure of one is recorded and affects no other."""
 
-    def __init__(
-        self, connections: Mapping[str, Connection], errors: dict[str, LauncherError]
-    ) -> None:
-        self._connections = connections
-        self._errors = errors
+    connections: Mapping[str, Connection]
+    errors: dict[str, LauncherError]
 
     def all(
-        self,
-        question: str,
-        hosts: Mapping[str, dict[str, Any]],
-        read: Callable[[Any], T],
-        deadline: float | None = None,
+        self, question: Operation[..., T], hosts: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, T]:
-        """Return what `read` makes of the answers; `hosts` maps each to the question's arguments.
+        """Return the answers; `hosts` maps each to the question's arguments."""
 
-        A host whose answer `read` refuses with ValueError has failed.
-        """
-        deadline = CALL_DEADLINE if deadline is None else deadline
+        def ask(name: str) -> T:
+            return self.connections[name].ask(question, **hosts[name])
 
-        def ask(name: str, arguments: dict[str, Any]) -> T:
-            try:
-                return read(self._connections[name].call(question, arguments, deadline))
-            except (ValueError, RuntimeError) as error:  # another version, or a defect there
-                line = str(error).removeprefix(f"host {name}: ")
-                raise PreflightError(
-                    f"host {name}: {line}; if its version differs: launch cluster push"
-                ) from None
-
-        tasks = {name: partial(ask, name, arguments) for name, arguments in hosts.items()}
-        answers = at_once(tasks, deadline)
+        answers = at_once({name: partial(ask, name) for name in hosts}, question.deadline)
         for name, error in answers.errors.items():
             known = error if isinstance(error, LauncherError) else UnreachableError(str(error))
-            self._errors.setdefault(name, known)
+            self.errors.setdefault(name, known)
         return answers.found
-
-
-def machine_of(answer: Any) -> Machine:
-    """Return a host's answer to `machine`; ValueError if it is invalid."""
-    machine = receive(Machine, answer, "machine", least=0)
-    for entry in machine.network.addresses:
-        ipaddress.ip_address(entry.address)  # other hosts connect to it
-    return machine
-
-
-def detection_of(answer: Any) -> Detection:
-    """Return a host's answer to `devices`; ValueError if it is invalid."""
-    detection = receive(Detection, answer, "devices", least=0)
-    for device in (*detection.devices, *detection.vulkan):
-        if not _DEVICE_ID.fullmatch(device.id):
-            raise ValueError(f"devices: {device.id!r} is not a device id")
-    return detection
-
-
-def routes_of(answer: Any) -> dict[str, Route]:
-    """Return a host's answer to `routes`; ValueError if it is invalid."""
-    routes = receive(dict[str, Route], answer, "routes", least=0)
-    for route in routes.values():
-        if route.source:
-            ipaddress.ip_address(route.source)
-    return routes

@@ -9,6 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from launcher.agent.operations import describe_process, find_run, send_signal
 from launcher.errors import PartialError, UnreachableError
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import REACH, ask_hosts, line_of
@@ -114,13 +115,13 @@ def _sweep(run: Run, host: Host, connection: Connection) -> list[str]:
     found: dict[ProcessIdentity, str] = {}
     patient_until = time.monotonic() + _SETTLE
     until = patient_until + _SWEEP_DEADLINE - 1.0
-    while left := connection.find_run(run.run_id):
+    while left := connection.ask(find_run, run.run_id):
         if time.monotonic() > until:
-            names = ", ".join(connection.describe(process) for process in left)
+            names = ", ".join(connection.ask(describe_process, process) for process in left)
             raise PartialError(f"cannot be ended: {names}")
         for process in left if time.monotonic() > patient_until else ():
-            found.setdefault(process, connection.describe(process))
-            connection.send_signal(process, signal.SIGKILL)
+            found.setdefault(process, connection.ask(describe_process, process))
+            connection.ask(send_signal, process, signal.SIGKILL)
         time.sleep(0.05)
     supervisor = supervise(connection, run.run_id, home=run.folder(host, connection))
     for process in run.plan.processes:

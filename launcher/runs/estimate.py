@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from launcher.agent.checks.job import Workload
-from launcher.errors import ConfigError
+from launcher.agent.checks import job as job_checks
+from launcher.agent.operation import Operation
+from launcher.errors import ConfigError, InvalidAnswerError
 from launcher.hosts.survey import Survey
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.distill_commands import below
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.planned import cluster_of, slowest_link
-from launcher.runs.preflight.own_settings import DEADLINE
 from trainer.config import run as run_config
 from trainer.config.budget import BudgetConfig
 from trainer.config.distill_job import DistillJob, is_file_name
 from trainer.config.run import RunConfig
 from trainer.planning.cost import Cost, Prices, plan_cost
 from trainer.planning.devices import ClusterShape, LinkRates
-from trainer.planning.distillation import Scoring, distillation_seconds, scoring_seconds
+from trainer.planning.distillation import distillation_seconds, scoring_seconds
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategies import Request
 from trainer.planning.strategies import plan as plan_strategy
 from trainer.planning.strategy import Method, Strategy
-from trainer.system.received import receive
 
-T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 _USUAL_LINK = LinkRates(up=125e6, down=125e6)
 """Between hosts of a run without a measured rate: 1 Gbit/s."""
 
@@ -59,8 +59,8 @@ def estimate(
 def _of_fine_tune(
     config: RunConfig, budget: BudgetConfig, plan: LaunchPlan, found: Survey, done: int
 ) -> Cost | None:
-    asked = {"config": config.model_dump(mode="json", exclude_unset=True)}
-    work = _ask(found, plan.leader, "workload", Workload, asked)
+    settings = config.model_dump(mode="json", exclude_unset=True)
+    work = _ask(found, plan.leader, job_checks.workload, settings)
     if work is None:
         return None
     left = _left(config, done, work.samples)
@@ -80,8 +80,8 @@ def _of_distillation(
     if job.student.distillation.on_policy is not None:
         return None  # how fast a student writes its answers is known when it has written some
     teachers = [process for process in plan.processes if process.role == "teacher"]
-    scoring = _ask(found, teachers[0], "scoring", Scoring, _corpus(job, teachers[0]))
-    shape = _ask(found, plan.leader, "student", ModelShape, _student(job, plan.leader))
+    scoring = _ask(found, teachers[0], job_checks.scoring, **_corpus(job, teachers[0]))
+    shape = _ask(found, plan.leader, job_checks.student, **_student(job, plan.leader))
     if scoring is None or shape is None or not scoring.windows:
         return None
     length = job.student.max_seq_len or job.teacher.max_seq_len
@@ -146,13 +146,16 @@ def _prices(budget: BudgetConfig) -> Prices:
 
 
 def _ask(
-    found: Survey, process: ProcessPlan, question: str, kind: type[T], arguments: dict[str, Any]
-) -> T | None:
+    found: Survey,
+    process: ProcessPlan,
+    question: Operation[P, R | None],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> R | None:
     """Return what the host of a process finds in its files; None: it cannot read them."""
     try:
-        answer = found.connections[process.host].call(question, arguments, DEADLINE)
-        return None if answer is None else receive(kind, answer, question)
-    except (ValueError, RuntimeError):  # another version there
+        return found.connections[process.host].ask(question, *args, **kwargs)
+    except InvalidAnswerError:
         return None
 
 

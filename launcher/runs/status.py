@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from launcher.agent.operations import list_unfinished_runs
 from launcher.errors import UnreachableError
 from launcher.hosts import ssh as reaching
 from launcher.hosts.base import Connection
@@ -26,7 +27,6 @@ from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run, StateFolder
 from launcher.runs.records.self_reports import read_report, read_training
 from trainer.system.errors import BudgetStopError
-from trainer.system.received import receive
 
 JOINED = frozenset({"active", "idle"})
 """States in `status.json` of a worker that takes part."""
@@ -328,8 +328,7 @@ def live_runs(registry: Registry, surely: bool = False) -> list[RunView]:
     """
 
     def unfinished(place: StateFolder) -> list[str]:
-        named = place.connection.call("unfinished_runs", {"folder": str(place.folder)})
-        return receive(list[str], named, "unfinished_runs")
+        return place.connection.ask(list_unfinished_runs, str(place.folder))
 
     deadline = REACH if surely else LOOK
     answers = registry.ask(unfinished, deadline)

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import cast
 
 from launcher.agent.checks import job
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, InvalidAnswerError
 from launcher.hosts.survey import Survey
 from launcher.inventory.hosts import load_inventory
 from launcher.plan.distillation import CPU, student_device, student_host, teacher_hosts
 from launcher.plan.placement import share_cores
 from launcher.runs.planned import cluster_of
-from launcher.runs.preflight.own_settings import DEADLINE
 from launcher.runs.up import look_around
 from launcher.terminal import working
 from trainer.planning.cost import Cost
@@ -35,7 +34,6 @@ from trainer.planning.teachers import (
     pick_teacher,
     teacher_options,
 )
-from trainer.system.received import receive
 
 Seat = tuple[Place, DeviceModel]
 
@@ -184,9 +182,8 @@ def _measured(folder: Path, found: Survey | None) -> list[Measured]:
     for connection in hosts:
         if answer:
             break
-        with contextlib.suppress(ValueError, RuntimeError):  # another version there
-            asked = connection.call("measured", {"logits": str(folder)}, DEADLINE)
-            answer = receive(list[Measured], asked, "measured", least=0)
+        with contextlib.suppress(InvalidAnswerError):
+            answer = connection.ask(job.measured, folder)
     if not answer:
         raise ConfigError(
             f"--rate {folder}: no folder of logits in which a teacher has measured its rate; let"

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from launcher.agent.checks.finding import Result
+from launcher.agent.operations import list_wanted_runs
 from launcher.errors import (
     BusyError,
     InterruptedStartError,
@@ -44,7 +45,7 @@ from launcher.runs.stopwatch import Stopwatch
 from launcher.session.spec import RestartPolicy
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
-from trainer.system.received import receive, receive_json
+from trainer.system.received import receive_json
 
 if TYPE_CHECKING:
     from launcher.runs.certificates.authority import Credentials
@@ -202,7 +203,7 @@ def _refuse_if_busy(registry: Registry, report: Report) -> None:
     def wanted(place: StateFolder) -> list[str]:
         if not place.connection.units:
             return []
-        return receive(list[str], place.connection.call("wanted_runs"), "wanted_runs")
+        return place.connection.ask(list_wanted_runs)
 
     # Runs that ended by themselves: their units need not be started at boot any more.
     ids = registry.ask(wanted, REACH).require().values()

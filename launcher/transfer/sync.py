@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from launcher.agent.checks.share import find_share_source
 from launcher.errors import ConfigError, LauncherError, PartialError
 from launcher.files import SHARE
 from launcher.hosts import ssh as connection
@@ -23,7 +24,7 @@ from launcher.hosts.bootstrap import RUN_USER
 from launcher.hosts.fleet import REACH, ask_hosts, line_of
 from launcher.inventory.hosts import Host
 from launcher.transfer.rsync import Endpoint, Report, TransferStats, transfer
-from trainer.system.received import is_path_below, receive, receive_json
+from trainer.system.received import is_path_below, receive_json
 from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import link_atomically
 
@@ -107,8 +108,7 @@ def push_logits(hosts: Sequence[Host], source: Path, report: Report) -> list[Syn
 
     def push(host: Host, there: Connection) -> Synced:
         place = find_place(host, there, "logits")
-        said = there.call("share_source", {"path": place.folder})
-        if mounted := receive(str, said, "share_source"):
+        if mounted := there.ask(find_share_source, place.folder):
             return Synced(host.name, place.folder, TransferStats(), f"has them from {mounted}")
         return Synced(host.name, place.folder, push_folder(source, place, "", there, report))
 

@@ -14,7 +14,14 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from launcher.errors import ConfigError, LauncherError, UnreachableError, raise_all
+from launcher.agent.operations import read_clock
+from launcher.errors import (
+    ConfigError,
+    InvalidAnswerError,
+    LauncherError,
+    UnreachableError,
+    raise_all,
+)
 from launcher.hosts import ssh
 from launcher.hosts.fleet import ask_hosts, asking
 from launcher.plan.plan import ProcessPlan
@@ -23,7 +30,6 @@ from launcher.runs.processes.log_pages import LogPages, Page
 from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor
 from launcher.views.log_printer import Printer
-from trainer.system.received import receive
 
 POLL = 0.2
 _FIRST_RETRY = 0.5
@@ -110,7 +116,7 @@ class ProcessLog:
             return attempts[-1:]
         if self._moment is None:  # by the clock of the host, which made the marks
             host = self._monitor.run.host(self.process.host)
-            clock = receive(float, ssh.connect(host).call("clock"), "clock")
+            clock = ssh.connect(host).ask(read_clock)
             self._moment = self._selection.since(clock)
         return attempts
 
@@ -173,7 +179,7 @@ class LogReader:
             ConfigError: there is no such attempt.
             UnreachableError: hosts do not answer; what the others have is printed.
         """
-        errors: dict[str, UnreachableError] = {}
+        errors: dict[str, LauncherError] = {}
         late = self._late_hosts()
         if late:
             announce(asking(late))
@@ -183,7 +189,7 @@ class LogReader:
             try:
                 log.existing(self._emitter(log.process), announce)
                 log.last(self._emitter(log.process))
-            except UnreachableError as error:
+            except (UnreachableError, InvalidAnswerError) as error:
                 errors[log.process.host] = error
         raise_all([*errors.values()])
 
@@ -273,7 +279,7 @@ def _follow(log: ProcessLog, events: queue.Queue[_Event]) -> None:
             if over:
                 return events.put(_Event())
             pause = POLL
-        except (UnreachableError, OSError) as error:
+        except (UnreachableError, InvalidAnswerError, OSError) as error:
             if not lost_for:
                 announce(f"--- {process.name}: {error}; trying again ---")
             pause = min(_LONGEST_RETRY, _FIRST_RETRY * 2.0 ** min(lost_for, 10))

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.agent.operations import read_gauges
 from launcher.errors import LauncherError
 from launcher.hosts import ssh
 from launcher.inventory.facts.gauges import Gauge
 from launcher.inventory.hosts import Host
 from launcher.runs.failures import Failure, FailureWatch
 from launcher.runs.status import RunMonitor, RunView
-from trainer.system.received import receive
 
 LOOK_EVERY = 1.0
 GAUGES_EVERY = 2.0
@@ -98,10 +98,9 @@ class HostGauges:
         while not self._closed.is_set():
             pause = GAUGES_EVERY
             try:
-                answer = ssh.connect(host).call("gauges", {}, _GAUGES_DEADLINE)
-                gauges = receive(dict[str, Gauge], answer, "gauges")
+                gauges = ssh.connect(host).ask(read_gauges.within(_GAUGES_DEADLINE))
                 self._read[host.name] = (time.monotonic(), gauges)
-            except (LauncherError, OSError, ValueError):  # `observe` lists unreachable hosts
+            except (LauncherError, OSError):  # `observe` lists unreachable hosts
                 pause = _SILENT_PAUSE
             self._closed.wait(pause)
 

@@ -34,7 +34,6 @@ BY_OTHER_MEANS = {
     "launcher.inventory.hosts": OWN,
     "launcher.inventory.rendering": OWN,
     "launcher.runs.planned": "a model's config on the hub: its reader checks each key",
-    "launcher.runs.preflight.finetune": OWN,
     "launcher.runs.records.kept_configs": "the YAML of a run's config, whose paths are refused",
     "launcher.runs.records.registry": OWN,
     "launcher.session.process_supervisor": THERE,
@@ -168,7 +167,7 @@ def test_every_answer_of_an_agent_is_received() -> None:
         receives = sum(
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
-            and node.func.id in ("receive", "routes_of", "machine_of", "detection_of", "read")
+            and node.func.id in ("receive", "read")
             for node in ast.walk(tree)
         )
         if len(calls) > receives:

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher.agent.operation import DEADLINE
 from launcher.errors import PreflightError, UnreachableError
-from launcher.hosts.base import CALL_DEADLINE, UNIT_DEADLINE
+from launcher.hosts.base import UNIT_DEADLINE
 from launcher.hosts.local import LocalConnection
 from launcher.session.process_supervisor import WANTED_VARIABLE
 from launcher.session.processes import boot_id
@@ -145,7 +146,7 @@ class UnitHost(LocalConnection):
         {"start": found.start, "stop": lambda: found.stop(deadline), "kill": found.kill}[verb]()
 
     def call(
-        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = CALL_DEADLINE
+        self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = DEADLINE
     ) -> Any:
         if name != "units":
             return super().call(name, arguments, deadline)

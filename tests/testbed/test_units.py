@@ -16,6 +16,7 @@ from functools import partial
 import jinja2
 import pytest
 
+from launcher.agent import operations
 from launcher.hosts.bootstrap import agent_command
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink
@@ -189,7 +190,8 @@ def test_a_unit_runs_as_the_run_user_and_ends_without_a_trace(station: Station) 
     assert state.child is not None
     shown = station.host.exec(["ps", "-o", "user=,unit=", "-p", f"{state.keeper.pid}"]).stdout
     assert shown.split() == ["motley", unit_of(station.run_id, process)]
-    assert {state.keeper, state.child} <= set(station.connection.find_run(station.run_id))
+    found = station.connection.ask(operations.find_run, station.run_id)
+    assert {state.keeper, state.child} <= set(found)
 
     station.supervisor.stop([process, deaf], 3.0)
 
@@ -197,7 +199,7 @@ def test_a_unit_runs_as_the_run_user_and_ends_without_a_trace(station: Station) 
         assert station.supervisor.state(each).is_over
         assert station.systemd(each) == ("inactive", "disabled")
     assert station.supervisor.state(process).state == "stopped"
-    assert station.connection.find_run(station.run_id) == []
+    assert station.connection.ask(operations.find_run, station.run_id) == []
     assert station.connection.call("wanted_runs") == []
 
 
@@ -210,7 +212,7 @@ def test_units_outlive_the_launcher_a_killed_keeper_and_a_power_cut(station: Sta
     state = station.supervisor.state(process)
     assert state.keeper is not None
 
-    station.connection.send_signal(state.keeper, signal.SIGKILL)
+    station.connection.ask(operations.send_signal, state.keeper, signal.SIGKILL)
     station.up(process, attempt=2)
     assert station.supervisor.state(process).state == "running"
 

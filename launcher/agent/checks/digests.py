@@ -12,11 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.agent.operation import operation
 from launcher.files import make_private_folder
 from trainer.system.storage.atomic_file import write_atomically
 
 CACHE = "digests.json"
 """Name of the cache file, in the state folder."""
+
+HASH_DEADLINE = 900.0
+"""Seconds: the first time gigabytes are read from a disk; later the digests are cached."""
 
 _SCHEMA = "motley.digests/1"
 _SETTLED = 3.0
@@ -52,6 +56,7 @@ def digests(paths: Sequence[Path], state_folder: Path, below: Path | None = None
     return result
 
 
+@operation("file_content", deadline=HASH_DEADLINE)
 def file_content(path: str, state_folder: str) -> dict[str, str]:
     """Return the digests of data: a file, or the files that are read of a folder.
 

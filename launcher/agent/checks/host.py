@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.agent.checks.finding import Finding
+from launcher.agent.operation import check
 from launcher.inventory.facts import machine
 from launcher.inventory.facts.devices import run_command
 
@@ -43,6 +44,7 @@ _NO_CUDA = (
 )
 
 
+@check("trainer")
 def check_trainer(program: str, own: bool, trains: bool = True) -> Finding:
     """Whether the trainer can be started.
 
@@ -121,11 +123,13 @@ def python_beside(program: str) -> str | None:
     return None if found is None else shutil.which(str(Path(found).with_name("python")))
 
 
+@check("cuda", deadline=CUDA_DEADLINE)
 def check_trainer_cuda(program: str, own: bool, cards: Sequence[str]) -> Finding:
     """Query the Python of a trainer; for this installation's trainer that is this process."""
     return check_cuda(sys.executable if own else python_beside(program), cards)
 
 
+@check("secure_boot")
 def check_secure_boot(broken: bool) -> Finding:
     """Whether Secure Boot may keep an NVIDIA driver from loading; `broken`: it does not load."""
     state = machine.secure_boot()
@@ -139,6 +143,7 @@ def check_secure_boot(broken: bool) -> Finding:
     return Finding("ok", state)
 
 
+@check("sleep")
 def check_sleep() -> Finding:
     """Whether the host may suspend during a run."""
     if machine.may_sleep():
@@ -150,6 +155,7 @@ def check_sleep() -> Finding:
     return Finding("ok", "stays awake")
 
 
+@check("port")
 def check_port(address: str, port: int) -> Finding:
     """Whether the coordinator can listen there."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -179,6 +185,7 @@ def check_port(address: str, port: int) -> Finding:
     return Finding("ok", f"{port} on {address} is free")
 
 
+@check("folder")
 def check_folder(path: str | Path, least: int) -> Finding:
     """Whether a folder, or the place where it will be made, is writable and has `least` bytes."""
     place = folder = Path(path)

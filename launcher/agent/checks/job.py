@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pydantic import validate_call
 
-from launcher.agent.checks.digests import digests
+from launcher.agent.checks.digests import HASH_DEADLINE, digests
 from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.host import check_folder
 from launcher.agent.checks.logits_folder import check_logits
+from launcher.agent.operation import check, operation
 from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import available_memory
 from launcher.plan.configuration import DEFAULT_PRESET
@@ -38,6 +40,9 @@ from trainer.planning.teachers import Measured
 from trainer.planning.workers import Backend, Room, RunMemory, coordinator_memory
 from trainer.system.errors import InputError
 from trainer.system.regular_file import open_file, read_file
+
+DATA_DEADLINE = 300.0
+"""Seconds: gigabytes of data are read for their labels."""
 
 _MIB = 1 << 20
 _SAVED = 12
@@ -70,6 +75,7 @@ def model_folder(config: RunConfig) -> Path | None:
     return snapshot
 
 
+@check("model")
 @validate_call
 def check_model(config: RunConfig) -> Finding:
     """Whether the base model is complete and of a supported architecture.
@@ -88,6 +94,7 @@ def check_model(config: RunConfig) -> Finding:
     )
 
 
+@operation("model_content", deadline=HASH_DEADLINE)
 @validate_call
 def model_content(config: RunConfig, state_folder: Path) -> dict[str, str]:
     """Return the digests of what makes a model: config, weights and tokenizer, by file name.
@@ -126,6 +133,7 @@ def _absent_model(path: str) -> Finding:
     )
 
 
+@check("training_data", deadline=HASH_DEADLINE)
 @validate_call
 def check_training_data(config: RunConfig) -> Finding:
     """Whether a run's data is there and of its task: a teacher's logits if it has one."""
@@ -144,6 +152,7 @@ def check_training_data(config: RunConfig) -> Finding:
     return finding
 
 
+@check("data")
 @validate_call
 def check_data(path: Path, remedy: str, columns: dict[str, str] | None = None) -> Finding:
     """Whether data is there and its first record can be read; the trainer reads all of it.
@@ -167,6 +176,7 @@ def check_data(path: Path, remedy: str, columns: dict[str, str] | None = None) -
     return Finding("ok", str(path))
 
 
+@check("model_folder")
 @validate_call
 def check_model_folder(path: Path) -> Finding:
     """Whether a folder holds a complete model and a tokenizer; the trainer checks the rest."""
@@ -190,6 +200,7 @@ def check_model_folder(path: Path) -> Finding:
     return Finding("ok", detail)
 
 
+@check("text")
 @validate_call
 def check_text(path: Path) -> Finding:
     """Whether a file or folder of texts is there and can be read."""
@@ -202,6 +213,7 @@ def check_text(path: Path) -> Finding:
     return Finding("ok", str(path))
 
 
+@check("output")
 @validate_call
 def check_output(path: Path, run_id: str, checkpoints: Path | None = None) -> Finding:
     """Whether the output folder can be written, and holds no model, no other run, and no record
@@ -251,14 +263,21 @@ def _lost_checkpoint(record: Path, folder: Path) -> int | None:
     return step
 
 
+@operation("own_settings", deadline=DATA_DEADLINE)
 @validate_call
-def own_settings(config: RunConfig, given: list[str], rooms: list[Room]) -> list[Derived]:
+def own_settings(
+    settings: dict[str, Any], given: Sequence[str], rooms: Sequence[Room]
+) -> list[Derived]:
     """Return the settings that follow from the run's model and data, but for those `given`.
+
+    Args:
+        settings: those of its config that are not left to their defaults.
 
     Raises:
         ConfigError: the data is no task, such as labels on some lines only.
     """
     try:
+        config = RunConfig.model_validate(settings)
         refuse_pipe(Path(config.data.train))
         return derive(config, given, model_folder(config), rooms)
     except InputError as error:
@@ -275,10 +294,16 @@ class Workload:
     tokens: float
 
 
+@operation("workload", deadline=DATA_DEADLINE)
 @validate_call
-def workload(config: RunConfig) -> Workload | None:
-    """Return the workload of a run; None if the model or the data cannot be read here."""
+def workload(settings: dict[str, Any]) -> Workload | None:
+    """Return the workload of a run; None if the model or the data cannot be read here.
+
+    Args:
+        settings: those of its config that are not left to their defaults.
+    """
     try:
+        config = RunConfig.model_validate(settings)
         folder = model_folder(config)
         if folder is None:
             return None
@@ -292,6 +317,7 @@ def workload(config: RunConfig) -> Workload | None:
         return None
 
 
+@operation("scoring", deadline=DATA_DEADLINE)
 @validate_call
 def scoring(
     model: Path,
@@ -314,6 +340,7 @@ def scoring(
         return None
 
 
+@operation("measured", deadline=DATA_DEADLINE, least=0)
 @validate_call
 def measured(logits: Path) -> list[Measured]:
     """Return what the teachers of a folder of logits measured; nothing if it is not here."""
@@ -325,6 +352,7 @@ def measured(logits: Path) -> list[Measured]:
         return []
 
 
+@operation("student", deadline=DATA_DEADLINE)
 @validate_call
 def student(model: Path | None, config: str | None, tokenizer: Path | None) -> ModelShape | None:
     """Return the shape of a distillation's student; None if it cannot be read here."""
@@ -336,6 +364,7 @@ def student(model: Path | None, config: str | None, tokenizer: Path | None) -> M
         return None
 
 
+@check("memory")
 @validate_call
 def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Finding:
     """F-HET-002: whether this machine's part of a plan fits its memory.

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from launcher.agent.checks.host import check_port
+from launcher.agent.operation import operation
 
 BURST = 4 << 20
 """Bytes of a burst: a gradient of a small LoRA."""
@@ -61,6 +62,7 @@ class Crossing:
     down: float | None = None
 
 
+@operation("listen", least=0)
 def listen(address: str, port: int, token: str, peers: Sequence[str], deadline: float) -> Listening:
     """Listen until every peer has connected and finished, or `deadline` seconds have passed."""
     until = time.monotonic() + deadline
@@ -129,6 +131,7 @@ def _serve_bursts(client: socket.socket) -> None:
     _read_line(client)
 
 
+@operation("connect", least=0)
 def connect(address: str, port: int, token: str, name: str, deadline: float) -> Crossing:
     """Connect as a worker will, and measure; retries until the other end listens.
 

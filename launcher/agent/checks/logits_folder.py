@@ -11,8 +11,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher.agent.checks.digests import digests
+from launcher.agent.checks.digests import HASH_DEADLINE, digests
 from launcher.agent.checks.finding import Finding
+from launcher.agent.operation import operation
 from trainer.data.shards import ANSWERS_SCHEMA, shards_schema
 from trainer.system.regular_file import open_file, read_file
 
@@ -46,6 +47,7 @@ def check_logits(folder: Path) -> Finding:
     return Finding("ok", f"{folder}, {len(shards)} shards of a teacher's logits")
 
 
+@operation("logits_content", deadline=HASH_DEADLINE)
 def logits_content(path: str | Path, state_folder: str | Path) -> dict[str, str]:
     """Return the digests of what makes a folder of logits: its description, and every shard's.
 

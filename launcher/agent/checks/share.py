@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.agent.checks.finding import Finding
+from launcher.agent.operation import check, operation
 
 PARTS = ("logits", "checkpoints")
 DEADLINE = 4.0
@@ -34,6 +35,7 @@ _LEFT: list[subprocess.Popen[str]] = []
 """Children that blocked: reaped once the share releases them, never waited for."""
 
 
+@check("share", deadline=DEADLINE + 1)  # an unreachable file server never answers
 def check_share(path: str, deadline: float = DEADLINE) -> Finding:
     """Whether the folders of a share are there, mounted and writable for this user, and how fast.
 
@@ -69,7 +71,8 @@ def check_share(path: str, deadline: float = DEADLINE) -> Finding:
     return judge(path, json.loads(said))
 
 
-def source(path: str) -> str:
+@operation("share_source")
+def find_share_source(path: str) -> str:
     """Return where a folder is mounted from over the network; empty when it is this host's."""
     place, kind = _mount(path)
     return place if kind in _NETWORK else ""

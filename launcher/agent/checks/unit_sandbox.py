@@ -15,6 +15,7 @@ from pathlib import Path
 
 from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.unit_states import show_units
+from launcher.agent.operation import check
 
 PROPERTIES = ("Id", "ProtectSystem", "ReadWritePaths", "ProtectHome", "PrivateTmp")
 
@@ -58,13 +59,14 @@ def read_fence(properties: Mapping[str, str]) -> Fence:
     return Fence(writable, hidden)
 
 
+@check("fences")
 def check_fences(units: Mapping[str, Mapping[str, Sequence[str]]]) -> Finding:
     """Check whether units can access their planned paths: by unit, the paths it `reads`, `writes`.
 
     Raises:
         OSError: systemd does not answer.
     """
-    shown = show_units(list(units), PROPERTIES)["units"]
+    shown = show_units(list(units), PROPERTIES).units
     problems: dict[str, str] = {}
     limits: set[str] = set()
     for unit, paths in units.items():

@@ -5,16 +5,26 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
+from launcher.agent.operation import operation
 from launcher.session.processes import boot_id
 
 PROPERTIES = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "Result")
 _DEADLINE = 8.0
 
 
-def show_units(names: Sequence[str], properties: Sequence[str] = PROPERTIES) -> dict[str, Any]:
-    """Return `{"boot": id, "units": {name: {property: value}}}`; no units without systemd.
+@dataclass(frozen=True)
+class UnitStates:
+    """systemd's properties of units, by name."""
+
+    boot: str
+    units: dict[str, dict[str, str]]
+
+
+@operation("units")
+def show_units(names: Sequence[str], properties: Sequence[str] = PROPERTIES) -> UnitStates:
+    """Return the properties of units; no units without systemd.
 
     Among the properties must be `Id`: the name, which is not repeated in the mapping.
 
@@ -23,7 +33,7 @@ def show_units(names: Sequence[str], properties: Sequence[str] = PROPERTIES) -> 
     """
     systemctl = shutil.which("systemctl")
     if systemctl is None or not names:
-        return {"boot": boot_id(), "units": {}}
+        return UnitStates(boot_id(), {})
     try:
         done = subprocess.run(
             [systemctl, "show", f"--property={','.join(properties)}", "--", *names],
@@ -36,7 +46,7 @@ def show_units(names: Sequence[str], properties: Sequence[str] = PROPERTIES) -> 
         )
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"systemctl does not answer within {_DEADLINE:.0f} s") from None
-    return {"boot": boot_id(), "units": read_properties(done.stdout)}
+    return UnitStates(boot_id(), read_properties(done.stdout))
 
 
 def read_properties(text: str) -> dict[str, dict[str, str]]:

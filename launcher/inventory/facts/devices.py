@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -62,6 +63,10 @@ class Device:
         return wanted == self.id.lower() or (self.pci != "" and wanted == self.pci)
 
 
+_DEVICE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+"""A UUID, a PCI address, or a name: it becomes part of a process's command on that host."""
+
+
 @dataclass(frozen=True)
 class Detection:
     """Usable devices, and present but unusable ones (one line each, with a remedy)."""
@@ -74,6 +79,11 @@ class Detection:
     """wgpu devices, discrete ones first; an inventory may list any of them."""
     vulkan_problems: tuple[str, ...] = ()
     """Cards that Vulkan lacks, although it could show them. A start fails only if one is listed."""
+
+    def __post_init__(self) -> None:
+        for device in (*self.devices, *self.vulkan):
+            if not _DEVICE_ID.fullmatch(device.id):
+                raise ValueError(f"{device.id!r} is not a device id")
 
 
 Runner = Callable[[Sequence[str]], "tuple[int, str]"]

@@ -33,6 +33,9 @@ class Address:
     tunnel: bool = False
     """It belongs to a VPN: slower, and not reachable by all."""
 
+    def __post_init__(self) -> None:
+        ipaddress.ip_address(self.address)  # other hosts connect to it
+
 
 @dataclass(frozen=True)
 class Network:
@@ -56,6 +59,10 @@ class Route:
     tunnel: bool = False
     mtu: int | None = None
     problem: str = ""
+
+    def __post_init__(self) -> None:
+        if self.source:
+            ipaddress.ip_address(self.source)
 
 
 def network(run: Runner = run_command) -> Network:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 from launcher.agent.checks.digests import difference
 from launcher.agent.checks.finding import Finding
 from launcher.errors import LauncherError
-from launcher.hosts.base import Connection
-from trainer.system.received import receive
-
-HASH_DEADLINE = 900.0
-"""Seconds: the first time gigabytes are read from a disk; later the digests are cached."""
 
 _PUSH = "copy it there: launch sync inputs"
 
@@ -23,8 +16,8 @@ _PUSH = "copy it there: launch sync inputs"
 class Content:
     """A host's digests of some files: queried once, at first use."""
 
-    def __init__(self, connection: Connection, question: str, arguments: Mapping[str, Any]) -> None:
-        self._ask = partial(connection.call, question, arguments, HASH_DEADLINE)
+    def __init__(self, ask: Callable[[], dict[str, str]]) -> None:
+        self._ask = ask
         self._asked = threading.Lock()
         self._digests: dict[str, str] | None = None
 
@@ -32,7 +25,7 @@ class Content:
         """Return the digests by file name; empty when the host does not have the files."""
         with self._asked:
             if self._digests is None:
-                self._digests = receive(dict[str, str], self._ask(), "digests")
+                self._digests = self._ask()
             return self._digests
 
 
@@ -45,7 +38,7 @@ def compare_content(
         return finding
     try:
         mine, theirs = own.get(), reference.get()
-    except (LauncherError, OSError, ValueError) as error:
+    except (LauncherError, OSError) as error:
         return Finding("fail", f"{finding.detail}: cannot be compared with {head}'s: {error}")
     if not mine or not theirs:  # the trainer downloads it, or the coordinator's check fails
         return finding

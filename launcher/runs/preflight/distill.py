@@ -5,14 +5,17 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
+from launcher.agent.checks import job
 from launcher.agent.checks.finding import Finding
+from launcher.agent.checks.host import check_folder
+from launcher.agent.checks.unit_sandbox import check_fences
+from launcher.agent.operation import CHECK_DEADLINE, Operation
 from launcher.errors import LauncherError
 from launcher.plan.distill_commands import below
 from launcher.plan.plan import unit_of
 from launcher.runs.preflight.examination import Asked, Examination
-from launcher.runs.preflight.probe import DEADLINE, ask_finding
 from trainer.config.run import DATA_ON_HUB
 
 _LEAST_SPACE = 256 << 20
@@ -20,30 +23,29 @@ _ANOTHER = "another file in the job"
 _MOUNT = "mount the shared folder on all hosts (docs/share.md), or name one common to all of them"
 
 
-def files(check: str, question: str) -> Callable[[Examination, str], Asked]:
+def files(check: str, question: Operation[[Path], Finding]) -> Callable[[Examination, str], Asked]:
     """Return the probe of the hosts whose processes read files that a check is for."""
 
     def probe(cluster: Examination, name: str) -> Asked:
         paths = {path for each in cluster.processes(name) for path in each.reads.get(check, ())}
-        yield from (cluster.ask(name, question, {"path": path}) for path in sorted(paths))
+        yield from (cluster.ask(name, question, Path(path)) for path in sorted(paths))
 
     return probe
 
 
 def held_out(cluster: Examination, name: str) -> Asked:
     """The samples that a student or an evaluator reads, with their names of keys."""
-    job, found = cluster.distillation, dict[str, Mapping[str, str]]()
+    distillation, found = cluster.distillation, dict[str, Mapping[str, str]]()
     for process in cluster.processes(name):
-        columns = job.student.columns
-        if (evaluation := job.evaluation) is not None and process.role == "evaluator":
+        columns = distillation.student.columns
+        if (evaluation := distillation.evaluation) is not None and process.role == "evaluator":
             columns = evaluation.columns
             if evaluation.problems is not None:  # which have keys of their own
                 found[below(process.state_folder, evaluation.problems)] = {}
         for path in process.reads.get("validation", ()):
             found.setdefault(path, columns)
     for path in sorted(found):
-        asked = {"path": path, "remedy": _ANOTHER, "columns": found[path]}
-        yield cluster.ask(name, "data", asked)
+        yield cluster.ask(name, job.check_data, Path(path), _ANOTHER, dict(found[path]))
 
 
 def folders(check: str) -> Callable[[Examination, str], Asked]:
@@ -51,7 +53,7 @@ def folders(check: str) -> Callable[[Examination, str], Asked]:
 
     def probe(cluster: Examination, name: str) -> Asked:
         for folder in sorted({p.writes.get(check, "") for p in cluster.processes(name)} - {""}):
-            yield partial(_find_common, cluster, name, folder, check), DEADLINE
+            yield partial(_find_common, cluster, name, folder, check), CHECK_DEADLINE
 
     return probe
 
@@ -60,14 +62,13 @@ def output(cluster: Examination, name: str) -> Asked:
     """Only the student writes to the output."""
     for process in cluster.processes(name):
         if "output" in process.writes:
-            asked = {"path": process.writes["output"], "run_id": cluster.plan.run_id}
-            yield cluster.ask(name, "output", asked)
+            output = Path(process.writes["output"])
+            yield cluster.ask(name, job.check_output, output, cluster.plan.run_id)
 
 
 def _find_common(cluster: Examination, name: str, folder: str, check: str) -> Finding:
     """Return whether a folder can be written to, and is the leader's of that name."""
-    arguments = {"path": folder, "least": _LEAST_SPACE}
-    finding = ask_finding(cluster.connection(name), "folder", arguments)
+    finding = cluster.connection(name).ask(check_folder, folder, _LEAST_SPACE)
     there = cluster.plan.leader.writes.get(check)
     far = cluster.head in cluster.asked("distillation") and not cluster.same_machine(
         name, cluster.head
@@ -113,4 +114,4 @@ def units(cluster: Examination, name: str) -> Asked:
             }
             for process in cluster.processes(name)
         }
-        yield cluster.ask(name, "fences", {"units": asked})
+        yield cluster.ask(name, check_fences, asked)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, Literal
+from functools import cached_property
+from typing import Literal, ParamSpec
 
 from launcher.agent.checks.finding import Finding, Result
+from launcher.agent.operation import Operation
 from launcher.hosts.base import Connection
 from launcher.hosts.survey import Survey
 from launcher.inventory.facts import machine
@@ -15,11 +16,12 @@ from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.preflight.content import Content
 from launcher.runs.preflight.link import LinkTrial
-from launcher.runs.preflight.probe import DEADLINE, Probe, ask_finding
+from launcher.runs.preflight.probe import Probe
 from launcher.runs.preflight.versions import compare
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 
+P = ParamSpec("P")
 Kind = Literal["host", "plan", "training", "distillation"]
 Asked = Iterable[tuple[Callable[[], Finding], float]]
 """What finds out, and the seconds that it may take."""
@@ -81,11 +83,13 @@ class Examination:
         return self.found.connections[name]
 
     def ask(
-        self, name: str, question: str, arguments: Mapping[str, Any], deadline: float = DEADLINE
+        self, name: str, question: Operation[P, Finding], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[Callable[[], Finding], float]:
-        """Return what asks a host: it answers with a finding, by that operation of its agent."""
-        ask = partial(ask_finding, self.connection(name), question, arguments, deadline)
-        return ask, deadline
+        """Return what asks a host, which answers with a finding, and the seconds for it."""
+        # The probe's own deadline comes first, with a remedy; this one ends the request.
+        later = question.within(question.deadline + 5)
+        connection = self.connection(name)
+        return lambda: connection.ask(later, *args, **kwargs), question.deadline
 
     def processes(self, name: str) -> list[ProcessPlan]:
         """Return the planned processes of a host."""

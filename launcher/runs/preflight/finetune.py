@@ -5,18 +5,26 @@ Every host that trains needs the model and the data, with the same content as th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePosixPath
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, ParamSpec, TypeVar
 
+from launcher.agent.checks import job
+from launcher.agent.checks.digests import HASH_DEADLINE, file_content
+from launcher.agent.checks.finding import Finding
+from launcher.agent.checks.host import check_folder
+from launcher.agent.checks.logits_folder import logits_content
+from launcher.agent.checks.unit_sandbox import check_fences
+from launcher.agent.operation import Operation
 from launcher.plan.plan import unit_of
-from launcher.runs.preflight.content import HASH_DEADLINE, Content, compare_content
+from launcher.runs.preflight.content import Content, compare_content
 from launcher.runs.preflight.examination import Asked, Check, Examination
-from launcher.runs.preflight.probe import DEADLINE
 from trainer.config.run import RunConfig
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _LEAST_CHECKPOINT_SPACE = 256 << 20
 
@@ -26,30 +34,28 @@ class _Input:
     """Files that every host which trains must have."""
 
     path: str
-    question: str
+    question: Operation[..., Finding]
     arguments: dict[str, Any]
-    content: str
+    content: Operation[..., dict[str, str]]
     """The question for its digests."""
     subject: dict[str, Any]
-    deadline: float = DEADLINE
-    """Seconds."""
 
 
 def _model(config: RunConfig) -> _Input:
-    model = {"config": config.model_dump(mode="json")}
-    return _Input(config.model.path, "model", model, "model_content", model, _patience(config))
+    model = {"config": config}
+    question = _with_patience(job.check_model, config)
+    return _Input(config.model.path, question, model, job.model_content, model)
 
 
-def _patience(config: RunConfig) -> float:
-    """Return the seconds for an answer about the model: a host converts a GGUF file first."""
-    return HASH_DEADLINE if config.model.path.endswith(".gguf") else DEADLINE
+def _with_patience(question: Operation[P, R], config: RunConfig) -> Operation[P, R]:
+    """Return a question about the model with its deadline: a host converts a GGUF file first."""
+    return question.within(HASH_DEADLINE) if config.model.path.endswith(".gguf") else question
 
 
 def _data(config: RunConfig) -> _Input:
     train, taught = config.data.train, config.distillation is not None
-    content = "logits_content" if taught else "file_content"
-    asked = {"config": config.model_dump(mode="json")}
-    return _Input(train, "training_data", asked, content, {"path": train}, HASH_DEADLINE)
+    content = logits_content if taught else file_content
+    return _Input(train, job.check_training_data, {"config": config}, content, {"path": train})
 
 
 def _validation(config: RunConfig) -> _Input | None:
@@ -57,7 +63,7 @@ def _validation(config: RunConfig) -> _Input | None:
     remedy = "--set data.validation=FILE, or =null for none"
     asked = {**place, "remedy": remedy, "columns": config.data.columns}
     path = config.data.validation
-    return None if path is None else _Input(path, "data", asked, "file_content", place)
+    return None if path is None else _Input(path, job.check_data, asked, file_content, place)
 
 
 def _check(check: str, files_of: Callable[[RunConfig], _Input | None]) -> Check:
@@ -67,7 +73,7 @@ def _check(check: str, files_of: Callable[[RunConfig], _Input | None]) -> Check:
         files, head = files_of(cluster.config), cluster.head
         if files is None:
             return
-        ask, deadline = cluster.ask(name, files.question, files.arguments, files.deadline)
+        ask, deadline = cluster.ask(name, files.question, **files.arguments)
         if _is_compared(cluster, name, files.path):
             own, reference = (_content(cluster, each, files) for each in (name, head))
             yield partial(compare_content, ask, own, reference, head), HASH_DEADLINE + deadline
@@ -92,24 +98,24 @@ def _is_compared(cluster: Examination, name: str, path: str) -> bool:
 
 def _content(cluster: Examination, name: str, files: _Input) -> Content:
     subject = {**files.subject, "state_folder": cluster.state_folder(name)}
-    new = Content(cluster.connection(name), files.content, subject)
-    return cluster.contents.setdefault((name, files.content, files.path), new)
+    new = Content(lambda: cluster.connection(name).ask(files.content, **subject))
+    return cluster.contents.setdefault((name, files.content.name, files.path), new)
 
 
 def output(cluster: Examination, name: str) -> Asked:
     """Only the coordinator writes the output."""
     if name == cluster.head:
         config = cluster.config
-        checkpoints = config.checkpoint.folder or str(PurePosixPath(config.output) / "checkpoints")
-        asked = {"path": config.output, "run_id": cluster.plan.run_id, "checkpoints": checkpoints}
-        yield cluster.ask(name, "output", asked)
+        path = Path(config.output)
+        checkpoints = Path(config.checkpoint.folder or path / "checkpoints")
+        yield cluster.ask(name, job.check_output, path, cluster.plan.run_id, checkpoints)
 
 
 def checkpoints(cluster: Examination, name: str) -> Asked:
     """Checkpoints are in the output folder unless they have their own."""
     folder = cluster.config.checkpoint.folder
     if name == cluster.head and folder is not None:
-        yield cluster.ask(name, "folder", {"path": folder, "least": _LEAST_CHECKPOINT_SPACE})
+        yield cluster.ask(name, check_folder, folder, _LEAST_CHECKPOINT_SPACE)
 
 
 def units(cluster: Examination, name: str) -> Asked:
@@ -125,13 +131,12 @@ def units(cluster: Examination, name: str) -> Asked:
         if process is cluster.plan.leader:
             writes += filter(None, [config.output, config.checkpoint.folder])
         asked[unit_of(cluster.plan.run_id, process)] = {"reads": reads, "writes": writes}
-    yield cluster.ask(name, "fences", {"units": asked})
+    yield cluster.ask(name, check_fences, asked)
 
 
 def memory(cluster: Examination, name: str) -> Asked:
     """Names of one machine share its memory, so only the first is asked."""
     twins = [other for other in cluster.names if cluster.same_machine(name, other)]
     if name == twins[0]:
-        plan, config = json.loads(cluster.plan.to_json()), cluster.config.model_dump(mode="json")
-        asked = {"plan": plan, "config": config, "hosts": twins}
-        yield cluster.ask(name, "memory", asked, _patience(cluster.config))
+        question = _with_patience(job.check_memory, cluster.config)
+        yield cluster.ask(name, question, cluster.plan, cluster.config, twins)

@@ -10,10 +10,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
 
 from launcher.agent.checks.finding import Finding, Result
-from launcher.agent.checks.host import CUDA_DEADLINE, check_devices
+from launcher.agent.checks.host import (
+    check_devices,
+    check_folder,
+    check_port,
+    check_secure_boot,
+    check_sleep,
+    check_trainer,
+    check_trainer_cuda,
+)
+from launcher.agent.checks.job import check_model_folder, check_text
+from launcher.agent.checks.share import check_share
+from launcher.agent.operation import CHECK_DEADLINE
+from launcher.agent.operations import read_clock
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import RECIPE
@@ -21,22 +32,17 @@ from launcher.hosts.survey import Survey
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.preflight import distill, finetune
 from launcher.runs.preflight.examination import Asked, Check, Examination
-from launcher.runs.preflight.probe import DEADLINE, Probe, examine
+from launcher.runs.preflight.probe import Probe, examine
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
-from trainer.system.received import receive
 
 DRIFT = 2.0
 """Seconds that a clock may be off without a warning: beyond, logs of hosts do not line up."""
 GREATEST_DRIFT = 60.0
 """Seconds beyond which certificates of this minute may not be valid yet on that host."""
 
-SHARE_DEADLINE = 5.0
-"""Seconds for the share: an unreachable file server never answers."""
-
 _LEAST_STATE_SPACE = 64 << 20
 _ROUNDS = 3
-_UPDATE = "update it: launch cluster push"
 
 
 def inspect(
@@ -90,20 +96,20 @@ def _here(find: Callable[[Connection], Finding]) -> Callable[[Examination, str],
 
     def probe(cluster: Examination, name: str) -> Asked:
         if not cluster.host(name).is_local:
-            yield partial(find, cluster.connection(name)), DEADLINE
+            yield partial(find, cluster.connection(name)), CHECK_DEADLINE
 
     return probe
 
 
 def _known(finding: Finding) -> tuple[Callable[[], Finding], float]:
-    return lambda: finding, DEADLINE
+    return lambda: finding, CHECK_DEADLINE
 
 
 def check_reachable(connection: Connection) -> Finding:
     """Return as whom and how processes are started on a host, and its round trip."""
     how = "systemd units" if connection.units else "plain sessions"
     began = time.monotonic()
-    connection.call("clock", {})
+    connection.ask(read_clock)
     trip = 1e3 * (time.monotonic() - began)
     detail = f"as {connection.user}, {how}, {trip:.0f} ms"
     if connection.units_refusal:
@@ -141,12 +147,8 @@ def check_clock(connection: Connection, clock: Callable[[], float] = time.time) 
     best: tuple[float, float] | None = None
     for _ in range(_ROUNDS):
         before = clock()
-        answer = connection.call("clock", {})
+        there = connection.ask(read_clock)
         after = clock()
-        try:
-            there = receive(float, answer, "clock")
-        except ValueError as error:
-            return Finding("fail", f"invalid answer, not a time: {error}", _UPDATE)
         sample = after - before, there - (before + after) / 2
         best = sample if best is None else min(best, sample)
     assert best is not None
@@ -160,14 +162,15 @@ def check_clock(connection: Connection, clock: Callable[[], float] = time.time) 
     return Finding("ok", detail)
 
 
-def _program(cluster: Examination, name: str) -> dict[str, Any]:
+def _program(cluster: Examination, name: str) -> tuple[str, bool]:
+    """Return the program of a host's trainer, and whether it is that of its agent."""
     own = cluster.plan.host(name).trainer_command is None
-    return {"program": cluster.processes(name)[0].argv[0], "own": own}
+    return cluster.processes(name)[0].argv[0], own
 
 
 def _trainer(cluster: Examination, name: str) -> Asked:
     trains = any(process.device for process in cluster.processes(name))
-    yield cluster.ask(name, "trainer", {**_program(cluster, name), "trains": trains})
+    yield cluster.ask(name, check_trainer, *_program(cluster, name), trains)
 
 
 def _devices(cluster: Examination, name: str) -> Asked:
@@ -181,31 +184,29 @@ def _cards(cluster: Examination, name: str) -> Asked:
     cuda = [process for process in cluster.processes(name) if process.backend == "cuda"]
     cards = sorted({device for process in cuda for device in process.devices})
     if cards and not cluster.found.problems.get(name):
-        asked = {**_program(cluster, name), "cards": cards}
-        yield cluster.ask(name, "cuda", asked, CUDA_DEADLINE)
+        yield cluster.ask(name, check_trainer_cuda, *_program(cluster, name), cards)
 
 
 def _secure_boot(cluster: Examination, name: str) -> Asked:
     broken = bool(cluster.found.problems.get(name))
     devices = cluster.host(name).devices or ()
     if broken or any(device.backend == "cuda" for device in devices):
-        yield cluster.ask(name, "secure_boot", {"broken": broken})
+        yield cluster.ask(name, check_secure_boot, broken)
 
 
 def _sleep(cluster: Examination, name: str) -> Asked:
     if not cluster.host(name).is_local:
-        yield cluster.ask(name, "sleep", {})
+        yield cluster.ask(name, check_sleep)
 
 
 def _state(cluster: Examination, name: str) -> Asked:
-    asked = {"path": cluster.state_folder(name), "least": _LEAST_STATE_SPACE}
-    yield cluster.ask(name, "folder", asked)
+    yield cluster.ask(name, check_folder, cluster.state_folder(name), _LEAST_STATE_SPACE)
 
 
 def _share(cluster: Examination, name: str) -> Asked:
     folder = cluster.host(name).share_folder
     if folder is not None:
-        yield cluster.ask(name, "share", {"path": folder}, SHARE_DEADLINE)
+        yield cluster.ask(name, check_share, folder)
 
 
 def _port(cluster: Examination, name: str) -> Asked:
@@ -213,7 +214,7 @@ def _port(cluster: Examination, name: str) -> Asked:
     if name == cluster.head and trial is not None:
         yield trial.listen, trial.deadline  # while the other hosts connect
     elif name == cluster.head and plan.port is not None:
-        yield cluster.ask(name, "port", {"address": plan.bind_address, "port": plan.port})
+        yield cluster.ask(name, check_port, plan.bind_address, plan.port)
 
 
 def _links(cluster: Examination, name: str) -> Asked:
@@ -254,8 +255,8 @@ CHECKS = (
     Check("state", "plan", _state),
     Check("share", "host", _share),
     *finetune.INPUTS,
-    Check("model", "distillation", distill.files("model", "model_folder")),
-    Check("data", "distillation", distill.files("data", "text")),
+    Check("model", "distillation", distill.files("model", check_model_folder)),
+    Check("data", "distillation", distill.files("data", check_text)),
     Check("validation", "distillation", distill.held_out),
     Check("output", "training", finetune.output),
     Check("output", "distillation", distill.output),

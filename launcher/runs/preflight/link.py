@@ -5,15 +5,14 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from launcher.agent.checks import link
 from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.link import Crossing, Listening
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
 from launcher.inventory.facts.network import speed
 from launcher.plan.plan import LaunchPlan
-from trainer.system.received import receive
 
 SLOW = 100e6
 """bit/s below which a link is reported as slow: a 5 MB gradient takes half a second there."""
@@ -42,23 +41,15 @@ class LinkTrial:
         self._listened = threading.Event()
         self._listening = Listening("the coordinator's end did not answer")
 
-    def _ask(self, host: str, question: str, arguments: dict[str, Any]) -> Any:
-        return self._connections[host].call(question, arguments, self._deadline + _MARGIN)
-
     def listen(self) -> Finding:
         """Return the coordinator's `port`; at the same time every host has to connect."""
         address, port = self._plan.bind_address, self._plan.port
-        arguments = {
-            "address": address,
-            "port": port,
-            "token": self._token,
-            "peers": self.far,
-            "deadline": self._deadline,
-        }
+        assert port is not None
+        ask = self._connections[self._plan.leader.host].ask
+        question = link.listen.within(self._deadline + _MARGIN)
         try:
-            answer = self._ask(self._plan.leader.host, "listen", arguments)
-            self._listening = receive(Listening, answer, "listen")
-        except (LauncherError, OSError, ValueError) as error:
+            self._listening = ask(question, address, port, self._token, self.far, self._deadline)
+        except (LauncherError, OSError) as error:
             self._listening = Listening(str(error))
         finally:
             self._listened.set()
@@ -70,14 +61,10 @@ class LinkTrial:
         """Return a host's `link`."""
         target = next(w.address for w in self._plan.workers if w.host == host)
         address, _, port = target.rpartition(":")
-        arguments = {
-            "address": address.strip("[]"),
-            "port": int(port),
-            "token": self._token,
-            "name": host,
-            "deadline": self._deadline,
-        }
-        crossing = receive(Crossing, self._ask(host, "connect", arguments), "connect")
+        question = link.connect.within(self._deadline + _MARGIN)
+        crossing = self._connections[host].ask(
+            question, address.strip("[]"), int(port), self._token, host, self._deadline
+        )
         if crossing.stage == "done":
             return judge(crossing, host, target, self._plan, heard=True)
         # Only the coordinator's end knows whether it could listen.

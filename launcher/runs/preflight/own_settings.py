@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import asdict
 from typing import cast
 
-from launcher.errors import PreflightError
+from launcher.agent.checks.job import own_settings
 from launcher.hosts.survey import Survey
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig
-from trainer.planning.defaults import SETTLED, Derived, table
+from trainer.planning.defaults import SETTLED, table
 from trainer.planning.workers import MAIN_MEMORY, Backend, Room
-from trainer.system.received import receive
-
-DEADLINE = 300.0
-"""Seconds: gigabytes of data are read for their labels."""
 
 
 def follow_data(
@@ -35,17 +30,9 @@ def follow_data(
         ConfigError: the derived settings are invalid, such as 4,000 classes.
     """
     head = plan.leader.host
-    arguments = {
-        "config": config.model_dump(mode="json", exclude_unset=True),
-        "given": sorted(given),
-        "rooms": [asdict(room) for room in _rooms(plan)],
-    }
-    try:
-        answer = found.connections[head].call("own_settings", arguments, DEADLINE)
-        derived = receive(list[Derived], answer, "own_settings")
-    except (ValueError, RuntimeError) as error:  # another version, or a defect there
-        raise PreflightError(f"host {head}: {error}; update it: launch cluster push") from None
-    derived = [part for part in derived if part.key in SETTLED - set(given)]
+    settings = config.model_dump(mode="json", exclude_unset=True)
+    answer = found.connections[head].ask(own_settings, settings, sorted(given), _rooms(plan))
+    derived = [part for part in answer if part.key in SETTLED - set(given)]
     settled = config.with_settings({part.key: part.value for part in derived})
     return settled, table(derived, settled.output)
 

@@ -7,20 +7,14 @@ them.
 
 from __future__ import annotations
 
-import queue
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from launcher.agent.checks.finding import Finding, Result
+from launcher.agent.operation import CHECK_DEADLINE
 from launcher.errors import LauncherError
-from launcher.hosts.base import Connection
-from trainer.system.received import receive
-
-DEADLINE = 15.0
-"""Seconds that a check may take by default."""
+from launcher.hosts.fleet import at_once
 
 
 @dataclass(frozen=True)
@@ -30,23 +24,8 @@ class Probe:
     name: str
     host: str
     ask: Callable[[], Finding]
-    deadline: float = DEADLINE
+    deadline: float = CHECK_DEADLINE
     """Seconds."""
-
-
-def ask_finding(
-    connection: Connection, question: str, arguments: Mapping[str, Any], deadline: float = DEADLINE
-) -> Finding:
-    """Return a host's own finding; an error is a failed check."""
-    try:
-        # The probe's own deadline comes first, with a remedy; this one ends the request.
-        answer = connection.call(question, arguments, deadline + 5)
-    except (LauncherError, OSError) as error:
-        return Finding("fail", str(error))
-    try:
-        return receive(Finding, answer, question, lines=True)
-    except ValueError as error:
-        return Finding("fail", f"invalid answer: {error}")
 
 
 def examine(probes: Sequence[Probe]) -> list[Result]:
@@ -54,32 +33,24 @@ def examine(probes: Sequence[Probe]) -> list[Result]:
 
     A probe that misses its deadline has failed; its thread, a daemon, is abandoned.
     """
-    answers: queue.SimpleQueue[tuple[int, Finding]] = queue.SimpleQueue()
-
-    def answer(index: int, probe: Probe) -> None:
-        try:
-            answers.put((index, probe.ask()))
-        except Exception as error:  # a check must not end the others; its defect is its finding
-            answers.put(
-                (index, Finding("fail", f"the check failed with an internal error: {error!r}"))
-            )
-
-    began = time.monotonic()
-    for index, probe in enumerate(probes):
-        threading.Thread(target=answer, args=(index, probe), daemon=True).start()
-    findings: dict[int, Finding] = {}
-    while waiting := [probe for index, probe in enumerate(probes) if index not in findings]:
-        left = began + max(probe.deadline for probe in waiting) - time.monotonic()
-        try:
-            index, finding = answers.get(timeout=max(0.0, left))
-        except queue.Empty:
-            break
-        findings[index] = finding
+    keyed = {str(number): probe for number, probe in enumerate(probes)}
+    deadlines = {key: probe.deadline for key, probe in keyed.items()}
+    tasks = {key: partial(_find, probe) for key, probe in keyed.items()}
+    answers = at_once(tasks, deadlines, most=len(probes))  # some wait for one another
     return [
         Result(probe.name, probe.host, found.status, found.detail, found.remedy)
-        for index, probe in enumerate(probes)
-        for found in (findings.get(index) or _late(probe),)
+        for key, probe in keyed.items()
+        for found in (answers.found.get(key) or _late(probe),)
     ]
+
+
+def _find(probe: Probe) -> Finding:
+    try:
+        return probe.ask()
+    except (LauncherError, OSError) as error:
+        return Finding("fail", str(error))
+    except Exception as error:  # a check must not end the others; its defect is its finding
+        return Finding("fail", f"the check failed with an internal error: {error!r}")
 
 
 def _late(probe: Probe) -> Finding:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import get_args
 
+from launcher.agent.operations import send_group_signal, send_signal
 from launcher.errors import PartialError
 from launcher.hosts.base import Connection
 from launcher.plan.plan import ProcessPlan
@@ -186,15 +187,15 @@ class SessionSupervisor:
         ]
         for _, state in living:
             if state.keeper:
-                self.connection.send_signal(state.keeper, signal.SIGTERM)
-                self.connection.send_signal(state.keeper, signal.SIGCONT)
+                self.connection.ask(send_signal, state.keeper, signal.SIGTERM)
+                self.connection.ask(send_signal, state.keeper, signal.SIGCONT)
         self.outlast([process for process, _ in living], grace)
         for process, _ in living:
             state = self.state(process)
             if state.keeper:
-                self.connection.send_signal(state.keeper, signal.SIGKILL)
+                self.connection.ask(send_signal, state.keeper, signal.SIGKILL)
             if state.child:
-                self.connection.send_group_signal(state.child, signal.SIGKILL)
+                self.connection.ask(send_group_signal, state.child, signal.SIGKILL)
 
     def outlast(self, plans: Iterable[ProcessPlan], grace: float) -> None:
         """Wait until the supervisors are gone: `grace` seconds, and while they save."""

@@ -17,28 +17,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
+from launcher.agent.checks.unit_states import UnitStates, show_units
 from launcher.errors import LauncherError, PartialError
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import at_once
 from launcher.plan.plan import ProcessPlan, unit_of
 from launcher.runs.processes.session import ProcessState, SessionSupervisor
 from launcher.session.spec import LONGEST_SAVE, RestartPolicy
-from trainer.system.received import receive
 
 _START_DEADLINE = 30.0
 _KILL_DEADLINE = 15.0
 _COMING = frozenset({"active", "activating", "reloading"})
-
-
-@dataclass(frozen=True)
-class _Shown:
-    """systemd's properties of units, by name."""
-
-    boot: str
-    units: dict[str, dict[str, str]]
 
 
 class SystemdSupervisor(SessionSupervisor):
@@ -105,9 +97,9 @@ class SystemdSupervisor(SessionSupervisor):
                 self.outlast([process], grace)
             self.connection.control_unit("kill", unit, _KILL_DEADLINE)
 
-    def _show(self, processes: Sequence[ProcessPlan]) -> _Shown:
+    def _show(self, processes: Sequence[ProcessPlan]) -> UnitStates:
         names = [unit_of(self.run_id, process) for process in processes]
-        return receive(_Shown, self.connection.call("units", {"names": names}), "units")
+        return self.connection.ask(show_units, names)
 
 
 def supervise(

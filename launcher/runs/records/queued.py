@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from launcher.agent.operations import read_clock
 from launcher.errors import ConfigError, PreflightError
 from launcher.plan.configuration import Order
 from launcher.runs.records.kept_configs import Start
@@ -29,7 +30,7 @@ from launcher.runs.records.plan_file import MOST
 from launcher.runs.records.registry import operator_name
 from launcher.runs.records.run import StateFolder
 from trainer.system.commandline.run_id import RUN_ID
-from trainer.system.received import UnixTime, receive, receive_json
+from trainer.system.received import UnixTime, receive_json
 
 _FILE = re.compile(rf"({RUN_ID})\.(json|run|end)")
 _TORN = re.compile(r"\..+\.[0-9a-f]{8}")
@@ -189,7 +190,7 @@ class Queue:
 
     def clock(self) -> float:
         """Return the time there in Unix seconds."""
-        return receive(float, self._host.call("clock"), "clock")
+        return self._host.ask(read_clock)
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:

@@ -29,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from launcher.agent.operations import read_clock
 from launcher.errors import BusyError, ConfigError, LauncherError, PreflightError
 from launcher.files import default_state_folder, make_private_folder
 from launcher.hosts.fleet import LOOK, Answers, ask_hosts, at_once
@@ -37,7 +38,6 @@ from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.records.plan_file import MOST, read_record
 from launcher.runs.records.run import Run, StateFolder, is_run_id, place_of
-from trainer.system.received import receive
 
 T = TypeVar("T")
 
@@ -149,7 +149,7 @@ class Registry:
 
     def record(self, plan: LaunchPlan) -> tuple[Run, bytes]:
         """Return a run that begins now, and its plan.json."""
-        started = receive(float, self._place.connection.call("clock"), "clock")
+        started = self._place.connection.ask(read_clock)
         tree = {**json.loads(plan.to_json()), "started": started}
         hosts = self._known(plan)
         head = [head_of(self.hosts)] if self.hosts else []

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.operations import OPERATIONS
+from launcher.agent.checks import job as job
+from launcher.agent.operation import OPERATIONS
 from launcher.hosts.local import LocalConnection
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from launcher.agent import frames
 from launcher.agent.frames import LIMIT, LineSplitter
-from launcher.agent.operations import OPERATIONS
+from launcher.agent.operation import OPERATIONS
 from launcher.agent.server import MOST_REQUESTS, Agent
 from launcher.errors import PreflightError
 from launcher.hosts.local import LocalConnection
@@ -167,7 +168,7 @@ def test_a_request_that_hangs_holds_up_no_other_and_they_are_bounded(
         assert go_on.wait(60.0)
         return ["here"]
 
-    monkeypatch.setitem(OPERATIONS, "names", names)
+    monkeypatch.setitem(OPERATIONS, "names", replace(OPERATIONS["names"], function=names))
     write, answers, thread = serve()
     slow = b'{"id": 7, "op": "names", "args": {"folder": "/slow"}}\n'
     os.write(write, slow * MOST_REQUESTS + b'{"id": 8, "op": "ping"}\n')

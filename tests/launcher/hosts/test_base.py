@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent import frames
+from launcher.agent import frames, operations
 from launcher.errors import PreflightError
 from launcher.hosts.base import Connection
 from launcher.hosts.local import LocalConnection
@@ -103,13 +103,13 @@ def test_processes_are_started_found_signalled_and_outlive_it(
     code = "import time; print('here', flush=True); time.sleep(600)"
     connection.spawn((sys.executable, "-c", code), {RUN_VARIABLE: run_id}, str(log))
     wait_for(lambda: log.exists() and log.read_bytes() == b"here\n", "its first words")
-    (process,) = connection.find_run(run_id)
+    (process,) = connection.ask(operations.find_run, run_id)
     assert connection.is_alive(process)
-    assert connection.describe(process).endswith(f"(pid {process.pid})")
+    assert connection.ask(operations.describe_process, process).endswith(f"(pid {process.pid})")
     connection.close()
     assert is_alive(process)
     local = LocalConnection()
-    assert local.send_group_signal(process, signal.SIGKILL)
+    assert local.ask(operations.send_group_signal, process, signal.SIGKILL)
     wait_for(lambda: not local.is_alive(process), "its end")
 
 
@@ -118,10 +118,11 @@ def test_signals_hit_this_very_process_alone(connection: Connection) -> None:
     process = identify(child.pid)
     assert process is not None
     assert connection.is_alive(process)
-    assert not connection.send_group_signal(process, signal.SIGTERM)  # it leads no group
-    assert connection.send_signal(process, signal.SIGTERM)
+    leads = connection.ask(operations.send_group_signal, process, signal.SIGTERM)
+    assert not leads  # a group
+    assert connection.ask(operations.send_signal, process, signal.SIGTERM)
     assert child.wait(20.0) == -signal.SIGTERM
-    assert not connection.send_signal(process, signal.SIGTERM)
+    assert not connection.ask(operations.send_signal, process, signal.SIGTERM)
     assert not connection.is_alive(process)
 
 

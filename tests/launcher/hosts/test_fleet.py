@@ -1,11 +1,13 @@
 """Several hosts at once: one that hangs, refuses or has a defect costs the others nothing."""
 
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
+from launcher.agent import operations
 from launcher.errors import PartialError, PreflightError, UnreachableError
 from launcher.hosts import fleet
 from launcher.hosts.fleet import AT_ONCE, Answers, ask_hosts, asking, at_once, line_of
@@ -191,8 +193,8 @@ def test_a_look_does_not_wait_again_and_learns_how_a_late_login_ended(
 
 def test_a_host_of_another_version_is_told_from_a_defect(tried: list[str]) -> None:
     def ask(_host: Host, connection: LocalConnection) -> object:
-        return connection.call("an unknown operation")
+        return connection.ask(replace(operations.read_clock, name="an unknown operation"))
 
     answers = ask_hosts(HOSTS[:1], ask)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(PreflightError, match=r"host intel: no operation .*launch cluster push"):
+    with pytest.raises(PreflightError, match=r"host localhost: no operation .*launch cluster push"):
         answers.require()

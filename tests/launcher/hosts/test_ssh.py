@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from launcher.agent import operations
 from launcher.errors import ConfigError, PreflightError, UnreachableError
 from launcher.hosts import bootstrap
 from launcher.hosts.fleet import ask_hosts
@@ -54,7 +55,7 @@ def test_a_supervised_process_outlives_the_connection(server: Server, tmp_path: 
     close_all()
     assert len(find_run(run_id)) == 2
     connection = connect(server.host())
-    assert set(connection.find_run(run_id)) == set(find_run(run_id))
+    assert set(connection.ask(operations.find_run, run_id)) == set(find_run(run_id))
     supervisor = SessionSupervisor(connection, run_id, RestartPolicy())
     wait_until_running(supervisor, process)
     supervisor.stop([process], 20.0)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from launcher.agent.operations import describe_machine
 from launcher.errors import PreflightError, UnreachableError, raise_all
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.survey import survey, with_devices
@@ -140,7 +141,7 @@ class Hung(LocalConnection):
 
 
 def test_one_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.hosts.survey.CALL_DEADLINE", 5.0)
+    monkeypatch.setattr("launcher.hosts.survey.describe_machine", describe_machine.within(5.0))
     hung = Hung()
     hosts = [Host(name=name, devices=()) for name in "abc"]
     found = survey(hosts, {"a": LocalConnection(), "b": hung, "c": Old()})
@@ -185,6 +186,8 @@ def test_a_host_of_the_recipe_has_its_default_share() -> None:
 
 class Lying(LocalConnection):
     """A host that makes up what it is asked for."""
+
+    host = "a"
 
     def __init__(self, **answers: Any) -> None:
         super().__init__()

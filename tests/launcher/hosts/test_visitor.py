@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.archive import archive
+from launcher.agent.operations import describe_machine, detect_devices, read_free_disk
 from launcher.errors import PreflightError, UnreachableError
 from launcher.hosts.bootstrap import agent_command, explain
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink, NoAgentError
 from launcher.hosts.ssh import connect, visit
-from launcher.hosts.survey import detection_of, machine_of
 from launcher.inventory.facts.machine import identity
 from launcher.inventory.hosts import Host
 from tests.launcher.agent_pipe import ProcessPipe
@@ -46,11 +46,11 @@ def test_it_answers_what_an_installed_agent_answers(tmp_path: Path) -> None:
     pipe = ProcessPipe(shell(tmp_path, f"{BARE}:/usr/bin:/bin"))
     pipe.send(archive())
     connection = RemoteConnection("far", lambda: AgentLink("far", pipe))
-    machine = machine_of(connection.call("machine"))
+    machine = connection.ask(describe_machine)
     assert machine.identity == identity()
     assert machine.version == ""  # nothing of ours is there
-    assert detection_of(connection.call("devices", deadline=45.0)).devices
-    assert connection.call("free_disk", {"path": str(tmp_path / "not" / "yet")}) > 0
+    assert connection.ask(detect_devices).devices
+    assert connection.ask(read_free_disk, str(tmp_path / "not" / "yet")) > 0
     connection.close()
     pipe.end()
     assert list(tmp_path.rglob("*")) == []  # nothing was written
@@ -93,7 +93,7 @@ def test_a_visit_over_ssh_on_a_host_without_motley(server: Server) -> None:
     connection, missing = visit(host)
     if not Path("/opt/motley/current/bin/python").exists():
         assert missing.startswith("host far: no Motley at /opt/motley; run: ansible-playbook")
-    assert machine_of(connection.call("machine")).identity == identity()
+    assert connection.ask(describe_machine).identity == identity()
     assert visit(host)[0] is connection
     public = subprocess.run(
         ["ssh-keygen", "-lf", str(server.folder / "host.pub")], capture_output=True, text=True
@@ -107,4 +107,4 @@ def test_an_installed_agent_answers_where_there_is_one(server: Server) -> None:
     connection, missing = visit(host)
     assert missing == ""
     assert connection.python == connect(host).python != f"{BARE}/python3"
-    assert connection.call("machine") == connect(host).call("machine")
+    assert connection.ask(describe_machine) == connect(host).ask(describe_machine)

@@ -1,6 +1,6 @@
 """What systemd says of units, from its own output."""
 
-from launcher.agent.checks.unit_states import read_properties, show_units
+from launcher.agent.checks.unit_states import UnitStates, read_properties, show_units
 from launcher.session.processes import boot_id
 
 SHOWN = """\
@@ -35,8 +35,8 @@ def test_paragraphs_of_properties() -> None:
 
 
 def test_a_machine_without_systemd_has_no_units() -> None:
-    assert show_units([]) == {"boot": boot_id(), "units": {}}
+    assert show_units([]) == UnitStates(boot_id(), {})
     asked = show_units(["motley-worker@never:worker-0.service"])
-    assert asked["boot"] == boot_id()
-    for properties in asked["units"].values():
+    assert asked.boot == boot_id()
+    for properties in asked.units.values():
         assert properties["ActiveState"] == "inactive"

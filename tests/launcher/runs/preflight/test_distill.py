@@ -196,7 +196,7 @@ def test_samples_are_checked_by_their_names_of_keys(tmp_path: Path) -> None:
     assert asked == {
         ("gpu", f"{tmp_path}/inputs/v.jsonl"): {"text": "own"},
         ("ram", f"{tmp_path}/inputs/h.jsonl"): {"text": "body"},
-        ("ram", "hf://datasets/owner/name"): {"text": "body"},
+        ("ram", "hf:/datasets/owner/name"): {"text": "body"},
         ("ram", f"{tmp_path}/inputs/p.jsonl"): {},
     }
     for (_, path), columns in asked.items():

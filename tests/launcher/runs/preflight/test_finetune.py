@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from launcher.agent.checks.digests import file_content
 from launcher.agent.checks.finding import Finding
 from launcher.errors import UnreachableError
 from launcher.hosts.local import LocalConnection
@@ -58,8 +59,8 @@ def probes_of(found: Survey, plan: LaunchPlan, config: RunConfig, names: str) ->
 def content(folder: Path, text: str, connection: LocalConnection | None = None) -> Content:
     folder.mkdir()
     (folder / "train.jsonl").write_text(text)
-    arguments = {"path": str(folder / "train.jsonl"), "state_folder": str(folder)}
-    return Content(connection or LocalConnection(), "file_content", arguments)
+    there, path = connection or LocalConnection(), str(folder / "train.jsonl")
+    return Content(lambda: there.ask(file_content, path, str(folder)))
 
 
 def test_a_failed_check_is_not_hashed_besides(tmp_path: Path) -> None:

@@ -113,8 +113,12 @@ def test_the_memory_of_each_worker_counts(
 @pytest.mark.parametrize(
     ("answer", "error", "message"),
     [
-        (ValueError("no question 'own_settings' is known here"), PreflightError, "host here: no q"),
-        ({"key": "task"}, PreflightError, "host here: own_settings: "),
+        (
+            ValueError("no question 'own_settings' is known here"),
+            PreflightError,
+            "host localhost: no q",
+        ),
+        ({"key": "task"}, PreflightError, "host localhost: own_settings: "),
         ([{"key": "num_classes", "value": 4000, "why": ""}], ConfigError, "num_classes"),
     ],
 )
