@@ -1,4 +1,4 @@
-"""`trainer cache`: show and empty what was derived from models."""
+"""`trainer cache`: show and empty what was derived from models and data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import click
 @click.command("cache")
 @click.option("--clear", is_flag=True, help="Remove all that no process uses.")
 def cache(clear: bool) -> None:
-    """Show the cache: converted GGUF files and quantised weights, the last used first.
+    """Show the cache: converted GGUF files, quantised weights and encoded rows of large data.
+
+    The last used come first.
 
     It is MOTLEY_CACHE, else `motley` in XDG_CACHE_HOME or ~/.cache, and keeps at most
     MOTLEY_CACHE_GIB (default: 64).

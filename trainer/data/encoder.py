@@ -87,6 +87,17 @@ class Encoder:
         ids = self.ended(ids)
         return ids, ids
 
+    def encode_checked(self, sample: Sample) -> tuple[list[int], list[int], str | None]:
+        """Return what `encode` and `check` return of a sample, laid out once.
+
+        Raises:
+            ConversationError: the chat template cannot express it.
+        """
+        if sample.messages and self.template is not None:
+            chat = self.template.lay_out(sample.messages, sample.tools)
+            return *self._tokenise(chat), chat.lost
+        return *self.encode(sample), None
+
     def ended(self, ids: list[int]) -> list[int]:
         """Return a text's tokens with the end-of-text token, if there is one."""
         return ids if self.end is None or not ids or ids[-1] == self.end else [*ids, self.end]

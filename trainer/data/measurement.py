@@ -26,11 +26,13 @@ class Measurement:
     """Samples that were not measured and may be cut."""
     tokens: int = 0
     """Of all samples; estimated by their bytes if not all of them are measured."""
+    whole: bool = False
+    """Whether all are measured though `lengths` has the longest alone."""
 
     @property
     def complete(self) -> bool:
         """Whether every sample was measured."""
-        return len(self.lengths) == self.samples
+        return self.whole or len(self.lengths) == self.samples
 
     def add(self, encoder: Encoder, sample: Sample, max_seq_len: int) -> int:
         """Measure one more sample and return its tokens.

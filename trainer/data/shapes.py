@@ -211,6 +211,15 @@ class UnusedKeys:
             for message in answer.messages:
                 self._turns.add(message.more)
 
+    def counts(self) -> list[list[Any]]:
+        """Return the counts by key and the number of others, of lines and of turns."""
+        return [[dict(part.counts), part.others] for part in (self._lines, self._turns)]
+
+    def merge(self, counts: list[list[Any]]) -> None:
+        """Add what `counts` returned of later lines."""
+        for part, (by_key, others) in zip((self._lines, self._turns), counts, strict=True):
+            part.merge(by_key, others)
+
     def report(self) -> list[str]:
         """Return a line for the unused keys of lines, and one for those of turns."""
         return [line for part in (self._lines, self._turns) if (line := part.report())]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainer.config.run import Classes
 from trainer.data.chat_marks import ConversationError
+from trainer.data.encoded_rows import EncodedFile
 from trainer.data.encoder import Encoder
 from trainer.data.measurement import Measurement, measure
 from trainer.data.samples import SampleFile
@@ -71,8 +72,25 @@ def check_conversations(file: SampleFile, encoder: Encoder) -> list[str]:
     Raises:
         InputError: one cannot; names its line.
     """
-    lost, lines, markup = 0, list[str](), Counter[str]()
-    if any(one.messages for one in file.samples):
+    lost, markup = 0, Counter[str]()
+    with reported(f"checking {file.path.name}", len(file.samples)) as progress:
+        for sample in file.samples:
+            progress.advance()
+            if sample.messages:
+                try:
+                    lost += sum(encoder.check(answer) is not None for answer in sample.answers) > 0
+                    markup.update(set(filter(None, map(encoder.plain_markup, sample.answers))))
+                except ConversationError as error:
+                    raise InputError(f"{file.place(sample)}: {error}") from None
+    conversations = sum(1 for one in file.samples if one.messages)
+    return _conversation_lines(encoder, len(file.samples), conversations, lost, markup)
+
+
+def _conversation_lines(
+    encoder: Encoder, samples: int, conversations: int, lost: int, markup: Mapping[str, int]
+) -> list[str]:
+    lines = list[str]()
+    if conversations:
         if encoder.template and encoder.template.date:
             lines.append(
                 "data: the chat template asks for the date, which is"
@@ -83,15 +101,6 @@ def check_conversations(file: SampleFile, encoder: Encoder) -> list[str]:
                 "data: nothing ends an answer in the chat template, so the model does not learn to"
                 " stop; write the tokenizer's end token after it ({{ eos_token }})"
             )
-    with reported(f"checking {file.path.name}", len(file.samples)) as progress:
-        for sample in file.samples:
-            progress.advance()
-            if sample.messages:
-                try:
-                    lost += sum(encoder.check(answer) is not None for answer in sample.answers) > 0
-                    markup.update(set(filter(None, map(encoder.plain_markup, sample.answers))))
-                except ConversationError as error:
-                    raise InputError(f"{file.place(sample)}: {error}") from None
     lines += (
         f"data: {_count(count, 'sample')} {'has' if count == 1 else 'have'} the special token"
         f" {token} in an answer's text, where it is learned as plain text"
@@ -100,9 +109,36 @@ def check_conversations(file: SampleFile, encoder: Encoder) -> list[str]:
     if lost:
         lines.append(
             f"data: the chat template leaves out text of {lost:,} of"
-            f" {_count(len(file.samples), 'sample')}, which data.lost_text accepts"
+            f" {_count(samples, 'sample')}, which data.lost_text accepts"
         )
     return lines
+
+
+def check_encoded(file: EncodedFile, encoder: Encoder) -> list[str]:
+    """Return the lines of `check_conversations` on rows, checked when they were encoded."""
+    parts = [rows.part for rows in (file.train, file.held_out) if rows is not None]
+    return [
+        line
+        for part in parts
+        for line in _conversation_lines(
+            encoder, part.samples, part.conversations, part.lost_text, part.markup
+        )
+    ]
+
+
+def survey_encoded(
+    train: EncodedFile, validation: SampleFile | None, max_seq_len: int
+) -> list[str]:
+    """Return the lines of the summary, as `survey` does, of rows that are encoded."""
+    part, held_out = train.train.part, validation.samples if validation else ()
+    shared = train.count_shared(held_out)
+    lines = [
+        *train.unused,
+        *length_lines(part.measurement, max_seq_len),
+        *repetition_lines(Repetitions(part.duplicates, 0, shared), len(held_out)),
+    ]
+    unused = [f"validation: {line}" for line in validation.unused] if validation else []
+    return [*(f"data: {line}" for line in lines), *unused]
 
 
 def length_lines(found: Measurement, max_seq_len: int) -> Iterator[str]:

@@ -12,12 +12,13 @@ from blake3 import blake3
 from trainer import __version__
 from trainer.checkpoint.trained_model import starting_weights
 from trainer.config.run import RunConfig
+from trainer.data.encoded_rows import open_encoded
 from trainer.data.encoder import Encoder
 from trainer.data.holdout import hold_out
 from trainer.data.labelling import with_names
 from trainer.data.prompts import SamplePrompts
 from trainer.data.samples import SampleFile, hash_files, read_file
-from trainer.data.survey import check_conversations, survey
+from trainer.data.survey import check_conversations, check_encoded, survey, survey_encoded
 from trainer.data.tokens import Dataset, make_dataset
 from trainer.distill.answers.author import Prompts
 from trainer.distill.logits.dataset import LogitsFolder
@@ -105,7 +106,10 @@ def read_inputs(
     def dataset(file: SampleFile | None) -> Dataset | None:
         return make_dataset(file, encoder, config.task, length) if file else None
 
-    train_file = read(None if taught else config.data.train)
+    encoded = None
+    if not taught:
+        encoded = open_encoded(Path(config.data.train), config, model_dir)
+    train_file = read(None if taught or encoded else config.data.train)
     validation_file = read(config.data.validation)
     if train_file and validation_file and train_file.labels != validation_file.labels:
         raise InputError(
@@ -114,7 +118,7 @@ def read_inputs(
         )
     if train_file and config.data.validation_fraction:
         train_file, validation_file = hold_out(train_file, config.data.validation_fraction)
-    train = taught or dataset(train_file)
+    train = taught or (encoded.train if encoded else dataset(train_file))
     assert train is not None
     reference = starting_weights(layout, model_dir, config) if config.has_reference else None
     job = _job(config, run_id, layout, model_dir, _data_digest(config, taught))
@@ -123,6 +127,8 @@ def read_inputs(
         job = replace(job, model=model)
     prompts = None if tell is None else _read_prompts(config, encoder, model_dir)
     validation = dataset(validation_file)
+    if validation is None and encoded is not None:
+        validation = encoded.held_out
     inputs = RunInputs(
         config, model_dir, layout, job, train, validation, prompts, reference=reference
     )
@@ -135,6 +141,8 @@ def read_inputs(
                 f"{model_dir}: its weights are random, and LoRA changes too few of them to learn"
                 " from nothing: give --method full, or a trained model"
             )
+        for line in check_encoded(encoded, encoder) if encoded else ():
+            tell(line)
         for file in filter(None, (train_file, validation_file)):
             # By the coordinator alone: the workers have the same data.
             for line in check_conversations(file, encoder):
@@ -144,7 +152,10 @@ def read_inputs(
         if taught:
             tell(f"data: {taught.description}")
         with announced("measuring the data"):
-            lines = survey(train_file, validation_file, encoder, length, config.classes)
+            if encoded:
+                lines = survey_encoded(encoded, validation_file, length)
+            else:
+                lines = survey(train_file, validation_file, encoder, length, config.classes)
         for line in (*encoder.unused, *lines):
             tell(line)
         plan, batch = inputs.plan, config.training.batch_size

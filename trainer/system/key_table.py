@@ -53,28 +53,35 @@ class UnknownKeys:
 
     def __init__(self, table: KeyTable) -> None:
         self._table = table
-        self._counts: Counter[str] = Counter()
-        self._others = 0
+        self.counts: Counter[str] = Counter()
+        """By key."""
+        self.others = 0
+        """Of keys beyond those that are counted apart."""
 
     def add(self, keys: Iterable[str]) -> None:
         """Count the unknown ones among the keys of one object."""
-        for key in self._table.unknown(keys):
-            name = key[:SHOWN_CHARACTERS]
-            if name in self._counts or len(self._counts) < _COUNTED:
-                self._counts[name] += 1
+        if unknown := self._table.unknown(keys):
+            self.merge(Counter(key[:SHOWN_CHARACTERS] for key in unknown), 0)
+
+    def merge(self, counts: Mapping[str, int], others: int) -> None:
+        """Add counts of later objects."""
+        self.others += others
+        for name, count in counts.items():
+            if name in self.counts or len(self.counts) < _COUNTED:
+                self.counts[name] += count
             else:
-                self._others += 1
+                self.others += count
 
     def report(self) -> str | None:
         """Return `keys of ... that are not used: 'lable' (240 times), ...`, or None."""
-        if not self._counts:
+        if not self.counts:
             return None
-        found = self._counts.most_common()
+        found = self.counts.most_common()
         named = [
             f"{key!r} ({count:,} {'time' if count == 1 else 'times'})"
             for key, count in found[:REPORTED_KEYS]
         ]
         rest = len(found) - len(named)
         more = f" and {rest} more" if rest else ""
-        more += f", and other keys {self._others:,} times" if self._others else ""
+        more += f", and other keys {self.others:,} times" if self.others else ""
         return f"keys of {self._table.what} {self._table.fate}: {', '.join(named)}{more}"
