@@ -19,7 +19,14 @@ from trainer.exchange.protocol.messages import (
     WeightsReport,
 )
 from trainer.exchange.protocol.wire import Frame, FrameDecoder, FrameEncoder, run_tag
-from trainer.exchange.worker.session import Admitted, Committed, Event, Session, result_message
+from trainer.exchange.worker.session import (
+    Admitted,
+    Applied,
+    Committed,
+    Event,
+    Session,
+    result_message,
+)
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState, weights_digest
 from trainer.optimizer.nesterov import Update
@@ -203,6 +210,8 @@ class SimulatedWorker:
                 self.state, self.member_of = event.state, session
             elif isinstance(event, Committed):
                 self._apply(session, event)
+            elif isinstance(event, Applied):
+                raise AssertionError("its state is its own")
             elif event.kind == "train":
                 yield from self._train(session, event)
             elif event.asked:
