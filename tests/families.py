@@ -18,6 +18,8 @@ _STATES = {
 }
 _ROUTED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
+_SHARED = {**_ROUTED, "shared_expert_intermediate_size": 32}
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 4096},
@@ -29,6 +31,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": {**_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     "phi3": {**_HALVES, "pad_token_id": 0, "resid_pdrop": 0.1, "eos_token_id": 2},
     "olmo2": {"pad_token_id": None, "eos_token_id": 2, **_HALVES},
+    "olmo3": {
+        **_WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "eos_token_id": 2,
+    },
+    "ministral3": {},
+    "glm4": {"pad_token_id": 0, "eos_token_id": 2},
+    "cohere2": {
+        **_WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "logit_scale": 0.3,
+        "eos_token_id": 2,
+        **_HALVES,
+    },
     "granite": {
         "embedding_multiplier": 12.0,
         "residual_multiplier": 0.22,
@@ -43,7 +59,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {**_EXPERTS, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt2": {"n_positions": 512, "bos_token_id": 2, "eos_token_id": 2, "n_inner": 128, **_HALVES},
 }
-_SHARED = {**_ROUTED, "shared_expert_intermediate_size": 32}
 TEACHERS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**_SHARED, **_HALVES},
     "qwen3_next": {**_SHARED, **_STATES},

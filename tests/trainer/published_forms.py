@@ -31,6 +31,17 @@ def as_openai(weights: Weights) -> Weights:
     return {name.removeprefix("transformer."): value for name, value in weights.items()} | masks
 
 
+def as_gemma_3(weights: Weights) -> Weights:
+    """Return Gemma 3 as it is published: every part below one of the whole model."""
+    inside = {f"language_model.{name}": value for name, value in weights.items()}
+    other = np.ones((4, 4), np.float32)
+    return {
+        **inside,
+        "vision_tower.vision_model.head.weight": other,
+        "multi_modal_projector.w": other,
+    }
+
+
 def as_one_that_sees(weights: Weights) -> Weights:
     """Return Qwen3.5 as it is published: beside a vision tower, and layers for drafts."""
     inside = {re.sub(r"^model\.", "model.language_model.", n): v for n, v in weights.items()}

@@ -21,7 +21,7 @@ from trainer.model.expert_parameters import AdaptedParameter
 from trainer.model.families import family_of
 from trainer.model.files import resolve_model, weights_digest
 from trainer.model.formats import adapter_way_in, gguf_file, template_files
-from trainer.model.header_layout import read_stored
+from trainer.model.header_layout import language_name, read_stored
 from trainer.model.hf_export import (
     ADAPTER_CONFIG,
     ADAPTER_FILE,
@@ -363,7 +363,7 @@ def _places(
     saved: dict[str, TensorHeader] = {}
     tokens: dict[str, tuple[tuple[int, ...], TensorHeader]] = {}
     for name, header in headers.items():
-        plain = name.removeprefix(PREFIX)
+        plain = language_name(name.removeprefix(PREFIX))
         if header.dtype not in ("F32", "F16", "BF16"):
             raise InputError(f"{file}: {name} is stored as {header.dtype}, need F32, F16 or BF16")
         if match := _LORA.fullmatch(plain):
@@ -371,7 +371,7 @@ def _places(
         elif plain.endswith(_TOKENS):
             module = plain.removesuffix(_TOKENS)
             tokens[module] = _rows(file, name, tree, module), header
-        elif name != plain and ".lora_" not in plain and plain.endswith((".weight", ".bias")):
+        elif name.startswith(PREFIX) and re.fullmatch(r"(?!.*\.lora_).+\.(weight|bias)", plain):
             saved[plain.replace(".base_layer.", ".").replace(".modules_to_save.", ".")] = header
         else:
             raise InputError(f"{file}: the tensor {name} {_MERGE}")

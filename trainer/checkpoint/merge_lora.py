@@ -16,7 +16,8 @@ from trainer.checkpoint.adapter import Adapter
 from trainer.checkpoint.generation_file import generation_file
 from trainer.config.run import RunConfig, load
 from trainer.model.expert_parameters import expert_place
-from trainer.model.families import BIASED_BY, family_of
+from trainer.model.families import BIASED_BY, family_of, text_config
+from trainer.model.header_layout import is_ignored, language_name
 from trainer.model.hf_export import (
     MODEL_CONFIG,
     MODEL_FILE,
@@ -88,12 +89,13 @@ class _Merged:
         bare = any(name.startswith(f"{family.layers}.") for name in headers)
         self._base: dict[str, TensorHeader] = {}
         for name, header in headers.items():
+            if is_ignored(name, family):
+                continue
+            name = language_name(name)
             if bare and not name.startswith((f"{_HEAD}.", "score.")):
                 name = f"{family.backbone}.{name}"
-            self._base[name.replace(*family.moved) if family.moved else name] = header
-        self._tied = bool(
-            tree.get("tie_word_embeddings", family.defaults.get("tie_word_embeddings", False))
-        )
+            self._base[family.parameter_name(name)] = header
+        self._tied = bool({**family.defaults, **text_config(tree)}.get("tie_word_embeddings"))
         self.changes: dict[str, Any] = {}
         if self._tied:
             self._base.pop(f"{_HEAD}.weight", None)  # the embedding counts

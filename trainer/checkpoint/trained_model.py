@@ -26,9 +26,11 @@ from trainer.config.lora import LoraSettings
 from trainer.config.run import RunConfig, load
 from trainer.model.architecture import fit_length
 from trainer.model.class_names import read_class_names
+from trainer.model.expert_parameters import FUSED, converted_targets
 from trainer.model.families import family_of
 from trainer.model.files import resolve_model, weights_digest
 from trainer.model.formats import gguf_file
+from trainer.model.header_layout import language_name
 from trainer.model.hf_export import (
     ADAPTER_CONFIG,
     ADAPTER_FILE,
@@ -137,10 +139,11 @@ def _adapter(adapter: Adapter, max_seq_len: int | None) -> Trained:
     linears = {module.rpartition(".")[2] for module in adapter.pairs}
     rank = max((pair.rank for pair in adapter.pairs.values()), default=1)
     family = family_of(read_config(adapter.base_dir), str(adapter.base_dir))
+    fused = [name for name, to in converted_targets(family).items() if to == FUSED]
     experts = set(adapter.parameters)
     for name, pair in adapter.parameters.items():
-        if family.experts and pair.target.fused and pair.rank == 2 * rank:
-            linears.update(family.experts[:2])
+        if fused and pair.target.fused and pair.rank == 2 * rank:
+            linears.update(fused)
             experts.remove(name)
     alpha = adapter.tree["lora_alpha"]
     alpha = alpha if type(alpha) is int else rank
@@ -214,7 +217,7 @@ def _place(
 
 def _fits(layout: GradientLayout, adapter: Adapter) -> bool:
     """Whether every tensor of an adapter has a slot, of its shape up to the rank."""
-    slots = {slot.name.removeprefix(PREFIX): slot.shape for slot in layout.tensors()}
+    slots = {language_name(slot.name.removeprefix(PREFIX)): slot.shape for slot in layout.tensors()}
     for module, pair in adapter.pairs.items():
         down, up = (slots.get(f"{module}.lora_{part}.weight") for part in "AB")
         if down is None or up is None or pair.rank > down[0]:
@@ -236,7 +239,7 @@ def _slot_values(
     Modules with another rank or scale than the run's have fewer rows, and a B that makes up for
     the scale.
     """
-    name = slot.name.removeprefix(PREFIX)
+    name = language_name(slot.name.removeprefix(PREFIX))
     if name in adapter.saved:
         return read_tensor(adapter.saved[name])
     module, _, part = name.removesuffix(".weight").rpartition(".lora_")

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.model.families import BIASES, FAMILIES, WINDOWS, family_of, text_config, with_defaults
+from trainer.model.families import BIASES, WINDOWS, family_of, text_config, with_defaults
+from trainer.model.header_layout import other_parts
 from trainer.model.safetensors_headers import INDEX_FILE, SINGLE_FILE, read_config, read_headers
 from trainer.system.errors import InputError
 from trainer.system.key_table import KeyTable, UnknownKeys
@@ -94,14 +95,20 @@ def notices(model_dir: Path) -> Iterator[str]:
     """Yield what a model's folder has and training does not use, in lines for people."""
     if all((model_dir / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
         yield f"{INDEX_FILE} and its files are not used: {SINGLE_FILE} is there, too"
-    config = read_config(model_dir)
+    tree = read_config(model_dir)
+    family, headers, config = (
+        family_of(tree, str(model_dir)),
+        read_headers(model_dir),
+        text_config(tree),
+    )
+    if family.inside and (parts := other_parts(headers)):
+        yield f"{', '.join(parts)} of the weights: not used, the language model alone trains"
     for key, value in config.items():
         if is_dropout(key) and isinstance(value, int | float) and value:
             yield f"config.json: {key} {value} is not applied: training has no dropout"
-    settings = with_defaults(text_config(config))
-    if settings.get("tie_word_embeddings") and "lm_head.weight" in read_headers(model_dir):
+    if with_defaults(config).get("tie_word_embeddings") and "lm_head.weight" in headers:
         yield "lm_head.weight is not used: by config.json the embedding is the head too"
-    if FAMILIES[config["model_type"]].code == "motley":
+    if family.code == "motley":
         unknown = UnknownKeys(CONFIG_KEYS)
         unknown.add(config)
         if (line := unknown.report()) is not None:

@@ -13,12 +13,14 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from trainer.config.lora import LoraSettings
-from trainer.model.families import Family
+from trainer.model.family import Family
 
 ROUTED = frozenset(("experts", "gate", "router"))
 """Parts of a mixture of experts that are no linears, by the last parts of their names."""
-_FUSED, _DOWN, _ROUTER = "gate_up_proj", "down_proj", "gate.weight"
-_ORDER = (_FUSED, _DOWN)
+FUSED = "gate_up_proj"
+"""The parameter of gates and ups."""
+_DOWN, _ROUTER = "down_proj", "gate.weight"
+_ORDER = (FUSED, _DOWN)
 """Of the parameters of a module, as transformers defines them."""
 
 
@@ -54,12 +56,12 @@ class AdaptedParameter(NamedTuple):
 
 def expert_place(family: Family, name: str) -> ExpertPlace | None:
     """Return the place of a stored tensor; None if it is not one expert's."""
-    moved = name.replace(*family.moved) if family.moved else name
+    moved = family.parameter_name(name)
     found = re.fullmatch(r"(.+\.experts)\.(\d+)\.(\w+)\.weight", moved)
     if not (family.experts and found) or found[3] not in family.experts:
         return None
     part = family.experts.index(found[3])
-    stacked = _DOWN if part == 2 else _FUSED
+    stacked = _DOWN if part == 2 else FUSED
     return ExpertPlace(f"{found[1]}.{stacked}", int(found[2]), part % 2)
 
 
@@ -74,11 +76,11 @@ def expert_parameters(
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in layer.items():
         if (place := expert_place(family, name)) is not None:
-            rows = shape[0] * (2 if place.parameter.endswith(_FUSED) else 1)
+            rows = shape[0] * (2 if place.parameter.endswith(FUSED) else 1)
             count = max(place.expert + 1, found.get(place.parameter, (0,))[0])
             found[place.parameter] = (count, rows, shape[1])
             continue
-        moved = name.replace(*family.moved) if family.moved else name
+        moved = family.parameter_name(name)
         *owner, last = moved.split(".")
         is_router = last == "weight" and bool(owner) and owner[-1] in ROUTED and len(shape) == 2
         if is_router or ("experts" in owner and len(shape) == 3):
@@ -92,10 +94,10 @@ def converted_targets(family: Family) -> dict[str, str]:
     Empty for families whose files hold stacked experts: PEFT adapts these by their parameters'
     names alone.
     """
-    if family.experts is None:
+    if family.experts is None or not family.converts_experts:
         return {}
     gate, up, down = family.experts
-    return {"gate": _ROUTER, gate: _FUSED, up: _FUSED, down: _DOWN}
+    return {"gate": _ROUTER, gate: FUSED, up: FUSED, down: _DOWN}
 
 
 def targeted_parameters(family: Family, lora: LoraSettings) -> tuple[str, ...]:
@@ -109,9 +111,11 @@ def targeted_parameters(family: Family, lora: LoraSettings) -> tuple[str, ...]:
 
 def has_fused_rank(family: Family, lora: LoraSettings) -> bool:
     """Return whether `gate_up_proj` has the rank of both of its linears: their names are given."""
+    if not (converted := converted_targets(family)):
+        return False
     if lora.target_modules is None:
-        return family.experts is not None and lora.target_parameters is None
-    return family.experts is not None and family.experts[0] in lora.target_modules
+        return lora.target_parameters is None
+    return any(converted.get(name) == FUSED for name in lora.target_modules)
 
 
 def adapted_parameters(
@@ -144,7 +148,7 @@ def adapted_parameters(
                 count,
                 rows,
                 columns,
-                path.endswith(f".{_FUSED}"),
+                path.endswith(f".{FUSED}"),
                 transposed,
             )
         )

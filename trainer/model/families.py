@@ -7,87 +7,12 @@ how its tensors are named. A new family is a new row, and the tests take it from
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
+from trainer.model.family import Family, Kept
 from trainer.model.safetensors_headers import positions_of
 from trainer.system.errors import InputError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """What a layer of transformers' code keeps for backward; the defaults are Motley's decoder."""
-
-    norms: int = 2
-    """Norms of the residual stream."""
-    inner: int = 4
-    """Tensors of the MLP's columns; experts that do not train keep one less."""
-    queries: int = 2
-    """Tensors of all queries' columns."""
-    repeated: bool = False
-    """Keys and values are repeated for the heads that share them."""
-    scores: int = 0
-    """Tensors with a number for each head and pair of tokens: attention is not fused."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """Models of one `model_type`."""
-
-    code: Literal["motley", "transformers", "none"] = "none"
-    """Whose code computes the layers: Motley's decoder and its wgpu kernels, or transformers' code;
-    `none`: models that are planned and not trained."""
-    causal: str = ""
-    """The class of language models."""
-    classifier: str = ""
-    """The class of classifiers; empty if transformers has none."""
-    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What the class assumes for keys that config.json lacks."""
-    gated: bool = True
-    """The MLP has a gate."""
-    normalised_heads: bool = False
-    """Queries and keys pass an RMSNorm each, head by head."""
-    biased: tuple[str, ...] = ()
-    """Linears that have a bias whatever config.json says."""
-    keys: tuple[str, ...] = ()
-    """Keys that only some families have, and this one."""
-    backbone: str = "model"
-    """The module of embedding, layers and norm."""
-    layers: str = "layers"
-    """The module list in it."""
-    embedding: str = "embed_tokens"
-    """The embedding of tokens in it."""
-    transposed: bool = False
-    """Linears store `[in, out]`."""
-    experts: tuple[str, str, str] | None = None
-    """Names of an expert's gate, up and down in files that store experts one by one; the class
-    stacks them."""
-    transposed_experts: bool = False
-    """Stacked experts are `[experts, in, out]`."""
-    moved: tuple[str, str] | None = None
-    """Part of a name in files, and what the class calls it."""
-    ignored: str = ""
-    """Pattern of tensors in files that the class does not load."""
-    logit_divisor: str = ""
-    """The key of what logits are divided by."""
-    logit_cap: str = ""
-    """The key of what bounds logits, by a hyperbolic tangent."""
-    packs: bool = True
-    """Layers keep the samples of a row apart."""
-    recurrent: bool = False
-    """Layers pass a state from token to token, also through padding."""
-    gguf: str = ""
-    """What llama.cpp's converter calls it in a GGUF file; empty if such files are not converted."""
-    gguf_interleaved: bool = False
-    """It reorders the rows of queries and keys: those that turn together are neighbours."""
-    kept: Kept = Kept()
-    """Counted in tests/trainer/planning/test_replica_memory.py."""
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether attention may have a sliding window."""
-        return "sliding_window" in self.keys
-
 
 _TIED = {"tie_word_embeddings": True}
 BIASES = ("attention_bias", "mlp_bias")
@@ -185,6 +110,33 @@ FAMILIES: dict[str, Family] = {
         classifier="Olmo2ForSequenceClassification",
         normalised_heads=True,
     ),
+    "olmo3": Family(
+        code="transformers",
+        causal="Olmo3ForCausalLM",
+        classifier="Olmo3ForSequenceClassification",
+        normalised_heads=True,
+        kept=Kept(repeated=True),
+    ),
+    "ministral3": Family(
+        code="transformers",
+        causal="Ministral3ForCausalLM",
+        classifier="Ministral3ForSequenceClassification",
+        defaults={"num_key_value_heads": 8, "head_dim": 128},
+    ),
+    "glm4": Family(
+        code="transformers",
+        causal="Glm4ForCausalLM",
+        classifier="Glm4ForSequenceClassification",
+        defaults={"num_key_value_heads": 2, "head_dim": 128},
+        kept=Kept(norms=4, queries=3),
+    ),
+    "cohere2": Family(
+        code="transformers",
+        causal="Cohere2ForCausalLM",
+        defaults={**_TIED, "logit_scale": 0.0625},
+        logit_factor="logit_scale",
+        kept=Kept(repeated=True),
+    ),
     "granite": Family(
         code="transformers", causal="GraniteForCausalLM", logit_divisor="logits_scaling"
     ),
@@ -194,7 +146,7 @@ FAMILIES: dict[str, Family] = {
         classifier="MixtralForSequenceClassification",
         defaults={"num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2},
         experts=("w1", "w3", "w2"),
-        moved=("block_sparse_moe.", "mlp."),
+        moved=(("block_sparse_moe.", "mlp."),),
     ),
     "qwen3_moe": Family(
         code="transformers",
@@ -231,7 +183,6 @@ FAMILIES: dict[str, Family] = {
     "qwen2_moe": Family(),
     "deepseek_v2": Family(),
     "deepseek_v3": Family(),
-    "glm4": Family(),
     "gpt_neo": Family(gated=False),
     "gpt_neox": Family(gated=False),
     "gptj": Family(gated=False),
@@ -269,6 +220,10 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
     """
     model_type = config.get("model_type")
     family = FAMILIES.get(str(model_type))
+    if family is None and (text := text_config(config)) is not config:
+        family = FAMILIES.get(str(text.get("model_type")))
+        if family is not None and family.code != "none":
+            family = replace(family, code="transformers", inside="model.language_model")
     if family is None or family.code == "none":
         names = config.get("architectures")
         shown = names[0] if isinstance(names, list) and names else model_type
@@ -349,7 +304,9 @@ def logits_of(config: Mapping[str, Any]) -> Logits:
     """Return what the class of a config.json makes of its head's product."""
     settings = with_defaults(text_config(config))
     family = FAMILIES[settings["model_type"]]
-    return Logits(settings.get(family.logit_divisor) or 1.0, settings.get(family.logit_cap))
+    divisor = settings.get(family.logit_divisor) or 1.0
+    factor = settings.get(family.logit_factor) or 1.0
+    return Logits(divisor / factor, settings.get(family.logit_cap))
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:

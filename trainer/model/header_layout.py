@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from trainer.config.lora import LoraSettings
 from trainer.config.run import RunConfig
 from trainer.model.expert_parameters import (
+    FUSED,
     ROUTED,
     AdaptedParameter,
     adapted_parameters,
@@ -25,13 +26,22 @@ from trainer.model.expert_parameters import (
     has_fused_rank,
     targeted_parameters,
 )
-from trainer.model.families import Family, family_of, text_config
+from trainer.model.families import family_of, text_config
+from trainer.model.family import Family
 from trainer.model.safetensors_headers import TensorHeader, read_config
 from trainer.system.errors import InputError
 
 PEFT_PREFIX = "base_model.model."
 FLOATS = ("F32", "F16", "BF16")
 _HEADS = ("lm_head", "score")
+_INSIDE = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+"""How names in files begin where the language model has other parts beside it."""
+LANGUAGE_KEYS = {f"^{re.escape(prefix)}": own for prefix, own in _INSIDE.items()}
+"""The same as patterns, for transformers' `key_mapping`."""
 
 
 class Named(NamedTuple):
@@ -103,10 +113,10 @@ class StoredModel:
         Raises:
             InputError: a name is none of theirs, or one of two linears that are stacked as one.
         """
-        gate, up, _ = self.family.experts or ("", "", "")
-        for one, other in ((gate, up), (up, gate)):
-            named = lora.target_modules or ()
-            if one and one in named and other not in named:
+        fused = [name for name, to in converted_targets(self.family).items() if to == FUSED]
+        named = lora.target_modules or ()
+        for one, other in zip(fused, reversed(fused), strict=True):
+            if one in named and other not in named:
                 raise InputError(
                     f"{self.model_dir}: lora.target_modules: {one} of experts is stacked with"
                     f" {other}; name both"
@@ -165,7 +175,7 @@ def read_stored(model_dir: Path, headers: Mapping[str, TensorHeader]) -> StoredM
     rest: dict[str, tuple[int, ...]] = {}
     for stored in sorted(headers, key=_natural):
         name, header = module_name(stored, family), headers[stored]
-        if family.ignored and re.search(family.ignored, name):
+        if is_ignored(stored, family):
             continue
         if header.dtype not in FLOATS:
             raise InputError(
@@ -204,18 +214,30 @@ def header_tensors(stored: StoredModel, config: RunConfig) -> Tensors:
     slots: dict[int, list[Named]] = {}
     rank = config.lora.lora_rank
     for layer, path, columns, rows in stored.targets(config.lora):
-        stem = f"{PEFT_PREFIX}{stored.stem(layer)}.{path}"
-        slots.setdefault(layer, []).append(Named(f"{stem}.lora_A.weight", (rank, columns)))
-        slots[layer].append(Named(f"{stem}.lora_B.weight", (rows, rank)))
+        stem, found = f"{stored.stem(layer)}.{path}", slots.setdefault(layer, [])
+        found.append(saved_as(stored.family, f"{stem}.lora_A.weight", (rank, columns)))
+        found.append(saved_as(stored.family, f"{stem}.lora_B.weight", (rows, rank)))
     for layer, target in stored.target_parameters(config.lora):
         sides = target.shapes(stored.parameter_rank(target, config.lora))
         for side, shape in zip("AB", sides, strict=True):
-            name = f"{PEFT_PREFIX}{target.module}.lora_{side}.weight"
-            slots.setdefault(layer, []).append(Named(name, shape))
+            named = saved_as(stored.family, f"{target.module}.lora_{side}.weight", shape)
+            slots.setdefault(layer, []).append(named)
     for layer, found in sorted(slots.items()):
         yield f"layers.{layer}", found
     embedding = f"{stored.family.backbone}.{stored.family.embedding}"
-    yield from trained_whole(stored.model_dir, config, embedding, table, tied=_tied(stored))
+    whole = trained_whole(stored.model_dir, config, embedding, table, tied=_tied(stored))
+    for block, found in whole:
+        names = (one.name.removeprefix(PEFT_PREFIX) for one in found)
+        saved = (saved_as(stored.family, name, found[0].shape) for name in names)
+        yield block, [one._replace(stored=found[0].stored) for one in saved]
+
+
+def saved_as(family: Family, name: str, shape: tuple[int, ...]) -> Named:
+    """Return a tensor of an adapter as PEFT saves it, by its name in the language model."""
+    own = PEFT_PREFIX + name
+    if not family.inside or name.startswith(_HEADS):
+        return Named(own, shape)
+    return Named(f"{PEFT_PREFIX}{family.inside}.{name.partition('.')[2]}", shape, own)
 
 
 def trained_whole(
@@ -279,15 +301,34 @@ def _full(stored: StoredModel, head: Named | None) -> Tensors:
 
 def module_name(stored: str, family: Family) -> str:
     """Return the name of a stored tensor in the model: published files may lack the prefix."""
-    name = stored.replace("model.language_model.", "model.", 1)
+    name = language_name(stored)
     own = name.startswith((f"{family.backbone}.", *_HEADS)) or re.match(family.ignored or "$", name)
     return name if own else f"{family.backbone}.{name}"
+
+
+def language_name(name: str) -> str:
+    """Return the name in the language model of a tensor of one that has other parts beside it."""
+    prefix = next(filter(name.startswith, _INSIDE), "")
+    return _INSIDE.get(prefix, "") + name.removeprefix(prefix)
+
+
+def is_ignored(stored: str, family: Family) -> bool:
+    """Return whether a stored tensor is no part of the language model."""
+    if family.inside:
+        return not stored.startswith((*_INSIDE, *_HEADS))
+    return bool(family.ignored and re.search(family.ignored, module_name(stored, family)))
+
+
+def other_parts(names: Iterable[str]) -> list[str]:
+    """Return the parts of a model that stand beside its language model, by tensors' names."""
+    others = (name for name in names if not name.startswith((*_INSIDE, *_HEADS)))
+    return list(dict.fromkeys(name.removeprefix("model.").partition(".")[0] for name in others))
 
 
 def _parameter(stored: StoredModel, layer: int, name: str) -> str:
     """Return the parameter that holds a tensor of a layer, if its name is another."""
     family = stored.family
-    moved = name.replace(*family.moved) if family.moved else name
+    moved = family.parameter_name(name)
     if (place := expert_place(family, name)) is not None:
         moved = place.parameter
     return "" if moved == name else f"{stored.stem(layer)}.{moved}"

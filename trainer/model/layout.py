@@ -26,6 +26,7 @@ from trainer.model.header_layout import (
     Named,
     Tensors,
     header_tensors,
+    language_name,
     read_stored,
     trained_whole,
     unknown_linear,
@@ -249,8 +250,11 @@ def adapted_experts(model_dir: Path, config: RunConfig) -> list[tuple[AdaptedPar
 
 def adapted_names(model_dir: Path, config: RunConfig) -> frozenset[str]:
     """Return them as PEFT's `target_modules`: those that the config names, or the ends of all."""
+    family = family_of(read_config(model_dir), str(model_dir / "config.json"))
+    if family.inside:  # whole names, since the other parts have linears of the same names
+        found = adapted_modules(model_dir, config)
+        return frozenset(f"{family.inside}.{name.partition('.')[2]}" for name in found)
     if config.lora.target_modules is not None:
-        family = family_of(read_config(model_dir), str(model_dir / "config.json"))
         return frozenset(config.lora.target_modules) - converted_targets(family).keys()
     return frozenset(name.rpartition(".")[2] for name in adapted_modules(model_dir, config))
 
@@ -260,10 +264,11 @@ def stored_name(headers: Mapping[str, TensorHeader], name: str) -> str | None:
 
     A directory saved as a bare model lacks the prefix `model.` or `transformer.`.
     """
-    name = name.removeprefix(PEFT_PREFIX)
+    name = language_name(name.removeprefix(PEFT_PREFIX))
     bare = name.removeprefix("model.").removeprefix("transformer.")
-    inside = f"model.language_model.{bare}"  # the language model of one that also sees
-    return next((found for found in (name, bare, inside) if found in headers), None)
+    # The language model of one that also sees, as transformers 5 and 4 write it.
+    inside = f"model.language_model.{bare}", f"language_model.{name}"
+    return next((found for found in (name, bare, *inside) if found in headers), None)
 
 
 def check_stored(

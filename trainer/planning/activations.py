@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from trainer.model.families import Kept
+from trainer.model.family import Kept
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import Recompute, Strategy, TrainingSetup
 from trainer.planning.term import Term, term

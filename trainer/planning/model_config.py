@@ -5,11 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.model.families import FAMILIES, Family, biased_linears, text_config, with_defaults
+from trainer.model.expert_parameters import converted_targets
+from trainer.model.families import (
+    FAMILIES,
+    biased_linears,
+    family_of,
+    text_config,
+    with_defaults,
+)
+from trainer.model.family import Family
+from trainer.model.header_layout import is_ignored
 from trainer.model.safetensors_headers import (
     TensorHeader,
     read_config,
@@ -49,9 +59,19 @@ def read_shape(folder: Path) -> ModelShape:
     shape = parse_shape(read_config(folder), str(folder / "config.json"), folder.name)
     if not weights:
         return shape
-    headers = read_headers(folder)
+    headers = _of_language_model(folder, read_headers(folder))
     counted = sum(math.prod(header.shape) for header in headers.values())
     return replace(shape, counted=counted, stored=stored_dtype(headers))
+
+
+def _of_language_model(
+    folder: Path, headers: Mapping[str, TensorHeader]
+) -> dict[str, TensorHeader]:
+    """Return what of a folder's tensors is loaded: not the parts that see or hear."""
+    with suppress(InputError):  # of a family that is planned alone
+        family = family_of(read_config(folder), str(folder))
+        return {name: found for name, found in headers.items() if not is_ignored(name, family)}
+    return dict(headers)
 
 
 def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
@@ -75,7 +95,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
     heads = size("num_attention_heads", "n_head")
     family = FAMILIES.get(kind)
     gated = _has_gate(tree) if family is None else family.gated
-    experts = size(*EXPERTS, default=1)
+    experts = size(*EXPERTS, default=0) or 1
     inner = size("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     sparse = size("moe_intermediate_size", default=inner) if experts > 1 else inner
     shared = size("shared_expert_intermediate_size", default=0)
@@ -114,7 +134,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         biases=0 if gated else 11 * hidden,
         normalised_heads=family is not None and family.normalised_heads,
         kept=family.kept if family is not None and family.code == "transformers" else None,
-        adapts_experts=family is not None and family.experts is not None,
+        adapts_experts=family is not None and bool(converted_targets(family)),
         in_gguf=family is not None and bool(family.gguf),
         remark=remark,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainer.model.families import Kept
+from trainer.model.family import Kept
 
 Linear = tuple[int, int]
 """Rows and columns, `[out, in]`."""

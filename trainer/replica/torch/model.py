@@ -98,7 +98,7 @@ def freeze_a(model: nn.Module, model_dir: Path, config: RunConfig) -> None:
     """Give every A of `lora.freeze_a` its seeded start, and keep it there."""
     headers = read_headers(model_dir)
     for slot in frozen_adapters(model_dir, config):
-        parameter = model.get_parameter(slot.name.removeprefix(PEFT_PREFIX))
+        parameter = model.get_parameter((slot.parameter or slot.name).removeprefix(PEFT_PREFIX))
         values = torch.from_numpy(initial_tensor(headers, config.training.seed, slot))
         parameter.requires_grad_(False).copy_(values.view(slot.shape))
 
@@ -138,6 +138,12 @@ def trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             yield f"base_model.model.{name}" if adapted else name, parameter
+
+
+def parameters_by_slot(model: nn.Module, layout: GradientLayout) -> dict[str, nn.Parameter]:
+    """Return trainable parameters by the names of the layout's tensors."""
+    names = {slot.parameter: slot.name for slot in layout.tensors() if slot.parameter}
+    return {names.get(name, name): parameter for name, parameter in trainable_parameters(model)}
 
 
 def flatten(

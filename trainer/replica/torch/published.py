@@ -17,9 +17,10 @@ from torch import nn
 
 from trainer.config.run import RunConfig
 from trainer.model.config_keys import CONFIG_KEYS, is_dropout
-from trainer.model.families import text_config
+from trainer.model.families import family_of, text_config
+from trainer.model.header_layout import LANGUAGE_KEYS, is_ignored
 from trainer.model.layout import adapted_experts, adapted_modules
-from trainer.model.safetensors_headers import read_config
+from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.replica.torch.model import prepare, reading, train_whole
 from trainer.replica.torch.precision import compute_dtype
 from trainer.system.errors import InputError
@@ -61,7 +62,9 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
         tree = transformers.AutoConfig.from_pretrained(
             model_dir, local_files_only=True, trust_remote_code=False
         )
-        tree = tree.get_text_config()
+        tree, family = tree.get_text_config(), family_of(read_config(model_dir), str(model_dir))
+        if family.inside:
+            settings["key_mapping"] = LANGUAGE_KEYS
         for key in filter(is_dropout, vars(tree)):
             setattr(tree, key, 0.0)
         if config.num_classes is not None:
@@ -119,5 +122,8 @@ def _check_complete(found: Mapping[str, Any], model_dir: Path, config: RunConfig
     if missing := sorted(name for name in found["missing_keys"] if not name.startswith("score.")):
         raise InputError(f"{model_dir}: {missing[0]} is missing from the weights")
     heads = _HEADS if config.num_classes is not None else ("score",)
-    if other := sorted(name for name in found["unexpected_keys"] if not name.startswith(heads)):
+    family = family_of(read_config(model_dir), str(model_dir))
+    left_out = {name for name in read_headers(model_dir) if is_ignored(name, family)}
+    unexpected = found["unexpected_keys"] - left_out
+    if other := sorted(name for name in unexpected if not name.startswith(heads)):
         raise InputError(f"{model_dir}: {other[0]} is stored, and no part of the model")

@@ -28,7 +28,7 @@ from trainer.replica.base import EvalResult, StepResult
 from trainer.replica.microbatch import Limit, pack, split
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import IGNORED, MicroBatch, collate
-from trainer.replica.torch.model import trainable_parameters
+from trainer.replica.torch.model import parameters_by_slot
 from trainer.replica.torch.parallel import flat
 from trainer.replica.torch.parallel.collectives import all_gather
 from trainer.replica.torch.parallel.parallelize import parallelize
@@ -105,7 +105,7 @@ class ParallelReplica:
             self._module, model, summed = parallelize(
                 model_dir, config, mesh, device, recompute=recompute
             )
-            self.parameters = dict(trainable_parameters(model))
+            self.parameters = parameters_by_slot(model, layout)
             """This rank's part of the trainable tensors by their layout names."""
             inside = {id(p) for name, p in model.named_parameters() if name in summed}
             self._summed = [part for part in self.parameters.values() if id(part) in inside]

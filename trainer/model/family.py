@@ -1,0 +1,95 @@
+"""What is said of a family of models: a row of the table in `families`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a layer of transformers' code keeps for backward; the defaults are Motley's decoder."""
+
+    norms: int = 2
+    """Norms of the residual stream."""
+    inner: int = 4
+    """Tensors of the MLP's columns; experts that do not train keep one less."""
+    queries: int = 2
+    """Tensors of all queries' columns."""
+    repeated: bool = False
+    """Keys and values are repeated for the heads that share them."""
+    scores: int = 0
+    """Tensors with a number for each head and pair of tokens: attention is not fused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Models of one `model_type`."""
+
+    code: Literal["motley", "transformers", "none"] = "none"
+    """Whose code computes the layers: Motley's decoder and its wgpu kernels, or transformers' code;
+    `none`: models that are planned and not trained."""
+    causal: str = ""
+    """The class of language models."""
+    classifier: str = ""
+    """The class of classifiers; empty if transformers has none."""
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the class assumes for keys that config.json lacks."""
+    gated: bool = True
+    """The MLP has a gate."""
+    normalised_heads: bool = False
+    """Queries and keys pass an RMSNorm each, head by head."""
+    biased: tuple[str, ...] = ()
+    """Linears that have a bias whatever config.json says."""
+    keys: tuple[str, ...] = ()
+    """Keys that only some families have, and this one."""
+    inside: str = ""
+    """The module of the language model in the class that transformers loads, if that has other
+    parts, which are not read: names in adapters' files begin with it."""
+    backbone: str = "model"
+    """The module of embedding, layers and norm."""
+    layers: str = "layers"
+    """The module list in it."""
+    embedding: str = "embed_tokens"
+    """The embedding of tokens in it."""
+    transposed: bool = False
+    """Linears store `[in, out]`."""
+    experts: tuple[str, str, str] | None = None
+    """Names of an expert's gate, up and down in files that store experts one by one; the class
+    stacks them."""
+    transposed_experts: bool = False
+    """Stacked experts are `[experts, in, out]`."""
+    converts_experts: bool = True
+    """PEFT takes the names of stored experts' linears for the parameters that stack them."""
+    moved: tuple[tuple[str, str], ...] = ()
+    """Parts of names in files, and what the class calls them."""
+    ignored: str = ""
+    """Pattern of tensors in files that the class does not load."""
+    logit_divisor: str = ""
+    """The key of what logits are divided by."""
+    logit_factor: str = ""
+    """The key of what logits are multiplied by."""
+    logit_cap: str = ""
+    """The key of what bounds logits, by a hyperbolic tangent."""
+    packs: bool = True
+    """Layers keep the samples of a row apart."""
+    recurrent: bool = False
+    """Layers pass a state from token to token, also through padding."""
+    gguf: str = ""
+    """What llama.cpp's converter calls it in a GGUF file; empty if such files are not converted."""
+    gguf_interleaved: bool = False
+    """It reorders the rows of queries and keys: those that turn together are neighbours."""
+    kept: Kept = Kept()
+    """Counted in tests/trainer/planning/test_replica_memory.py."""
+
+    def parameter_name(self, stored: str) -> str:
+        """Return what the class calls a tensor of a file."""
+        for part, own in self.moved:
+            stored = stored.replace(part, own)
+        return stored
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether attention may have a sliding window."""
+        return "sliding_window" in self.keys
