@@ -45,6 +45,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "eos_token_id": 2,
         **_HALVES,
     },
+    "lfm2": {"layer_types": ["conv", "full_attention"], **_HALVES},
     "granite": {
         "embedding_multiplier": 12.0,
         "residual_multiplier": 0.22,
@@ -55,14 +56,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "mixtral": {**_EXPERTS, "router_jitter_noise": 0.1},
     "qwen3_moe": _ROUTED,
+    "qwen3_next": {**_SHARED, **_STATES},
     "qwen3_5_text": _STATES,
+    "qwen3_5_moe_text": {**_SHARED, **_STATES},
     "gpt_oss": {**_EXPERTS, **_WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt2": {"n_positions": 512, "bos_token_id": 2, "eos_token_id": 2, "n_inner": 128, **_HALVES},
 }
 TEACHERS: dict[str, dict[str, Any]] = {
     "qwen2_moe": {**_SHARED, **_HALVES},
-    "qwen3_next": {**_SHARED, **_STATES},
-    "qwen3_5_moe_text": {**_SHARED, **_STATES},
     "deepseek_v3": {
         "n_routed_experts": 4,
         "num_experts_per_tok": 2,

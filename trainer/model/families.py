@@ -29,6 +29,15 @@ _QWEN3_5 = Family(
     recurrent=True,
 )
 """Also of models that see: their language model alone is trained."""
+_QWEN3_5_MOE = replace(
+    _QWEN3_5,
+    causal="Qwen3_5MoeForCausalLM",
+    classifier="",
+    defaults={"num_key_value_heads": 2, "head_dim": 256},
+    experts=("gate_proj", "up_proj", "down_proj"),
+    converts_experts=False,
+)
+
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(
@@ -137,6 +146,20 @@ FAMILIES: dict[str, Family] = {
         logit_factor="logit_scale",
         kept=Kept(repeated=True),
     ),
+    "lfm2": Family(
+        code="transformers",
+        causal="Lfm2ForCausalLM",
+        defaults={
+            **_TIED,
+            "num_key_value_heads": 8,
+            "block_auto_adjust_ff_dim": True,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256,
+        },
+        normalised_heads=True,
+        packs=False,
+        recurrent=True,
+    ),
     "granite": Family(
         code="transformers", causal="GraniteForCausalLM", logit_divisor="logits_scaling"
     ),
@@ -156,8 +179,21 @@ FAMILIES: dict[str, Family] = {
         normalised_heads=True,
         experts=("gate_proj", "up_proj", "down_proj"),
     ),
+    "qwen3_next": Family(
+        code="transformers",
+        causal="Qwen3NextForCausalLM",
+        classifier="Qwen3NextForSequenceClassification",
+        defaults={"num_key_value_heads": 2, "head_dim": 256},
+        normalised_heads=True,
+        experts=("gate_proj", "up_proj", "down_proj"),
+        ignored=r"^mtp\.",
+        packs=False,
+        recurrent=True,
+    ),
     "qwen3_5": _QWEN3_5,
     "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe": _QWEN3_5_MOE,
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
     "gpt_oss": Family(
         code="transformers",
         causal="GptOssForCausalLM",

@@ -110,7 +110,10 @@ def _mlp(shape: ModelShape, training: TrainingSetup, kept: Kept) -> float:
         return training.precision.activation * kept.inner * _inner(shape)
     trained = training.method == "full" or adapts_experts(shape, training)
     columns = (kept.inner - (not trained)) * shape.inner + (1 + trained) * shape.hidden
-    return _expert_element(training) * columns * shape.active_experts
+    # The expert that every token passes through, and its product before a gate of its own.
+    shared = kept.inner * shape.shared_inner + shape.hidden if shape.shared_inner else 0
+    routed = _expert_element(training) * columns * shape.active_experts
+    return routed + training.precision.activation * shared
 
 
 def adapts_experts(shape: ModelShape, training: TrainingSetup) -> bool:

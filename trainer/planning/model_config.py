@@ -97,6 +97,12 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
     gated = _has_gate(tree) if family is None else family.gated
     experts = size(*EXPERTS, default=0) or 1
     inner = size("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+    if tree.get("block_auto_adjust_ff_dim"):  # LFM2: two thirds, and whole multiples
+        multiple = size("block_multiple_of", default=1)
+        factor = tree.get("block_ffn_dim_multiplier")
+        factor = factor if type(factor) in (int, float) else 1.0
+        inner = 2 * size("block_ff_dim", default=inner) // 3
+        inner = multiple * math.ceil(int(factor * inner) / multiple)
     sparse = size("moe_intermediate_size", default=inner) if experts > 1 else inner
     shared = size("shared_expert_intermediate_size", default=0)
     shared = shared or sparse * size("n_shared_experts", default=0)

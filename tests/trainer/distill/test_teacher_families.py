@@ -22,7 +22,6 @@ from trainer.distill.teacher.engines import engine_kind
 from trainer.distill.teacher.generating import AnswerRequest, AnswerRun, assign_answers
 from trainer.distill.teacher.torch_author import open_generate
 from trainer.distill.teacher.torch_engine import TorchEngine
-from trainer.model.families import FAMILIES
 from trainer.planning.teachers import ForwardSize
 from trainer.replica.backend import Compute
 from trainer.replica.sampling import Sampling
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
     from tests.conftest import TinyModel
     from tests.trainer.tiny import Tiny
 
-SPARSE = ["mixtral", "qwen3_moe", "gpt_oss", *TEACHERS]
-RECURRENT = [name for name, family in FAMILIES.items() if family.recurrent and name != "qwen3_5"]
+SPARSE = ["mixtral", "qwen3_moe", "gpt_oss", "qwen3_next", "qwen3_5_moe_text", *TEACHERS]
+RECURRENT = ["qwen3_5_text"]
 CPU = Compute("cpu")
 
 
@@ -54,7 +53,7 @@ def theirs(folder: Path, batch: Sequence[NDArray[np.int32]]) -> Tensor:
     return torch.cat([row[:-1] for row in rows])
 
 
-@pytest.mark.parametrize("model_type", [*SPARSE, *RECURRENT])
+@pytest.mark.parametrize("model_type", [*SPARSE, *RECURRENT, "lfm2"])
 def test_torch_gives_the_logits_of_transformers(tiny: Tiny, model_type: str) -> None:
     folder = tiny.model(model_type)
     engine = TorchEngine(folder, torch.float32)

@@ -144,7 +144,8 @@ def test_the_classes_are_those_of_transformers(model_type: str) -> None:
     family = FAMILIES[model_type]
     if family.code == "none":
         return
-    kind = transformers.CONFIG_MAPPING[{"qwen3_5": "qwen3_5_text"}.get(model_type, model_type)]
+    nested = ("qwen3_5", "qwen3_5_moe")
+    kind = transformers.CONFIG_MAPPING[f"{model_type}_text" if model_type in nested else model_type]
     for auto, name in (
         (transformers.AutoModelForCausalLM, family.causal),
         (transformers.AutoModelForSequenceClassification, family.classifier),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-@pytest.mark.parametrize("model_type", ["gpt2", "qwen3_5_text"])
+@pytest.mark.parametrize("model_type", ["gpt2", "qwen3_5_text", "qwen3_5_moe_text"])
 def test_published_names_give_the_same_gradients(
     tiny_model: TinyModel, make_config: MakeConfig, tmp_path: Path, model_type: str, method: str
 ) -> None:

@@ -170,10 +170,14 @@ def test_activations_of_layers_of_transformers_are_counted(
     tiny: Tiny, model_type: str, method: str, dtype: str, length: int
 ) -> None:
     """Queries twice as many as keys, heads of 64, and scores that weigh."""
+    states = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
+    experts = {"moe_intermediate_size": 192, "shared_expert_intermediate_size": 192}
     wide = {
         "gpt2": {"n_inner": 768},
         "qwen3_moe": {"moe_intermediate_size": 192},
-        "qwen3_5_text": {"linear_key_head_dim": 64, "linear_value_head_dim": 64},
+        "qwen3_5_text": states,
+        "qwen3_5_moe_text": {**states, **experts},
+        "qwen3_next": {**states, **experts},
     }
     head = {} if OWN[model_type].get("head_dim", 64) is None else {"head_dim": 64}
     sizes = {"hidden_size": 256, "intermediate_size": 768, **head, **wide.get(model_type, {})}
