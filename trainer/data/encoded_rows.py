@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 LEAST_BYTES = 64 << 20
 """Data of fewer bytes is read and encoded by each process, in seconds."""
 PIECE_BYTES = 1 << 20
+MOST_PROCESSES = 16
+"""Processes that encode: more would wait for the one that reads and writes."""
 _FORMAT = 1
 """Changes when an entry of an older Motley cannot be read."""
 _DIGEST = np.dtype("S16")
@@ -286,7 +288,7 @@ class _Build:
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         with ExitStack() as at_end:
             idle: list[Encoders] = []
-            for _ in range(cgroups.processors(len(os.sched_getaffinity(0)))):
+            for _ in range(min(MOST_PROCESSES, _usable_processors())):
                 process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
                 )
@@ -392,6 +394,12 @@ class _Build:
             markup=dict(markup),
             duplicates=len(chosen) - len(np.unique(same[chosen])),
         )
+
+
+def _usable_processors() -> int:
+    if not hasattr(os, "sched_getaffinity"):  # Linux alone has it
+        return os.cpu_count() or 1
+    return cgroups.processors(len(os.sched_getaffinity(0)))
 
 
 def _end(process: Encoders) -> None:
