@@ -100,7 +100,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
     if tree.get("block_auto_adjust_ff_dim"):  # LFM2: two thirds, and whole multiples
         multiple = size("block_multiple_of", default=1)
         factor = tree.get("block_ffn_dim_multiplier")
-        factor = factor if type(factor) in (int, float) else 1.0
+        factor = float(factor) if isinstance(factor, int | float) else 1.0
         inner = 2 * size("block_ff_dim", default=inner) // 3
         inner = multiple * math.ceil(int(factor * inner) / multiple)
     sparse = size("moe_intermediate_size", default=inner) if experts > 1 else inner
