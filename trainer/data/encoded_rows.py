@@ -182,6 +182,8 @@ def open_encoded(path: Path, config: RunConfig, model_dir: Path) -> EncodedFile 
     except StorageError as error:
         log.warning("%s; the rows of %s are not cached", error, path)
         return None
+    finally:
+        build.end()
     if note := files.note(path):
         log.info("%s", note)
     tree = json.loads((folder / _PARTS).read_text())
@@ -225,6 +227,7 @@ class _Build:
         self._unused = UnusedKeys()
         self._count = 0
         self._digests = bytearray()
+        self._at_end = ExitStack()
         self._chosen: list[NDArray[np.int64]] = []
 
     @property
@@ -251,6 +254,10 @@ class _Build:
             _PARTS: (self._describe() for _ in range(1)),
             **{f"{n}.bin": self._numbers(n) for n in range(2 if self._fraction else 0)},
         }
+
+    def end(self) -> None:
+        """End the processes, also those of a generator that was left where a write failed."""
+        self._at_end.close()
 
     def _numbers(self, part: int) -> Iterator[bytes]:
         yield self._chosen[part].astype("<i8").tobytes()
@@ -286,49 +293,48 @@ class _Build:
         settings = json.dumps(asdict(self._settings)).encode()
         command = [sys.executable, "-P", "-m", "trainer.data.row_encoder"]
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-        with ExitStack() as at_end:
-            idle: list[Encoders] = []
-            for _ in range(min(MOST_PROCESSES, _usable_processors())):
-                process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-                )
-                at_end.callback(_end, process)
-                idle.append(process)
-            busy: deque[Encoders] = deque()
+        idle: list[Encoders] = []
+        for _ in range(min(MOST_PROCESSES, _usable_processors())):
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            )
+            self._at_end.callback(_end, process)
+            idle.append(process)
+        busy: deque[Encoders] = deque()
 
-            def answer() -> tuple[dict[str, Any], bytes, bytes]:
-                process = busy.popleft()
-                assert process.stdout is not None
-                report = receive(process.stdout)
-                if report is None:
-                    raise StorageError(f"{self._path}: a process that encodes rows was killed")
-                tree = json.loads(report)
-                if "irregular" in tree:
-                    raise _IrregularError
-                digests, rows = receive(process.stdout), receive(process.stdout)
-                if digests is None or rows is None:
-                    raise StorageError(f"{self._path}: a process that encodes rows was killed")
-                idle.append(process)
-                return tree, digests, rows
+        def answer() -> tuple[dict[str, Any], bytes, bytes]:
+            process = busy.popleft()
+            assert process.stdout is not None
+            report = receive(process.stdout)
+            if report is None:
+                raise StorageError(f"{self._path}: a process that encodes rows was killed")
+            tree = json.loads(report)
+            if "irregular" in tree:
+                raise _IrregularError
+            digests, rows = receive(process.stdout), receive(process.stdout)
+            if digests is None or rows is None:
+                raise StorageError(f"{self._path}: a process that encodes rows was killed")
+            idle.append(process)
+            return tree, digests, rows
 
-            fresh = set(map(id, idle))
-            for piece in self._pieces():
-                if not idle:
-                    yield answer()
-                process = idle.pop(0)
-                assert process.stdin is not None
-                try:
-                    if id(process) in fresh:
-                        fresh.remove(id(process))
-                        send(process.stdin, settings)
-                    send(process.stdin, piece)
-                except OSError:
-                    raise StorageError(
-                        f"{self._path}: a process that encodes rows was killed"
-                    ) from None
-                busy.append(process)
-            while busy:
+        fresh = set(map(id, idle))
+        for piece in self._pieces():
+            if not idle:
                 yield answer()
+            process = idle.pop(0)
+            assert process.stdin is not None
+            try:
+                if id(process) in fresh:
+                    fresh.remove(id(process))
+                    send(process.stdin, settings)
+                send(process.stdin, piece)
+            except OSError:
+                raise StorageError(
+                    f"{self._path}: a process that encodes rows was killed"
+                ) from None
+            busy.append(process)
+        while busy:
+            yield answer()
 
     def _pieces(self) -> Iterator[bytes]:
         """Yield the lines of the data, about a MiB at a time.
