@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import importlib
 import os
 import pwd
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -47,14 +47,14 @@ def perform(
     """
     if own is not None and name in own:
         return own[name](**arguments)
-    if name not in OPERATIONS:  # the checks of a job import the trainer: only when they are called
-        importlib.import_module("launcher.agent.checks.job")
+    # The checks of a job import the trainer: only once one is called, and then the import waits for
+    # a thread that is at it.
+    if name not in OPERATIONS or "launcher.agent.checks.job" in sys.modules:
+        from launcher.agent.checks import job as job
     if name not in OPERATIONS:
         known = ", ".join(OPERATIONS)
         raise ValueError(f"no operation {name!r} is known here (known: {known})")
-    found = OPERATIONS[name]
-    importlib.import_module(found.function.__module__)  # whole: another thread may be at it
-    return found.perform(arguments)
+    return OPERATIONS[name].perform(arguments)
 
 
 def user_name() -> str:
