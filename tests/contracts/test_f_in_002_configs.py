@@ -60,6 +60,7 @@ JOB_SETTINGS = {
     "evaluation.columns": WORD,
     "evaluation.prompts": READ,
     "evaluation.problems": READ,
+    "teacher.date": SETTINGS["data.date"],
     "budget.ledger": SETTINGS["budget.ledger"],
     "budget.hosts.name": WORD,
 }

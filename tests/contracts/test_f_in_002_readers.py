@@ -114,6 +114,7 @@ READ_AS_THEY_ARE = {
     "launcher.transfer.push": SHIPPED,
     "launcher.transfer.wheel": SHIPPED,
     "launcher.views.dashboard.single_file": SHIPPED,
+    "trainer.data.encoded_rows": STATE,
     "trainer.data.shell_safety.family": SHIPPED,
     "trainer.evaluate.sandbox": SHIPPED,
     "trainer.lab.peak_memory": KERNEL,

@@ -221,7 +221,7 @@ def test_parts(tiny: Tiny) -> None:
     quantised = plan_of(folder, tiny.config(folder, model__quantization="nf4"))
     assert quantised.frozen < plain.frozen / 2
     full = plan_of(folder, tiny.config(folder, method="full"))
-    assert (full.frozen, full.state) == (0, 4 * full.trainable)
+    assert (full.frozen, full.state) == (0, 3 * full.trainable)
     card = plan_of(folder, tiny.config(folder, method="full"), accelerator=True, recompute=True)
     assert card.state == 0
     assert card.per_token < full.per_token
@@ -243,7 +243,7 @@ def test_tables_that_train_whole(tiny: Tiny, names: list[str], tied: bool) -> No
     assert plan.trainable == 4 * build_layout(folder, config).size
     assert plan.trainable - plain.trainable == len(names) * table
     assert plan.gradients - plain.gradients == len(names) * table
-    assert plan.state - plain.state == len(names) * 4 * table
+    assert plan.state - plain.state == len(names) * 3 * table
     assert plan.workspace - plain.workspace == ("lm_head" in names) * table
     model = start(folder, config)[0]._model
     assert plan.frozen == sum(part.nbytes for part in model.parameters() if not part.requires_grad)
