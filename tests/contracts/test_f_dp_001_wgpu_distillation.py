@@ -42,6 +42,7 @@ def runs(
                 training__batch_size=BATCH,
                 optimizer__learning_rate=3e-3,
                 exchange__join_deadline=250.0,
+                exchange__lost_after=250.0,  # a busy machine may stand still for seconds
             )
         local = alone.trainer("local", "--gpu-backend", "cpu", "--threads", "1")
         mixed.coordinator(2)
