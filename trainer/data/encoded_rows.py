@@ -19,6 +19,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,10 +159,6 @@ def open_encoded(path: Path, config: RunConfig, model_dir: Path) -> EncodedFile 
     Raises:
         InputError: the data cannot be read, or was changed meanwhile.
     """
-    try:
-        import pyarrow  # noqa: F401  # a coordinator's environment may have none
-    except ModuleNotFoundError:
-        return None
     check_columns(config.data.columns)
     files = find_data(path)
     if config.task != "causal-lm" or files.piped:
@@ -171,7 +168,8 @@ def open_encoded(path: Path, config: RunConfig, model_dir: Path) -> EncodedFile 
             return None
     except OSError:
         return None  # its reader reports it
-    if (lines := count_lines(path)) is None:
+    # A coordinator's environment may have no pyarrow.
+    if find_spec("pyarrow") is None or (lines := count_lines(path)) is None:
         return None
     data, fraction = hash_files([path]).hexdigest(), config.data.validation_fraction
     build = _Build(path, files.files, config, model_dir, data, lines)
