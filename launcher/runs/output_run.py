@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from launcher.errors import ConfigError
+from launcher.hosts.fleet import LOOK
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
 from launcher.runs.processes.session import ProcessState
 from launcher.runs.records.run import Run, is_run_id
 from launcher.runs.records.self_reports import read_report
-from launcher.runs.status import OVER, RunView
+from launcher.runs.status import OVER, RunMonitor, RunView
 from launcher.session.processes import identify
 
 
@@ -51,4 +54,30 @@ def read_output(folder: Path) -> RunView:
     plan = LaunchPlan(run_id=run_id, output=output, hosts=hosts, processes=(process,))
     ended = {"completed": "exited", "running": "running", "stopped": "stopped"}
     states = {COORDINATOR: ProcessState(state=ended.get(state, "failed"))}
-    return RunView(Run(plan, 0.0, hosts), state, reason, states, training)
+    run = Run(plan, 0.0, hosts, is_launched=False)
+    return RunView(run, state, reason, states, training)
+
+
+class OutputMonitor(RunMonitor):
+    """Observes a run by its output folder; it has no supervisors.
+
+    Args:
+        run_id: to tell it from others; default: as it reports itself.
+
+    Raises:
+        ConfigError: the folder holds no report of a run.
+    """
+
+    def __init__(self, folder: Path, run_id: str | None = None) -> None:
+        run = read_output(folder).run
+        plan = replace(run.plan, run_id=run_id or run.run_id)
+        super().__init__(replace(run, plan=plan))
+        self._folder = folder
+
+    def observe(
+        self,
+        deadline: float = LOOK,  # noqa: ARG002 - as of any run
+        on_late: Callable[[RunView], None] | None = None,  # noqa: ARG002
+    ) -> RunView:
+        """Read its report; there is no host to wait for."""
+        return replace(read_output(self._folder), run=self.run)

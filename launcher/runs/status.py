@@ -118,7 +118,7 @@ class RunView:
                 lines.append(f"{name}: {process.progress}")
             if process.notify_failure:
                 lines.append(f"{name}: notification failed: {process.notify_failure}")
-        if self.state in ("failed", "stopped") and not self.card:
+        if self.state in ("failed", "stopped") and not self.card and self.run.is_launched:
             kind = "distill" if self.run.plan.leader.role == "student" else "cluster"
             stop = f"launch cluster down --run {self.run.run_id}; " if self.is_live else ""
             lines.append(f"to resume it: {stop}launch {kind} up --resume {self.run.run_id}")

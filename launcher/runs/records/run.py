@@ -26,6 +26,8 @@ class Run:
     """The host whose plan.json this is; empty for a plan that was made here."""
     keepers: tuple[Host, ...] = ()
     """Of a run that begins: the hosts that get its files, the registry's among them."""
+    is_launched: bool = True
+    """Whether `launch` has started it, not `trainer finetune` alone."""
 
     @property
     def run_id(self) -> str:

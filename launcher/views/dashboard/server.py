@@ -14,7 +14,7 @@ import secrets
 import socket
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from launcher.errors import ConfigError, LauncherError
 from launcher.runs.certificates.authority import Authority
 from launcher.runs.cluster import Cluster
+from launcher.runs.output_run import OutputMonitor
 from launcher.runs.records.registry import authority_folder
 from launcher.views.dashboard.connections import BoundedProtocol, run_server
 from launcher.views.dashboard.history import History
@@ -75,13 +76,19 @@ class Guarded:
         await self._app(scope, receive, answer)
 
 
-def make_app(cluster: Cluster, token: str = "", hosts: tuple[str, ...] = ("*",)) -> ASGIApp:
+def make_app(
+    cluster: Cluster,
+    token: str = "",
+    hosts: tuple[str, ...] = ("*",),
+    outputs: Sequence[OutputMonitor] = (),
+) -> ASGIApp:
     """Return the application; with a token all of its paths are below `/TOKEN/`.
 
     Args:
         hosts: the names in a request's Host header that are answered.
+        outputs: runs that no launcher started.
     """
-    observed = Observed(cluster)
+    observed = Observed(cluster, outputs)
 
     async def overview(_: Request) -> Response:
         return JSONResponse(await run_in_threadpool(observed.overview))
@@ -196,7 +203,9 @@ def is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def serve(cluster: Cluster, bind: str, port: int, report: Any) -> None:
+def serve(
+    cluster: Cluster, bind: str, port: int, report: Any, outputs: Sequence[OutputMonitor] = ()
+) -> None:
     """Serve until Ctrl-C; `report` gets the page's address once it can be opened.
 
     Raises:
@@ -210,7 +219,7 @@ def serve(cluster: Cluster, bind: str, port: int, report: Any) -> None:
     shown = f"[{names[0]}]" if ":" in names[0] else names[0]
     hosts = ("localhost", "127.0.0.1", "[::1]", shown) if private else ("*",)
     config = uvicorn.Config(
-        make_app(cluster, token, hosts),
+        make_app(cluster, token, hosts, outputs),
         log_level="critical",
         access_log=False,
         server_header=False,

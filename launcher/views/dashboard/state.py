@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from launcher.errors import LauncherError
+from launcher.errors import ConfigError, LauncherError
 from launcher.hosts.fleet import LOOK
 from launcher.runs.budget.spending import read_spend, totals
 from launcher.runs.cluster import Cluster
+from launcher.runs.output_run import OutputMonitor
 from launcher.runs.records.registry import Registry
 from launcher.runs.status import RunMonitor, RunView, live_runs
 from launcher.views.dashboard.distillation import Distillation
@@ -87,10 +88,15 @@ class Live:
 
 
 class Observed:
-    """A cluster's runs and hosts, queried while a page is open; nothing is written or locked."""
+    """A cluster's runs and hosts, queried while a page is open; nothing is written or locked.
 
-    def __init__(self, cluster: Cluster) -> None:
+    Args:
+        outputs: runs that no launcher started, shown beside the cluster's.
+    """
+
+    def __init__(self, cluster: Cluster, outputs: Sequence[OutputMonitor] = ()) -> None:
         self._cluster = cluster
+        self._outputs = {monitor.run.run_id: monitor for monitor in outputs}
         self._ended: dict[str, RunView] = {}
         self._live: dict[str, Live] = {}
         self._spend: list[Tree] = []
@@ -119,8 +125,9 @@ class Observed:
         """
 
         def begin() -> Live:
-            run = self._cluster.look().get(run_id)
-            telemetry, history = Telemetry(RunMonitor(run)), History(run)
+            monitor = self._outputs.get(run_id) or RunMonitor(self._cluster.look().get(run_id))
+            run = monitor.run
+            telemetry, history = Telemetry(monitor), History(run)
             taught = Distillation(run) if run.plan.leader.role == "student" else None
             telemetry.start()
 
@@ -169,6 +176,11 @@ class Observed:
         both = {**self._ended, **live}
         views = sorted((both[name] for name in known & both.keys()), key=lambda v: v.run.started)
         latest = next((view for view in views if view.is_live), views[-1] if views else None)
+        for monitor in self._outputs.values():
+            try:
+                views.append(monitor.observe())
+            except (ConfigError, OSError) as error:  # the others are shown
+                remarks.append(plain_reason(error))
         self._look_at_spend(registry, remarks)
         for view in views:
             remarks += [line for line in view.unreachable.values() if line not in remarks]
@@ -231,6 +243,7 @@ def run_tree(snapshot: TelemetrySnapshot) -> Tree:
         "schema": "motley.dashboard.run/1",
         "now": time.time(),
         "status": status,
+        "launched": snapshot.view.run.is_launched,
         "outcome": snapshot.view.outcome[:_LONGEST],
         "device_names": names,
         "devices": {

@@ -46,7 +46,7 @@ export class OverviewPage {
       run.loss == null ? "" : fixed(run.loss), run.validation?.loss == null ? "" : fixed(run.validation.loss),
       run.live && run.tokens_per_second != null ? count(run.tokens_per_second) : "",
       run.live ? `${run.joined} / ${run.workers}` : String(run.workers),
-      run.started ? moment(run.started) : "", run.updated ? duration(run.updated - run.started) : "",
+      run.started ? moment(run.started) : "", run.started && run.updated ? duration(run.updated - run.started) : "",
     ]));
   }
 

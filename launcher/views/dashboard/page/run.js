@@ -65,7 +65,7 @@ export class RunPage {
     const part = (name, className = "") => (this[name] = el("div", { className }));
     this.charts = new Charts((index, plot) => this.#choose(index, plot));
     this.charts.again = () => this.#draw();
-    this.log = this.state.report ? null : new LogView(this.path, this.state.status.processes.map(({ name }) => name));
+    this.log = this.state.report || !this.state.launched ? null : new LogView(this.path, this.state.status.processes.map(({ name }) => name));
     const loss = (step) => step.loss, exposed = (step) => step.exchange_exposed_ms;
     const hidden = (step) => (step.exchange_ms == null ? null : Math.max(0, step.exchange_ms - (step.exchange_exposed_ms ?? 0)));
     const curves = [

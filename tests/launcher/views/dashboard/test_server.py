@@ -178,6 +178,32 @@ def test_on_other_addresses_it_has_tls_and_a_token(tmp_path: Path) -> None:
             assert server.get(path)[0] == 404, path
 
 
+def test_runs_of_trainer_are_shown_by_their_output_folders(tmp_path: Path) -> None:
+    RecordedRun(tmp_path / "state")
+    for name, state, pid in (("done", "completed", 1), ("going", "running", os.getpid())):
+        folder = tmp_path / name
+        folder.mkdir()
+        status = {"schema": "motley.status/1", "run_id": "tags", "state": state, "pid": pid}
+        status |= {"step": 1, "total_steps": 1, "expect_workers": 1, "updated": BEGAN}
+        (folder / "status.json").write_text(json.dumps(status))
+        step = {"kind": "step", "step": 1, "time": BEGAN, "loss": 2.0}
+        (folder / "metrics.jsonl").write_text(json.dumps(step) + "\n")
+    folders = [str(tmp_path / name) for name in ("done", "going")]
+    with serving(tmp_path / "state", *folders, "--port", "0") as server:
+        shown = {run["run_id"]: run for run in server.json("api/overview")["runs"]}
+        states = {name: (run["state"], run["live"]) for name, run in shown.items()}
+        del states[RUN_ID]
+        assert states == {"tags": ("completed", False), "tags-2": ("running", True)}
+        for name, folder in zip(("tags", "tags-2"), folders, strict=True):
+            tree = server.json(f"api/runs/{name}")
+            assert (tree["launched"], tree["status"]["output"]) == (False, folder)
+            assert [record["loss"] for record in tree["records"]] == [2.0]
+            assert tree["remarks"] == []
+            assert server.json(f"api/runs/{name}/logs/coordinator")["lines"] == []
+        (tmp_path / "done" / "status.json").unlink()
+        assert server.json(f"api/runs/{RUN_ID}")["launched"]
+
+
 def test_what_cannot_be_served_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +211,12 @@ def test_what_cannot_be_served_is_one_line(
         port = str(taken.getsockname()[1])
         assert run(["dashboard", "--port", port]) == 2
         assert "give another --bind or --port" in capsys.readouterr().err
+    assert run(["dashboard", "--bind", "999.1.1.1", "--port", "0"]) == 2
+    assert capsys.readouterr().err == (
+        "launch: --bind 999.1.1.1: is no address; give one such as 0.0.0.0\n"
+    )
+    assert run(["dashboard", str(tmp_path)]) == 2
+    assert "has no status.json; give an output folder of `trainer`" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "launcher.views.dashboard.server", raising=False)
     assert run(["dashboard", "--port", "0"]) == 2
