@@ -94,7 +94,7 @@ def test_three_ready_hosts(three: SeparateHosts, config: RunConfig) -> None:
     checks = inspect(found, plan, config)
     assert failures(checks) == []
     for name in ("lambda", "attic"):
-        assert "Mbit/s to the coordinator" in of(checks, name, "link").detail
+        assert "bit/s to the coordinator" in of(checks, name, "link").detail
         assert of(checks, name, "mtu").detail == "1500 on eth0"
         assert of(checks, name, "model").detail.endswith("the same as on intel")
         assert of(checks, name, "data").detail.endswith("the same as on intel")
