@@ -76,8 +76,8 @@ class OutputMonitor(RunMonitor):
 
     def observe(
         self,
-        deadline: float = LOOK,  # noqa: ARG002 - as of any run
-        on_late: Callable[[RunView], None] | None = None,  # noqa: ARG002
+        deadline: float = LOOK,  # noqa: ARG002 - the caller knows a monitor, and gives it one
+        on_late: Callable[[RunView], None] | None = None,  # noqa: ARG002 - no host is late here
     ) -> RunView:
         """Read its report; there is no host to wait for."""
         return replace(read_output(self._folder), run=self.run)

@@ -104,10 +104,10 @@ class Trainee:
             fcntl.flock(lock, fcntl.LOCK_EX)
             process = self.runner(name, timeout=timeout)
 
-            def held() -> bool:
+            def has_claim() -> bool:
                 return any(claim["runner"] == name for claim in self.claims("held"))
 
-            wait_for(held, f"{name} has a claim", self)
+            wait_for(has_claim, f"{name} has a claim", self)
             yield process
         finally:
             os.close(lock)

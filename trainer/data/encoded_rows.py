@@ -291,6 +291,7 @@ class _Build:
         settings = json.dumps(asdict(self._settings)).encode()
         command = [sys.executable, "-P", "-m", "trainer.data.row_encoder"]
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        killed = StorageError(f"{self._path}: a process that encodes rows was killed")
         idle: list[Encoders] = []
         for _ in range(min(MOST_PROCESSES, _usable_processors())):
             process = subprocess.Popen(
@@ -305,13 +306,13 @@ class _Build:
             assert process.stdout is not None
             report = receive(process.stdout)
             if report is None:
-                raise StorageError(f"{self._path}: a process that encodes rows was killed")
+                raise killed
             tree = json.loads(report)
             if "irregular" in tree:
                 raise _IrregularError
             digests, rows = receive(process.stdout), receive(process.stdout)
             if digests is None or rows is None:
-                raise StorageError(f"{self._path}: a process that encodes rows was killed")
+                raise killed
             idle.append(process)
             return tree, digests, rows
 
@@ -327,9 +328,7 @@ class _Build:
                     send(process.stdin, settings)
                 send(process.stdin, piece)
             except OSError:
-                raise StorageError(
-                    f"{self._path}: a process that encodes rows was killed"
-                ) from None
+                raise killed from None
             busy.append(process)
         while busy:
             yield answer()

@@ -1,4 +1,4 @@
-"""The wait for a start: whoever reports progress is waited for, and whoever hangs is not."""
+"""The wait for a start: a process that reports progress is waited for, one that hangs is not."""
 
 from __future__ import annotations
 
