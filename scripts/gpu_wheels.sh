@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=${1:?usage: scripts/gpu_wheels.sh DIR}
 python=${VENV:-.venv}/bin/python
+[ -x "$python" ] || { echo "gpu_wheels.sh: no $python; run make setup first, or give VENV" >&2; exit 2; }
 mkdir -p "$dir"
 
 # The versions are those of the locks, and the hashes too.

@@ -140,3 +140,16 @@ def test_a_slimmed_wheel_has_the_libraries_of_one_cuda_and_a_true_list(tmp_path:
     encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
     assert f"{libraries[0]},sha256={encoded},{len(libraries[0])}" in record
     assert len(record) == len(names)
+
+
+def test_wheels_are_not_collected_without_an_environment(tmp_path: Path) -> None:
+    folder = tmp_path / "wheels"
+    done = subprocess.run(
+        ["bash", str(ROOT / "scripts/gpu_wheels.sh"), str(folder)],
+        env={**os.environ, "VENV": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, folder.exists()) == (2, "", False)
+    reason = f"gpu_wheels.sh: no {tmp_path}/bin/python; run make setup first, or give VENV\n"
+    assert done.stderr == reason
