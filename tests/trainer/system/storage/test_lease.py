@@ -11,14 +11,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests.forked import CONTEXT
 from tests.trainer.crash_at_every_step import CountingDisk
 from tests.trainer.lease_holder import become
 from tests.trainer.tiny_run import tiny_config, tiny_layout, tiny_progress, tiny_state
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_for
 from trainer.checkpoint.reader import step_folders
 from trainer.checkpoint.store import CheckpointStore
 from trainer.system.errors import InUseError
@@ -229,34 +232,39 @@ def save(store: CheckpointStore, step: int, generation: int) -> None:
     store.save(tiny_state(step).snapshot(), progress, metric=float(step))
 
 
-def stopped_at(folder: Path, k: int) -> int | None:
-    """Fork a process of another host that stops before its k-th operation of a save.
+def save_until(folder: Path, k: int) -> None:
+    """Save as a process of another host, and stop before the k-th operation.
 
-    It gives no sign of life, nor looks for one: the fence alone is on trial. None: it came to its
-    end before.
+    It gives no sign of life, nor looks for one: the fence alone is on trial.
     """
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            become("another host")
+    become("another host")
 
-            def stop(count: int, name: str, arguments: tuple) -> None:
-                if count == k:
-                    os.kill(os.getpid(), signal.SIGSTOP)
+    def stop(count: int, name: str, arguments: tuple) -> None:
+        if count == k:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
-            disk = CountingDisk()
-            store = open_store(folder, take(folder, "run-a", silence=AGES), disk)
-            disk.count_anew(stop)
-            save(store, 2, generation=2)
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, os.WUNTRACED)
-    if os.WIFSTOPPED(status):
-        return child
-    assert os.waitstatus_to_exitcode(status) == 0
-    return None
+    disk = CountingDisk()
+    store = open_store(folder, take(folder, "run-a", silence=AGES), disk)
+    disk.count_anew(stop)
+    try:
+        save(store, 2, generation=2)
+    except InUseError as error:
+        sys.exit(error.exit_code)
+
+
+def stopped_at(folder: Path, k: int) -> ForkServerProcess:
+    """Start `save_until`, and return it stopped, or ended where it has no k-th operation.
+
+    By the fork server: a fork of pytest's own process, which has threads, may hang in their locks.
+    """
+    child = CONTEXT.Process(target=save_until, args=(folder, k))
+    child.start()
+    process = psutil.Process(child.pid)
+    wait_for(
+        lambda: child.exitcode is not None or process.status() == psutil.STATUS_STOPPED,
+        f"stopped before operation {k}",
+    )
+    return child
 
 
 @pytest.mark.long
@@ -273,7 +281,7 @@ def test_stopped_at_any_operation_it_publishes_nothing_after_a_takeover(
         save(open_store(folder, first), 2 if again else 1, generation=1)
         first.release()
         child = stopped_at(folder, k)
-        if child is None:
+        if child.exitcode is not None:
             break
         try:
             held = take(folder, "run-a", silence=0.03)
@@ -284,10 +292,10 @@ def test_stopped_at_any_operation_it_publishes_nothing_after_a_takeover(
             save(store, 2, generation=3)  # as a successor does that computes the same step again
             save(store, 4, generation=3)
         finally:
-            os.kill(child, signal.SIGCONT)
-            _, status = os.waitpid(child, 0)
-        code = os.waitstatus_to_exitcode(status)
-        assert code in (0, InUseError.exit_code), (k, code)
+            assert child.pid
+            os.kill(child.pid, signal.SIGCONT)
+            child.join(PATIENCE)
+        assert child.exitcode in (0, InUseError.exit_code), k
         assert (folder / "latest").readlink().name == "step-000004", k
         assert (folder / "best").readlink().name == "step-000004", k
         kept = step_folders(folder)
@@ -301,4 +309,5 @@ def test_stopped_at_any_operation_it_publishes_nothing_after_a_takeover(
         assert newest.progress.generation == 3, k
         held.release()
         shutil.rmtree(folder)
+    assert child.exitcode == 0, "nobody had taken over"
     assert k > 25, "every write, sync and rename is a place to be stopped"
