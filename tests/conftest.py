@@ -127,7 +127,8 @@ class SkipGuard:
 class ChildGuard:
     """Fails a session at whose end a child process is left: running, or never waited for.
 
-    It runs where tests run, so with xdist in every worker, which then tells the controller.
+    What runs is killed, since it may hold the pipe whose end a caller waits for. It runs where
+    tests run, so with xdist in every worker, which then tells the controller.
     """
 
     def __init__(self) -> None:
@@ -147,6 +148,8 @@ class ChildGuard:
             for pid, command in children().items():
                 test = self._first_seen.get(pid, "no test")
                 self._found.append(f"{command} (process {pid}), first seen after {test}")
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         if output is not None:
             output["children"] = self._found
         elif self._found and session.exitstatus == pytest.ExitCode.OK:
