@@ -89,6 +89,7 @@ lint: setup
 	$(BIN)/pyright
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/ansible-lint
 	$(BIN)/python scripts/role_readmes.py --check
+	$(BIN)/python scripts/generated_tables.py --check
 	$(BIN)/python scripts/site/build.py
 
 docs: setup

@@ -1,4 +1,4 @@
-"""Every shipped preset is a valid run config, and every setting is documented."""
+"""Every shipped preset is a valid run config."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import ROOT
-from trainer.config.run import RunConfig, load, presets
+from trainer.config.run import load, presets
 from trainer.planning.memory import plan_memory_by_part
 from trainer.planning.model_config import named_shape
 from trainer.planning.replica import USABLE, strategy_of, training_of
@@ -38,12 +37,3 @@ def test_presets_for_two_cards_say_the_memory_that_is_planned(name: str) -> None
         planned.append(memory.total / 2**30)
     text = presets()[name].read_text(encoding="utf-8")
     assert f"card: {planned[0]:.1f} GiB, with recomputation {planned[1]:.1f} GiB" in text
-
-
-def test_every_setting_is_documented() -> None:
-    page = (ROOT / "docs/config.md").read_text(encoding="utf-8")
-    for name, field in RunConfig.model_fields.items():
-        section = field.annotation
-        inner = getattr(section, "model_fields", None)
-        for key in [f"{name}.{leaf}" for leaf in inner] if inner else [name]:
-            assert f"`{key}`" in page, f"docs/config.md does not explain {key}"

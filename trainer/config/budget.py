@@ -57,13 +57,16 @@ class BudgetConfig(Section):
     """The budget of a run. `launch` fills in `hosts` and `ledger` from the inventory."""
 
     ceiling: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Money that the run may cost, over all its attempts."""
+    """Money that the run may cost, over all its attempts; before it is exceeded, the run saves and
+    ends."""
     currency: Annotated[str, Field(pattern=rf"^{CURRENCY}$")] | None = None
-    """ISO 4217, such as EUR."""
+    """ISO 4217 code, such as `EUR`; a ceiling and prices need it."""
     idle_stop: Annotated[float, BeforeValidator(_seconds), Field(gt=0)] | None = None
-    """Time without a completed step after which the run ends: `30m`, or seconds."""
+    """Time without a completed step after which the run saves and ends: `90s`, `30m`, `2h`, or
+    seconds."""
     hosts: tuple[HostRate, ...] = ()
-    """The coordinator's host first."""
+    """`name`, `price_hour`, `watts`, `price_kwh` and `ranks` of each, the coordinator's first;
+    `launch` fills them in."""
     ledger: str | None = Field(default=None, min_length=1)
     """The file that records spending, called spend.jsonl; null: the one in `output`."""
 

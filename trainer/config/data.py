@@ -36,21 +36,26 @@ class DataConfig(Section):
 
     SHORT = "train"
     train: str = Field(min_length=1)
+    """A file, folder or hub name with lines of a known shape; with `distillation` a folder of a
+    teacher's logits."""
     validation: str | None = None
+    """Held-out data of the same kind."""
     validation_fraction: float = Field(default=0.0, ge=0, le=0.5)
-    """Share of the different samples of `train` that are held out for validation, for a run
-    without a `validation` file; 0 holds none out."""
+    """Fraction of the distinct samples of `data.train` that are held out for validation."""
     max_seq_len: Positive = 512
-    """Tokens; longer samples are cut at the end, conversations from their oldest part on. The
-    default is lowered to the model's limit."""
+    """Tokens of a sample; longer ones are cut at the end, conversations from their oldest part on.
+
+    The default is lowered to the model's positions; a value above them is refused."""
     lost_text: LostText = "refuse"
-    """What to do about a conversation of which the chat template leaves out text: refuse it, or
-    use the rest."""
+    """What to do about a conversation of which the chat template leaves out text: refuse it, or use
+    the rest."""
     date: Day = TEMPLATE_DATE
-    """Today's date for a chat template that asks (`strftime_now`): the same on every machine and
-    day, so that a resumed run has the same tokens."""
+    """Today's date for a chat template that asks for it (`strftime_now`).
+
+    The same on every machine and day, so that a resumed run has the same tokens."""
     columns: dict[str, str] = Field(default_factory=dict[str, str])
-    """The names of keys in the data: `{input: body, label: intent}`. Other keys are not read."""
+    """The names of a line's keys in the data: `{input: body, label: intent}`; no others are
+    read."""
 
     @model_validator(mode="after")
     def _one_validation(self) -> Self:

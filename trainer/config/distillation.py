@@ -18,18 +18,20 @@ class OnPolicyConfig(Section):
     prompts: str = Field(min_length=1)
     """Data of any format: texts, or conversations whose last answer is written again."""
     fraction: float = Field(default=0.5, gt=0, le=1)
-    """Of each step's samples; the others are the corpus's."""
+    """Fraction of each step's samples that are answers; the others are the corpus's."""
     max_new_tokens: int = Field(default=128, gt=0)
+    """The most tokens of an answer."""
     temperature: float = Field(default=1.0, gt=0, le=HOTTEST)
     """Of the draws; the divergence takes `distillation.temperature`."""
     staleness: int = Field(default=8, ge=0)
-    """The most steps between the weights that wrote an answer and those that learn from it. The
-    teachers have about half of them for their work; 0 lets the student wait for each score."""
+    """The most steps between the weights that wrote an answer and those that learn from it.
+
+    The teachers have about half of them for their work; 0 lets the student wait for each score."""
     divergence: Literal["reverse", "jsd"] = "reverse"
-    """KL(student || teacher), or the generalised Jensen-Shannon divergence with `beta`."""
+    """`reverse`: KL(student || teacher); `jsd`: the generalised Jensen-Shannon divergence with
+    `beta`."""
     beta: float = Field(default=0.5, gt=0, lt=1)
-    """The teacher's part in the mixture of `jsd`: near 0 it learns as from forward KL, near 1 as
-    from reverse KL."""
+    """The teacher's part in the mixture of `jsd`: near 0 as forward KL, near 1 as reverse KL."""
 
     @property
     def round_steps(self) -> int:
@@ -55,9 +57,11 @@ class DistillationConfig(Section):
     alpha: float = Field(default=0.7, ge=0, le=1)
     """Weight of the divergence; 0 is only cross-entropy."""
     alpha_final: float | None = Field(default=None, ge=0, le=1)
-    """Alpha at the last step, approached linearly; null keeps alpha constant."""
+    """Alpha at the last step, approached linearly; null: it is constant."""
     temperature: float = Field(default=1.0, gt=0, le=HOTTEST)
+    """Of teacher and student in the divergence."""
     divergence: Divergence = "forward"
-    """KL(teacher || student), KL(student || teacher), or their mean around the mixture."""
+    """`forward`: KL(teacher || student); `reverse`: KL(student || teacher); `jsd`: their mean
+    around the mixture."""
     on_policy: OnPolicyConfig | None = None
-    """Null: only the corpus."""
+    """Learning from answers of the student's own, too; null: only from the corpus."""

@@ -34,15 +34,19 @@ class RoundSettings(Section):
     schedule: Literal["steps", "rounds"] = "steps"
     """`steps` exchanges gradients at every step, `rounds` weights after `inner_steps` of them."""
     inner_steps: Steps = 20
-    """Steps of a round, of a worker of mean speed; a faster one does more, a slower one fewer."""
+    """Steps of a round, for a worker of mean speed; at most a twentieth of the run's."""
     rounds_after: Annotated[int, Field(ge=0)] = 0
     """Ordinary steps before the first round (post-local SGD, arXiv:1808.07217)."""
     outer_learning_rate: float = Field(default=1.0, gt=0, le=10)
+    """Learning rate of the outer update."""
     outer_momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Nesterov's; 0 with an outer learning rate of 1 is the mean of all workers' weights. DiLoCo's
-    own are 0.7 and 0.9, for long runs: fine-tunes of some hundred steps lose far more with them."""
+    """Nesterov momentum of the outer update; 0 with an outer learning rate of 1 averages weights.
+
+    DiLoCo's own are 0.7 and 0.9, for long runs: fine-tunes of some hundred steps lose far more with
+    them."""
     settle_every: Annotated[int, Field(gt=0)] | None = None
-    """Steps, or rounds, between settled commits; saved steps are always settled."""
+    """Steps, or rounds, between commits that leave no private state on a worker; saved steps always
+    are such."""
 
     @property
     def rounds(self) -> tuple[int, int] | None:
@@ -109,27 +113,37 @@ class ExchangeConfig(RoundSettings):
     """How workers and coordinator agree; all durations in seconds."""
 
     topology: Literal["star", "ring"] = "star"
-    """`star`: a coordinator sums, workers may differ, come and go. `ring`: four or more equal
-    workers sum among themselves by torch.distributed, unencrypted; a lost one ends all."""
+    """`star`: a coordinator sums gradients; workers may come and go. `ring`: equal workers sum by
+    torch.distributed.
+
+    A ring has four or more and is unencrypted; a lost worker ends all."""
     codec: KnownCodec = "fp32"
+    """Encoding of gradients on the network: `fp32`, `bf16`, and for slow links `auto`, `int8` and
+    `int4`."""
     shares: (
         Literal["measured", "equal"]
         | tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]
     ) = "measured"
-    """`measured` balances by speed, `equal` keeps the split plan fixed, a list weighs ranks."""
+    """Split of a step's samples: `measured` by speed, `equal`, or a list of weights by rank."""
     hash_every: Positive = 10
     """Steps between proofs that all workers hold the same weights."""
     heartbeat: float = Field(default=0.5, ge=0.001, le=1e9)
+    """Seconds between two heartbeats."""
     lost_after: float = Field(default=3.0, gt=0, le=1e9)
+    """Seconds of silence after which a member is lost."""
     step_deadline: float = Field(default=5.0, gt=0, le=1e9)
-    """Least deadline of a step; the effective one is max(3 x p95, this)."""
+    """Least time limit of a step in seconds; the limit is max(3 x p95, this)."""
     join_deadline: float = Field(default=120.0, gt=0, le=1e9)
+    """Seconds without progress to wait for workers, a lost coordinator, or a joiner that catches
+    up."""
     alarm_factor: float = Field(default=10.0, gt=1, allow_inf_nan=False)
-    """How many times the largest of the last norms a contribution's may be, else an outlier."""
+    """How many times the largest of the last norms a contribution's may be; above, it is an
+    outlier."""
     outliers: Literal["report", "halt"] = "report"
-    """What to do about an outlier: log it, or also halt the run before the update."""
+    """`report` logs an outlier, `halt` also halts the run before the update, with exit code 5."""
     shared_memory: bool = True
-    """Whether workers on the coordinator's host hand over gradients in shared memory (Linux)."""
+    """Workers on the coordinator's host hand over gradients in shared memory (Linux); false: over
+    TCP."""
 
     @property
     def in_ring(self) -> bool:

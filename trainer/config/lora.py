@@ -20,16 +20,21 @@ class LoraSettings(Section):
     """Low-rank adapters (arXiv:2106.09685)."""
 
     lora_rank: Positive = 16
+    """Rank of an adapter's product B A."""
     lora_alpha: int = Field(default=32, gt=0, le=1_000_000)
+    """Factor of B A, divided by the rank."""
     target_modules: tuple[Annotated[str, Field(pattern=r"^[\w.]+$")], ...] | None = Field(
         default=None, min_length=1
     )
-    """The linears that get an adapter, such as `q_proj`, or `attn.c_proj` if several end so; null:
-    all linears of the layers, and the experts and router that transformers makes of linears."""
+    """The linears that get an adapter, such as `[q_proj, v_proj]`; null: all, as PEFT's
+    `all-linear`.
+
+    `attn.c_proj` if several end alike. All linears of the layers include the experts and router
+    that transformers makes of linears."""
 
     target_parameters: tuple[Annotated[str, Field(pattern=r"^[\w.]+$")], ...] | None = None
-    """Parameters of experts and routers that get an adapter, as PEFT names it, such as
-    `experts.down_proj`; null: those that `target_modules` means."""
+    """Parameters of experts and routers that get an adapter, as in PEFT; null: those that
+    `target_modules` means."""
 
     layers_to_transform: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         default=None, min_length=1
@@ -37,8 +42,10 @@ class LoraSettings(Section):
     """The layers that get adapters, counted from 0, as PEFT names it; null: all."""
 
     freeze_a: bool = False
-    """Keep A at its seeded start, so that B alone trains and is exchanged, about half of the bytes
-    (FFA-LoRA, arXiv:2403.12313); the mean of several workers' B A then is that of their B."""
+    """Keep A at its seeded start: B alone trains and is exchanged, half of the bytes (FFA-LoRA,
+    arXiv:2403.12313).
+
+    The mean of several workers' B A then is that of their B."""
 
     use_rslora: bool = False
     """Scale B A by alpha / sqrt(r), not by alpha / r (rsLoRA, arXiv:2312.03732)."""
@@ -48,8 +55,10 @@ class LoraSettings(Section):
     arXiv:2402.09353)."""
 
     modules_to_save: tuple[Annotated[str, Field(pattern=r"^\w+$")], ...] = ()
-    """Train `lm_head`, the embedding (`embed_tokens`) or both whole beside the adapters, as PEFT
-    names it: tied ones apart. They are saved in the adapter."""
+    """Train `lm_head`, the embedding (`embed_tokens`; `wte` of GPT-2) or both whole, beside the
+    adapters.
+
+    Tied ones are trained apart. They are saved in the adapter, as PEFT does."""
 
     @property
     def scale(self) -> float:

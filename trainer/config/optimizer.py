@@ -15,19 +15,26 @@ class OptimizerConfig(Section):
     """AdamW (arXiv:1711.05101) with linear warmup and a schedule of the learning rate."""
 
     learning_rate: float = Field(default=1e-4, gt=0, le=10)
+    """The peak, after warmup."""
     scheduler: Scheduler = "cosine"
-    """After warmup: `cosine` (arXiv:1608.03983) and `linear` fall to `final_ratio`, `wsd` stays at
-    the peak and then falls on a cosine (warmup-stable-decay, arXiv:2404.06395)."""
+    """After warmup `linear` and `cosine` fall to `final_ratio`; `wsd` stays at the peak, then falls
+    on a cosine.
+
+    cosine: arXiv:1608.03983; wsd (warmup-stable-decay): arXiv:2404.06395."""
     warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
-    """Share of all steps with a rising learning rate."""
+    """Fraction of all steps in which the rate rises."""
     decay_ratio: float | None = Field(default=None, gt=0, le=1)
-    """Share of all steps, the last ones, in which `wsd` falls; null: a tenth."""
+    """Fraction of all steps, the last ones, in which the rate of `wsd` falls; null: a tenth."""
     final_ratio: float = Field(default=0.1, ge=0, le=1)
-    """The learning rate at the last step, as a share of the peak; not of `constant`."""
+    """The last step's rate as a fraction of the peak; `constant` has none."""
     weight_decay: float = Field(default=0.01, ge=0, le=100)
+    """Decoupled, on matrices only."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of AdamW's mean of gradients."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of AdamW's mean of squared gradients."""
     epsilon: float = Field(default=1e-8, gt=0, le=1)
+    """Least divisor of AdamW's update."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Global norm above which the gradient is scaled down."""
 

@@ -25,8 +25,9 @@ class PipelineConfig(Section):
     stages: Annotated[int, Field(gt=0)] = 1
     """Processes in a row; 1 is no pipeline."""
     schedule: Schedule = "1f1b"
+    """Order of the forward and backward passes of micro-batches."""
     microbatches: Annotated[int, Field(gt=0)] | None = None
-    """Parts of a step's batch; null takes twice the stages."""
+    """Parts of a step's batch; null: twice the stages."""
 
     @model_validator(mode="after")
     def _enough_microbatches(self) -> Self:
@@ -74,16 +75,18 @@ class ParallelConfig(Section):
     """The strategies; data-parallel copies are the processes over `tensor` x `pipeline.stages`."""
 
     data: Literal["ddp", "fsdp"] = "ddp"
-    """Copies of the model that work on different samples: whole ones, or (`fsdp`) sharded ones,
-    whose layers are gathered as they are needed."""
+    """Copies of the model that share a step's samples: `ddp` whole ones, `fsdp` sharded ones.
+
+    The layers of sharded ones are gathered as they are needed."""
     tensor: Annotated[int, Field(gt=0)] = 1
     """Processes that share each layer: attention heads, and columns of the MLP."""
     sequence: bool = False
-    """Between the linears, the processes of `tensor` share the tokens of a row too."""
+    """The processes of `tensor` share the tokens of a row between the linears, too."""
     pipeline: PipelineConfig = PipelineConfig()
     timeout: Annotated[float, Field(gt=0, le=1e9)] = 600.0
-    """Seconds that a process waits in a collective for the others before it ends, and names them;
-    one that saves or loads keeps the others waiting."""
+    """Seconds that a process waits for the others in a collective; then it ends, and names them.
+
+    One that saves or loads keeps the others waiting."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

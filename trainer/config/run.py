@@ -81,14 +81,16 @@ class ModelConfig(Section):
 
     SHORT = "path"
     path: str = Field(min_length=1)
-    """A local Hugging Face directory, or a hub name when online."""
+    """A local Hugging Face folder, a GGUF file, or a hub name."""
     adapter: str | None = Field(default=None, min_length=1)
-    """A LoRA adapter of this model, from whose factors the run begins; null: from new ones. Only
-    the coordinator reads it."""
+    """Folder of a LoRA adapter of this model from whose factors the run begins; null: from new
+    ones.
+
+    The coordinator alone reads it; for task `dpo` every member does."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Storage of the frozen base weights; trainable weights are always fp32 masters."""
     quantization: Literal["none", "nf4"] = "none"
-    """`nf4` quantises the frozen linears in blocks of 64 (QLoRA, arXiv:2305.14314)."""
+    """`nf4` stores the frozen linears in 4 bits, in blocks of 64 (QLoRA, arXiv:2305.14314)."""
 
 
 class CheckpointConfig(Section):
@@ -97,25 +99,29 @@ class CheckpointConfig(Section):
     every: Positive = 50
     """Steps between checkpoints; one more is written at the end."""
     keep_last: Positive = 3
+    """Newest checkpoints that are kept, besides the best one."""
     folder: str | None = Field(default=None, min_length=1)
-    """Their folder, such as a shared folder; `output`/checkpoints if null.
+    """Their folder, such as a shared folder; null: `output`/checkpoints.
 
-    Metrics and status stay in `output`: one that hangs delays a checkpoint, not the run.
-    """
+    Metrics and status stay in `output`: one that hangs delays a checkpoint, not the run."""
     sharded: bool = False
-    """Every rank of `--distributed` writes its part; the whole files are written at the end."""
+    """Every rank of `--distributed` writes its part in the background; the whole files are written
+    at the end."""
 
 
 class RunConfig(Section):
     """One training run."""
 
     name: str = Field(default="run", pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
+    """Prefix of the run id."""
     task: Task = "classify"
+    """What is learned: classes of texts, texts and conversations, or preferences."""
     method: Method = "lora"
+    """`lora` trains adapters (and a classifier's head), `full` trains all weights."""
     num_classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)] | None = None
-    """Classes of a `classify` task."""
+    """Number of classes of a `classify` task."""
     class_names: Annotated[tuple[ClassName, ...], Field(min_length=2)] | None = None
-    """Their names in order, which labels may be; null takes those of the labels that are words."""
+    """Names of the classes, in order; null: the words that are labels."""
     output: str = Field(default="runs/output", min_length=1)
     """Folder for checkpoints, metrics and status."""
     model: ModelConfig
@@ -127,10 +133,12 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     parallel: ParallelConfig = ParallelConfig()
     distillation: DistillationConfig | None = None
+    """Learning from a teacher's logits; null: from data."""
     dpo: DpoConfig = DpoConfig()
     budget: BudgetConfig | None = None
+    """What the run may cost; null: no limit."""
     tracking: Trackers = ("tensorboard",)
-    """What gets the figures of `metrics.jsonl` too."""
+    """What gets the figures besides `metrics.jsonl`; all but `tensorboard` need an extra."""
 
     @model_validator(mode="before")
     @classmethod

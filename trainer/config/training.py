@@ -26,33 +26,42 @@ class TrainingConfig(Section):
     """Duration, batches, precision and memory of a step."""
 
     epochs: int = Field(default=1, gt=0, le=1_000_000)
+    """Passes over the data."""
     max_steps: Steps | None = None
     """Number of steps, over as many epochs as they take; null: `epochs` decides."""
     batch_size: Samples = 16
     """Samples in one step, over all workers together."""
     micro_batch_size: Samples | Literal["auto"] = "auto"
-    """Samples in one forward; `auto` finds the largest that fits the device."""
+    """Samples in one forward pass, or rows with `training.pack`; `auto` finds the most that fit the
+    device."""
     pack: bool = False
-    """Put several short samples of a causal-lm run into one row instead of padding each."""
+    """Put several short samples of a `causal-lm` run into one row; wgpu pads each, with the same
+    results."""
     precision: Literal["auto"] | Precision = "auto"
-    """Of products in forward and backward by torch; `auto`: bf16 on CUDA, `model.dtype` on CPUs."""
+    """Format of products in forward and backward by torch; `auto`: bf16 on CUDA, `model.dtype` on
+    the CPU."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
-    """Keep only layer inputs and compute layers twice; `auto`: if memory is short."""
+    """`on` keeps only inputs of layers and computes layers twice: a third more time; `auto`: if
+    memory is short."""
     seed: int = Field(default=0, ge=0)
+    """Of the order of samples and the initial adapters."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """Share of each target that is spread over all classes (torch's cross_entropy)."""
+    """Fraction of each target that is spread over all classes, as in torch's `cross_entropy`; for
+    `classify`."""
     class_weights: tuple[Annotated[int, Field(gt=0, le=1_000_000)], ...] | None = None
-    """How much a sample of each class counts; null: all the same. Only ratios matter, so whole
-    numbers are enough: weights add up exactly in any split into shares."""
+    """How much a sample of each class counts, such as `[1, 4]`, for `classify`; null: all the same.
+
+    Only ratios matter, so whole numbers are enough: weights add up exactly in any split."""
     evaluate_every: int = Field(default=0, ge=0)
-    """Steps between validations; 0 validates once at the end."""
+    """Steps between validations; 0: once, at the end of the run."""
     sample_prompts: str | None = Field(default=None, min_length=1)
-    """A file of prompts that the model answers before the first step and after the last; null:
-    none. Only the coordinator reads it."""
+    """File of prompts that the model answers before the first step and after the last; null: none.
+
+    Only the coordinator reads it."""
     sample_every: int = Field(default=0, ge=0)
     """Steps between answers in between; 0: none."""
     sample_tokens: Annotated[int, Field(gt=0, le=4096)] = 64
-    """The most tokens of an answer, the likeliest each time."""
+    """The most tokens of an answer; with the prompt at most `data.max_seq_len`."""
     early_stopping_patience: Positive | None = None
     """End after so many validations in a row without a lower loss; null: never."""
 
