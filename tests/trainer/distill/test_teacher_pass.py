@@ -25,6 +25,7 @@ from tests.trainer.small_teacher import (
     write_trimmed,
 )
 from tests.waiting import wait_for
+from trainer.config.data import TEMPLATE_DATE
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.logits.scores import Scheme
@@ -152,6 +153,17 @@ def test_another_teacher_corpus_or_tokenizer_is_refused_with_both_hashes(
         with pytest.raises(RefusedError, match=message):
             assign(request)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_another_date_of_the_chat_template_is_refused(
+    files: tuple[Path, Path], folder: Path
+) -> None:
+    day = "2026-01-31"
+    with pytest.raises(
+        RefusedError, match=rf"corpus\.date is {TEMPLATE_DATE} there and {day} here"
+    ):
+        assign(wish(*files, folder, date=day))
+    assign(wish(*files, folder, date=TEMPLATE_DATE))
 
 
 def test_a_tokenizer_of_another_teacher_is_refused_before_anything_is_written(

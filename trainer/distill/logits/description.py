@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from blake3 import blake3
 from pydantic import TypeAdapter
 
+from trainer.config.data import TEMPLATE_DATE
 from trainer.distill.logits.scores import Scheme
 from trainer.system.received import receive, receive_json
 
@@ -57,6 +58,8 @@ class CorpusInfo:
 
     digest: str
     documents: int
+    date: str = TEMPLATE_DATE
+    """Of their chat template, which may write it: see `data.date`."""
 
 
 def shard_name(number: int) -> str:

@@ -118,7 +118,8 @@ def assign(request: ScoringRequest) -> Assignment:
             " --data"
         )
     documents = Documents(request.data, request.columns)
-    encoder = Encoder(tokenizer_dir, request.lost_text or "refuse", request.date or TEMPLATE_DATE)
+    date = request.date or TEMPLATE_DATE
+    encoder = Encoder(tokenizer_dir, request.lost_text or "refuse", date)
     windows = Windows(documents, encoder, max_seq_len)
     folder = LogitsFolder(request.output)
     is_local = Path(request.model).expanduser().exists()
@@ -132,7 +133,7 @@ def assign(request: ScoringRequest) -> Assignment:
         tokenizer_size=tokenizer_size(model_dir),
     )
     tokenizer = TokenizerInfo(digest=vocabulary.tokenizer, size=vocabulary.size)
-    corpus = CorpusInfo(digest=documents.digest, documents=len(documents))
+    corpus = CorpusInfo(digest=documents.digest, documents=len(documents), date=date)
     ranges = windows.ranges(request.shard_bytes)
     known = _known_plan(folder, tokenizer, corpus, max_seq_len, ranges)
     if known is None and not vocabulary.is_proven:
