@@ -54,7 +54,7 @@ def assert_refused(process: Process, holder: Process) -> None:
     complaint = process.text.strip().splitlines()[-1]
     assert complaint.startswith("trainer: ")
     assert f"in use by run run, pid {holder.pid} on host" in complaint
-    assert re.search(r", since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC; ", complaint)
+    assert re.search(r", since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ; ", complaint)
     assert f"kill {holder.pid} there" in complaint
     assert "Traceback" not in process.text
 

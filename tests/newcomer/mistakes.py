@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import re
 import resource
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 from trainer.data.corpus import write_shell_safety
 from trainer.init_model import ModelSizes, init_model
+from trainer.system.timestamp import leading_timestamp
 
 _LINES = 11
 """Of a file with several bad lines the first ten are named, each on a line."""
@@ -252,7 +252,7 @@ def answered(
     """Return the answer that a command has written."""
     program = mistake.command.split()[0]
     lines = [line for line in done.stderr.splitlines() if line.strip()]
-    said = [line for line in lines if not re.match(r"\d\d:\d\d:\d\d ", line)]  # not its log
+    said = [line for line in lines if leading_timestamp(line) is not None]  # not its log
     named = [line for line in said if line.startswith(f"{program}: ")]
     is_short = len(said) <= _LINES and "Traceback" not in done.stderr
     return Answer(done.returncode, seconds, [*named, *said[-1:], ""][0], is_short)

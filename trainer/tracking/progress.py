@@ -20,7 +20,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trainer.system.commandline.wrapping import TIME, columns, wrapped_card
+from trainer.system.commandline.wrapping import columns, wrapped_card
+from trainer.system.timestamp import format_timestamp
 from trainer.tracking.picture import duration, loss_text, progress_picture, share_text
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def show_lines(lines: Iterable[str]) -> None:
 
 def stamped(line: str) -> str:
     """Return a line as a log has it, with the time."""
-    return f"{time.strftime(TIME)} {line}"
+    return f"{format_timestamp()} {line}"
 
 
 class GuardedView:

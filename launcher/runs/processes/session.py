@@ -18,7 +18,7 @@ from launcher.agent.operations import send_group_signal, send_signal
 from launcher.errors import PartialError
 from launcher.hosts.base import Connection
 from launcher.plan.plan import ProcessPlan
-from launcher.session.log_index import marks_name, offset_at, read_marks
+from launcher.session.log_index import marks_name, offset_at
 from launcher.session.processes import RUN_VARIABLE, ProcessIdentity
 from launcher.session.spec import (
     FINAL_PHASES,
@@ -36,8 +36,6 @@ _START_DEADLINE = 60.0
 """Seconds for a supervisor's first sign of life: a host under heavy load takes half a minute."""
 _MOST_STATE = 1 << 16
 """Bytes that a state.json may have."""
-_TAIL = 1 << 12
-"""Bytes of a log's marks that are read at first: those of about ten minutes."""
 
 SUPERVISOR_LOST = "its supervisor was killed, or its host restarted"
 _CAUSES = {signal.SIGBUS.value: ": a file that it read was cut short, or its disk failed"}
@@ -247,26 +245,6 @@ class SessionSupervisor:
         """
         path = f"{self.folder(process)}/{marks_name(log_name(attempt))}"
         return offset_at(self._read(path), moment)
-
-    def log_marks(
-        self, process: ProcessPlan, attempt: int, offset: int
-    ) -> tuple[list[float], list[int]]:
-        """Return moments and sizes of an attempt's log from a size on, and maybe earlier ones.
-
-        They are at the end of a file that grows with the run, so it is read from there.
-        """
-        path = f"{self.folder(process)}/{marks_name(log_name(attempt))}"
-        try:
-            end, tail = self.connection.size(path), _TAIL
-        except FileNotFoundError:
-            return [], []
-        while True:
-            start = max(0, end - tail)
-            marks = self._read(path, start)
-            times, sizes = read_marks(marks.partition(b"\n")[2] if start else marks)
-            if not start or (sizes and sizes[0] <= offset):
-                return times, sizes
-            tail *= 16
 
     def _read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         try:

@@ -14,7 +14,6 @@ import contextlib
 import json
 import re
 import tempfile
-import time
 from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from launcher.runs.records.registry import operator_name
 from launcher.runs.records.run import StateFolder
 from trainer.system.commandline.run_id import RUN_ID
 from trainer.system.received import UnixTime, receive_json
+from trainer.system.timestamp import format_timestamp
 
 _FILE = re.compile(rf"({RUN_ID})\.(json|run|end)")
 _TORN = re.compile(r"\..+\.[0-9a-f]{8}")
@@ -201,7 +201,7 @@ class Queue:
             ConfigError: the folder cannot be written.
         """
         path = self._path("lock")
-        holder = f"{operator_name()} since {time.strftime('%H:%M:%S')}"
+        holder = f"{operator_name()} since {format_timestamp()}"
         with contextlib.ExitStack() as stack:
             with self._writable():
                 try:

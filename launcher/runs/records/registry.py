@@ -23,7 +23,6 @@ import getpass
 import json
 import secrets
 import socket
-import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,6 +37,7 @@ from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.records.plan_file import MOST, read_record
 from launcher.runs.records.run import Run, StateFolder, is_run_id, place_of
+from trainer.system.timestamp import format_timestamp
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class Registry:
             ConfigError: the state folder cannot be written.
             UnreachableError: the coordinator's host does not answer.
         """
-        holder = f"{purpose} by {operator_name()} since {time.strftime('%H:%M:%S')}"
+        holder = f"{purpose} by {operator_name()} since {format_timestamp()}"
         here = self.writable().connection
         with contextlib.ExitStack() as stack:
             try:

@@ -155,7 +155,9 @@ def test_who_comes_second_is_told_who_is_first(down: set[str], hosts: tuple[Host
     first, second = Registry.of(hosts), Registry.of(hosts)
     with (
         first.lock("run demo-1"),
-        pytest.raises(PreflightError, match=r"run demo-1 by \S+@\S+ since \d\d:\d\d:\d\d"),
+        pytest.raises(
+            PreflightError, match=r"run demo-1 by \S+@\S+ since \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+        ),
         second.lock("run demo-2"),
     ):
         pass

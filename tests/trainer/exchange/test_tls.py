@@ -96,7 +96,7 @@ def test_too_early_is_worth_another_try_and_names_both_clocks(
     coordinator = store(tmp_path / "c", authority, COORDINATOR, later)
     worker = store(tmp_path / "w", authority, WORKER, later)
     of_coordinator, of_worker = chains(coordinator, worker)
-    begin = (later - HOURS).strftime("%Y-%m-%d %H:%M:%S UTC")
+    begin = (later - HOURS).strftime("%Y-%m-%dT%H:%M:%SZ")
     for error, words in (
         (
             refusal(tls.check_coordinator, of_coordinator),

@@ -54,7 +54,7 @@ def worker(rank: int, state: str) -> dict[str, Any]:
 def logged(stream: io.StringIO) -> list[str]:
     """Return a log's lines without their times, which all of them have."""
     lines = stream.getvalue().splitlines()
-    assert all(re.match(r"\d\d:\d\d:\d\d ", line) for line in lines), lines
+    assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line) for line in lines), lines
     return [line.partition(" ")[2] for line in lines]
 
 

@@ -19,6 +19,7 @@ from urllib.parse import quote
 from trainer.exchange.protocol.members import RefusalError
 from trainer.system.errors import InputError, ProtocolError
 from trainer.system.regular_file import read_text
+from trainer.system.timestamp import format_timestamp
 
 Certificate = Mapping[str, Any]
 """A certificate as `ssl` decodes it."""
@@ -166,19 +167,17 @@ def _check_dates(chain: Chain, whose: str, clock: str) -> None:
         end = ssl.cert_time_to_seconds(certificate["notAfter"])
         if now < begin:
             raise RefusalError(
-                f"{owner} certificate is valid from {_utc(begin)} on, {clock} says {_utc(now)}: "
+                f"{owner} certificate is valid from {format_timestamp(begin)} on, "
+                f"{clock} says {format_timestamp(now)}: "
                 "is that clock behind?",
                 retry=True,
             )
         if now > end:
             raise RefusalError(
-                f"{owner} certificate was valid until {_utc(end)}, {clock} says {_utc(now)}: "
+                f"{owner} certificate was valid until {format_timestamp(end)}, "
+                f"{clock} says {format_timestamp(now)}: "
                 "is that clock right? `launch cluster up` issues new certificates"
             )
-
-
-def _utc(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def _roles(certificate: Certificate, run_id: str) -> list[str]:

@@ -6,13 +6,12 @@ import logging
 import os
 import shlex
 import textwrap
+import time
 from collections.abc import Iterable
 from typing import TextIO
 
 from trainer.system.commandline.visible import visible
-
-TIME = "%H:%M:%S"
-"""Of each line of a log, as `time.strftime` takes it."""
+from trainer.system.timestamp import UTC_FORMAT
 
 
 def columns(stream: TextIO | None) -> int | None:
@@ -79,10 +78,13 @@ def wrapped_card(card: Iterable[str], width: int | None) -> list[str]:
 
 
 class LogFormatter(logging.Formatter):
-    """Formats a log line with its time; on a terminal it is broken between words."""
+    """Formats a log line with its time: on a terminal the local time of the day, and broken between
+    words, else UTC with the date."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        super().__init__("%(asctime)s %(message)s", TIME)
+        on_terminal = columns(stream) is not None
+        super().__init__("%(asctime)s %(message)s", "%H:%M:%S" if on_terminal else UTC_FORMAT)
+        self.converter = time.localtime if on_terminal else time.gmtime
         self._stream = stream
 
     def format(self, record: logging.LogRecord) -> str:

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import socket
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.atomic_folder import hidden_name, original_name
 from trainer.system.storage.host_identity import host_identity
 from trainer.system.storage.jsonl import json_text
+from trainer.system.timestamp import format_timestamp
 
 SCHEMA = "motley.lease/1"
 _PREFIX, _HOLDER, _BEAT = ".lease-", "holder.json", "beat"
@@ -77,7 +77,7 @@ def claim(folder: Path, number: int, run_id: str) -> int | None:
         with suppress(OSError):  # a file system without locks: signs of life decide
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         write_beat(place, 0)
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        since = format_timestamp()
         holder = Holder(run_id, os.getpid(), socket.gethostname(), host_identity(), since)
         tree = {"schema": SCHEMA, "state": "held", **vars(holder)}
         (place / _HOLDER).write_text(json_text(tree) + "\n", encoding="utf-8")

@@ -94,7 +94,7 @@ export class LogView {
   /** Return a line, whose time is a button if its second is known. */
   #line(line, moment) {
     if (moment == null) return el("span", {}, line);
-    const time = /^[\d:]*/.exec(line)[0];
+    const time = /^\S*/.exec(line)[0];
     return el("span", {}, el("button", { type: "button", className: "step", tabIndex: -1, "data-moment": moment, title: "show this second in the curves" }, time), line.slice(time.length));
   }
 

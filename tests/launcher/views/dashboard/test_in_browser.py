@@ -238,23 +238,23 @@ def test_two_runs_are_chosen_and_laid_over_each_other(
 def test_a_log_follows_and_begins_at_the_second_of_the_chosen_step(
     recorded: RecordedRun, server: Server, browser: Browser
 ) -> None:
-    first = f"11:06:40 {HOSTILE}\n"  # the time of BEGAN in some zone
+    first = f"2026-11-18T11:06:40Z {HOSTILE}\n"  # BEGAN
     recorded.log("worker-2", first, 1, (BEGAN + 1, len(first)))
-    later = "11:06:43 it is lost\n11:06:50 it is back\n"
+    later = "2026-11-18T11:06:43Z it is lost\n2026-11-18T11:06:50Z it is back\n"
     recorded.log("worker-2", later, 1, (BEGAN + 12, len(first + later)))
     browser.open(f"{server.url}#/run/{RUN_ID}")
     browser.wait("document.querySelector('.events .bad button') !== null")
     browser.run("document.querySelector('#process').value = 'worker-2'")
     browser.run("document.querySelector('details:has(.lines)').open = true")
     browser.wait("document.querySelectorAll('.lines span').length === 3")
-    recorded.log("worker-2", "11:06:51 new\n")
+    recorded.log("worker-2", "2026-11-18T11:06:51Z new\n")
     browser.wait("document.querySelectorAll('.lines span').length === 4")
     # Step 6 was at BEGAN + 3 s.
     browser.run("document.querySelector('.events .good button').click()")
     browser.run("document.querySelector('#since').click()")
     browser.wait("document.querySelectorAll('.lines span').length === 3")
-    assert text(browser, ".lines span")[0] == "11:06:43 it is lost"
-    assert text(browser, ".lines .now") == ["11:06:43 it is lost"]
+    assert text(browser, ".lines span")[0] == "2026-11-18T11:06:43Z it is lost"
+    assert text(browser, ".lines .now") == ["2026-11-18T11:06:43Z it is lost"]
     browser.run("document.querySelector('#since').click()")
     browser.wait("document.querySelectorAll('.lines span').length === 4")
     browser.run("document.querySelector('#words').value = 'ONERROR'")
@@ -276,32 +276,41 @@ def press(browser: Browser, key: str, code: int) -> None:
 def test_the_time_of_a_line_leads_to_its_second_in_the_curves(
     recorded: RecordedRun, server: Server, browser: Browser
 ) -> None:
-    lines = ("11:06:42 a\n", "no time\n", "11:06:44 b\n", f"11:06:45 {HOSTILE}\n")
+    lines = (
+        "2026-11-18T11:06:42Z a\n",
+        "no time\n",
+        "2026-11-18T11:06:44Z b\n",
+        f"2026-11-18T11:06:45Z {HOSTILE}\n",
+    )
     recorded.log("worker-2", "".join(lines), 1, (BEGAN + 6, len("".join(lines))))
     browser.open(f"{server.url}#/run/{RUN_ID}")
     browser.wait("document.querySelectorAll('canvas').length === 5")
     browser.run("document.querySelector('#process').value = 'worker-2'")
     browser.run("document.querySelector('details:has(.lines)').open = true")
     browser.wait("document.querySelectorAll('.lines span').length === 4")
-    assert text(browser, ".lines button") == ["11:06:42", "11:06:44", "11:06:45"]
+    assert text(browser, ".lines button") == [
+        "2026-11-18T11:06:42Z",
+        "2026-11-18T11:06:44Z",
+        "2026-11-18T11:06:45Z",
+    ]
     assert text(browser, ".lines .now") == [], "the newest step was not chosen"
     at = "document.querySelector('output').textContent"
     browser.run("document.querySelector('.lines').focus()")
     for key, code in (("ArrowUp", 38), ("ArrowUp", 38), ("Enter", 13)):
         press(browser, key, code)
     assert browser.run(at).startswith("8 ")  # at BEGAN + 4 s
-    assert text(browser, ".lines .now") == ["11:06:44 b"]
+    assert text(browser, ".lines .now") == ["2026-11-18T11:06:44Z b"]
     values = "document.querySelector('.chart .legend').textContent"
     assert "training 0.2500" in browser.run(values)
     recorded.step(11)
     browser.wait("document.querySelector('#step').max === '10'")
-    recorded.log("worker-2", "11:06:46 new\n")
+    recorded.log("worker-2", "2026-11-18T11:06:46Z new\n")
     browser.wait("document.querySelectorAll('.lines span').length === 5")
-    assert browser.run("document.activeElement.textContent") == "11:06:44"
+    assert browser.run("document.activeElement.textContent") == "2026-11-18T11:06:44Z"
     press(browser, "ArrowUp", 38)
     press(browser, "Enter", 13)
     assert browser.run(at).startswith("4 ")
-    assert text(browser, ".lines .now") == ["11:06:42 a"]
+    assert text(browser, ".lines .now") == ["2026-11-18T11:06:42Z a"]
     assert browser.errors == []
 
 
@@ -378,7 +387,7 @@ def test_axe_finds_nothing_and_pictures_are_taken(
 ) -> None:
     RecordedRun(tmp_path / "state", OTHER_ID)
     RecordedDistillation(tmp_path / "state")
-    recorded.log("coordinator", f"00:00:00 {HOSTILE}\n")
+    recorded.log("coordinator", f"2026-11-18T11:06:40Z {HOSTILE}\n")
     try:
         axe = (AXE.folder() / "package" / "axe.min.js").read_text()
     except PackageUnavailableError as error:

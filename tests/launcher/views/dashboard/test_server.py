@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-import time
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from tests.launcher.views.dashboard.recorded_run import (
     RecordedRun,
 )
 from tests.launcher.views.dashboard.serving import serving
+from trainer.system.timestamp import format_timestamp
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("own_state")]
 
@@ -96,22 +97,25 @@ def test_it_only_reads_and_answers_to_its_own_name_alone(tmp_path: Path) -> None
 
 def test_a_log_is_bounded_filtered_and_begins_at_a_moment(tmp_path: Path) -> None:
     recorded = RecordedRun(tmp_path / "state")
-    early = "".join(f"00:00:00 early {number}\n" for number in range(600))
+    early = "".join(f"2026-11-18T11:00:00Z early {number}\n" for number in range(600))
     recorded.log("worker-0", early, 1, (BEGAN, len(early)))
-    recorded.log("worker-0", f"00:00:02 loss NaN \x1b[2J{HOSTILE} {'x' * 1000}\nhalf", 1)
+    recorded.log(
+        "worker-0", f"2026-11-18T11:00:02Z loss NaN \x1b[2J{HOSTILE} {'x' * 1000}\nhalf", 1
+    )
     with serving(tmp_path / "state") as server:
         path = f"api/runs/{RUN_ID}/logs/worker-0"
         newest = server.json(path)
         assert len(newest["lines"]) == 500
-        assert newest["lines"][0] == "00:00:00 early 102"
-        assert newest["lines"][-2].startswith(f"00:00:02 loss NaN \\x1b[2J{HOSTILE} xxx")
+        assert newest["lines"][0] == "2026-11-18T11:00:00Z early 102"
+        assert newest["lines"][-2].startswith(
+            f"2026-11-18T11:00:02Z loss NaN \\x1b[2J{HOSTILE} xxx"
+        )
         assert len(newest["lines"][-2]) == 400
         assert newest["lines"][-1] == "half"  # the process is over
-        # The mark of the early ones was at 06:40 in its quarter of an hour; of the others is none.
-        assert newest["moments"] == [BEGAN - 400] * 498 + [None] * 2
+        assert newest["moments"] == [BEGAN - 400] * 498 + [BEGAN - 398, None]
         since = server.json(f"{path}?since={BEGAN + 1}")
-        assert [line[:8] for line in since["lines"]] == ["00:00:02", "half"]
-        assert [line[9:13] for line in server.json(f"{path}?find=LOSS+nan")["lines"]] == ["loss"]
+        assert [line[:20] for line in since["lines"]] == ["2026-11-18T11:00:02Z", "half"]
+        assert [line[21:25] for line in server.json(f"{path}?find=LOSS+nan")["lines"]] == ["loss"]
         assert server.json(f"{path}?find=(x%2B)%2B%24")["lines"] == []  # words, no pattern
         after = f"{path}?after={newest['attempt']}.{newest['end']}"
         assert server.json(after)["lines"] == []
@@ -125,11 +129,12 @@ def test_a_log_is_bounded_filtered_and_begins_at_a_moment(tmp_path: Path) -> Non
         assert server.json(f"api/runs/{RUN_ID}/logs/coordinator")["lines"] == []
 
 
-def test_lines_of_a_log_are_dated_by_the_marks_at_the_end_of_a_long_file(tmp_path: Path) -> None:
+def test_lines_of_a_long_log_are_dated_and_begin_at_a_moment(tmp_path: Path) -> None:
     recorded = RecordedRun(tmp_path / "state")
     written = [BEGAN + 7 * number for number in range(10_000)]
-    lines = [time.strftime("%H:%M:%S x\n", time.gmtime(5.75 * 3600 + each)) for each in written]
-    marks = [(each + 4.5, 11 * (number + 1)) for number, each in enumerate(written)]
+    lines = [f"{format_timestamp(each)} x\n" for each in written]
+    sizes = accumulate(map(len, lines))
+    marks = [(each + 4.5, size) for each, size in zip(written, sizes, strict=True)]
     recorded.log("worker-1", "".join(lines), 1, *marks)
     with serving(tmp_path / "state") as server:
         path = f"api/runs/{RUN_ID}/logs/worker-1"
