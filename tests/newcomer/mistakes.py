@@ -252,7 +252,7 @@ def answered(
     """Return the answer that a command has written."""
     program = mistake.command.split()[0]
     lines = [line for line in done.stderr.splitlines() if line.strip()]
-    said = [line for line in lines if leading_timestamp(line) is not None]  # not its log
+    said = [line for line in lines if leading_timestamp(line) is None]  # not its log
     named = [line for line in said if line.startswith(f"{program}: ")]
     is_short = len(said) <= _LINES and "Traceback" not in done.stderr
     return Answer(done.returncode, seconds, [*named, *said[-1:], ""][0], is_short)
