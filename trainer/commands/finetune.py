@@ -11,6 +11,7 @@ import click
 from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
 from trainer.config.budget import with_environment
+from trainer.config.capabilities import check_capability
 from trainer.config.notify_command import read_notify_command
 from trainer.config.parallel import GROUP_STRATEGIES
 from trainer.config.run import RunConfig
@@ -129,10 +130,7 @@ def finetune(
         config = config.model_copy(update={"budget": budget})
     elif flags["notify"] is not None:
         raise InputError("--notify: a worker tells of nothing; give it to the coordinator")
-    if environment is None:
-        config.check_one_process()
-    else:
-        config.exchange.check_ranks()
+    check_capability(config, "exchange" if environment is None else "ranks")
     from trainer.run.composition import roles
 
     place = roles.Placement(

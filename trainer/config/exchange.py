@@ -20,12 +20,6 @@ RING_NOTE = (
     " it is not encrypted: its network must be one you trust"
 )
 """What is said at the start of each."""
-_STAR_ONLY: dict[str, tuple[Any, str]] = {
-    "codec": ("fp32", "sums without a coordinator, and nothing decodes on the way"),
-    "schedule": ("steps", "has no coordinator, which rounds need"),
-}
-_OF_RANKS = frozenset({"topology", "hash_every", "join_deadline"})
-"""The settings of the exchange that ranks without a coordinator follow."""
 
 
 class RoundSettings(Section):
@@ -96,18 +90,6 @@ class RoundSettings(Section):
                 f" after {self.rounds_after}; give less, or leave exchange.schedule at steps"
             )
 
-    def check_every_step(self, what: str) -> None:
-        """Check that a kind of training that has no rounds can follow the settings.
-
-        Raises:
-            InputError: it cannot.
-        """
-        if self.has_rounds:
-            raise InputError(
-                f"exchange.schedule: {what} has no rounds, which need a coordinator and workers;"
-                " leave it out"
-            )
-
 
 class ExchangeConfig(RoundSettings):
     """How workers and coordinator agree; all durations in seconds."""
@@ -152,62 +134,9 @@ class ExchangeConfig(RoundSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for name, (only, why) in _STAR_ONLY.items():
-            if self.in_ring and getattr(self, name) != only:
-                raise ValueError(f"{name} must be {only} with topology ring, which {why}")
-        if self.in_ring and not isinstance(self.shares, str):
-            raise ValueError("shares must not be a list with topology ring: its workers are equal")
         if self.lost_after <= 2 * self.heartbeat:
             raise ValueError("lost_after must be more than twice heartbeat")
         return self
-
-    def check_ranks(self) -> None:
-        """Check that the ranks of `--distributed` follow every setting that is given.
-
-        Raises:
-            InputError: a coordinator or rounds alone would.
-        """
-        self.check_every_step("--distributed")
-        for name, field in type(self).model_fields.items():
-            value = getattr(self, name)
-            if name not in _OF_RANKS and value != field.get_default(call_default_factory=True):
-                raise InputError(
-                    f"exchange.{name} {value}: --distributed has no coordinator that would follow"
-                    " it; leave it out"
-                )
-
-    def check_whole_models(self, *, plain: bool, distilled: bool) -> None:
-        """Check that each worker of a ring trains a whole model on samples.
-
-        Args:
-            plain: the section `parallel` shares no model.
-
-        Raises:
-            ValueError: it does not.
-        """
-        if self.in_ring and not plain:
-            raise ValueError(
-                "exchange.topology ring needs a whole model on each worker: leave parallel out, or"
-                " start its processes with torchrun and without the topology"
-            )
-        if self.in_ring and distilled:
-            raise ValueError(
-                "exchange.topology ring trains on samples, not on a teacher's logits: leave it at"
-                " star"
-            )
-
-    def check_star(self) -> None:
-        """Check that a process which is no rank can follow the settings.
-
-        Raises:
-            InputError: they ask for a ring.
-        """
-        if self.in_ring:
-            raise InputError(
-                "exchange.topology ring: it has no coordinator, no worker that joins later, and at"
-                f" least {FEWEST} ranks; start them all with `launch cluster up`, or with `torchrun"
-                f" --nproc-per-node {FEWEST} -m trainer finetune --distributed`"
-            )
 
     def check_size(self, world: int) -> None:
         """Check a number of workers.

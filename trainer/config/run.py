@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 
 from trainer.config import section as settings
 from trainer.config.budget import BudgetConfig
+from trainer.config.capabilities import explain_refusal
 from trainer.config.data import DataConfig
 from trainer.config.distillation import DistillationConfig
 from trainer.config.exchange import ExchangeConfig, RoundSettings
@@ -26,7 +27,6 @@ from trainer.config.parallel import ParallelConfig
 from trainer.config.section import Section, load_settings
 from trainer.config.telling import Trackers
 from trainer.config.training import DpoConfig, Positive, Precision, TrainingConfig
-from trainer.system.errors import InputError
 
 Task = Literal["classify", "causal-lm", "dpo"]
 Classes = int | tuple[str, ...]
@@ -152,14 +152,10 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        distilled = self.distillation is not None
-        self.exchange.check_whole_models(plain=self.parallel.is_plain, distilled=distilled)
-        name = self.needs_whole_model
-        if name and (self.exchange.in_ring or not self.parallel.is_plain):
-            raise ValueError(
-                f"{name} needs a whole model in each worker and a coordinator: leave parallel"
-                " out and exchange.topology at star"
-            )
+        in_ring = explain_refusal(self, "ring") if self.exchange.in_ring else None
+        in_parts = None if self.parallel.is_plain else explain_refusal(self, "parallel")
+        if refused := in_ring or in_parts:
+            raise ValueError(refused)
         if self.model.adapter is not None and (self.method == "full" or self.lora.freeze_a):
             raise ValueError("model.adapter needs method lora, without lora.freeze_a")
         if self.task == "classify" and self.num_classes is None:
@@ -248,23 +244,6 @@ class RunConfig(Section):
         return self.method == "lora" and self.lora.freeze_a
 
     @property
-    def needs_whole_model(self) -> str | None:
-        """The setting, if any, that ranks and processes of one model do not know."""
-        adapts, lora, training = self.method == "lora", self.lora, self.training
-        chosen = {
-            "lora.freeze_a": adapts and lora.freeze_a,
-            "lora.layers_to_transform": adapts and lora.layers_to_transform is not None,
-            "lora.use_dora": adapts and lora.use_dora,
-            "lora.modules_to_save": adapts and bool(lora.modules_to_save),
-            "model.adapter": adapts and self.model.adapter is not None,
-            "training.label_smoothing": training.label_smoothing > 0,
-            "training.class_weights": training.class_weights is not None,
-            "training.sample_prompts": training.sample_prompts is not None,
-            "task dpo": self.task == "dpo",
-        }
-        return next((name for name, value in chosen.items() if value), None)
-
-    @property
     def classes(self) -> Classes | None:
         """The classes of a `classify` task: their names, or how many there are."""
         return self.class_names or self.num_classes
@@ -274,21 +253,6 @@ class RunConfig(Section):
         if self.training.precision != "auto":
             return self.training.precision
         return "bf16" if accelerator or self.model.dtype == "bfloat16" else "fp32"
-
-    def check_one_process(self) -> None:
-        """Check that one process, or a worker, can follow the settings.
-
-        Raises:
-            InputError: only the ranks of `--distributed` can.
-        """
-        self.exchange.check_star()
-        if not self.parallel.is_plain:
-            raise InputError("parallel: only --distributed shares a model; leave the section out")
-        if self.checkpoint.sharded:
-            raise InputError(
-                "checkpoint.sharded: only the ranks of --distributed have parts to save; leave it"
-                " out, or start with --distributed"
-            )
 
     @property
     def saved_every(self) -> tuple[int, int]:

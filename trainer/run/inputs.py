@@ -185,7 +185,6 @@ def read_student_inputs(
         InputError: model, folder and settings do not fit together.
         RefusedError: the logits are about another tokenizer than the model's.
     """
-    config.exchange.check_every_step("a student on its own")
     tell(f"data: {folder.description}")
     model_dir = resolve_model(config.model.path)
     config, given = fit_length(config, model_dir, lowers=True), config

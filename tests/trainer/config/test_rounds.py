@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from trainer.config.capabilities import check_capability
 from trainer.config.run import RunConfig, load
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.system.errors import InputError
@@ -72,8 +73,8 @@ def test_published_rounds_of_500_steps_need_a_run_of_10000():
 
 def test_what_rounds_do_not_go_with():
     with pytest.raises(InputError, match="--distributed has no rounds"):
-        rounds().exchange.check_ranks()
-    load("quickstart").exchange.check_ranks()
+        check_capability(rounds(), "ranks")
+    check_capability(load("quickstart"), "ranks")
 
 
 def test_rounds_that_would_never_begin_are_refused():
@@ -85,7 +86,7 @@ def test_rounds_that_would_never_begin_are_refused():
 
 def test_what_has_no_coordinator_has_no_rounds():
     with pytest.raises(InputError, match="a student on its own has no rounds"):
-        rounds().exchange.check_every_step("a student on its own")
+        check_capability(rounds(), "student")
 
 
 @pytest.mark.parametrize(
@@ -102,11 +103,10 @@ def test_what_has_no_coordinator_has_no_rounds():
 def test_what_ranks_without_a_coordinator_cannot_follow_is_refused(name: str, value: Any) -> None:
     config = load("quickstart", {f"exchange.{name}": value})
     with pytest.raises(InputError, match=rf"exchange\.{name} {value}: --distributed has no coord"):
-        config.exchange.check_ranks()
+        check_capability(config, "ranks")
 
 
 def test_what_ranks_follow_is_taken() -> None:
     given = {"hash_every": 3, "join_deadline": 7.0, "topology": "ring"}
-    load(
-        "quickstart", {f"exchange.{name}": value for name, value in given.items()}
-    ).exchange.check_ranks()
+    settings = {f"exchange.{name}": value for name, value in given.items()}
+    check_capability(load("quickstart", settings), "ranks")

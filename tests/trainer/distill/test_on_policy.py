@@ -27,6 +27,7 @@ from tests.trainer.small_teacher import (
     write_teacher,
 )
 from tests.waiting import wait_for
+from trainer.config.capabilities import check_capability
 from trainer.config.run import load as load_config
 from trainer.data.encoder import Encoder
 from trainer.distill.answers.author import Author
@@ -40,7 +41,6 @@ from trainer.distill.answers.rounds import (
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.logits.verify import verdicts
-from trainer.distill.student.distributed_dataset import taught_folder
 from trainer.distill.teacher import run as teacher_run
 from trainer.distill.teacher.assignment import assign
 from trainer.distill.teacher.run import TeacherRun
@@ -423,6 +423,6 @@ def test_what_makes_no_sense_is_refused_by_name(
     refused("training.max_steps is required where all samples", whole)
     settings = course(tmp_path / "out", student, tmp_path / "logits-topk").settings
     with pytest.raises(InputError, match=r"on_policy: a run of several workers"):
-        taught_folder(load_config("student", settings), student)
+        check_capability(load_config("student", settings), "exchange")
     with pytest.raises(InputError, match=r"on_policy\.divergence"):
         load_config("student", settings | {"distillation.on_policy.divergence": "forward"})

@@ -93,11 +93,6 @@ def taught_folder(config: RunConfig, model_dir: Path) -> LogitsFolder | None:
                 " --set distillation.alpha=0.7"
             )
         return None
-    if config.distillation.on_policy is not None:
-        raise InputError(
-            "distillation.on_policy: a run of several workers does not write answers of its own;"
-            " leave it out, or train with `trainer distill student`"
-        )
     if not path.is_dir():
         raise InputError(
             f"{path}: with a section `distillation`, data.train is a folder that `trainer distill"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainer.config.capabilities import check_capability
 from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
 from trainer.planning.vulkan_buffers import padded_length
@@ -25,7 +26,6 @@ from trainer.replica.wgpu.loaded import load
 from trainer.replica.wgpu.planning import plan
 from trainer.replica.wgpu.readback import Readback
 from trainer.replica.wgpu.recordings import Recording
-from trainer.replica.wgpu.soft_target_tables import check_supported
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,28 +62,7 @@ class WgpuReplica:
         self.device = f"wgpu:{device.adapter.index}"
         self._config = config
         self._device = device
-        if config.distillation:
-            check_supported(config.distillation)
-        if config.method == "lora" and config.lora.use_dora:
-            raise InputError(
-                "lora.use_dora: wgpu does not scale the rows of a product; leave it out, or take"
-                " --gpu-backend cuda or cpu"
-            )
-        if config.method == "lora" and config.lora.modules_to_save:
-            raise InputError(
-                "lora.modules_to_save: wgpu trains no tables beside adapters; leave it out, or take"
-                " --gpu-backend cuda or cpu"
-            )
-        if config.task == "dpo":
-            raise InputError(
-                "task dpo: wgpu compares no answers; take --gpu-backend cuda or cpu, or another"
-                " task"
-            )
-        if config.training.label_smoothing:
-            raise InputError(
-                "training.label_smoothing: wgpu computes the loss of one class a sample; leave it"
-                " out, or take --gpu-backend cuda or cpu"
-            )
+        check_capability(config, "wgpu")
         if config.training.precision in ("bf16", "fp16"):
             log.info(
                 "%s computes in fp32: training.precision %s is for CUDA and CPUs",

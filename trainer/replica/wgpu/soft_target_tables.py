@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.distillation import DistillationConfig
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,19 +26,6 @@ class Tables:
     """`[N, K]`, 0 after the last entry of a row."""
     entropy: float
     """Of all rows together, in nats: their cross-entropy less this is the divergence."""
-
-
-def check_supported(distillation: DistillationConfig) -> None:
-    """Refuse settings that the engine's kernels do not compute.
-
-    Raises:
-        InputError: another divergence than the forward one.
-    """
-    if distillation.divergence != "forward":
-        raise InputError(
-            f"distillation.divergence {distillation.divergence} is not computed by the wgpu engine,"
-            " only forward is: use --gpu-backend cuda or cpu"
-        )
 
 
 def table_width(samples: Sequence[Encoded], places: Sequence[NDArray[np.int64]]) -> int:

@@ -180,11 +180,6 @@ def run_distributed(
     """Train as one of equal processes, without a coordinator; for the last two see `run_local`."""
     config.parallel.copies(environment.world_size)
     config.exchange.check_size(environment.world_size)
-    if config.distillation is not None:
-        raise InputError(
-            "distillation: --distributed trains on samples, not on a teacher's logits; leave it"
-            " out, or take a replica group with --strategy ddp"
-        )
     first = environment.rank == 0
     if first:
         _check_output(config)

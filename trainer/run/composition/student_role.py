@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.checkpoint.resume import checkpoint_path
+from trainer.config.capabilities import check_capability
 from trainer.config.run import RunConfig
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.student.inputs import FreshStudent, await_description, check_ahead
@@ -63,7 +64,7 @@ def run_student(
         BudgetStopError: the guard stopped the run before its first step.
         InUseError: another process writes the output folder or the checkpoints.
     """
-    config.check_one_process()
+    check_capability(config, "student")
     output, folder = Path(config.output), LogitsFolder(Path(config.data.train))
     check_output(output)
     refuse_lost_checkpoints(config)

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.torch_version import TorchVersion
 
+from trainer.config.capabilities import check_capability
 from trainer.config.run import RunConfig
 from trainer.model.initialization import initial_tensor
 from trainer.model.layout import GradientLayout
@@ -83,11 +84,7 @@ class ParallelReplica:
         *,
         recompute: bool = False,
     ) -> None:
-        if name := config.needs_whole_model:
-            raise InputError(
-                f"{name}: processes that share a model, or are ranks of --distributed, do not know"
-                " it; leave it out, or train with a coordinator and whole models"
-            )
+        check_capability(config, "ddp")  # what no strategy knows
         check_torch(config, mesh["data"].size())
         self.layout = layout
         self._config, self._device, self._mesh = config, device, mesh

@@ -97,7 +97,7 @@ class GroupReplica:
         new_tokens: int,  # noqa: ARG002 - refused
         stop: frozenset[int],  # noqa: ARG002 - refused
     ) -> list[list[int]]:
-        """Raise `InputError`: a run that asks opens no group (`RunConfig.needs_whole_model`)."""
+        """Raise `InputError`: a run that asks opens no group (`config.capabilities`)."""
         raise InputError("training.sample_prompts: a replica group does not answer; leave it out")
 
     def _divided(self, batch: Sequence[Encoded]) -> list[Sequence[Encoded]]:

@@ -7,12 +7,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from trainer.config.capabilities import check_capability
 from trainer.config.parallel import GroupStrategy, ParallelConfig
 from trainer.config.run import RunConfig
 from trainer.model.files import model_digest
 from trainer.model.layout import build_layout
 from trainer.model.shards import check_shards
-from trainer.system.errors import InputError
 from trainer.system.yaml_tree import parse_yaml
 
 
@@ -41,12 +41,9 @@ class Setup:
         """Refuse what the strategy cannot do, before torch is imported.
 
         Raises:
-            InputError: the run has a teacher, or the model's sizes cannot be divided.
+            InputError: it does not follow a setting, or the model's sizes cannot be divided.
         """
-        if self.strategy != "ddp" and self.config.distillation is not None:
-            raise InputError(
-                f"--strategy {self.strategy} computes no soft targets of a teacher; take ddp"
-            )
+        check_capability(self.config, self.strategy)
         config = self.config.model_copy(update={"parallel": self.parallel})
         check_shards(self.model_dir, config)
 

@@ -1,0 +1,97 @@
+"""Every setting has a place in the table of capabilities, and each refusal says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trainer.config.capabilities import (
+    ENGINE_TITLES,
+    FOLLOWED_BY_ALL,
+    REFUSALS,
+    Engine,
+    explain_refusal,
+)
+from trainer.config.run import RunConfig, load, setting_keys
+
+DISTILLS = {"task": "causal-lm", "num_classes": None, "data.validation_fraction": 0.0}
+PARALLEL = {"parallel.tensor": 2}
+VALUES: dict[str, Any] = {
+    "exchange.topology": "ring",
+    "exchange.codec": "int8",
+    "exchange.schedule": "rounds",
+    "exchange.inner_steps": 7,
+    "exchange.rounds_after": 7,
+    "exchange.outer_learning_rate": 0.5,
+    "exchange.outer_momentum": 0.5,
+    "exchange.settle_every": 7,
+    "exchange.shares": [1, 1],
+    "exchange.heartbeat": 0.25,
+    "exchange.lost_after": 9.0,
+    "exchange.step_deadline": 9.0,
+    "exchange.alarm_factor": 3.0,
+    "exchange.outliers": "halt",
+    "exchange.shared_memory": False,
+    "checkpoint.sharded": True,
+    "parallel.data": "fsdp",
+    "parallel.tensor": 2,
+    "parallel.pipeline.stages": 2,
+    "distillation": {"alpha": 0.5},
+    "distillation.on_policy": {"prompts": "prompts.jsonl"},
+    "distillation.divergence": "reverse",
+    "lora.freeze_a": True,
+    "lora.layers_to_transform": [0],
+    "lora.use_dora": True,
+    "lora.modules_to_save": ["lm_head"],
+    "model.adapter": "adapter",
+    "training.label_smoothing": 0.1,
+    "training.class_weights": [1, 2],
+    "training.sample_prompts": "prompts.jsonl",
+    "task": "dpo",
+}
+"""A value of each refused setting."""
+CASES = [(row.setting, engine) for row in REFUSALS for engine in row.engines]
+
+
+def config_with(setting: str) -> RunConfig:
+    """Return a run of one process or a star that sets a setting to a value that is refused."""
+    more: dict[str, Any] = {}
+    if setting.startswith("distillation"):
+        more = DISTILLS
+    elif setting == "task":
+        more = {"num_classes": None}
+    elif setting == "training.sample_prompts":
+        more = {"task": "causal-lm", "num_classes": None}
+    elif setting == "training.class_weights":
+        more = {"num_classes": 2}
+    return load("quickstart", more | {setting: VALUES[setting]})
+
+
+def test_every_setting_is_in_the_table_once() -> None:
+    """A new setting is followed by all engines, or refused by some of them."""
+    refused = {row.setting for row in REFUSALS}
+    sections = {key.rpartition(".")[0] for key in setting_keys()}
+    assert refused - sections | FOLLOWED_BY_ALL == {*setting_keys()}
+    assert not refused & FOLLOWED_BY_ALL
+    assert {*VALUES} == refused
+
+
+@pytest.mark.parametrize(("setting", "engine"), CASES)
+def test_a_refusal_is_one_line_that_names_what_is_refused(setting: str, engine: Engine) -> None:
+    sentence = explain_refusal(config_with(setting), engine)
+    assert sentence
+    assert "{" not in sentence
+    assert "\n" not in sentence
+    named = {"distillation": "teacher"}.get(setting, setting.split(".")[0])
+    assert (named if named in ("teacher", "parallel") else setting.split(".")[-1]) in sentence
+
+
+@pytest.mark.parametrize("engine", ENGINE_TITLES)
+def test_what_is_left_at_its_default_is_refused_by_no_engine(engine: Engine) -> None:
+    assert explain_refusal(load("quickstart"), engine) is None
+
+
+def test_settings_of_adapters_do_not_count_where_all_weights_train() -> None:
+    given = {"method": "full", "lora.use_dora": True}
+    assert explain_refusal(load("quickstart", given), "wgpu", "parallel") is None

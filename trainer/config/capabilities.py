@@ -1,0 +1,283 @@
+"""What each engine does with each setting: it follows the setting, or refuses it in a sentence.
+
+This is the only place that says so. A setting that is in no row fails a test; docs/config.md shows
+the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from trainer.config.exchange import FEWEST
+from trainer.system.errors import InputError
+
+Engine = Literal[
+    "exchange", "ring", "ranks", "parallel", "ddp", "fsdp", "tensor", "student", "wgpu", "torch"
+]
+ENGINE_TITLES: Mapping[Engine, str] = {
+    "exchange": "a coordinator and workers, or one process",
+    "ring": "`exchange.topology` ring",
+    "ranks": "`--distributed`",
+    "parallel": "processes that share a model, by the section `parallel`",
+    "ddp": "`--strategy ddp`",
+    "fsdp": "`--strategy fsdp`",
+    "tensor": "`--strategy tensor`",
+    "student": "`trainer distill student`",
+    "wgpu": "devices through Vulkan",
+    "torch": "CUDA devices and CPUs",
+}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A setting that engines do not follow."""
+
+    name: str
+    """The setting's dotted path, or a section's; with the value where only one is refused:
+    `task dpo`."""
+    engines: tuple[Engine, ...]
+    sentence: str
+    """What is wrong and what to do; `{name}` and `{value}` are filled in."""
+    refused: Callable[[Any], bool] | None = None
+    """Whether a value is refused; None: all but the default."""
+
+    @property
+    def setting(self) -> str:
+        """The dotted path."""
+        return self.name.partition(" ")[0]
+
+    def explain(self, config: BaseModel) -> str | None:
+        """Return the sentence if a config has a refused value."""
+        if self.setting.startswith(_OF_ADAPTERS) and getattr(config, "method", "") != "lora":
+            return None
+        value, default = _read_setting(config, self.setting)
+        if only := self.name.partition(" ")[2]:
+            refused = value == only
+        else:
+            refused = self.refused(value) if self.refused else value != default
+        return self.sentence.format(name=self.name, value=value) if refused else None
+
+
+_OF_ADAPTERS = ("lora.", "model.adapter")
+"""Begins the settings that have no effect where all weights train."""
+_WHOLE_MODEL = (
+    "lora.freeze_a",
+    "lora.layers_to_transform",
+    "lora.use_dora",
+    "lora.modules_to_save",
+    "model.adapter",
+    "training.label_smoothing",
+    "training.class_weights",
+    "training.sample_prompts",
+    "task dpo",
+)
+_ROUNDS = (
+    "exchange.schedule: {engine} has no rounds, which need a coordinator and workers; leave it out"
+)
+_ONE_PROCESS: tuple[Engine, ...] = ("exchange", "student")
+_CHOSEN_BY_SETTINGS: tuple[Engine, ...] = ("ring", "parallel")
+_STARTED_TOGETHER: tuple[Engine, ...] = ("ranks", "ddp", "fsdp", "tensor")
+_PARALLEL = ("parallel.data", "parallel.tensor", "parallel.pipeline.stages")
+_OF_A_COORDINATOR = (
+    "exchange.inner_steps",
+    "exchange.rounds_after",
+    "exchange.outer_learning_rate",
+    "exchange.outer_momentum",
+    "exchange.settle_every",
+    "exchange.codec",
+    "exchange.shares",
+    "exchange.heartbeat",
+    "exchange.lost_after",
+    "exchange.step_deadline",
+    "exchange.alarm_factor",
+    "exchange.outliers",
+    "exchange.shared_memory",
+)
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        "exchange.topology",
+        _ONE_PROCESS,
+        "exchange.topology ring: it has no coordinator, no worker that joins later, and at least"
+        f" {FEWEST} ranks; start them all with `launch cluster up`, or with `torchrun"
+        f" --nproc-per-node {FEWEST} -m trainer finetune --distributed`",
+    ),
+    Refusal(
+        "exchange.codec",
+        ("ring",),
+        "exchange.codec must be fp32 with topology ring, which sums without a coordinator, and"
+        " nothing decodes on the way",
+    ),
+    Refusal(
+        "exchange.schedule",
+        ("ring",),
+        "exchange.schedule must be steps with topology ring, which has no coordinator, which"
+        " rounds need",
+    ),
+    Refusal(
+        "exchange.shares",
+        ("ring",),
+        "exchange.shares must not be a list with topology ring: its workers are equal",
+        lambda shares: not isinstance(shares, str),
+    ),
+    *(
+        Refusal(
+            setting,
+            ("ring",),
+            "exchange.topology ring needs a whole model on each worker: leave parallel out, or"
+            " start its processes with torchrun and without the topology",
+        )
+        for setting in _PARALLEL
+    ),
+    *(
+        Refusal(
+            setting,
+            _ONE_PROCESS,
+            "parallel: only --distributed shares a model; leave the section out",
+        )
+        for setting in _PARALLEL
+    ),
+    Refusal(
+        "checkpoint.sharded",
+        _ONE_PROCESS,
+        "checkpoint.sharded: only the ranks of --distributed have parts to save; leave it out, or"
+        " start with --distributed",
+    ),
+    Refusal("exchange.schedule", ("ranks",), _ROUNDS.format(engine="--distributed")),
+    Refusal("exchange.schedule", ("student",), _ROUNDS.format(engine="a student on its own")),
+    *(
+        Refusal(
+            setting,
+            ("ranks",),
+            "{name} {value}: --distributed has no coordinator that would follow it; leave it out",
+        )
+        for setting in _OF_A_COORDINATOR
+    ),
+    Refusal(
+        "distillation",
+        ("ring",),
+        "exchange.topology ring trains on samples, not on a teacher's logits: leave it at star",
+    ),
+    Refusal(
+        "distillation",
+        ("ranks",),
+        "distillation: --distributed trains on samples, not on a teacher's logits; leave it out,"
+        " or take a replica group with --strategy ddp",
+    ),
+    *(
+        Refusal(
+            "distillation",
+            (strategy,),
+            f"--strategy {strategy} computes no soft targets of a teacher; take ddp",
+        )
+        for strategy in ("fsdp", "tensor")
+    ),
+    Refusal(
+        "distillation.on_policy",
+        ("exchange",),
+        "distillation.on_policy: a run of several workers does not write answers of its own; leave"
+        " it out, or train with `trainer distill student`",
+    ),
+    *(
+        Refusal(name, engines, sentence)
+        for name in _WHOLE_MODEL
+        for engines, sentence in (
+            (
+                _CHOSEN_BY_SETTINGS,
+                "{name} needs a whole model in each worker and a coordinator: leave parallel out"
+                " and exchange.topology at star",
+            ),
+            (
+                _STARTED_TOGETHER,
+                "{name}: processes that share a model, or are ranks of --distributed, do not know"
+                " it; leave it out, or train with a coordinator and whole models",
+            ),
+        )
+    ),
+    Refusal(
+        "distillation.divergence",
+        ("wgpu",),
+        "distillation.divergence {value} is not computed by the wgpu engine, only forward is: use"
+        " --gpu-backend cuda or cpu",
+    ),
+    Refusal(
+        "lora.use_dora",
+        ("wgpu",),
+        "lora.use_dora: wgpu does not scale the rows of a product; leave it out, or take"
+        " --gpu-backend cuda or cpu",
+    ),
+    Refusal(
+        "lora.modules_to_save",
+        ("wgpu",),
+        "lora.modules_to_save: wgpu trains no tables beside adapters; leave it out, or take"
+        " --gpu-backend cuda or cpu",
+    ),
+    Refusal(
+        "task dpo",
+        ("wgpu",),
+        "task dpo: wgpu compares no answers; take --gpu-backend cuda or cpu, or another task",
+    ),
+    Refusal(
+        "training.label_smoothing",
+        ("wgpu",),
+        "training.label_smoothing: wgpu computes the loss of one class a sample; leave it out, or"
+        " take --gpu-backend cuda or cpu",
+    ),
+)
+"""In the order in which they are reported."""
+
+_FOLLOWED = """
+name method num_classes class_names output tracking dpo.beta
+model.path model.dtype model.quantization
+data.train data.validation data.validation_fraction data.max_seq_len data.lost_text data.date
+data.columns
+lora.lora_rank lora.lora_alpha lora.target_modules lora.target_parameters lora.use_rslora
+optimizer.learning_rate optimizer.scheduler optimizer.warmup_ratio optimizer.decay_ratio
+optimizer.final_ratio optimizer.weight_decay optimizer.beta1 optimizer.beta2 optimizer.epsilon
+optimizer.max_grad_norm
+training.epochs training.max_steps training.batch_size training.micro_batch_size training.pack
+training.precision training.gradient_checkpointing training.seed training.evaluate_every
+training.sample_every training.sample_tokens training.early_stopping_patience
+exchange.hash_every exchange.join_deadline
+checkpoint.every checkpoint.keep_last checkpoint.folder
+parallel.sequence parallel.pipeline.schedule parallel.pipeline.microbatches parallel.timeout
+distillation.alpha distillation.alpha_final distillation.temperature
+distillation.on_policy.prompts distillation.on_policy.fraction
+distillation.on_policy.max_new_tokens distillation.on_policy.temperature
+distillation.on_policy.staleness distillation.on_policy.divergence distillation.on_policy.beta
+budget.ceiling budget.currency budget.idle_stop budget.hosts budget.ledger
+"""
+FOLLOWED_BY_ALL = frozenset(_FOLLOWED.split())
+"""Settings that no engine refuses, if it has what they are about (`parallel.timeout`: several
+processes). A setting of a section that is refused as a whole is here too."""
+
+
+def explain_refusal(config: BaseModel, *engines: Engine) -> str | None:
+    """Return the first sentence by which engines refuse a config; None if they follow it."""
+    rows = (row for row in REFUSALS if not {*engines}.isdisjoint(row.engines))
+    return next((sentence for row in rows if (sentence := row.explain(config))), None)
+
+
+def check_capability(config: BaseModel, *engines: Engine) -> None:
+    """Check that engines follow every setting that a config has.
+
+    Raises:
+        InputError: one refuses a setting.
+    """
+    if sentence := explain_refusal(config, *engines):
+        raise InputError(sentence)
+
+
+def _read_setting(config: BaseModel, path: str) -> tuple[Any, Any]:
+    """Return a setting's value and its default; twice None where its section is absent."""
+    *sections, name = path.split(".")
+    section: Any = config
+    for part in sections:
+        section = getattr(section, part)
+        if section is None:
+            return None, None
+    field = type(section).model_fields[name]
+    return getattr(section, name), field.get_default(call_default_factory=True)
