@@ -1,4 +1,4 @@
-"""Tables of the documents, generated from what reads them: settings from the pydantic models.
+"""Tables of the documents, generated from what reads them: settings and which engine refuses them.
 
     python scripts/generated_tables.py            # writes the blocks between markers
     python scripts/generated_tables.py --check    # writes nothing; 1 if one of them is out of date
@@ -22,6 +22,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from trainer.config.capabilities import ENGINE_TITLES, REFUSALS
 from trainer.config.run import RunConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -127,8 +128,23 @@ def describe_type(schema: dict[str, Any]) -> str:
     return " ".join([name, ", ".join(bounds)]).strip()
 
 
+def render_capabilities() -> str:
+    """Return the settings that an engine refuses, and what each engine is."""
+    engines = [engine for engine in ENGINE_TITLES if any(engine in row.engines for row in REFUSALS)]
+    refused: dict[str, set[str]] = {}
+    for row in REFUSALS:
+        refused.setdefault(row.name, set()).update(row.engines)
+    rows = (
+        [f"`{name}`", *("no" if engine in by else "" for engine in engines)]
+        for name, by in refused.items()
+    )
+    titles = "".join(f"- {engine}: {ENGINE_TITLES[engine]}\n" for engine in engines)
+    return f"{titles}\n{render('| setting | ' + ' | '.join(engines) + ' |', rows)}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": lambda: render("| key | values | default | meaning |", setting_rows(RunConfig)),
+    "capabilities": render_capabilities,
 }
 
 
