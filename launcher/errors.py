@@ -24,8 +24,8 @@ EXIT_CODES = {
     6: ("job failed", "the training job itself failed"),
     7: (
         "over budget",
-        "over budget: the estimate exceeds the ceiling, or a rented host's price is unknown "
-        "(nothing was started); or the guard stopped the run or command ([budget.md](budget.md))",
+        "over budget: an estimate above the ceiling or an unknown price (nothing was started), or "
+        "the guard stopped it ([budget.md](budget.md))",
     ),
     130: ("interrupted", "interrupted; an unfinished start has been undone"),
 }

@@ -1,4 +1,5 @@
-"""Tables of the documents, generated from what reads them: settings and which engine refuses them.
+"""Tables of the documents, generated from what reads them: settings from the pydantic models, those
+that an engine refuses, commands and options from Click, exit codes from the errors.
 
     python scripts/generated_tables.py            # writes the blocks between markers
     python scripts/generated_tables.py --check    # writes nothing; 1 if one of them is out of date
@@ -13,17 +14,23 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
+import click
 import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+import launcher.errors
+from launcher.cli import cli as launch
+from trainer.cli import trainer
 from trainer.config.capabilities import ENGINE_TITLES, REFUSALS
 from trainer.config.run import RunConfig
+from trainer.system.errors import EXIT_CODES
 
 DOCS = Path(__file__).parents[1] / "docs"
 BLOCK = re.compile(
@@ -34,7 +41,7 @@ TYPO_BOUND = 1_000_000
 """Upper bounds from here on only catch a stuck key, and are not shown."""
 
 
-def render(header: str, rows: Iterator[list[str]]) -> str:
+def render(header: str, rows: Iterable[list[str]]) -> str:
     """Return a Markdown table."""
     lines = [header, re.sub(r"[^|]+", "---", header)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
@@ -142,9 +149,91 @@ def render_capabilities() -> str:
     return f"{titles}\n{render('| setting | ' + ' | '.join(engines) + ' |', rows)}"
 
 
+Commands = dict[str, tuple[click.Command, click.Context]]
+SHARED = 3
+"""Commands from which on an option with the same words is shown once."""
+
+
+def find_commands(group: click.Group, path: str) -> Commands:
+    """Return the commands below a group by their full names."""
+    context = click.Context(group, info_name=path)
+    found: Commands = {}
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            found |= find_commands(command, f"{path} {name}")
+        elif not command.hidden:
+            found[f"{path} {name}"] = command, click.Context(command, context, name)
+    return found
+
+
+def describe_commands(commands: Commands) -> str:
+    """Return a table of each command with its arguments, and what it does."""
+    rows: list[list[str]] = []
+    for name, (command, context) in commands.items():
+        pieces = command.collect_usage_pieces(context)
+        words = [name, *(piece for piece in pieces if piece != "[OPTIONS]")]
+        rows.append([f"`{' '.join(words)}`", command.get_short_help_str(limit=200).rstrip(".")])
+    return render("| command | does |", rows)
+
+
+def option_rows(command: click.Command, context: click.Context) -> Iterator[list[str]]:
+    """Yield the options of a command: names with their value, default, meaning."""
+    for option in command.params:
+        if not isinstance(option, click.Option) or option.hidden:
+            continue
+        names = ", ".join([*option.opts, *option.secondary_opts])
+        value = "" if option.is_flag or option.count else f" {option.make_metavar(context)}"
+        default = option.to_info_dict()["default"]
+        shown = "" if option.is_flag or default in (None, "", ()) else f"`{default}`"
+        if option.required:
+            shown = "required"
+        yield [f"`{names}{value}`", shown, (option.help or "").rstrip(".")]
+
+
+def describe_options(commands: Commands) -> str:
+    """Return the options of every command, those that several have alike once."""
+    rows = {name: list(option_rows(*command)) for name, command in commands.items()}
+    header = "| option | default | meaning |"
+    seen = Counter(tuple(row) for each in rows.values() for row in each)
+    shared = {row for row, count in seen.items() if count >= SHARED}
+    parts = [f"### Shared\n\n{render(header, [list(row) for row in seen if row in shared])}"]
+    for name, each in rows.items():
+        own = [row for row in each if tuple(row) not in shared]
+        also = [row[0].split(" ")[0].strip("`,") for row in each if tuple(row) in shared]
+        words = f"Shared: {', '.join(f'`{option}`' for option in also)}.\n" if also else ""
+        table = render(header, own) if own else ""
+        parts.append("\n".join(part for part in (f"### `{name}`\n", table, words) if part))
+    return "\n".join(parts)
+
+
+def describe_trainer_exits() -> str:
+    """Return a table of the exit codes of `trainer`."""
+    rows = [
+        [str(code), row.meaning, "yes" if row.restarted else "no"]
+        for code, row in EXIT_CODES.items()
+    ]
+    return render("| exit code | of `trainer` | restarted by a supervisor |", rows)
+
+
+def describe_launch_exits() -> str:
+    """Return a table of the exit codes of `launch`."""
+    codes = launcher.errors.EXIT_CODES.items()
+    return render(
+        "| exit code | of `launch` |", [[str(code), meaning] for code, (_, meaning) in codes]
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": lambda: render("| key | values | default | meaning |", setting_rows(RunConfig)),
     "capabilities": render_capabilities,
+    "launch-commands": lambda: describe_commands(find_commands(launch, "launch")),
+    "trainer-commands": lambda: describe_commands(find_commands(trainer, "trainer")),
+    "launch-exit-codes": describe_launch_exits,
+    "trainer-exit-codes": describe_trainer_exits,
+    "launch-options": lambda: describe_options(find_commands(launch, "launch")),
+    "trainer-options": lambda: describe_options(find_commands(trainer, "trainer")),
 }
 
 

@@ -12,6 +12,9 @@ from tests.project.command_blocks import DOCUMENTS, ROOT
 
 LINK = re.compile(r"\]\(([^)\s:]+)\)")
 FILE = re.compile(r"`(?:bash |python )?((?:[\w-]+/)+[\w.-]+\.(?:py|sh|yml|md|svg|c|txt))`")
+CELL_BORDER = re.compile(r"(?<!\\)\|")
+LONGEST_CELL = 160
+"""Characters; what needs more stands as prose below its table."""
 TREES = (
     "benchmarks",
     "docs",
@@ -46,6 +49,13 @@ def test_links_and_files(page: Path) -> None:
         if name.split("/")[0] in TREES and not list(ROOT.glob(ANY.sub("*", name))):
             missing.append(name)
     assert not missing
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_cells_of_tables_are_short(page: Path) -> None:
+    rows = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    cells = [cell.strip() for row in rows for cell in CELL_BORDER.split(row)]
+    assert [cell for cell in cells if len(cell) > LONGEST_CELL] == []
 
 
 def test_files_that_sources_name() -> None:

@@ -1,4 +1,4 @@
-"""One table of exit codes: errors, supervisors and the documents follow it."""
+"""One table of exit codes: errors and supervisors follow it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from trainer.system.errors import EXIT_CODES, TrainerError, restarts
 from trainer.tracking.status import STATUS_FILE, StatusFile, first_status, says_over
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "commands.md"
 
 
 def errors_of(top: str) -> dict[str, int]:
@@ -33,19 +32,6 @@ def test_every_error_has_a_code_of_its_programs_table() -> None:
     assert set(found.values()) <= set(EXIT_CODES)
     both = {LauncherError.exit_code, ConfigError.exit_code}
     assert {0, *both, *errors_of("launcher").values()} == set(launcher.errors.EXIT_CODES)
-
-
-def test_the_page_shows_both_tables() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    rows = [
-        f"| {code} | {row.meaning} | {'yes' if row.restarted else 'no'} |"
-        for code, row in EXIT_CODES.items()
-    ]
-    head = ["| exit code | of `trainer` | restarted by a supervisor |", "|---|---|---|"]
-    assert "\n" + "\n".join([*head, *rows]) + "\n\n" in page
-    rows = [f"| {code} | {meaning} |" for code, (_, meaning) in launcher.errors.EXIT_CODES.items()]
-    head = ["| exit code | of `launch` |", "|---|---|"]
-    assert "\n" + "\n".join([*head, *rows]) + "\n\n" in page
 
 
 def test_every_supervisor_decides_alike(tmp_path: Path) -> None:

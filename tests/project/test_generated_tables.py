@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
+import click
 import pytest
 from pydantic import Field
 
@@ -62,6 +63,25 @@ def test_a_setting_without_a_meaning_is_named() -> None:
 def test_the_run_config_has_every_setting() -> None:
     page = (ROOT / "docs/config.md").read_text(encoding="utf-8")
     assert [key for key in setting_keys() if f"| `{key}` |" not in page] == []
+
+
+def test_options_that_commands_share_are_shown_once() -> None:
+    def command(name: str) -> click.Command:
+        options = [
+            click.Option(["--json", "as_json"], is_flag=True, help="Print JSON."),
+            click.Option([f"--{name}", "-n"], type=int, default=3, show_default=True),
+        ]
+        return click.Command(
+            name, params=[*options, click.Argument(["file"])], help="Do it.\n\nMore."
+        )
+
+    group = click.Group("tool", commands=[command(name) for name in ("a", "b", "c")])
+    commands = generated_tables.find_commands(group, "tool")
+    assert "| `tool a FILE` | Do it |" in generated_tables.describe_commands(commands)
+    text = generated_tables.describe_options(commands)
+    assert text.count("| `--json` | | Print JSON |") == 1
+    assert "### `tool b`\n\n| option | default | meaning |" in text
+    assert "| `--b, -n INTEGER` | `3` | |\n\nShared: `--json`." in text
 
 
 def test_tables_are_as_generated() -> None:

@@ -30,8 +30,8 @@ EXIT_CODES = {
     ),
     5: ExitCode("NaN or Inf halted the run, or an outlier with `exchange.outliers: halt`", False),
     6: ExitCode(
-        "the disk failed and the run cannot continue: the last checkpoint, or two saves in a row, "
-        "failed, or the checkpoints that the run has saved are gone (a share that is not mounted)",
+        "the disk failed: the last checkpoint or two saves in a row failed, or saved checkpoints "
+        "are gone (a share that is not mounted)",
         True,
     ),
     7: ExitCode(
@@ -44,8 +44,8 @@ EXIT_CODES = {
         True,
     ),
     9: ExitCode(
-        "the budget guard stopped the run: its ceiling would be exceeded, or no step was completed "
-        "for `budget.idle_stop`; everything is saved, and the run continues with a higher ceiling",
+        "the budget guard stopped the run (`budget.ceiling`, `budget.idle_stop`); everything is "
+        "saved, and the run continues with a higher ceiling",
         False,
     ),
     130: ExitCode("Ctrl-C; a run that is training saves and ends with 0 instead", False),
