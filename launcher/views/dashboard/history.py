@@ -4,7 +4,8 @@ A cursor is the offset behind a line of that file, so it holds for every dashboa
 survives its restart. What the page needs of a line is kept, as JSON; the rest is dropped. Of a
 very long run the older half keeps of every 8 steps, later of every 16, and so on, those with the
 least and the greatest loss and speed, so that no spike vanishes: what a step tells of all before
-it (`so_far`), and a proof (`proofs`), are sums, which no dropped line changes.
+it (`so_far`), and a proof (`proofs`), are sums, which no dropped line changes. Validations are
+thinned out in the same way, and of checkpoints and answers the last of each group is kept.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import math
 import threading
 from array import array
 from bisect import bisect_right
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import compress, groupby, pairwise
 from typing import Annotated, Any, Literal
 
@@ -32,6 +34,8 @@ METRICS_FILE = "metrics.jsonl"
 MOST = 16 << 20
 """Characters that the page's server keeps of a run, and a page loads: about 30,000 steps of three
 workers, of which a screen is a few thousand pixels wide."""
+_STEP, _PROOF, _VALIDATION, _CHECKPOINT, _ANSWER = range(1, 6)
+"""Kinds of lines that are thinned out, each by itself; beyond the last one answers by prompt."""
 _MOST_RANKS = 4096
 _MOST_BACK = 20_000
 """Steps behind the last one to which a resumed run can return without losing the sums."""
@@ -115,6 +119,38 @@ _Known = _StepLine | _ValidationLine | _AnswerLine | _EventLine
 _LINE: TypeAdapter[_Known] = TypeAdapter(Annotated[_Known, Field(discriminator="kind")])
 
 
+@dataclass(slots=True)
+class _Read:
+    """A line that was read: what is kept of it if it is."""
+
+    end: int
+    record: _Known
+    added: dict[str, Any]
+    kind: int
+    """Lines of a kind are thinned out together; 0: never."""
+
+    @property
+    def figures(self) -> tuple[float, ...]:
+        """The figures whose extremes are kept; NaN where there is none."""
+        if isinstance(self.record, _StepLine):
+            shown = self.record.loss, self.record.tokens_per_second
+        elif isinstance(self.record, _ValidationLine):
+            shown = self.record.loss, self.record.accuracy
+        else:
+            shown = None, None
+        return tuple(math.nan if value is None else value for value in shown)
+
+    def text(self) -> str:
+        """Return it as JSON, without what the page does not show."""
+        unsent = {"confusion"}
+        if isinstance(self.record, _StepLine):
+            unsent = {"samples", "exchange_bytes"}
+        text = self.record.model_dump_json(exclude_none=True, exclude=unsent)
+        if not self.added:
+            return text
+        return f"{text[:-1]},{json.dumps(self.added, separators=(',', ':'))[1:]}"
+
+
 class History:
     """Lines of one run's metrics, by the offset behind each.
 
@@ -132,10 +168,9 @@ class History:
     def _begin(self) -> None:
         self._offset = 0
         self._ends, self._lines = array("Q"), list[str]()
-        self._steps = array("q")
-        """Of each line that may be dropped its step, of a proof negative, of others 0."""
+        self._steps, self._kinds = array("Q"), array("Q")
+        """Of each line its step, and its kind; see `_Read`."""
         self._figures: tuple[array[float], ...] = (array("d"), array("d"))
-        """Of each line the figures whose extremes are kept; NaN where there is none."""
         self._every = 1
         """Steps of the older half of which the extremes are kept."""
         self._size = 0
@@ -143,6 +178,8 @@ class History:
         self.confusion: tuple[int, list[list[int]]] | None = None
         """The step of the last validation with a confusion matrix, and the matrix."""
         self._so_far = SoFar()
+        self._begun = set[int]()
+        """Kinds of which there was a line: the first is never dropped."""
         self._keep_next = True
         """Whether the next step is never dropped: the first, or one behind a loss."""
 
@@ -160,18 +197,21 @@ class History:
             self._path = f"{plan.output}/{METRICS_FILE}"
         path = self._path
         with self._lock:
-            if connection.size(path) < self._offset:
+            if (size := connection.size(path)) < self._offset:
                 self._begin()
 
             def read(offset: int, limit: int) -> bytes:
                 return connection.read(path, offset, limit)
 
             for page in line_pages(read, self._offset, whole=False):
+                found: list[_Read] = []
                 end = self._offset
                 for line in page.lines:
                     end += len(line) + 1
-                    self._take(line, end)
+                    if (record := parsed(line)) is not None:
+                        found.append(self._count(record, end))
                 self._offset = page.end
+                self._keep(found, is_far=size - page.end > 2 * self._most, size=size)
                 while self._size > self._most and self._thin_out():
                     pass
 
@@ -191,46 +231,56 @@ class History:
         """The epoch of the last step, and the sample behind it in the epoch's order."""
         return self._so_far.place or (0, 0)
 
-    def _take(self, line: bytes, end: int) -> None:
-        record = parsed(line)
-        if record is None:
-            return
+    def _count(self, record: _Known, end: int) -> _Read:
+        """Add a line to the sums, and return it with what it tells of them."""
         added: dict[str, Any] = {}
-        unsent, droppable = {"confusion"}, False
+        kind = 0
         if isinstance(record, _StepLine):
             added = {"counted": counted(record.samples), "so_far": self._so_far.add(record)}
-            unsent = {"samples", "exchange_bytes"}
-            droppable, self._keep_next = not self._keep_next, False
+            kind, self._keep_next = 0 if self._keep_next else _STEP, False
         elif isinstance(record, _ValidationLine):
+            kind = _VALIDATION
             if record.confusion:
                 self.confusion = record.step, record.confusion
         elif isinstance(record, _AnswerLine):
-            pass
+            kind = _ANSWER + record.number
         elif record.event == "verified":
             self._proofs += 1
-            added, droppable = {"proofs": self._proofs}, True
+            added, kind = {"proofs": self._proofs}, _PROOF
+        elif record.event == "checkpoint":
+            kind = _CHECKPOINT
         elif record.event in ("lost", "resumed"):
             self._keep_next = True  # it tells how long this held up the run
             if record.event == "resumed":
                 self._so_far.return_to(record.step)
                 if self.confusion and self.confusion[0] > record.step:
                     self.confusion = None
-        text = record.model_dump_json(exclude_none=True, exclude=unsent)
-        if added:
-            text = f"{text[:-1]},{json.dumps(added, separators=(',', ':'))[1:]}"
-        self._ends.append(end)
-        self._lines.append(text)
-        is_step = isinstance(record, _StepLine)
-        self._steps.append((record.step if is_step else -record.step) if droppable else 0)
-        shown = (record.loss, record.tokens_per_second) if is_step else (None, None)
-        for figures, value in zip(self._figures, shown, strict=True):
-            figures.append(math.nan if value is None else value)
-        self._size += len(text)
+        if kind > _PROOF and kind not in self._begun:
+            self._begun.add(kind)
+            kind = 0
+        return _Read(end, record, added, kind)
+
+    def _keep(self, found: list[_Read], *, is_far: bool, size: int) -> None:
+        """Keep lines; of those far from the file's end, what thinning out would leave of them."""
+        if is_far:
+            self._every = max(self._every, 1 << (4 * size // self._most).bit_length() - 1)
+            steps, kinds = [each.record.step for each in found], [each.kind for each in found]
+            figures = tuple(zip(*(each.figures for each in found), strict=True))
+            found = list(compress(found, _choose(steps, kinds, figures, self._every)))
+        for each in found:
+            text = each.text()
+            self._ends.append(each.end)
+            self._lines.append(text)
+            self._steps.append(each.record.step)
+            self._kinds.append(each.kind)
+            for figures, value in zip(self._figures, each.figures, strict=True):
+                figures.append(value)
+            self._size += len(text)
 
     def _thin_out(self) -> bool:
         """Drop at least every second line of the older half that may be; return if any may be."""
         half = len(self._lines) // 2
-        furthest = max(map(abs, self._steps[:half]), default=0)
+        furthest = max(compress(self._steps[:half], self._kinds), default=0)
         keep = self._kept(half)
         while sum(keep) > half // 2 and self._every <= furthest:
             self._every *= 2
@@ -238,7 +288,8 @@ class History:
         dropped = sum(keep) < half
         keep += b"\1" * (len(self._lines) - half)
         self._ends = array("Q", compress(self._ends, keep))
-        self._steps = array("q", compress(self._steps, keep))
+        self._steps = array("Q", compress(self._steps, keep))
+        self._kinds = array("Q", compress(self._kinds, keep))
         self._figures = tuple(array("d", compress(each, keep)) for each in self._figures)
         self._lines = list(compress(self._lines, keep))
         self._size = sum(map(len, self._lines))
@@ -246,23 +297,38 @@ class History:
 
     def _kept(self, half: int) -> bytearray:
         """Return for each line of the older half whether it is kept."""
-        keep = bytearray(not step for step in self._steps[:half])
-        for sign in (1, -1):
-            its = (at for at in range(half) if sign * self._steps[at] > 0)
-            for _, group in groupby(its, lambda at: abs(self._steps[at]) // self._every):
-                for at in self._extremes(list(group)) if sign > 0 else deque(group, 1):
-                    keep[at] = 1
-        return keep
+        return _choose(self._steps[:half], self._kinds[:half], self._figures, self._every)
 
-    def _extremes(self, lines: list[int]) -> Iterable[int]:
-        """Return of some lines those with the least and the greatest of each figure."""
-        if len(lines) <= 2 * len(self._figures):
-            return lines
-        found: set[int] = set()
-        for figures in self._figures:
-            if known := [at for at in lines if not math.isnan(figures[at])]:
-                found |= {min(known, key=figures.__getitem__), max(known, key=figures.__getitem__)}
-        return found or lines[:1]
+
+def _choose(
+    steps: Sequence[int], kinds: Sequence[int], figures: Sequence[Sequence[float]], every: int
+) -> bytearray:
+    """Return for each line whether it is kept, of groups of so many steps."""
+    keep = bytearray(not kind for kind in kinds)
+    of_kind: dict[int, list[int]] = {}
+    for at, kind in enumerate(kinds):
+        if kind:
+            of_kind.setdefault(kind, []).append(at)
+    for kind, its in of_kind.items():
+        for _, group in groupby(its, lambda at: steps[at] // every):
+            lines = list(group)
+            kept = set[int]() if kind == _STEP else {lines[-1]}
+            if kind in (_STEP, _VALIDATION):
+                kept.update(_extremes(lines, figures))
+            for at in kept:
+                keep[at] = 1
+    return keep
+
+
+def _extremes(lines: list[int], figures: Sequence[Sequence[float]]) -> Iterable[int]:
+    """Return of some lines those with the least and the greatest of each figure."""
+    if len(lines) <= 2 * len(figures):
+        return lines
+    found: set[int] = set()
+    for each in figures:
+        if known := [at for at in lines if not math.isnan(each[at])]:
+            found |= {min(known, key=each.__getitem__), max(known, key=each.__getitem__)}
+    return found or lines[:1]
 
 
 class SoFar:
@@ -275,7 +341,7 @@ class SoFar:
         self.place: tuple[int, int] | None = None
         """The epoch of the last step, and the sample behind it in the epoch's order."""
         self._sums = [0, 0, 0, 0, 0]
-        self._at: dict[int, tuple[tuple[int, int], list[int]]] = {}
+        self._at = OrderedDict[int, tuple[tuple[int, int], list[int]]]()
         """By step, of the last ones."""
 
     def add(self, step: _StepLine) -> list[int]:
@@ -292,7 +358,7 @@ class SoFar:
         self._at.pop(step.step, None)
         self._at[step.step] = self.place, self._sums
         if len(self._at) > _MOST_BACK:
-            del self._at[next(iter(self._at))]
+            self._at.popitem(last=False)
         return self._sums
 
     def return_to(self, step: int) -> None:

@@ -29,7 +29,7 @@ from launcher.views.telemetry import TelemetrySnapshot
 from trainer import __version__
 from trainer.system.errors import plain_reason
 
-MOST_HISTORY = 8 << 20
+MOST_HISTORY = 2 << 20
 """Characters of steps and events in a report; see `History`."""
 _LONGEST = 400
 _MOST = 1 << 20

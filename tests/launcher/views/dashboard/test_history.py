@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.runs.records.registry import Registry
-from launcher.views.dashboard.history import METRICS_FILE, History, counted, parsed
+from launcher.views.dashboard.history import METRICS_FILE, History, _Read, counted, parsed
 from tests.launcher.views.dashboard.recorded_run import RUN_ID, RecordedRun
 from trainer.tracking import metrics
 
@@ -168,3 +168,44 @@ def test_a_long_history_is_thinned_out_and_loses_no_sum(tmp_path: Path) -> None:
     ]
     assert events[-1]["proofs"] == 100
     assert [e for e in lines if e["kind"] == "step"][-1]["so_far"][:3] == [12000, 0, 0]
+
+
+def test_a_long_history_that_is_read_at_once_is_thinned_out_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = RecordedRun(tmp_path / "state")
+    path = recorded.output / METRICS_FILE
+    known = map(json.loads, path.read_text().splitlines())
+    ledger = [line for line in known if line["kind"] == "step"][-1]
+    with path.open("a") as file:
+        for step in range(11, 12_001):
+            first = 12 * (step - 1)
+            shards = [[rank, first + 4 * rank, first + 4 * rank + 4] for rank in range(3)]
+            loss = {101: 31.0, 777: -7.0}.get(step, 1 + step % 7 / 10)
+            file.write(json.dumps(ledger | {"step": step, "loss": loss, "samples": shards}) + "\n")
+            line = {"step": step, "time": 1.0}
+            if step % 10 == 0:
+                checkpoint = {"kind": "event", "event": "checkpoint", "path": f"/x/{step}"}
+                answer = {"kind": "answer", "number": 1, "prompt": "?", "text": f"at {step}"}
+                score = {"kind": "validation", "loss": 9.0 if step == 500 else 1 + step % 3}
+                for each in (checkpoint, answer, score):
+                    file.write(json.dumps(line | each) + "\n")
+    assert path.stat().st_size > 3 << 20  # whole pages of it are far from the end
+    rendered: list[object] = []
+    whole = _Read.text
+    monkeypatch.setattr(_Read, "text", lambda it: (rendered.append(it), whole(it))[1])
+    most = 300_000
+    lines = read(History(Registry.default().get(RUN_ID), most))
+    assert sum(len(json.dumps(line, separators=(",", ":"))) for line in lines) <= most
+    assert len(rendered) < 8_000
+    steps = [line for line in lines if line["kind"] == "step"]
+    assert (steps[0]["step"], steps[-1]["step"]) == (1, 12_000)
+    assert (max(s["loss"] for s in steps), min(s["loss"] for s in steps)) == (31.0, -7.0)
+    assert steps[-1]["so_far"][:3] == [144_000, 0, 0]
+    assert 4 in {step["step"] for step in steps}  # behind a loss
+    scores = [line for line in lines if line["kind"] == "validation"]
+    assert (scores[0]["step"], scores[-1]["step"]) == (10, 12_000)
+    assert max(score["loss"] for score in scores) == 9.0
+    answers = [line for line in lines if line["kind"] == "answer" and line["number"] == 1]
+    assert (answers[0]["step"], answers[-1]["text"]) == (0, "at 12000")
+    assert any(line.get("path") == "/x/12000" for line in lines)
