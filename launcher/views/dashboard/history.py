@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import compress, groupby, pairwise
+from itertools import compress, groupby
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
@@ -236,7 +236,8 @@ class History:
         added: dict[str, Any] = {}
         kind = 0
         if isinstance(record, _StepLine):
-            added = {"counted": counted(record.samples), "so_far": self._so_far.add(record)}
+            ledger = counted(record.samples)
+            added = {"counted": ledger, "so_far": self._so_far.add(record, ledger)}
             kind, self._keep_next = 0 if self._keep_next else _STEP, False
         elif isinstance(record, _ValidationLine):
             kind = _VALIDATION
@@ -344,9 +345,9 @@ class SoFar:
         self._at = OrderedDict[int, tuple[tuple[int, int], list[int]]]()
         """By step, of the last ones."""
 
-    def add(self, step: _StepLine) -> list[int]:
-        """Count a step, and return the sums."""
-        first, behind, missing, repeated = counted(step.samples)
+    def add(self, step: _StepLine, ledger: Sequence[int]) -> list[int]:
+        """Count a step, of which the ledger was `counted`, and return the sums."""
+        first, behind, missing, repeated = ledger
         samples = behind - first - missing
         if self.place is not None and self.place[0] == step.epoch:
             missing += max(0, first - self.place[1])
@@ -388,8 +389,10 @@ def counted(samples: Sequence[Sequence[int]]) -> list[int]:
         return [0, 0, 0, 0]
     missing = repeated = 0
     reached = parts[0][1]
-    for (_, _), (start, stop) in pairwise(parts):
-        missing += max(0, start - reached)
-        repeated += max(0, min(stop, reached) - start)
+    for start, stop in parts[1:]:
+        if start > reached:
+            missing += start - reached
+        elif start < reached:
+            repeated += min(stop, reached) - start
         reached = max(reached, stop)
     return [parts[0][0], reached, missing, repeated]
