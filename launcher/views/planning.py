@@ -97,7 +97,7 @@ def _pace(chosen: StrategyOption, second: StrategyOption) -> str:
 
 def _exchange(strategy: Strategy, choice: ChosenExchange | None) -> list[str]:
     """Return the settings of what was chosen for the link."""
-    if choice is None or choice.codec == "fp32":
+    if choice is None or choice.is_exact:
         return []
     codec = f"exchange.codec={choice.setting}"
     if strategy.data != "diloco":

@@ -19,24 +19,35 @@ class CodecKind:
     """Its class, below `trainer.exchange.protocol`, whose `id` is its number on the wire."""
     element_bytes: float
     """Of a large tensor."""
+    rank: int
+    """Planners and `auto` try the lowest first: what costs least of a run's loss is before what is
+    smaller."""
     planned: Planned = ""
     """What costs no loss of a run (docs/low-bandwidth.md) may be chosen after each step."""
     needs_feedback: bool = True
     """Whether what it drops has to be sent later."""
+    is_exact: bool = False
+    """Whether its bytes are the fp32 values themselves."""
+    sums_encoded: bool = False
+    """Whether the compiled `bf16_square_sum` reads its bytes as they are."""
 
 
 CODECS = {
-    "fp32": CodecKind("codecs:Fp32", 4, needs_feedback=False),
-    "bf16": CodecKind("codecs:Bf16", 2, "step", needs_feedback=False),
-    "int8": CodecKind("compression.quantized:Int8", 1 + 4 / 256, "step"),
+    "fp32": CodecKind("codecs:Fp32", 4, 0, needs_feedback=False, is_exact=True),
+    "bf16": CodecKind("codecs:Bf16", 2, 1, "step", needs_feedback=False, sums_encoded=True),
+    "int8": CodecKind("compression.quantized:Int8", 1 + 4 / 256, 2, "step"),
     # Rounds send changes of weights in 4 bits (arXiv 2501.18512).
-    "int4": CodecKind("compression.quantized:Int4", 0.5 + 1 / 32, "rounds"),
+    "int4": CodecKind("compression.quantized:Int4", 0.5 + 1 / 32, 3, "rounds"),
 }
-"""By name. Planners and `auto` try them in this order: what costs least of a run's loss is before
-what is smaller."""
+"""By name."""
 AUTO = "auto"
 """bf16 while a step hides its exchange, else int8: the coordinator measures it."""
-FREE = tuple(name for name, kind in CODECS.items() if kind.planned == "step")
+FREE = tuple(
+    sorted(
+        (name for name, kind in CODECS.items() if kind.planned == "step"),
+        key=lambda name: CODECS[name].rank,
+    )
+)
 """What planners try first, and `auto` takes; from the most bytes down."""
 
 

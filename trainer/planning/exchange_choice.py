@@ -100,6 +100,11 @@ class ChosenExchange:
         return self.taken.codec
 
     @property
+    def is_exact(self) -> bool:
+        """Whether gradients travel as they are, which needs no setting."""
+        return codec_kind(self.codec).is_exact
+
+    @property
     def setting(self) -> str:
         """What to set `exchange.codec` to: what is free a run measures for itself."""
         return AUTO if self.codec in FREE else self.codec

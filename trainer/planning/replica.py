@@ -269,7 +269,7 @@ def _beside_state(exchange: ExchangeConfig) -> float:
     if exchange.has_rounds:
         return 20
     kind = codec_kind(exchange.codec)
-    if exchange.codec == "fp32":
+    if kind.is_exact:
         return 0
     return kind.element_bytes + (8 if kind.needs_feedback else 0)
 

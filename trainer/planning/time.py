@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from trainer.config.codec import AUTO
 from trainer.planning.device_models import DeviceModel
 from trainer.planning.devices import ClusterShape, LinkRates
 from trainer.planning.exchange_choice import (
@@ -231,7 +232,7 @@ def _choice(strategy: Strategy, asked: ExchangeLoad) -> ChosenExchange:
         rounds = rounds_of(asked) or rounds_of(replace(asked, total_steps=LEAST_ROUNDS))
         assert rounds is not None
         return first_within(asked, [rounds])
-    if strategy.codec == "auto":
+    if strategy.codec == AUTO:
         return choose(asked, rounds=False)
     return first_within(
         asked, [ExchangeCandidate(strategy.codec, 1, exposed(asked, strategy.codec))]

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config.codec import codec_kind
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
 from trainer.exchange.protocol.codecs import Codec
@@ -262,7 +263,7 @@ class GradientSum:
 
     @property
     def _is_exact(self) -> bool:
-        return self._agreed.codec.name == "fp32"
+        return codec_kind(self._agreed.codec.name).is_exact
 
     def _place(self, block: int) -> Float32:
         """Return where a block's sum is made: the average stays there only in fp32."""
@@ -277,7 +278,7 @@ class GradientSum:
         size = self.layout.blocks[block].size
         if whole.bytes is _DECODED:
             return self._memory.spare[:size]
-        if whole.codec.name == "fp32":
+        if codec_kind(whole.codec.name).is_exact:
             return whole.bytes.view(np.float32)
         values = self._memory.decoded[:size]
         whole.codec.decode(whole.bytes, values)
@@ -287,7 +288,7 @@ class GradientSum:
         self, block: int, whole: BlockAssembly, decode: Callable[[], Float32], source: str
     ) -> float:
         """Return the sum of squares, inf where that overflows, of values that are all finite."""
-        if compiled.PASSES and whole.codec.name == "bf16":
+        if compiled.PASSES and codec_kind(whole.codec.name).sums_encoded:
             squares = compiled.PASSES.bf16_square_sum(whole.bytes)
             if math.isfinite(squares):  # no finite singles overflow a double
                 return squares

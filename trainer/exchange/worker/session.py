@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config.codec import codec_kind
 from trainer.data.metrics import Rewards
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
@@ -152,7 +153,7 @@ class Session:
         if self.feedback:
             return self._owed(self.feedback, shard, index, gradient.copy(), weight)
         codec = self._agreed.codec
-        if self.shared and codec.name == "fp32":
+        if self.shared and codec_kind(codec.name).is_exact:
             return self._frames(shard, index, codec, gradient.view(np.uint8), weight)
         return self._frames(shard, index, codec, codec.encode(gradient), weight)
 
