@@ -68,6 +68,30 @@ def test_a_reboot_of_a_workers_host(cluster: Cluster, run: Running) -> None:
     run.check()
 
 
+def test_a_power_cut_after_which_the_checkpoints_are_gone(cluster: Cluster, run: Running) -> None:
+    """The coordinator's unit comes back and asks for them, rather than to begin at step 0."""
+    run.wait_event("checkpoint", since=len(run.events("checkpoint")))
+    resumed, at = len(run.events("resumed")), run.events("checkpoint")[-1]["step"]
+    folder = f"/srv/motley/checkpoints/{run.run_id}"
+    cluster.head.crash()
+    # Over NFS: the server remembers for a minute what it showed, and is not told of a local `mv`.
+    cluster.w1.exec(["mv", folder, f"{folder}-elsewhere"], user="motley")
+    cluster.head.start()
+    cluster.head.wait_booted()
+
+    def said() -> bool:
+        logs = cluster.operator.launch("logs", "coordinator", check=False).stdout
+        return f"{folder}: is missing, though" in logs
+
+    run.wait(said, "the coordinator names the folder")
+    missing = cluster.w2.exec(["test", "-e", folder], check=False)
+    assert missing.returncode != 0, "nothing was begun there"
+    cluster.w1.exec(["mv", f"{folder}-elsewhere", folder], user="motley")
+    assert run.wait_event("resumed", since=resumed)["step"] >= at
+    run.wait_whole()
+    run.check()
+
+
 def test_training_needs_neither_ssh_nor_the_launcher(cluster: Cluster, run: Running) -> None:
     watching = cluster.operator.start("cluster", "status", "--watch")
     following = cluster.operator.start("logs", "worker-1", "-f")
