@@ -145,7 +145,7 @@ def render_capabilities() -> str:
         [f"`{name}`", *("no" if engine in by else "" for engine in engines)]
         for name, by in refused.items()
     )
-    titles = "".join(f"- {engine}: {ENGINE_TITLES[engine]}\n" for engine in engines)
+    titles = "".join(f"- {key}: {text}\n" for key, text in ENGINE_TITLES.items() if key in engines)
     return f"{titles}\n{render('| setting | ' + ' | '.join(engines) + ' |', rows)}"
 
 

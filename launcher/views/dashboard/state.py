@@ -258,8 +258,18 @@ def run_tree(snapshot: TelemetrySnapshot) -> Tree:
     }
 
 
+def _count_workers(view: RunView) -> tuple[int, int]:
+    """Return the workers of a run and how many take part; a run without a plan reports them."""
+    if planned := view.run.plan.workers or view.run.plan.followers:
+        return len(planned), len(view.joined)
+    training: Mapping[str, Any] = view.training or {}
+    expected = training.get("expect_workers") or 0
+    return expected, len(training.get("workers") or ()) or expected
+
+
 def _run_line(view: RunView) -> Tree:
     training: Mapping[str, Any] = view.training or {}
+    workers, joined = _count_workers(view)
     keys = ("step", "total_steps", "loss", "tokens_per_second", "updated", "budget")
     return {
         "run_id": view.run.run_id,
@@ -267,8 +277,8 @@ def _run_line(view: RunView) -> Tree:
         "outcome": view.outcome[:_LONGEST],
         "live": view.is_live,
         "started": view.run.started,
-        "workers": len(view.run.plan.workers or view.run.plan.followers),
-        "joined": len(view.joined),
+        "workers": workers,
+        "joined": joined,
         "output": view.run.plan.output,
         **{key: training.get(key) for key in keys},
         "validation": training.get("validation"),

@@ -196,7 +196,7 @@ export class RunPage {
     const exact = !missing && !repeated;
     put(this.proofs, el("dl", { className: "tiles proofs" },
       figure("Samples counted", count(counted), !counted ? "" : exact ? "each exactly once" : `${count(missing)} missing, ${count(repeated)} repeated`, counted && (exact ? "good" : "bad")),
-      taught || ((status.training?.expect_workers ?? status.expect_workers) === 1 && !proof) ? null : figure("Weights agree", proof ? `${proof.ranks?.length ?? ""} workers` : "–", proof ? `${count(proof.proofs)} proof${proof.proofs === 1 ? "" : "s"}, last at step ${count(proof.step)}: ${(proof.digest ?? "").slice(0, 12)}` : "not proved yet", diverged ? "bad" : proof ? "good" : ""),
+      taught || ((status.training?.expect_workers ?? status.expect_workers) === 1 && !proof) ? null : figure("Weights agree", proof ? `${proof.ranks?.length ?? ""} worker${proof.ranks?.length === 1 ? "" : "s"}` : "–", proof ? `${count(proof.proofs)} proof${proof.proofs === 1 ? "" : "s"}, last at step ${count(proof.step)}: ${(proof.digest ?? "").slice(0, 12)}` : "not proved yet", diverged ? "bad" : proof ? "good" : ""),
       taught ? null : figure("Faults survived", count(lost), lost ? `${count(back)} came back, ${count(dealt)} samples dealt again` : "no worker was lost", lost > back && status.live ? "amber" : ""),
       figure("Checkpoint", training.checkpoint ? `step ${count(training.checkpoint.step)}` : "–", training.checkpoint?.path ?? "none yet")));
   }

@@ -199,6 +199,8 @@ def test_runs_of_trainer_are_shown_by_their_output_folders(tmp_path: Path) -> No
         states = {name: (run["state"], run["live"]) for name, run in shown.items()}
         del states[RUN_ID]
         assert states == {"tags": ("completed", False), "tags-2": ("running", True)}
+        counts = [(shown[name]["workers"], shown[name]["joined"]) for name in states]
+        assert counts == [(1, 1), (1, 1)]
         for name, folder in zip(("tags", "tags-2"), folders, strict=True):
             tree = server.json(f"api/runs/{name}")
             assert (tree["launched"], tree["status"]["output"]) == (False, folder)
