@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainer.config.capabilities import explain_refusal
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.families import left_to_transformers
@@ -47,7 +48,7 @@ class RunMemory:
 
     model: ModelShape
     architecture: Architecture | None
-    """None if wgpu does not compute the model, for the reason `not_on_wgpu`."""
+    """None if wgpu does not compute the run, for the reason `not_on_wgpu`."""
     not_on_wgpu: str | None
     headers: Mapping[str, TensorHeader]
     layout: GradientLayout
@@ -62,6 +63,7 @@ class RunMemory:
         """
         layout = build_layout(folder, config)
         reason = left_to_transformers(read_config(folder), config.data.max_seq_len)
+        reason = reason or explain_refusal(config, "wgpu")
         architecture = None if reason else read_architecture(folder)
         return cls(read_shape(folder), architecture, reason, read_headers(folder), layout, config)
 

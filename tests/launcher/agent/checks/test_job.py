@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher.agent.checks.digests import file_content
+from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.job import (
     check_data,
     check_memory,
@@ -146,7 +147,7 @@ def test_checkpoints_that_a_run_records_and_that_are_gone_are_named(tmp_path: Pa
     assert check_output(output, "run-1", folder).status == "ok"
 
 
-def test_a_model_that_wgpu_does_not_compute_is_not_placed_on_it(
+def test_a_run_that_wgpu_does_not_compute_is_not_placed_on_it(
     tiny_model: TinyModel,
 ) -> None:
     card = Host(
@@ -154,12 +155,21 @@ def test_a_model_that_wgpu_does_not_compute_is_not_placed_on_it(
         connection="local",
         devices=(Device("wgpu", "0000:03:00.0", "Radeon", 8 << 30),),
     )
-    for model_type, status in (("mistral", "ok"), ("gemma2", "fail")):
-        config = load("quickstart", {"model.path": str(tiny_model(model_type))})
-        finding = check_memory(place([card], config, None, SETTING), config, ["localhost"])
-        assert finding.status == status
-    assert "computes with wgpu: layers of gemma2 are computed by transformers'" in finding.detail
-    assert "motley_devices" in finding.remedy
+
+    def check(model_type: str, **settings: bool) -> Finding:
+        given = {"model.path": str(tiny_model(model_type))}
+        named = {f"lora.{name}": value for name, value in settings.items()}
+        config = load("quickstart", given | named)
+        return check_memory(place([card], config, None, SETTING), config, ["localhost"])
+
+    assert check("mistral").status == "ok"
+    for finding, reason in (
+        (check("gemma2"), "layers of gemma2 are computed by transformers'"),
+        (check("mistral", use_dora=True), "lora.use_dora: wgpu does not scale the rows"),
+    ):
+        assert finding.status == "fail"
+        assert f"computes with wgpu: {reason}" in finding.detail
+        assert "motley_devices" in finding.remedy
 
 
 def test_a_plan_above_the_memory_is_refused(
