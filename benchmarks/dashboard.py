@@ -37,6 +37,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from rig.browser import Browser
+from rig.recorded import write_metrics
 from rig.report import Ratio, Report, skip
 
 from benchmarks.start import BIN, a_run, cpu_of, environment_of, prepare, processes, steps_of
@@ -272,26 +273,7 @@ READERS = {IN_CHROMIUM: in_chromium, "the page elsewhere": by_stream}
 def memory(report: Report, folder: Path, steps: int) -> None:
     """Measure what the history of a long run takes."""
     folder.mkdir()
-    with (folder / "metrics.jsonl").open("w") as file:
-        for number in range(steps):
-            first = 24 * number
-            line = {
-                "kind": "step",
-                "time": 1.8e9 + number / 7,
-                "step": number + 1,
-                "epoch": 0,
-                "loss": 2.0 / (1 + number / 7),
-                "learning_rate": 1e-4 / (1 + number / 7),
-                "tokens_per_second": 1e4 / 7 + number % 13,
-                "seconds": 0.5 / 7,
-                "exchange_ms": 30 / 7,
-                "exchange_exposed_ms": 10 / 7,
-                "shares": {"0": 8, "1": 8, "2": 8},
-                "worker_seconds": {"0": 3 / 7, "1": 4 / 7, "2": 5 / 7},
-                "worker_overlap_seconds": {"0": 1 / 7, "1": 1 / 7, "2": 1 / 7},
-                "samples": [[rank, first + 8 * rank, first + 8 * rank + 8] for rank in range(3)],
-            }
-            file.write(json.dumps(line) + "\n")
+    write_metrics(folder, steps)
     leader = ProcessPlan(
         name="coordinator",
         role="coordinator",
