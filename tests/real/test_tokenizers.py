@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import transformers
 
 from tests.real.conftest import folder_of
 from tests.real.packages import TOKENIZERS
+from trainer.data.chat_marks import ConversationError
 from trainer.data.documents import Documents
 from trainer.data.encoder import IGNORED, Encoder
+from trainer.data.samples import read_samples
 from trainer.data.shapes import Sample
 from trainer.data.turns import ChatMessage
 from trainer.distill.tokenizer.trim import trim
@@ -131,6 +135,71 @@ def test_conversations(folder: Path, name: str, case: str) -> None:
     assert encoder.tokenizer.decode(targets, skip_special_tokens=False) == learned
     expected = judge.apply_chat_template(said[:-1], add_generation_prompt=True, return_dict=False)
     assert encoder.prompt(sample(said)) == encoder.prompt(sample(said[:-1])) == expected
+
+
+def calls(arguments: Any, **more: Any) -> dict[str, Any]:
+    function = {"name": "weather", "arguments": arguments}
+    call = {"id": "call12345", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call], **more}
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"name": "weather", "description": "Says <how> it is & will be.", "parameters": SCHEMA}
+TOOLS = [{"type": "function", "function": WEATHER}]
+ASKED, ANSWER = turns("Weather in Köln?", "It is sunny.")
+FOUND = {"role": "tool", "tool_call_id": "call12345", "name": "weather", "content": "sunny"}
+KOELN = {"city": "Köln"}
+RICH: dict[str, list[dict[str, Any]]] = {
+    "a call": [ASKED, calls(KOELN), FOUND, ANSWER],
+    "a call of text": [ASKED, calls(json.dumps(KOELN)), FOUND, ANSWER],
+    "a call after a system": [
+        *CONVERSATIONS["a system's turn"],
+        ASKED,
+        calls(KOELN),
+        FOUND,
+        ANSWER,
+    ],
+    "a call at the end": [ASKED, calls(KOELN)],
+    "a thought": [ASKED, {**ANSWER, "reasoning_content": "Let me see."}],
+    "thoughts": [ASKED, {**ANSWER, "reasoning_content": "Hm."}] * 2,
+    "a thought before a call": [ASKED, calls(KOELN, reasoning_content="Hm."), FOUND, ANSWER],
+}
+
+
+@pytest.mark.parametrize("case", RICH)
+@pytest.mark.parametrize("name", TURN_ENDS)
+def test_calls_and_thoughts(folder: Path, name: str, case: str, tmp_path: Path) -> None:
+    """What a template can write is as transformers writes it; a call that it drops is refused."""
+    said, judge = RICH[case], theirs(folder)
+    line: dict[str, Any] = {"messages": said}
+    if has_call := "call" in case:
+        line["tools"] = TOOLS
+    (tmp_path / "line.jsonl").write_text(json.dumps(line))
+    (sample,) = read_samples(tmp_path / "line.jsonl", "causal-lm")
+    plain = [
+        {**turn, "tool_calls": calls(KOELN)["tool_calls"]} if "tool_calls" in turn else turn
+        for turn in said
+    ]
+    encoder = Encoder(folder, "accept")
+    try:
+        text: str = judge.apply_chat_template(plain, tools=line.get("tools"), tokenize=False)
+    except jinja2.TemplateError:
+        text = ""
+    if not text or (has_call and '"Köln"' not in text):
+        assert has_call
+        assert name != "qwen3"
+        with pytest.raises(ConversationError):
+            encoder.conversation(sample)
+        return
+    ids, labels = encoder.conversation(sample)
+    assert ids == judge(text, add_special_tokens=False, truncation=False)["input_ids"]
+    learned = encoder.tokenizer.decode([n for n in labels if n != IGNORED], False)
+    answers = [turn for turn in said if turn["role"] == "assistant"]
+    assert learned.count(TURN_ENDS[name]) == len(answers)
+    assert learned.endswith(TURN_ENDS[name])
+    assert ('"Köln"' in learned) == has_call
+    assert (answers[-1].get("reasoning_content", "") in learned) or name != "qwen3"
+    assert ASKED["content"] not in learned
 
 
 @pytest.mark.parametrize("name", TURN_ENDS)
