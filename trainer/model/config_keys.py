@@ -117,7 +117,7 @@ def notices(model_dir: Path) -> Iterator[str]:
 
 def is_dropout(key: str) -> bool:
     """Return whether a key of config.json makes activations random."""
-    return key.endswith(("dropout", "_pdrop", "jitter_noise"))
+    return key.endswith(("dropout", "dropout_prob", "_pdrop", "layerdrop", "jitter_noise"))
 
 
 def _neutral(key: str, value: object) -> bool:

@@ -39,6 +39,25 @@ _QWEN3_5_MOE = replace(
 )
 
 
+_OTHER = Family(
+    listed=False,
+    logit_divisor="logits_scaling",
+    logit_factor="logit_scale",
+    logit_cap="final_logit_softcapping",
+    packs=False,
+    recurrent=True,
+    kept=Kept(norms=4, queries=3, repeated=True),
+)
+"""Any other causal language model of transformers."""
+_STACKING = (
+    *("afmoe", "beam", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1"),
+    *("ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
+    *("hunyuan_v1_moe", "longcat_flash", "mellum", "olmoe", "qwen2_moe", "solar_open"),
+)
+"""Those whose stored experts PEFT takes for parameters of the class (`converted_targets`)."""
+_DECODER_H = replace(_OTHER, gated=False, backbone="transformer", layers="h", embedding="wte")
+
+
 FAMILIES: dict[str, Family] = {
     "llama": Family(
         code="motley",
@@ -216,20 +235,23 @@ FAMILIES: dict[str, Family] = {
         kept=Kept(inner=5),
         ignored=r"\.attn\.(masked_)?bias$",
     ),
-    "qwen2_moe": Family(),
-    "deepseek_v2": Family(),
-    "deepseek_v3": Family(),
-    "gpt_neo": Family(gated=False),
-    "gpt_neox": Family(gated=False),
-    "gptj": Family(gated=False),
-    "opt": Family(gated=False),
-    "bloom": Family(gated=False),
-    "falcon": Family(gated=False),
-    "phi": Family(gated=False),
+    **dict.fromkeys(_STACKING, replace(_OTHER, experts=("gate_proj", "up_proj", "down_proj"))),
+    **dict.fromkeys(
+        ("minimax", "minimax_m2"),
+        replace(_OTHER, experts=("w1", "w3", "w2"), moved=(("block_sparse_moe.", "mlp."),)),
+    ),
+    "gpt_neo": _DECODER_H,
+    "gptj": _DECODER_H,
+    "codegen": _DECODER_H,
+    "gpt_bigcode": _DECODER_H,
+    "bloom": replace(_DECODER_H, embedding="word_embeddings"),
+    "falcon": replace(_DECODER_H, embedding="word_embeddings"),
+    "mpt": replace(_DECODER_H, layers="blocks"),
+    "gpt_neox": replace(_OTHER, gated=False, backbone="gpt_neox", embedding="embed_in"),
+    "opt": replace(_OTHER, gated=False, backbone="model.decoder"),
+    "phi": replace(_OTHER, gated=False),
 }
 
-TRAINED = tuple(name for name, family in FAMILIES.items() if family.code != "none")
-"""The types that Motley trains."""
 BIASED_BY = {
     "attention_bias": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mlp_bias": ("gate_proj", "up_proj", "down_proj"),
@@ -252,19 +274,18 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
     """Return the family of a config.json; `where` names it in errors.
 
     Raises:
-        InputError: the family is not trained, or its weights are stored quantised.
+        InputError: it is no causal language model, or its weights are stored quantised.
     """
     model_type = config.get("model_type")
-    family = FAMILIES.get(str(model_type))
-    if family is None and (text := text_config(config)) is not config:
-        family = FAMILIES.get(str(text.get("model_type")))
-        if family is not None and family.code != "none":
-            family = replace(family, code="transformers", inside="model.language_model")
-    if family is None or family.code == "none":
-        names = config.get("architectures")
-        shown = names[0] if isinstance(names, list) and names else model_type
+    if not isinstance(model_type, str) or not model_type:
+        raise InputError(f"{where}: model_type must be a text, got {model_type!r}")
+    family, text = known_family(config), text_config(config)
+    if model_type not in FAMILIES and text is not config:
+        family = replace(known_family(text), code="transformers", inside="model.language_model")
+    if config.get("is_encoder_decoder") is True:
         raise InputError(
-            f"{where}: architecture {shown} is not supported (supported: {', '.join(TRAINED)})"
+            f"{where}: {model_type} is an encoder with a decoder; what trains is a causal language"
+            " model, a decoder alone"
         )
     if config.get("quantization_config") is not None:
         raise InputError(
@@ -272,6 +293,11 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
             " model.quantization instead"
         )
     return family
+
+
+def known_family(config: Mapping[str, Any]) -> Family:
+    """Return the row of a config.json without a check of it."""
+    return FAMILIES.get(str(config.get("model_type")), _OTHER)
 
 
 def biased_linears(family: Family, config: Mapping[str, Any]) -> frozenset[str]:
@@ -288,8 +314,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json completed with what its class assumes."""
-    family = FAMILIES.get(str(config.get("model_type")))
-    return {**(family.defaults if family else {}), **config}
+    return {**known_family(config).defaults, **config}
 
 
 def left_to_transformers(config: Mapping[str, Any], length: int | None = None) -> str | None:
@@ -299,8 +324,8 @@ def left_to_transformers(config: Mapping[str, Any], length: int | None = None) -
         config: config.json of a family that Motley trains.
         length: the most tokens of a row; None for all positions of the model.
     """
-    family = FAMILIES.get(str(config.get("model_type")))
-    if family is None or family.code != "motley":
+    family = known_family(config)
+    if family.code != "motley":
         return f"layers of {config.get('model_type')} are computed by transformers' code alone"
     settings = with_defaults(config)
     activation = settings.get("hidden_act", "silu")
@@ -339,7 +364,7 @@ PLAIN = Logits()
 def logits_of(config: Mapping[str, Any]) -> Logits:
     """Return what the class of a config.json makes of its head's product."""
     settings = with_defaults(text_config(config))
-    family = FAMILIES[settings["model_type"]]
+    family = known_family(settings)
     divisor = settings.get(family.logit_divisor) or 1.0
     factor = settings.get(family.logit_factor) or 1.0
     return Logits(divisor / factor, settings.get(family.logit_cap))

@@ -27,11 +27,14 @@ class Kept:
 class Family:
     """Models of one `model_type`."""
 
-    code: Literal["motley", "transformers", "none"] = "none"
-    """Whose code computes the layers: Motley's decoder and its wgpu kernels, or transformers' code;
-    `none`: models that are planned and not trained."""
+    code: Literal["motley", "transformers"] = "transformers"
+    """Whose code computes the layers: Motley's decoder and its wgpu kernels, or transformers'
+    code."""
+    listed: bool = True
+    """Its gradients are compared with those of transformers and PEFT; the class of another family
+    is checked when it is loaded, by what it computes."""
     causal: str = ""
-    """The class of language models."""
+    """The class of language models; empty if it is the one that config.json names."""
     classifier: str = ""
     """The class of classifiers; empty if transformers has none."""
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])

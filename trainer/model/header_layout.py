@@ -33,6 +33,8 @@ from trainer.system.errors import InputError
 
 PEFT_PREFIX = "base_model.model."
 FLOATS = ("F32", "F16", "BF16")
+LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""The families' names of the number of layers."""
 _HEADS = ("lm_head", "score")
 _INSIDE = {
     "model.language_model.": "model.",
@@ -167,7 +169,7 @@ def read_stored(model_dir: Path, headers: Mapping[str, TensorHeader]) -> StoredM
     """
     where, tree = str(model_dir / "config.json"), read_config(model_dir)
     family, tree = family_of(tree, where), text_config(tree)
-    count = next((tree[key] for key in ("num_hidden_layers", "n_layer") if key in tree), None)
+    count = next((tree[key] for key in LAYER_COUNTS if key in tree), None)
     if type(count) is not int or count < 1:
         raise InputError(f"{where}: num_hidden_layers must be a positive integer, got {count!r}")
     inside = re.compile(rf"{re.escape(f'{family.backbone}.{family.layers}.')}(\d+)\.(.+)")
@@ -192,7 +194,7 @@ def read_stored(model_dir: Path, headers: Mapping[str, TensorHeader]) -> StoredM
         if not layer:
             raise InputError(
                 f"{model_dir}: {family.backbone}.{family.layers}.{number}.* is missing from the"
-                " weights"
+                f" weights{'' if family.listed else ', whose layers are divided by these names'}"
             )
     return StoredModel(model_dir, family, layers, rest)
 
@@ -205,7 +207,12 @@ def header_tensors(stored: StoredModel, config: RunConfig) -> Tensors:
     """
     classes = config.num_classes
     if classes is not None and not stored.family.classifier:
-        raise InputError(f"{stored.model_dir}: transformers has no classifier of this family")
+        why = (
+            "transformers has no classifier of this family"
+            if stored.family.listed
+            else "of this family language models alone train"
+        )
+        raise InputError(f"{stored.model_dir}: {why}")
     table = _table(stored)
     if config.method == "full":
         head = None if classes is None else Named("score.weight", (classes, table[1]))
@@ -353,7 +360,9 @@ def _table(stored: StoredModel) -> tuple[int, ...]:
 
 def _tied(stored: StoredModel) -> bool:
     tree = {**stored.family.defaults, **text_config(read_config(stored.model_dir))}
-    return bool(tree.get("tie_word_embeddings"))
+    if stored.family.listed or "tie_word_embeddings" in tree:
+        return bool(tree.get("tie_word_embeddings"))
+    return not any(name.startswith("lm_head.") for name in stored.rest)
 
 
 def _ends(path: str, name: str) -> bool:

@@ -142,7 +142,7 @@ def model_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
     tree.pop("torch_dtype", None)  # the name before transformers 5
     tree["dtype"] = "float32"
     if config.num_classes is None:
-        return {**tree, "architectures": [family.causal]}
+        return {**tree, "architectures": [family.causal]} if family.causal else tree
     base = read_class_names(tree)
     names = config.class_names or (base if len(base) == config.num_classes else ())
     labels = id2label(names, config.num_classes)

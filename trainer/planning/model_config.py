@@ -15,11 +15,12 @@ from trainer.model.families import (
     FAMILIES,
     biased_linears,
     family_of,
+    known_family,
     text_config,
     with_defaults,
 )
 from trainer.model.family import Family
-from trainer.model.header_layout import is_ignored
+from trainer.model.header_layout import LAYER_COUNTS, is_ignored
 from trainer.model.safetensors_headers import (
     TensorHeader,
     read_config,
@@ -92,7 +93,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         return value
 
     hidden = size("hidden_size", "n_embd", "d_model")
-    heads = size("num_attention_heads", "n_head")
+    heads = size("num_attention_heads", "n_head", "n_heads", "num_heads")
     family = FAMILIES.get(kind)
     gated = _has_gate(tree) if family is None else family.gated
     experts = size(*EXPERTS, default=0) or 1
@@ -122,7 +123,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         name=name,
         recurrent_layers=sum(kind == "linear_attention" for kind in types),
         recurrent_columns=states[0] * sum(states[1:]),
-        layers=size("num_hidden_layers", "n_layer"),
+        layers=size(*LAYER_COUNTS),
         hidden=hidden,
         heads=heads,
         kv_heads=size("num_key_value_heads", default=heads),
@@ -139,7 +140,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         positions=0 if gated else size("n_positions", "max_position_embeddings", default=0),
         biases=0 if gated else 11 * hidden,
         normalised_heads=family is not None and family.normalised_heads,
-        kept=family.kept if family is not None and family.code == "transformers" else None,
+        kept=None if (known := known_family(tree)).code == "motley" else known.kept,
         adapts_experts=family is not None and bool(converted_targets(family)),
         in_gguf=family is not None and bool(family.gguf),
         remark=remark,

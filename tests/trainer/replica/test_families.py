@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 OTHERS = [
     name
     for name, family in FAMILIES.items()
-    if family.code == "transformers" and name not in (*COMPUTED_HERE, "qwen3_5", "qwen3_5_moe")
+    if family.listed and name not in (*COMPUTED_HERE, "qwen3_5", "qwen3_5_moe")
 ]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),

@@ -68,6 +68,25 @@ class LoraLinear(nn.Module):
         self._dora = dora
         self.enabled = True
         """Whether the adapter counts; else the product is the base's."""
+        self.reads_weight = False
+        """Whether the model has used `weight` past the product: PEFT leaves out the adapter."""
+
+    @property
+    def weight(self) -> Tensor:
+        """W + scale B A, for classes that hand a linear's weight to a kernel of their own."""
+        base: Any = self.base_layer
+        self.reads_weight = True
+        if self._dora or base.weight.shape != (base.out_features, base.in_features):
+            raise TypeError("a linear in NF4, or with DoRA, is used as a weight alone")
+        if not self.enabled:
+            return base.weight
+        a, b = own(self.lora_A.weight), own(self.lora_B.weight)
+        return torch.addmm(base.weight.to(a.dtype), b, a, alpha=self._scale).to(base.weight.dtype)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The frozen linear's."""
+        return getattr(self.base_layer, "bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out]` in the dtype of the base's product."""

@@ -124,12 +124,15 @@ def compile_layers(model: Any) -> None:
 
 def layers_of(model: Any) -> Iterable[Any]:
     """Return the layers of a decoder, ours or transformers'."""
-    return getattr(backbone(model), "layers", None) or backbone(model).h
+    inner = backbone(model)
+    found = getattr(inner, "layers", None) or getattr(inner, "h", None)
+    return found or next(part for part in inner.modules() if isinstance(part, nn.ModuleList))
 
 
 def backbone(model: Any) -> Any:
     """Return the module that makes hidden states of a decoder, ours or transformers'."""
-    return getattr(model, "base_model", None) or model.model
+    found = getattr(model, "base_model", None)
+    return model.model if found is None or found is model else found
 
 
 def trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

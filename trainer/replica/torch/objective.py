@@ -98,7 +98,10 @@ def hidden_states(model: Any, batch: MicroBatch) -> Tensor:
     without a mask SDPA takes its fast causal kernels. Where positions restart, transformers itself
     separates the samples of a row.
     """
-    output = backbone(model)(
-        input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False
-    )
-    return output.last_hidden_state
+    return last_hidden(model, batch.input_ids, batch.positions)
+
+
+def last_hidden(model: Any, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+    """Return the final hidden states `[B, T, D]` of tokens `[B, T]`."""
+    more = {} if positions is None else {"position_ids": positions}  # some classes take none
+    return backbone(model)(input_ids=ids, use_cache=False, **more).last_hidden_state

@@ -17,12 +17,13 @@ from torch import nn
 
 from trainer.config.run import RunConfig
 from trainer.model.config_keys import CONFIG_KEYS, is_dropout
-from trainer.model.families import family_of, text_config
+from trainer.model.families import family_of, logits_of, text_config
 from trainer.model.header_layout import LANGUAGE_KEYS, is_ignored
 from trainer.model.layout import adapted_experts, adapted_modules
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.replica.torch.model import prepare, reading, train_whole
-from trainer.replica.torch.precision import compute_dtype
+from trainer.replica.torch.precision import autocast, compute_dtype
+from trainer.replica.torch.unlisted import check_class, check_type, report_unreached
 from trainer.system.errors import InputError
 from trainer.system.key_table import UnknownKeys
 
@@ -58,11 +59,14 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
     full = config.method == "full"
     modules = () if full else adapted_modules(model_dir, config)
     experts = [] if full else adapted_experts(model_dir, config)
+    family = family_of(stored := read_config(model_dir), str(model_dir))
+    if not family.listed:
+        check_type(stored, model_dir)
     with reading(model_dir, device, nf4=config.model.quantization == "nf4"):
         tree = transformers.AutoConfig.from_pretrained(
             model_dir, local_files_only=True, trust_remote_code=False
         )
-        tree, family = tree.get_text_config(), family_of(read_config(model_dir), str(model_dir))
+        tree = tree.get_text_config()
         if family.inside:
             settings["key_mapping"] = LANGUAGE_KEYS
         for key in filter(is_dropout, vars(tree)):
@@ -92,7 +96,12 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
     if tree.tie_word_embeddings:
         model.tie_weights()  # transformers does not if the file has a head of its own
     _say_unknown(model_dir, tree)
+    if not family.listed:
+        model.train()
+        check_class(model, model_dir, modules, logits_of(stored), autocast(config, device))
     prepare(model, model_dir, config, device, modules, experts)
+    if not family.listed:
+        report_unreached(model, model_dir, autocast(config, device))
     if not full:
         train_whole(model, config.lora.modules_to_save)
     return model

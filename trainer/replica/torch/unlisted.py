@@ -1,0 +1,162 @@
+"""Check a class of transformers that the table of families does not list, by what it computes.
+
+Training takes hidden states from the backbone, multiplies them by the head, and leaves out the
+attention mask, so that the class must be causal, and its logits that product. A few tokens show it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from trainer.model.families import Logits, text_config
+from trainer.replica.torch.kd_loss import shape_logits
+from trainer.replica.torch.linear import LoraLinear
+from trainer.replica.torch.objective import last_hidden
+from trainer.system.errors import InputError, first_line, is_out_of_memory
+
+log = logging.getLogger(__name__)
+
+_TOKENS = 12
+"""Tokens of the probe; the second half is changed."""
+_NEAR = {torch.float32: 1e-4}
+"""Relative differences that rounding explains."""
+_ROUGH = 3e-2
+"""The same of 16-bit formats."""
+
+
+def check_type(tree: Mapping[str, Any], model_dir: Path) -> None:
+    """Refuse a config.json of which transformers has no causal language model.
+
+    Raises:
+        InputError: it has none.
+    """
+    model_type = text_config(tree).get("model_type")
+    known: Any = transformers.AutoModelForCausalLM._model_mapping
+    kind: Any = transformers.CONFIG_MAPPING
+    if model_type in kind and kind[model_type] in known:
+        return
+    own = "; code in a model's folder (auto_map) is never run" if "auto_map" in tree else ""
+    raise InputError(
+        f"{model_dir}: transformers {transformers.__version__} has no causal language model of"
+        f" model_type {model_type}{own}"
+    )
+
+
+def check_class(
+    model: Any,
+    model_dir: Path,
+    modules: Collection[str],
+    shape: Logits,
+    autocast: torch.autocast,
+) -> None:
+    """Refuse a loaded model that cannot be trained as a causal language model.
+
+    Dropout of its modules is turned off.
+
+    Args:
+        modules: the linears that get an adapter.
+        shape: what becomes of the product of hidden states and head.
+
+    Raises:
+        InputError: names what its class does otherwise.
+    """
+    name = type(model).__name__
+    head = getattr(model, "lm_head", None)
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        raise InputError(f"{model_dir}: {name} has no head lm_head that is a product without bias")
+    for path in modules:
+        _check_linear(model, path, f"{model_dir}: lora.target_modules: {name}")
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0
+    ids, changed = _probe(model)
+    with _refusing(f"{model_dir}: {name}"), torch.no_grad(), autocast:
+        hidden, again, other = (last_hidden(model, one) for one in (ids, ids, changed))
+        product, logits = head(hidden).float(), model(input_ids=ids, use_cache=False).logits
+        shape_logits(product, shape)
+    near = _NEAR.get(torch.promote_types(hidden.dtype, head.weight.dtype), _ROUGH)
+    near = _ROUGH if autocast._enabled else near
+    half = _TOKENS // 2
+    for found, wanted, why in (
+        (hidden, hidden, "computes no numbers"),
+        (again, hidden, "draws random numbers while it trains"),
+        (other[:, :half], hidden[:, :half], "is not causal: a token changes those before it"),
+        (product, logits.float(), "makes its logits by more than its head"),
+    ):
+        if not (found - wanted).abs().max() <= near * wanted.abs().max():
+            raise InputError(f"{model_dir}: {name} {why}, which is not trained here")
+
+
+def report_unreached(model: Any, model_dir: Path, autocast: torch.autocast) -> None:
+    """Log the adapters that the first tokens do not reach: those of experts, or unused linears.
+
+    Raises:
+        InputError: the model cannot be differentiated.
+    """
+    sides = {
+        name: module.lora_B.weight
+        for name, module in model.named_modules()
+        if isinstance(module, LoraLinear)
+    }
+    if not sides:
+        return
+    with _refusing(f"{model_dir}: {type(model).__name__}"):
+        with autocast:
+            total = last_hidden(model, _probe(model)[0]).float().square().sum()
+        found = torch.autograd.grad(total, list(sides.values()), allow_unused=True)
+    modules = ((name, model.get_submodule(name)) for name in sides)
+    if past := [name for name, module in modules if getattr(module, "reads_weight", False)]:
+        log.warning(
+            "%s: merge before use with PEFT, which leaves out the adapters of linears whose weight"
+            " the class reads itself: %s",
+            model_dir,
+            ", ".join(past),
+        )
+    if unused := [name for name, one in zip(sides, found, strict=True) if one is None]:
+        log.warning(
+            "%s: %d of %d adapters do not change what a first row computes: %s",
+            model_dir,
+            len(unused),
+            len(sides),
+            ", ".join(unused[:4]) + (", ..." if len(unused) > 4 else ""),
+        )
+
+
+def _check_linear(model: nn.Module, path: str, where: str) -> None:
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        raise InputError(f"{where} has no module {path}, as its files have") from None
+    if not isinstance(module, nn.Linear):
+        kind = type(module).__name__
+        raise InputError(f"{where} has {path} as {kind}, which gets no adapter; name others")
+
+
+def _probe(model: Any) -> tuple[Tensor, Tensor]:
+    """Return tokens `[1, T]`, and the same with another second half."""
+    table = model.get_input_embeddings()
+    ids = torch.arange(3, 3 + 7 * _TOKENS, 7, device=table.weight.device)[None]
+    changed = torch.cat([ids[:, : _TOKENS // 2], ids[:, _TOKENS // 2 :] + 1], 1)
+    return ids % table.num_embeddings, changed % table.num_embeddings
+
+
+@contextmanager
+def _refusing(where: str) -> Iterator[None]:
+    """Turn what a class raises into one line for people."""
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError) as error:
+        raise InputError(f"{where} cannot compute here: {first_line(error)}") from None
+    except (RuntimeError, TypeError, ValueError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise InputError(f"{where} cannot compute here: {first_line(error)}") from None
