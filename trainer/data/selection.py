@@ -9,7 +9,7 @@ One rule for every format:
    of them names a split only if that is its whole name (`train.txt`, `train/pos/1.txt`), or if
    another has the same name for another split (`wiki.train.txt`, `wiki.valid.txt`).
 4. In a split's folder with folders of plain texts, one for each label, the files beside those are
-   lists of the texts (aclImdb) and no data.
+   lists of the texts (aclImdb) and no data; nor are the labels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SPLITS = {
 }
 
 LeftOut = dict[str, list[str]]
-"""Names of files that are not read, by reason."""
+"""Names of files, and labels, that are not read, by reason."""
 
 
 def choose_files(place: str, names: list[str]) -> tuple[list[str], LeftOut]:
@@ -168,4 +168,7 @@ def _without_lists(names: list[str], left_out: LeftOut) -> list[str]:
             labels[folder.parent].add(folder)
     lists = {name for name in names if len(labels[PurePath(name).parent]) > 1}
     put_aside(left_out, "beside the folders of labels", lists)
+    several = (folders for folders in labels.values() if len(folders) > 1)
+    words = {folder.name for folders in several for folder in folders}
+    put_aside(left_out, "labels that the folders' names tell", words)
     return [name for name in names if name not in lists]

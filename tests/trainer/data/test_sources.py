@@ -134,6 +134,17 @@ def test_texts_of_other_splits_are_neither_samples_nor_documents(
     assert f"reads train.txt; leaves out: {out}, split validation (1: valid.txt)" in caplog.text
 
 
+def test_labels_that_are_names_of_folders_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("train/pos/1.txt", "train/neg/1.txt", "train/urls.txt", "test/pos/1.txt")
+    put(tmp_path, **{name: name.encode() for name in names})
+    caplog.set_level("INFO")
+    assert sorted(texts(tmp_path)) == ["train/neg/1.txt", "train/pos/1.txt"]
+    out = "beside the folders of labels (1: train/urls.txt)"
+    assert f"{out}, labels that the folders' names tell (2: neg, pos)" in caplog.text
+
+
 def test_a_program_is_documents_with_its_tests_and_readme(tmp_path: Path) -> None:
     names = ("README.md", "train.py", "test.py", "notes/test.txt", "notes/train.txt")
     put(tmp_path, **{name: name.encode() for name in names})
