@@ -44,6 +44,7 @@ LIGHT_OF_TRAINER = {
     "trainer.system.commandline.visible",
     "trainer.system.commandline.wrapping",
     "trainer.system.errors",
+    "trainer.system.timestamp",
 }
 
 pytestmark = pytest.mark.usefixtures("own_state")
