@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ class Encoder:
         self._special = any_of(special)
         self.format = chat_format(special)
         """The layout without a template."""
+        self._markup = lru_cache(64)(self._read_markup)
+        """Ids of what a format writes around texts, which is the same in each conversation."""
         self.prefix = self.tokenizer.encode("").ids  # what the tokenizer puts first, such as BOS
         if self.end is not None and self.prefix[-1:] == [self.end]:
             self.prefix = self.prefix[:-1]  # some append the end-of-text token themselves
@@ -126,11 +128,19 @@ class Encoder:
         ids, labels = list(self.prefix), [IGNORED] * len(self.prefix)
         check_plain(sample)
         for piece in pieces(sample.messages, self.format):
-            self.tokenizer.encode_special_tokens = not piece.markup
-            part = self.tokenizer.encode(piece.text, add_special_tokens=False).ids
+            part = self._markup(piece.text) if piece.markup else self._plain(piece.text)
             ids += part
             labels += part if piece.target else [IGNORED] * len(part)
         return ids, labels
+
+    def _plain(self, text: str) -> list[int]:
+        """Return the ids of a text in which special tokens are text."""
+        self.tokenizer.encode_special_tokens = True
+        return self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+
+    def _read_markup(self, text: str) -> list[int]:
+        self.tokenizer.encode_special_tokens = False
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def check(self, sample: Sample) -> str | None:
         """Check that a conversation can be laid out, without its tokens.

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from trainer.config.data import LostText
 from trainer.data.encoder import IGNORED, Encoder
@@ -94,7 +96,7 @@ class RowEncoder:
         """
         report, digests, problems, unused = PieceReport(), bytearray(), Problems(), UnusedKeys()
         ids: list[list[int]] = []
-        learned: list[list[bool]] = []
+        learned: list[NDArray[np.bool_]] = []
         lines = json_lines(io.BytesIO(piece), "", 0, problems)
         for record in rename_keys(lines, self._settings.columns, problems):
             try:
@@ -114,7 +116,7 @@ class RowEncoder:
             writer.write_batch(batch)
         return report, bytes(digests), sink.getvalue().to_pybytes()
 
-    def _row(self, sample: Sample, report: PieceReport) -> tuple[list[int], list[bool]]:
+    def _row(self, sample: Sample, report: PieceReport) -> tuple[list[int], NDArray[np.bool_]]:
         """Return the tokens of a sample, and which are targets; note in the report what it is."""
         limit, encoder = self._settings.max_seq_len, self._encoder
         ids, labels, lost = encoder.encode_checked(sample)
@@ -123,12 +125,13 @@ class RowEncoder:
             ids, labels = encode_within(encoder, sample, limit)
         if not ids or (encoder.known is not None and max(ids) >= encoder.known):
             raise InputError("no token, or one that the model does not know")
-        learned = [label != IGNORED for label in labels]
-        learned[0] = False
-        if any(label not in (IGNORED, token) for token, label in zip(ids, labels, strict=True)):
+        targets = np.array(labels)
+        learned = targets != IGNORED
+        if (targets[learned] != np.array(ids)[learned]).any():
             raise InputError("targets that are other tokens")
+        learned[0] = False
         report.kept.append(len(ids))
-        report.unlearned.append(not any(learned))
+        report.unlearned.append(not learned.any())
         report.lost_text.append(lost is not None)
         report.conversation.append(bool(sample.messages))
         if sample.messages and (markup := encoder.plain_markup(sample)):

@@ -49,7 +49,8 @@ def check_unicode(value: Any, what: str) -> None:
         BadLineError: it has half a surrogate pair, which JSON can have and a tokenizer cannot.
     """
     try:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text.encode()
     except UnicodeEncodeError:
         raise BadLineError(f"{what} holds a lone surrogate, which is not text") from None
 
