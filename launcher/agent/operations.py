@@ -7,7 +7,6 @@ extras (Ansible, cryptography). What reads a model imports the trainer when it i
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pwd
 import shutil
@@ -23,8 +22,7 @@ from launcher.agent.checks import logits_folder as logits_folder
 from launcher.agent.checks import share as share
 from launcher.agent.checks import unit_sandbox as unit_sandbox
 from launcher.agent.operation import OPERATIONS, operation
-from launcher.errors import PreflightError
-from launcher.files import make_private_folder
+from launcher.files import hold_lock, make_private_folder
 from launcher.inventory.facts import devices, gauges, machine, network
 from launcher.session import host_runs, processes
 from launcher.session.processes import ProcessIdentity
@@ -81,28 +79,21 @@ def write(path: str, data: bytes) -> None:
 
 @contextlib.contextmanager
 def lock(path: str, purpose: str) -> Generator[None]:
-    """Hold a lock file; the kernel frees it when its holder dies, whatever the cause.
+    """Hold the lock file of a start.
 
     Raises:
         PreflightError: another process is starting a run.
         OSError: the file cannot be made or written.
     """
     make_private_folder(Path(path).parent)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-            raise PreflightError(
-                f"another launch is starting a run here ({holder or 'just now'}); "
-                "see: launch cluster status"
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{purpose}, pid {os.getpid()}".encode(), 0)
+    with hold_lock(
+        Path(path),
+        f"{purpose}, pid {os.getpid()}",
+        lambda other: (
+            f"another launch is starting a run here ({other}); see: launch cluster status"
+        ),
+    ):
         yield
-    finally:
-        os.close(descriptor)
 
 
 @operation("size")

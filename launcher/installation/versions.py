@@ -12,7 +12,6 @@ one. Standard library only: this runs straight from a wheel on a bare host.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError, LauncherError, PreflightError
+from launcher.files import hold_lock
 from launcher.installation import environments, venvs
 from launcher.installation.environments import (
     ENVIRONMENT_FILE,
@@ -114,26 +114,21 @@ class Installation:
         Raises:
             PreflightError: one is under way, or the folder cannot be written.
         """
-        try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise PreflightError(
-                f"{self.root}: {error.strerror}; it belongs to the run user: run the trainer recipe"
-            ) from None
-        try:
+        held = hold_lock(
+            self.root / ".lock",
+            f"pid {os.getpid()}",
+            lambda other: f"{self.root}: another installation is under way ({other}); wait for it",
+        )
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.pread(descriptor, 100, 0).decode(errors="replace").strip()
+                self.root.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(held)
+            except OSError as error:
                 raise PreflightError(
-                    f"{self.root}: another installation is under way ({holder}); wait for it"
+                    f"{self.root}: {error.strerror}; it belongs to the run user: run the trainer"
+                    " recipe"
                 ) from None
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"pid {os.getpid()}".encode(), 0)
             yield
-        finally:
-            os.close(descriptor)
 
     def users(self) -> list[str]:
         """Return the processes of a run that run from here, as `pid 123: worker ...`."""
