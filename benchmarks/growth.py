@@ -1,4 +1,4 @@
-"""Growth: what a report takes of a run's steps, a size after another, and the slope.
+"""Growth: the cost of a report by the number of a run's steps, and its slope.
 
     python benchmarks/growth.py [--steps 1000 10000]
 
@@ -32,7 +32,7 @@ RUN = "growth-20261120-110300-7f3a"
 
 
 class Spent(NamedTuple):
-    """What a command and its children took."""
+    """The cost of a command with its children."""
 
     seconds: float
     cpu: float

@@ -9,7 +9,6 @@ A setting's meaning is the first paragraph of the docstring below it.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
 import re
@@ -27,6 +26,7 @@ from pydantic_core import PydanticUndefined
 
 import launcher.errors
 from launcher.cli import cli as launch
+from scripts.generated_pages import update_pages
 from trainer.cli import trainer
 from trainer.config.capabilities import ENGINE_TITLES, REFUSALS
 from trainer.config.run import RunConfig
@@ -244,19 +244,10 @@ def generate(text: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or compare the tables of every page; return the exit status."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    options = parser.parse_args(arguments)
-    stale: list[Path] = []
-    for page in sorted(DOCS.glob("*.md")):
-        text = page.read_text(encoding="utf-8")
-        if (wanted := generate(text)) != text:
-            stale.append(page)
-            if not options.check:
-                page.write_text(wanted, encoding="utf-8")
-    for page in stale if options.check else []:
-        print(f"{page}: out of date, run scripts/generated_tables.py", file=sys.stderr)
-    return 1 if stale and options.check else 0
+    pages = (
+        (page, generate(page.read_text(encoding="utf-8"))) for page in sorted(DOCS.glob("*.md"))
+    )
+    return update_pages(pages, "scripts/generated_tables.py", arguments)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,14 @@ The text stands in meta/argument_specs.yml, defaults in defaults/main.yml, tags 
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from scripts.generated_pages import update_pages
 
 ROLES = Path(__file__).parents[1] / "playbooks" / "roles"
 
@@ -123,19 +124,9 @@ def readme(role: Path) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Write or compare every README; return the exit status."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    options = parser.parse_args(arguments)
-    stale: list[Path] = []
-    for role in sorted(path for path in ROLES.iterdir() if (path / "meta").is_dir()):
-        path, text = role / "README.md", readme(role)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            stale.append(path)
-            if not options.check:
-                path.write_text(text, encoding="utf-8")
-    for path in stale if options.check else []:
-        print(f"{path}: out of date, run scripts/role_readmes.py", file=sys.stderr)
-    return 1 if stale and options.check else 0
+    roles = sorted(path for path in ROLES.iterdir() if (path / "meta").is_dir())
+    pages = ((role / "README.md", readme(role)) for role in roles)
+    return update_pages(pages, "scripts/role_readmes.py", arguments)
 
 
 if __name__ == "__main__":

@@ -54,14 +54,14 @@ def offset_at(marks: bytes, moment: float) -> int | None:
 
     None when there are no marks, as on a full disk.
     """
-    times, sizes = read_marks(marks)
+    times, sizes = _read_marks(marks)
     if not times:
         return None
     position = bisect.bisect_right(times, moment)
     return sizes[position - 1] if position else 0
 
 
-def read_marks(marks: bytes) -> tuple[list[float], list[int]]:
+def _read_marks(marks: bytes) -> tuple[list[float], list[int]]:
     """Return the moments of marks, and how long the log was at each; both only grow."""
     times: list[float] = []
     sizes: list[int] = []

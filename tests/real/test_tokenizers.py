@@ -169,7 +169,7 @@ RICH: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("case", RICH)
 @pytest.mark.parametrize("name", TURN_ENDS)
 def test_calls_and_thoughts(folder: Path, name: str, case: str, tmp_path: Path) -> None:
-    """What a template can write is as transformers writes it; a call that it drops is refused."""
+    """A template writes as in transformers; a call that it drops is refused."""
     said, judge = RICH[case], theirs(folder)
     line: dict[str, Any] = {"messages": said}
     if has_call := "call" in case:

@@ -79,11 +79,11 @@ def test_a_power_cut_after_which_the_checkpoints_are_gone(cluster: Cluster, run:
     cluster.head.start()
     cluster.head.wait_booted()
 
-    def said() -> bool:
+    def names_the_folder() -> bool:
         logs = cluster.operator.launch("logs", "coordinator", check=False).stdout
         return f"{folder}: is missing, though" in logs
 
-    run.wait(said, "the coordinator names the folder")
+    run.wait(names_the_folder, "the coordinator names the folder")
     missing = cluster.w2.exec(["test", "-e", folder], check=False)
     assert missing.returncode != 0, "nothing was begun there"
     cluster.w1.exec(["mv", f"{folder}-elsewhere", folder], user="motley")

@@ -1,4 +1,4 @@
-"""What each engine does with each setting: it follows the setting, or refuses it in a sentence.
+"""The settings that an engine refuses, each with a sentence; every engine follows the others.
 
 This is the only place that says so. A setting that is in no row fails a test; docs/config.md shows
 the table.
@@ -16,7 +16,7 @@ from trainer.config.exchange import FEWEST
 from trainer.system.errors import InputError
 
 Engine = Literal[
-    "exchange", "ring", "ranks", "parallel", "ddp", "fsdp", "tensor", "student", "wgpu", "torch"
+    "exchange", "ring", "ranks", "parallel", "ddp", "fsdp", "tensor", "student", "wgpu"
 ]
 ENGINE_TITLES: Mapping[Engine, str] = {
     "exchange": "a coordinator and workers, or one process",
@@ -28,7 +28,6 @@ ENGINE_TITLES: Mapping[Engine, str] = {
     "tensor": "`--strategy tensor`",
     "student": "`trainer distill student`",
     "wgpu": "devices through Vulkan",
-    "torch": "CUDA devices and CPUs",
 }
 
 
@@ -41,7 +40,7 @@ class Refusal:
     `task dpo`."""
     engines: tuple[Engine, ...]
     sentence: str
-    """What is wrong and what to do; `{name}` and `{value}` are filled in."""
+    """The fault and the remedy; `{name}` and `{value}` are filled in."""
     refused: Callable[[Any], bool] | None = None
     """Whether a value is refused; None: all but the default."""
 

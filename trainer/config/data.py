@@ -47,8 +47,8 @@ class DataConfig(Section):
 
     The default is lowered to the model's positions; a value above them is refused."""
     lost_text: LostText = "refuse"
-    """What to do about a conversation of which the chat template leaves out text: refuse it, or use
-    the rest."""
+    """For a conversation of which the chat template leaves out text: `refuse` it, or use the
+    rest."""
     date: Day = TEMPLATE_DATE
     """Today's date for a chat template that asks for it (`strftime_now`).
 

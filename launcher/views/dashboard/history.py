@@ -169,7 +169,7 @@ class History:
         self._offset = 0
         self._ends, self._lines = array("Q"), list[str]()
         self._steps, self._kinds = array("Q"), array("Q")
-        """Of each line its step, and its kind; see `_Read`."""
+        """The step and the kind of each line; see `_Read`."""
         self._figures: tuple[array[float], ...] = (array("d"), array("d"))
         self._every = 1
         """Steps of the older half of which the extremes are kept."""
@@ -310,8 +310,8 @@ def _choose(
     for at, kind in enumerate(kinds):
         if kind:
             of_kind.setdefault(kind, []).append(at)
-    for kind, its in of_kind.items():
-        for _, group in groupby(its, lambda at: steps[at] // every):
+    for kind, places in of_kind.items():
+        for _, group in groupby(places, lambda at: steps[at] // every):
             lines = list(group)
             kept = set[int]() if kind == _STEP else {lines[-1]}
             if kind in (_STEP, _VALIDATION):

@@ -309,5 +309,5 @@ def test_stopped_at_any_operation_it_publishes_nothing_after_a_takeover(
         assert newest.progress.generation == 3, k
         held.release()
         shutil.rmtree(folder)
-    assert child.exitcode == 0, "nobody had taken over"
+    assert child.exitcode == 0, "no process had taken over"
     assert k > 25, "every write, sync and rename is a place to be stopped"
