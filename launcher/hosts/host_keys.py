@@ -116,7 +116,8 @@ class HostKeys:
         As ssh in its batch mode; ssh does not look at loopback addresses, which we do.
         """
         peer = client.get_transport().getpeername()
-        if self._route.one("checkhostip") != "yes" or self._route.jumps or not peer:
+        behind = self._route.jumps or self._route.one("proxycommand")
+        if self._route.one("checkhostip") != "yes" or behind or not peer:
             return  # behind a jump host or a ProxyCommand, as in ssh, there is no address
         address = str(peer[0])
         name = address if self._route.port == 22 else f"[{address}]:{self._route.port}"

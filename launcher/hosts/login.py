@@ -159,7 +159,7 @@ class Login:
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the launcher alone
                 )
-            return ours
+            return self._passed(ours) if self._route.one("proxyusefdpass") == "yes" else ours
         address, port = self._route.address, self._route.port
         family = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
         if only := family.get(self._route.one("addressfamily") or "any"):
@@ -169,6 +169,15 @@ class Login:
         with contextlib.suppress(OSError):  # paramiko forgets what is no greeting
             self._greeting = stream.recv(255, socket.MSG_PEEK)
         return stream
+
+    def _passed(self, proxy: socket.socket) -> socket.socket:
+        """Return the connection that a ProxyCommand hands over: ProxyUseFdpass, ssh_config(5)."""
+        with proxy:
+            proxy.settimeout(CONNECT_TIMEOUT)
+            _, descriptors, _, _ = socket.recv_fds(proxy, 1, 1)
+        if not descriptors:
+            raise OSError("its ProxyCommand handed over no connection (ProxyUseFdpass)")
+        return socket.socket(fileno=descriptors[0])
 
     def _proxy_command(self) -> str | None:
         """Return ssh's ProxyCommand with its tokens filled in.
@@ -230,11 +239,15 @@ class Login:
             return f"{target} {late}; is it up, and no firewall in between?"
         if transport is None:
             return f"{target}: {getattr(error, 'strerror', None) or error}"
-        if not transport.remote_version:
+        greeting = transport.remote_version
+        if not greeting:
             said = self._greeting.split(b"\n")[0].decode(errors="replace").strip()
             why = f"it says {said!r}" if said else "nothing came"
             late = f"no SSH greeting came within {CONNECT_TIMEOUT} s ({why})"
             return f"{late}; is that port sshd's, and not overloaded?"
+        if isinstance(error, OSError | EOFError):
+            why = getattr(error, "strerror", None) or "no more came"
+            return f"{target} closed the connection after its greeting {greeting!r}: {why}"
         return str(error) or "the connection was closed"
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import getopt
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,12 @@ _SETTINGS = {
     "RemoteCommand": "none",
     "LogLevel": "ERROR",
 }
+
+_GOES_ON = re.compile(
+    r"(?:(?:exec|sudo|doas|env|-\S+|\w+=\S*)\s+)*(?:\S*/)?"
+    r"(?:ssh|autossh|mosh|telnet|docker|podman|lxc|incus|kubectl|nsenter|machinectl|wsl)\s"
+)
+"""Matches a RemoteCommand that continues on another machine or in a container."""
 
 _OPTIONS = "1246AB:CD:E:F:GI:J:KL:MNO:P:Q:R:S:TVW:XYab:c:e:fgi:kl:m:no:p:qstvw:xy"
 _LEFT_OUT = frozenset(f"-{letter}" for letter in "AEFGMNOQSVWXYfnstwy")
@@ -156,6 +163,13 @@ def _route(
     for line in done.stdout.splitlines():
         name, _, value = line.partition(" ")
         settings.setdefault(name, []).append(value)
+    remote = settings.get("remotecommand", ["none"])[0]
+    if _GOES_ON.match(remote):
+        raise ConfigError(
+            f"{where}: RemoteCommand {remote!r} goes on from {settings['hostname'][0]}, and "
+            "commands are run on the host where ssh ends; name that host as HostName, "
+            "and the machines before it as ProxyJump"
+        )
     jumps = settings.get("proxyjump", ["none"])[0]
     return SshRoute(
         command=command,

@@ -169,6 +169,25 @@ def add_proxy(server: Server) -> None:
     )
 
 
+def test_a_proxy_may_hand_over_the_connection_itself(server: Server) -> None:
+    opens = server.folder / "opens.py"
+    opens.write_text(
+        "import socket, sys\n"
+        "s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+        "socket.send_fds(socket.socket(fileno=1), [b'x'], [s.fileno()])\n"
+    )
+    fails = server.folder / "fails.py"
+    fails.write_text("")
+    config = server.config.read_text() + f"  ProxyUseFdpass yes\n  ProxyCommand {sys.executable} "
+    server.config.write_text(f"{config}{opens} %h %p\n")
+    host = server.host()
+    assert connect(host).exists("/")
+    command = [*route_of(host).command, "127.0.0.1", "echo", "there"]
+    assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"there\n"
+    server.config.write_text(f"{config}{fails}\n")
+    assert "handed over no connection (ProxyUseFdpass)" in refused(server.host("empty"))
+
+
 def test_an_alias_of_an_included_file_is_enough(server: Server) -> None:
     (server.folder / "included").write_text(
         f"Host far\n  HostName 127.0.0.1\n  Port {server.port}\n  User {getpass.getuser()}\n"

@@ -119,6 +119,31 @@ def test_jump_hosts_are_named_in_order(tmp_path: Path) -> None:
         assert route_to(Host(name="other", ssh_args=("-F", config, *args))).jumps == ("gate",)
 
 
+@pytest.mark.parametrize(
+    ("command", "goes_on"),
+    [
+        ("ssh 10.156.0.4", True),
+        ("exec /usr/bin/ssh -t inner", True),
+        ("sudo -n TERM=xterm docker exec -it box bash", True),
+        ("incus exec lab -- su - ops", True),
+        ("tmux new -A -s lab", False),
+        ("cd /srv && exec zsh -l", False),
+        ("sudo -i", False),
+        ("ssh-agent bash", False),
+    ],
+)
+def test_a_remote_command_that_goes_on_elsewhere_is_refused(
+    tmp_path: Path, command: str, goes_on: bool
+) -> None:
+    config = write(tmp_path, f"Host inner\n  HostName 192.0.2.9\n  RemoteCommand {command}\n")
+    host = Host(name="inner", ssh_args=("-F", config))
+    if goes_on:
+        with pytest.raises(ConfigError, match=r"RemoteCommand .* from 192\.0\.2\.9, and"):
+            route_to(host)
+    else:
+        assert settings(host).get("remotecommand", "none") == "none"
+
+
 def test_without_a_file_of_the_inventory_the_operator_s_own_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
