@@ -203,7 +203,8 @@ def _read_turn(
         more["tool_calls"] = _calls_of_text(string_of(more, said))
         more.pop(said)
     _read_calls(more)
-    check_unicode({key: more[key] for key in more if key != said}, "a key of the turn")
+    if others := {key: more[key] for key in more if key != said}:
+        check_unicode(others, "a key of the turn")
     for key in REASONING:
         if key in more:
             string_of(more, key)
