@@ -19,8 +19,9 @@ Turn = dict[str, Any]
 
 FORGED, FORGED_END = "\ufdd0", "\ufdd1"
 """Around plain text that looks like a special token."""
-HERE, SEEN = "\ufdd2", "\ufdd5"
-"""At the end of an assistant's turn, and inside another."""
+_HERE, SEEN = "\ufdd2", "\ufdd5"
+"""Around the number at the end of an assistant's turn, and inside another."""
+END_MARK = re.compile(f"{_HERE}([0-9]+){_HERE}")
 RESERVED = re.compile("[\ufdd0-\ufdef]")
 
 
@@ -64,21 +65,22 @@ def guarded(value: Any, special: re.Pattern[str]) -> Any:
     return special.sub(f"{FORGED}\\g<0>{FORGED_END}", value)
 
 
-def with_end_mark(turn: Turn) -> Turn:
-    """Return an assistant's turn with a mark inside its last text."""
+def with_end_mark(turn: Turn, number: int) -> Turn:
+    """Return an assistant's turn with its number as a mark inside its last text."""
+    mark = f"{_HERE}{number}{_HERE}"
     *calls, last = turn.get("tool_calls") or [{}]
     call = last.get("function", last)
     if isinstance(call.get("name"), str):
-        call = {**call, "name": f"{call['name']}{HERE}"}
+        call = {**call, "name": f"{call['name']}{mark}"}
         last = {**last, "function": call} if "function" in last else call
         return {**turn, "tool_calls": [*calls, last]}
-    keys = ("content",) if turn.get("content", "").strip() else REASONING
+    keys = ("content",) if (turn.get("content") or "").strip() else REASONING
     texts = {key: text for key in keys if (text := turn.get(key, "")).strip()}
     if not texts:
         raise ConversationError("an assistant's turn has neither text nor the name of a tool")
     for key, text in texts.items():
         bare = text.rstrip()  # a template may trim
-        texts[key] = f"{bare}{HERE}{text[len(bare) :]}"
+        texts[key] = f"{bare}{mark}{text[len(bare) :]}"
     return {**turn, **texts}
 
 

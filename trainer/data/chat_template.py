@@ -16,7 +16,6 @@ with `data.lost_text`.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,10 +24,10 @@ from itertools import accumulate
 from typing import Any
 
 from trainer.config.data import TEMPLATE_DATE, LostText
+from trainer.data.answer_start import answer_start, common_start, continued_answer
 from trainer.data.chat_marks import (
+    END_MARK,
     FORGED,
-    FORGED_END,
-    HERE,
     RESERVED,
     SEEN,
     ConversationError,
@@ -44,7 +43,8 @@ from trainer.data.chat_marks import (
 )
 from trainer.data.lost_text import beginning, lost_text
 from trainer.data.tokenizer_folder import NAMES, TokenizerFolder
-from trainer.data.turns import REASONING, ChatMessage
+from trainer.data.turn_forms import template_turn, with_null, with_text, writes_python
+from trainer.data.turns import ChatMessage
 from trainer.model.formats import template_files
 from trainer.system.errors import InputError, first_line, plain_reason
 from trainer.system.regular_file import read_text
@@ -52,10 +52,6 @@ from trainer.system.regular_file import read_text
 Tools = Sequence[dict[str, Any]]
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-_TAG = re.compile(r"<[^<>\s]*>")
-_OPENER = re.compile(r"\s*<(?P<name>[^<>/\s]+)>\s*(?P<closed></(?P=name)>\s*)?")
-"""What a prompt opens a reasoning with, as its last part."""
-
 _REMEDY = (
     "leave out the turns after it, make it context with 'weight' 0, or mark answers in the template"
     " with {% generation %}"
@@ -112,8 +108,8 @@ class ChatTemplate:
             text, turns = self._rendered(messages, tools)
         except ConversationError:  # the prompt does not need the answer
             return layout(asked, [])
-        begin = _begin(asked, text)
-        if begin is not None and _continued(turns[-1], asked[begin:]) is None:
+        begin = answer_start(asked, text)
+        if begin is not None and continued_answer(turns[-1], asked[begin:], text[begin:]) is None:
             asked = asked[:begin]
         return layout(asked, [])
 
@@ -135,7 +131,7 @@ class ChatTemplate:
             for number, place in said.items():
                 asked = self._ask(turns[:number], tools)
                 begin, end = self._span(turns, tools, text, number, asked, place)
-                answer = _continued(turns[number], asked[begin:])
+                answer = continued_answer(turns[number], asked[begin:], text[begin:])
                 if answer is not None and number == len(turns) - 1:
                     text = asked + answer + text[place:]
                     begin, end = len(asked), len(asked + answer) + end - place
@@ -154,11 +150,28 @@ class ChatTemplate:
         self, turns: list[Turn], tools: Tools, text: str, numbers: Sequence[int]
     ) -> dict[int, int]:
         """Return where the last text of each of these turns ends in the rendering."""
-        marked = [with_end_mark(turn) if n in numbers else turn for n, turn in enumerate(turns)]
-        parts = self._render(marked, tools).split(HERE)
-        if len(parts) != len(numbers) + 1 or "".join(parts) != text:
+        marked = [with_end_mark(turn, n) if n in numbers else turn for n, turn in enumerate(turns)]
+        parts = END_MARK.split(self._render(marked, tools))
+        texts, marks = parts[::2], parts[1::2]
+        if set(map(int, marks)) != set(numbers) or "".join(texts) != text:
             raise ConversationError("the chat template omits or changes the assistant's text")
-        return dict(zip(numbers, accumulate(map(len, parts)), strict=False))
+        places: dict[int, list[int]] = {}
+        for number, place in zip(map(int, marks), accumulate(map(len, texts)), strict=False):
+            places.setdefault(number, []).append(place)
+        return {
+            number: found[self._own_marks(turns, tools, number, len(found)) - 1]
+            for number, found in places.items()
+        }
+
+    def _own_marks(self, turns: list[Turn], tools: Tools, number: int, most: int) -> int:
+        """Return how often a template writes a turn's mark in that turn.
+
+        Some write the name of a called tool again, in the turn with its result.
+        """
+        if most == 1 or number == len(turns) - 1:
+            return most
+        only = self._render([*turns[:number], with_end_mark(turns[number], number)], tools)
+        return min(max(len(END_MARK.findall(only)), 1), most)
 
     def _span(
         self, turns: list[Turn], tools: Tools, text: str, number: int, asked: str, said: int
@@ -169,7 +182,7 @@ class ChatTemplate:
             asked: the prompt for it.
             said: where its last text ends.
         """
-        begin = _begin(asked, text)
+        begin = answer_start(asked, text)
         if begin is None or begin > said:
             if all(turn["role"] != "user" for turn in turns[:number]):
                 raise ConversationError(_FIRST)
@@ -179,9 +192,11 @@ class ChatTemplate:
             )
         within = alone = text[said:]
         if number < len(turns) - 1:
-            only = self._render([*turns[:number], with_end_mark(turns[number])], tools)
-            alone = only.rpartition(HERE)[2]
+            only = self._render([*turns[:number], with_end_mark(turns[number], number)], tools)
+            alone = END_MARK.split(only)[-1]
         end = self._end(alone, within, self._asks_always(turns, tools, text))
+        if end is None:
+            end = self._other_end(turns[:number], tools, alone, within)
         if end is None:
             raise ConversationError(
                 f"the chat template ends turn {number + 1} differently if more turns follow;"
@@ -215,13 +230,30 @@ class ChatTemplate:
         """
         if always and (end := self._markup.search(within)):
             return end.end()
-        common = alone if within.startswith(alone) else _common(alone, within)
+        common = alone if within.startswith(alone) else common_start(alone, within, self._markup)
         if common != alone:  # some end the last turn with one more token: take the common part
             ends = [match.end() for match in self._markup.finditer(common)]
             if not ends:
                 return None
             common = common[: ends[-1]]
         return len(common.rstrip()) or len(common)
+
+    def _other_end(self, before: list[Turn], tools: Tools, alone: str, within: str) -> int | None:
+        """Return how much of `within` ends an answer that ends otherwise as the last turn.
+
+        Its end is the token that ends it as the last turn, after other white space, or the token
+        that ends the turn before it; gpt-oss ends only the last answer with one of its own.
+        """
+        common = len(common_start(alone, within, self._markup))
+        rest = within[common:]
+        token = self._markup.match(rest.lstrip())
+        if token is None:
+            return None
+        if not alone[common:].lstrip().startswith(token[0]):
+            ended = self._render(before, tools).rstrip() if before else ""
+            if not ended.endswith(token[0]):
+                return None
+        return within.index(token[0], common) + len(token[0])
 
     def _lost(
         self,
@@ -263,19 +295,22 @@ class ChatTemplate:
     ) -> tuple[str, list[Turn]]:
         """Return a rendering and the turns that it is made of.
 
-        Some templates write the arguments of calls as they are: these get them as JSON text.
+        Some templates write the arguments of calls as they are: these get them as JSON text. Some
+        want a `content` that is null in a turn without a text.
         """
         turns = self._guarded(messages)
-        textual = [_with_text(turn) for turn in turns]
+        textual = [with_text(turn) for turn in turns]
         try:
             text = self._render(turns, tools, asking=asking)
-            if not any(_is_python(turn, text) for turn in turns):
+            if not any(writes_python(turn, text) for turn in turns):
                 return text, turns
             return self._render(textual, tools, asking=asking), textual
         except ConversationError as error:
-            with contextlib.suppress(ConversationError):
-                if textual != turns:
-                    return self._render(textual, tools, asking=asking), textual
+            null, textual_null = ([with_null(turn) for turn in each] for each in (turns, textual))
+            for other in (textual, null, textual_null):
+                with contextlib.suppress(ConversationError):
+                    if other != turns:
+                        return self._render(other, tools, asking=asking), other
             first = next((turn for turn in turns if turn["role"] != "system"), None)
             if not turns or (first is not None and first["role"] == "assistant"):
                 raise ConversationError(f"{_FIRST} ({error})") from None
@@ -316,7 +351,8 @@ class ChatTemplate:
         """
         return [
             guarded(
-                _turn(message), self.own_markup if message.role == "assistant" else self._special
+                template_turn(message),
+                self.own_markup if message.role == "assistant" else self._special,
             )
             for message in messages
         ]
@@ -362,82 +398,3 @@ def read_chat_template(
             raise InputError(f"{path}: cannot be read: {plain_reason(error)}") from None
     sources = found or sources  # files replace the settings, as in transformers
     return ChatTemplate(sources, folder.names, special, on_lost, today) if sources else None
-
-
-def _turn(message: ChatMessage) -> dict[str, Any]:
-    """Return a turn as a template sees it; nulls are left out, as in transformers."""
-    content = {} if message.absent else {"content": message.content}
-    return {"role": message.role, **content, **_with_reasoning(message.more)}
-
-
-def _with_reasoning(more: dict[str, Any]) -> dict[str, Any]:
-    """Give a turn's reasoning the names that templates read, as transformers does."""
-    found = next((more[key] for key in REASONING if key in more), None)
-    return more if found is None else {"thinking": found, **more, "reasoning_content": found}
-
-
-def _begin(asked: str, text: str) -> int | None:
-    """Return where an answer begins in a conversation; None if its prompt is another text.
-
-    That is after the prompt, or before the reasoning that the prompt alone opens.
-    """
-    if text.startswith(asked):
-        return len(asked)
-    common = len(_common(asked, text))
-    for tag in _TAG.finditer(asked):
-        if tag.start() < common < tag.end():
-            common = tag.start()
-    opened = asked[common:]
-    return common if _OPENER.fullmatch(opened) else None
-
-
-def _common(one: str, other: str) -> str:
-    pairs = zip(one, other, strict=False)
-    same = next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-    return one[:same]
-
-
-def _continued(turn: Turn, opened: str) -> str | None:
-    """Return an answer as it continues a prompt; None if it has no reasoning, or is a call.
-
-    Args:
-        opened: the end of the prompt, with which it opens a reasoning.
-    """
-    opener = _OPENER.fullmatch(opened)
-    if opener is None or opener["closed"] or turn.get("tool_calls"):
-        return None
-    name, content = opener["name"], turn.get("content", "").rstrip()
-    # In a text of its own, markup is forged; here it is the reasoning's.
-    for tag in (f"<{name}>", f"</{name}>"):
-        content = content.replace(f"{FORGED}{tag}{FORGED_END}", tag, 1)
-    thought = turn.get("reasoning_content", "")
-    if f"</{name}>" in content:
-        content = content.lstrip().removeprefix(f"<{name}>")
-        return content.removeprefix("\n") if opened.endswith("\n") else content
-    if thought.strip():
-        return f"{thought.strip()}\n</{name}>\n\n{content.lstrip()}"
-    return None
-
-
-def _with_text(turn: Turn) -> Turn:
-    """Return a turn whose calls have their arguments as JSON text."""
-    if not turn.get("tool_calls"):
-        return turn
-    calls: list[Any] = []
-    for each in turn["tool_calls"]:
-        call = each.get("function", each)
-        if isinstance(arguments := call.get("arguments"), dict):
-            call = {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
-        calls.append({**each, "function": call} if "function" in each else call)
-    return {**turn, "tool_calls": calls}
-
-
-def _is_python(turn: Turn, text: str) -> bool:
-    """Return whether a template has written the arguments of a call as Python, not as JSON."""
-    calls = [each.get("function", each) for each in turn.get("tool_calls", ())]
-    found = [call["arguments"] for call in calls if call.get("arguments")]
-    return any(
-        str(each) in text and json.dumps(each, ensure_ascii=False) not in text
-        for each in found
-        if isinstance(each, dict)
-    )

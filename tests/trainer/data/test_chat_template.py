@@ -263,3 +263,69 @@ def test_a_template_that_writes_no_end_is_named(tmp_path: Path, end: str, marks:
     found = check_conversations(file, Encoder(folder))
     is_named = any("nothing ends an answer" in line for line in found)
     assert is_named == (marks or end in ("", "</s>"))
+
+
+NAMED = r"""
+{%- for m in messages %}
+    {%- if m.role == 'tool' %}{{- '<|start|>' + last.name + ' answers ' + m.content + '<|end|>' }}
+    {%- elif m.tool_calls %}{%- set last.name = m.tool_calls[0].function.name %}
+        {{- '<|start|>assistant to ' + last.name + ': ' + last.name }}
+        {{- m.tool_calls[0].function.arguments | tojson + '<|call|>' }}
+    {%- else %}{{- '<|start|>' + m.role + ' ' + m.content }}
+        {{- '<|return|>' if loop.last and m.role == 'assistant' else '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}
+"""
+"""It writes a tool's name again with the result, and ends the last answer with another token."""
+MARKS = ("<|start|>", "<|end|>", "<|call|>", "<|return|>")
+CALLED = ' to weather: weather{"city": "Köln"}<|call|> It is sunny.<|return|>'
+
+
+def learned_of(folder: Path, source: str, turns: list[Turn]) -> str:
+    family = Family(MARKS, "<|return|>", None, "{%- set last = namespace(name='') %}" + source)
+    encoder = Encoder(write_model(folder / "model", family, family.source))
+    tools = [WEATHER] if any("tool_calls" in each for each in turns) else None
+    (sample,) = read_samples(write_data(folder / "a.jsonl", (turns, tools)), "causal-lm")
+    _, labels = encoder.conversation(sample)
+    kept = [label for label in labels if label != IGNORED]
+    return encoder.tokenizer.decode(kept, skip_special_tokens=False)
+
+
+def test_a_called_name_may_be_written_more_than_once(tmp_path: Path) -> None:
+    """gpt-oss and Gemma 4 write it again in the turn of the tool."""
+    found = learned_of(tmp_path, NAMED, TOOLS)
+    assert found == CALLED
+
+
+def test_only_the_last_answer_may_end_with_a_token_of_its_own(tmp_path: Path) -> None:
+    assert learned_of(tmp_path, NAMED, SEVERAL) == (
+        " yes, größe<|end|>  no <|end|> yes, größe<|return|>"
+    )
+
+
+@pytest.mark.parametrize("between", ["", "\n"])
+def test_an_end_may_follow_other_white_space_in_the_last_answer(
+    tmp_path: Path, between: str
+) -> None:
+    source = NAMED.replace("'<|return|>' if", f"'{between}' if").replace(
+        "else '<|end|>' }}", "else ' ' }}{{- '<|end|>' }}"
+    )
+    assert learned_of(tmp_path, source, SEVERAL).count("<|end|>") == 3
+
+
+def test_a_turn_that_ends_with_the_next_one_is_refused(tmp_path: Path) -> None:
+    """A token that begins a turn does not end the one before."""
+    source = NAMED.replace("else '<|end|>' }}", "else '' }}")
+    with pytest.raises(InputError, match="ends turn 2 differently"):
+        learned_of(tmp_path, source, SEVERAL)
+
+
+@pytest.mark.parametrize(
+    "reads", ["(m.content or '')", "(m.content if m.content is not none else '')"]
+)
+def test_a_call_without_a_text_has_no_content_or_a_null(tmp_path: Path, reads: str) -> None:
+    """The second kind of template refuses a turn without the key; transformers gives a null."""
+    source = NAMED.replace("'<|start|>assistant to '", f"'<|start|>assistant' + {reads} + ' to '")
+    found = learned_of(tmp_path, source, TOOLS)
+    assert found == CALLED
