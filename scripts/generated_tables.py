@@ -1,5 +1,6 @@
 """Tables of the documents, generated from what reads them: settings from the pydantic models, those
-that an engine refuses, commands and options from Click, exit codes from the errors.
+that an engine refuses, checks from their rows, commands and options from Click, exit codes from the
+errors.
 
     python scripts/generated_tables.py            # writes the blocks between markers
     python scripts/generated_tables.py --check    # writes nothing; 1 if one of them is out of date
@@ -26,6 +27,7 @@ from pydantic_core import PydanticUndefined
 
 import launcher.errors
 from launcher.cli import cli as launch
+from launcher.runs.preflight.inspection import CHECKS
 from scripts.generated_pages import update_pages
 from trainer.cli import trainer
 from trainer.config.capabilities import ENGINE_TITLES, REFUSALS
@@ -225,6 +227,15 @@ def describe_launch_exits() -> str:
     )
 
 
+def describe_checks() -> str:
+    """Return a table of the checks of a start."""
+    rows = [
+        [f"`{check.name}`", check.subject, check.fault, check.remedy or "the remedy in the line"]
+        for check in CHECKS
+    ]
+    return render("| check | of | fails or warns when | what to do |", rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "settings": lambda: render("| key | values | default | meaning |", setting_rows(RunConfig)),
     "capabilities": render_capabilities,
@@ -232,6 +243,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "trainer-commands": lambda: describe_commands(find_commands(trainer, "trainer")),
     "launch-exit-codes": describe_launch_exits,
     "trainer-exit-codes": describe_trainer_exits,
+    "checks": describe_checks,
     "launch-options": lambda: describe_options(find_commands(launch, "launch")),
     "trainer-options": lambda: describe_options(find_commands(trainer, "trainer")),
 }

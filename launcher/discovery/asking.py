@@ -18,7 +18,7 @@ from launcher.errors import LauncherError, UnreachableError
 from launcher.files import MANAGED_STATE
 from launcher.hosts import ssh
 from launcher.hosts.base import Connection
-from launcher.hosts.fleet import AT_ONCE, REACH, at_once
+from launcher.hosts.fleet import AT_ONCE, REACH, ask_each
 from launcher.hosts.survey import with_devices
 from launcher.inventory.facts.devices import Detection
 from launcher.inventory.facts.machine import Machine
@@ -80,14 +80,12 @@ def ask_all(candidates: Sequence[Candidate]) -> tuple[list[Found], list[Refused]
     """Ask all candidates; two names of one machine are one, the first one's."""
     keyed = {str(number): candidate for number, candidate in enumerate(candidates)}
     opened = itertools.count(1)
-    tasks = {key: partial(_ask, candidate, opened) for key, candidate in keyed.items()}
-    answers = at_once(tasks, REACH + DEVICES_DEADLINE)
+    questions = {key: (one.host, partial(_ask, one, opened)) for key, one in keyed.items()}
+    answers = ask_each(questions, REACH + DEVICES_DEADLINE, ssh.visit)
     refused: list[Refused] = []
     for key, error in answers.errors.items():
-        host = keyed[key].host.name
-        if not isinstance(error, LauncherError) or str(error).startswith(f"host {key}:"):
-            text = str(error).removeprefix(f"host {key}: ")
-            error = UnreachableError(f"host {host}: {text}")
+        if not isinstance(error, LauncherError):
+            error = UnreachableError(f"host {keyed[key].host.name}: {error}")
         refused.append(Refused(keyed[key], error))
     found: dict[str, Found] = {}
     for one in answers.found.values():
@@ -114,9 +112,9 @@ def shared_keys(found: Sequence[Found]) -> list[str]:
     ]
 
 
-def _ask(candidate: Candidate, opened: Iterator[int]) -> Found:
+def _ask(candidate: Candidate, opened: Iterator[int], visited: tuple[Connection, str]) -> Found:
     host = candidate.host
-    connection, missing = ssh.visit(host)
+    connection, missing = visited
     route = ssh.route_of(host)
     machine = connection.ask(describe_machine)
     detection = connection.ask(detect_devices)

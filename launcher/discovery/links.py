@@ -7,24 +7,26 @@ switch or a router between them is slower than its ports.
 from __future__ import annotations
 
 import secrets
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from launcher.agent.checks import link as link_check
-from launcher.agent.checks.link import Listening
+from launcher.agent.checks.link import Crossing, Listening
 from launcher.agent.operations import find_routes
 from launcher.discovery.asking import Found
-from launcher.errors import ConfigError, LauncherError, PreflightError
-from launcher.hosts.fleet import at_once, line_of
+from launcher.errors import ConfigError
+from launcher.hosts.base import Connection
+from launcher.hosts.fleet import Answers, ask_each, line_of
 from launcher.inventory.facts.network import Route
 from launcher.plan.routes import choose
 
 _DEADLINE = 8.0
 """Seconds that a pair may take: connecting, and a burst each way."""
 _MARGIN = 4.0
+
+T = TypeVar("T")
 
 _FAILURES = {
     "silent": "no answer at {at}; open TCP port {port} in the firewall between them",
@@ -85,62 +87,78 @@ def measure(found: Sequence[Found], port: int) -> list[MeasuredLink]:
         return []
     machines = {one.name: one for one in found}
     targets = [entry.address for one in found for entry in one.machine.network.addresses]
-    asked = {one.name: partial(_find_routes, one, targets) for one in found}
-    routes = at_once(asked, _DEADLINE)
-    links: dict[tuple[str, str], MeasuredLink] = {}
-    for pairs in rounds([one.name for one in found]):
-        tasks = {
-            f"{a}\0{b}": partial(_cross, machines[a], machines[b], routes.found[b], port)
-            for a, b in pairs
-            if b in routes.found
-        }
-        answers = at_once(tasks, _DEADLINE + 2 * _MARGIN)
+
+    def find(there: Connection) -> dict[str, Route]:
+        return there.ask(find_routes.within(_DEADLINE), targets)
+
+    def ask_machines(
+        questions: Mapping[str, Callable[[Connection], T]], deadline: float
+    ) -> Answers[T]:
+        asked = {name: (machines[name].host, question) for name, question in questions.items()}
+        most = max(1, len(asked))  # both ends of a link at once
+        return ask_each(asked, deadline, lambda host: machines[host.name].connection, most=most)
+
+    routes = ask_machines(dict.fromkeys(machines, find), _DEADLINE)
+    links: list[MeasuredLink] = []
+    for pairs in rounds([*machines]):
+        ends: dict[str, Callable[[Connection], Listening | Crossing]] = {}
+        addresses: dict[str, str] = {}
         for a, b in pairs:
-            late = f"no answer within {_DEADLINE + 2 * _MARGIN:.0f} s"
-            why = line_of(b, routes.errors[b]) if b in routes.errors else late
-            lost = MeasuredLink(a, b, problem=why, unknown=True)
-            links[a, b] = answers.found.get(f"{a}\0{b}", lost)
-    order = [one.name for one in found]
-    return sorted(links.values(), key=lambda link: (order.index(link.one), order.index(link.other)))
+            if b in routes.found and (address := _choose(machines[a], b, routes.found[b])):
+                addresses[a] = address
+                target = (address, port, secrets.token_hex(16))
+                ends[a], ends[b] = partial(_listen, *target, b), partial(_connect, *target, b)
+        answers = ask_machines(ends, _DEADLINE + 2 * _MARGIN)
+        for a, b in pairs:
+            if b in routes.errors:
+                links.append(_unknown(a, b, line_of(b, routes.errors[b])))
+            elif a not in addresses:
+                problem = f"{b} has no route to an address of {a}"
+                links.append(MeasuredLink(a, b, problem=problem))
+            else:
+                links.append(_judge(a, b, answers, addresses[a], port))
+    order = [*machines]
+    return sorted(links, key=lambda link: (order.index(link.one), order.index(link.other)))
 
 
-def _find_routes(one: Found, targets: Sequence[str]) -> dict[str, Route]:
-    return one.connection.ask(find_routes.within(_DEADLINE), targets)
-
-
-def _cross(here: Found, there: Found, routes: Mapping[str, Route], port: int) -> MeasuredLink:
-    """Let one machine listen and the other connect, and return the link."""
-    link = partial(MeasuredLink, here.name, there.name)
+def _choose(here: Found, other: str, routes: Mapping[str, Route]) -> str:
+    """Return the address of a machine that another one is to connect to; empty without a route."""
     own = {entry.address for entry in here.machine.network.addresses}
     ways = {target: route for target, route in routes.items() if target in own}
     try:
-        address = choose(here.host, here.machine.network, {there.name: ways}).bind
+        return choose(here.host, here.machine.network, {other: ways}).bind
     except ConfigError:
-        return link(problem=f"{there.name} has no route to an address of {here.name}")
-    target: dict[str, Any] = {"address": address, "port": port, "deadline": _DEADLINE}
-    target["token"] = secrets.token_hex(16)
-    listening: list[Listening] = []
+        return ""
 
-    def listen() -> None:
-        try:
-            question = link_check.listen.within(_DEADLINE + _MARGIN)
-            listening.append(here.connection.ask(question, **target, peers=[there.name]))
-        except (LauncherError, OSError) as error:
-            listening.append(Listening(str(error)))
 
-    waiting = threading.Thread(target=listen, daemon=True)
-    waiting.start()
-    try:
-        question = link_check.connect.within(_DEADLINE + _MARGIN)
-        crossing = there.connection.ask(question, **target, name=there.name)
-    except (LauncherError, OSError) as error:
-        return link(problem=line_of(there.name, PreflightError(str(error))), unknown=True)
-    finally:
-        waiting.join(_DEADLINE + _MARGIN)  # the next round listens at that port again
+def _listen(address: str, port: int, token: str, peer: str, there: Connection) -> Listening:
+    question = link_check.listen.within(_DEADLINE + _MARGIN)
+    return there.ask(question, address, port, token, [peer], _DEADLINE)
+
+
+def _connect(address: str, port: int, token: str, name: str, there: Connection) -> Crossing:
+    question = link_check.connect.within(_DEADLINE + _MARGIN)
+    return there.ask(question, address, port, token, name, _DEADLINE)
+
+
+def _judge(
+    one: str, other: str, answers: Answers[Listening | Crossing], address: str, port: int
+) -> MeasuredLink:
+    """Return the link by what both of its ends report."""
+    if other in answers.errors:
+        return _unknown(one, other, line_of(other, answers.errors[other]))
+    crossing, listening = answers.found[other], answers.found.get(one)
+    assert isinstance(crossing, Crossing)
     if crossing.stage == "done":
-        return link(crossing.down, crossing.up, crossing.round_trip)
-    if listening and listening[0].problem:
-        return link(problem=line_of(here.name, PreflightError(listening[0].problem)), unknown=True)
-    at = f"{address}:{port}"
+        return MeasuredLink(one, other, crossing.down, crossing.up, crossing.round_trip)
+    if one in answers.errors:
+        return _unknown(one, other, line_of(one, answers.errors[one]))
+    if isinstance(listening, Listening) and listening.problem:
+        return _unknown(one, other, f"host {one}: {listening.problem}")
     reason = _FAILURES.get(crossing.stage, "{detail}")
-    return link(problem=reason.format(at=at, port=port, detail=crossing.detail))
+    problem = reason.format(at=f"{address}:{port}", port=port, detail=crossing.detail)
+    return MeasuredLink(one, other, problem=problem)
+
+
+def _unknown(one: str, other: str, problem: str) -> MeasuredLink:
+    return MeasuredLink(one, other, problem=problem, unknown=True)

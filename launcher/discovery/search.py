@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from launcher.discovery.mdns import Announced, browse
 from launcher.discovery.proposal import Proposal, propose
 from launcher.errors import ConfigError, LauncherError, PreflightError, UnreachableError
 from launcher.hosts import ssh
-from launcher.hosts.fleet import AT_ONCE, at_once
+from launcher.hosts.fleet import AT_ONCE, ask_each
 from launcher.inventory.hosts import Host, load_inventory
 from launcher.terminal import working
 
@@ -174,20 +174,25 @@ def _resolved(candidates: Sequence[Candidate]) -> list[Candidate]:
     Raises:
         ConfigError: ssh_config cannot be used.
     """
-    tasks: dict[str, Callable[[], Candidate]] = {
-        str(number): partial(_resolve, candidate) for number, candidate in enumerate(candidates)
-    }
-    answers = at_once(tasks, _RESOLVING)
+    questions = {str(i): (one.host, partial(_resolve, one)) for i, one in enumerate(candidates)}
+    answers = ask_each(questions, _RESOLVING, _read_place)
     for error in answers.errors.values():
         raise error
     return list(answers.found.values())
 
 
-def _resolve(candidate: Candidate) -> Candidate:
-    if candidate.host.is_local:
+def _read_place(host: Host) -> tuple[str, int] | None:
+    """Return the address and port of a host; None: it is this machine."""
+    if host.is_local:
+        return None
+    route = ssh.route_of(host)
+    return route.address.lower(), route.port
+
+
+def _resolve(candidate: Candidate, place: tuple[str, int] | None) -> Candidate:
+    if place is None:
         return replace(candidate, names=candidate.names | {candidate.host.name})
-    route = ssh.route_of(candidate.host)
-    return replace(candidate, names=candidate.names | {route.address.lower()}, port=route.port)
+    return replace(candidate, names=candidate.names | {place[0]}, port=place[1])
 
 
 def _recognised(

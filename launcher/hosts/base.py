@@ -22,6 +22,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def invalid_answer(host: str, error: Exception) -> InvalidAnswerError:
+    """Return the error of a host that answers as another version does, or has a defect."""
+    line = str(error).removeprefix(f"host {host}: ")
+    return InvalidAnswerError(f"host {host}: {line}; if its version differs: launch cluster push")
+
+
 class Connection(ABC):
     """The interface of a host. Paths are absolute paths on that host.
 
@@ -101,11 +107,8 @@ class Connection(ABC):
         try:
             answer = self.call(question.name, arguments, question.deadline)
             return receive(question.result, answer, question.name, **question.limits)
-        except (ValueError, RuntimeError) as error:  # another version, or a defect there
-            line = str(error).removeprefix(f"host {self.host}: ")
-            raise InvalidAnswerError(
-                f"host {self.host}: {line}; if its version differs: launch cluster push"
-            ) from None
+        except (ValueError, RuntimeError) as error:
+            raise invalid_answer(self.host, error) from None
 
     def size(self, path: str) -> int:
         """Return the bytes that a file has."""

@@ -1,4 +1,7 @@
-"""Several hosts at once: each answers within its deadline or fails, and none delays the others."""
+"""Several hosts at once: each answers within its deadline or fails, and none delays the others.
+
+`ask` puts one question to each host, `ask_each` any number; nothing else queries hosts at once.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from typing import Generic, TypeVar
 
 from launcher.errors import LauncherError, PreflightError, UnreachableError
 from launcher.hosts import ssh
-from launcher.hosts.base import Connection
+from launcher.hosts.base import Connection, invalid_answer
 from launcher.inventory.hosts import Host
 
 LOOK = 3.0
@@ -27,6 +30,7 @@ AT_ONCE = 64
 _SILENCE = 10.0
 """Seconds for which an unreachable host is not queried again."""
 
+C = TypeVar("C")
 T = TypeVar("T")
 Trouble = LauncherError | OSError
 """The errors of a host: it does not answer (UnreachableError), or it refuses."""
@@ -34,6 +38,10 @@ Trouble = LauncherError | OSError
 
 class LateError(UnreachableError):
     """A host has not answered a look yet; its login, or its answer, is under way."""
+
+
+class _NoAnswerError(UnreachableError):
+    """A question has not been answered by its deadline."""
 
 
 @dataclass(frozen=True)
@@ -72,69 +80,12 @@ def line_of(name: str, error: Trouble) -> str:
     return f"host {name}: {what or error}"
 
 
-def at_once(
-    tasks: Mapping[str, Callable[[], T]],
-    deadline: float | Mapping[str, float],
-    enough: str | None = None,
-    most: int = AT_ONCE,
-) -> Answers[T]:
-    """Run tasks concurrently; return the results and errors of the finished ones, the rest is late.
-
-    A late task continues in a daemon thread whose result is dropped.
-
-    Args:
-        deadline: seconds, of all tasks or of each, for every `most` of them.
-        enough: a task whose success ends the wait for the others, which then are in neither part.
-        most: tasks that run at a time.
-    """
-    deadlines = deadline if isinstance(deadline, Mapping) else dict.fromkeys(tasks, deadline)
-    waiting = deque(tasks.items())
-    ended: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
-
-    def work() -> None:
-        with contextlib.suppress(IndexError):  # none is waiting
-            while True:
-                name, task = waiting.popleft()
-                ended.put((name, _outcome(task)))
-
-    for _ in range(min(len(tasks), most)):
-        threading.Thread(target=work, daemon=True).start()
-    found: dict[str, T] = {}
-    errors: dict[str, Trouble] = {}
-    began = time.monotonic()
-    try:
-        while (due := tasks.keys() - found.keys() - errors.keys()) and enough not in found:
-            until = began + max(deadlines[name] for name in due) * math.ceil(len(tasks) / most)
-            name, outcome = ended.get(timeout=max(0.0, until - time.monotonic()))
-            if isinstance(outcome, LauncherError | OSError):
-                errors[name] = outcome
-            elif isinstance(outcome, BaseException):
-                raise outcome
-            else:
-                found[name] = outcome
-    except queue.Empty:
-        for name in tasks.keys() - found.keys() - errors.keys():
-            late = f"no answer within {deadlines[name]:.0f} s"
-            text = f"host {name}: {late}; is it up and reachable?"
-            errors[name] = _NoAnswerError(text)
-    finally:
-        waiting.clear()
-    ordered = {name: found[name] for name in tasks if name in found}
-    return Answers(ordered, {name: errors[name] for name in tasks if name in errors})
+def asking(names: Iterable[str]) -> str:
+    """Return the line that says which hosts are still asked."""
+    return f"asking {', '.join(names)} ..."
 
 
-class _NoAnswerError(UnreachableError):
-    """A task has not ended by its deadline."""
-
-
-def _outcome(task: Callable[[], T]) -> T | BaseException:
-    try:
-        return task()
-    except BaseException as error:  # raised again in the waiting thread
-        return error
-
-
-def ask_hosts(
+def ask(
     hosts: Iterable[Host],
     question: Callable[[Host, Connection], T],
     deadline: float = LOOK,
@@ -147,6 +98,7 @@ def ask_hosts(
     again. Logins go on after a look, so that the next one finds them.
 
     Args:
+        enough: a host whose answer ends the wait for the others, which then are in neither part.
         on_late: takes the answers of a look at which hosts were late; these are then asked until
             their logins' own deadlines.
     """
@@ -163,18 +115,13 @@ def ask_hosts(
     )
 
 
-def asking(names: Iterable[str]) -> str:
-    """Return the line that says which hosts are still asked."""
-    return f"asking {', '.join(names)} ..."
-
-
 def _ask(
     chosen: Mapping[str, Host],
     question: Callable[[Host, Connection], T],
     deadline: float,
     enough: str | None = None,
 ) -> Answers[T]:
-    def task(host: Host) -> T:
+    def connect(host: Host) -> Connection:
         since, error = _SILENT.get(host, (0.0, None))
         if error is not None and deadline <= LOOK and time.monotonic() - since < _SILENCE:
             raise error
@@ -184,15 +131,10 @@ def _ask(
             _SILENT[host] = (time.monotonic(), error)
             raise
         _SILENT.pop(host, None)
-        try:
-            return question(host, there)
-        except ValueError as error:  # its version does not have this question
-            raise PreflightError(
-                f"host {host.name}: {error}; if its version differs: launch cluster push"
-            ) from error
+        return there
 
-    tasks = {name: partial(task, host) for name, host in chosen.items()}
-    answers = at_once(tasks, deadline, enough)
+    questions = {name: (host, partial(question, host)) for name, host in chosen.items()}
+    answers = ask_each(questions, deadline, connect, enough)
     errors: dict[str, Trouble] = {}
     for name, error in answers.errors.items():
         is_late = isinstance(error, _NoAnswerError) and deadline <= LOOK
@@ -204,3 +146,68 @@ def _ask(
 
 _SILENT: dict[Host, tuple[float, Trouble]] = {}
 """Hosts that did not answer, and since when."""
+
+
+def ask_each(
+    questions: Mapping[str, tuple[Host, Callable[[C], T]]],
+    deadline: float | Mapping[str, float],
+    connect: Callable[[Host], C],
+    enough: str | None = None,
+    most: int = AT_ONCE,
+) -> Answers[T]:
+    """Put questions to their hosts concurrently, and return the answers by question.
+
+    A late question continues in a daemon thread whose result is dropped.
+
+    Args:
+        deadline: seconds, for all questions or for each, for every `most` of them.
+        connect: returns what a question gets of its host, such as `ssh.connect`.
+        enough: a question whose answer ends the wait for the others, which then are in neither
+            part.
+        most: questions that are under way at a time.
+    """
+    deadlines = deadline if isinstance(deadline, Mapping) else dict.fromkeys(questions, deadline)
+    waiting = deque(questions.items())
+    ended: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
+
+    def work() -> None:
+        with contextlib.suppress(IndexError):  # none is waiting
+            while True:
+                name, (host, question) = waiting.popleft()
+                ended.put((name, _outcome(host, question, connect)))
+
+    for _ in range(min(len(questions), most)):
+        threading.Thread(target=work, daemon=True).start()
+    found: dict[str, T] = {}
+    errors: dict[str, Trouble] = {}
+    began = time.monotonic()
+    try:
+        while (due := questions.keys() - found.keys() - errors.keys()) and enough not in found:
+            until = began + max(deadlines[name] for name in due) * math.ceil(len(questions) / most)
+            name, outcome = ended.get(timeout=max(0.0, until - time.monotonic()))
+            if isinstance(outcome, LauncherError | OSError):
+                errors[name] = outcome
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                found[name] = outcome
+    except queue.Empty:
+        for name in questions.keys() - found.keys() - errors.keys():
+            late = f"no answer within {deadlines[name]:.0f} s"
+            text = f"host {questions[name][0].name}: {late}; is it up and reachable?"
+            errors[name] = _NoAnswerError(text)
+    finally:
+        waiting.clear()
+    ordered = {name: found[name] for name in questions if name in found}
+    return Answers(ordered, {name: errors[name] for name in questions if name in errors})
+
+
+def _outcome(
+    host: Host, question: Callable[[C], T], connect: Callable[[Host], C]
+) -> T | BaseException:
+    try:
+        return question(connect(host))
+    except ValueError as error:  # not the bytes or the operation of this version
+        return invalid_answer(host.name, error)
+    except BaseException as error:  # raised again in the waiting thread
+        return error

@@ -17,7 +17,7 @@ from launcher.errors import ConfigError, LauncherError, UnreachableError
 from launcher.files import SHARE
 from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import RUN_USER
-from launcher.hosts.fleet import at_once
+from launcher.hosts.fleet import ask_each
 from launcher.inventory.facts.devices import Detection, Device
 from launcher.inventory.facts.machine import Machine
 from launcher.inventory.facts.network import Route
@@ -218,10 +218,11 @@ class _Asking:
     ) -> dict[str, T]:
         """Return the answers; `hosts` maps each to the question's arguments."""
 
-        def ask(name: str) -> T:
-            return self.connections[name].ask(question, **hosts[name])
+        def ask(arguments: Mapping[str, Any], there: Connection) -> T:
+            return there.ask(question, **arguments)
 
-        answers = at_once({name: partial(ask, name) for name in hosts}, question.deadline)
+        questions = {name: (Host(name=name), partial(ask, hosts[name])) for name in hosts}
+        answers = ask_each(questions, question.deadline, lambda host: self.connections[host.name])
         for name, error in answers.errors.items():
             known = error if isinstance(error, LauncherError) else UnreachableError(str(error))
             self.errors.setdefault(name, known)

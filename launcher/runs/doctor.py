@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from launcher.agent.checks.finding import Result
 from launcher.errors import LauncherError, UnreachableError
-from launcher.hosts.fleet import REACH, ask_hosts, line_of
+from launcher.hosts import fleet
+from launcher.hosts.fleet import REACH, line_of
 from launcher.hosts.survey import Survey, survey
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
@@ -31,7 +32,7 @@ def diagnose(
         whole: check the job as well: model, data, output and memory.
         given: settings of a fine-tune that derives the others from its data; None: it has all.
     """
-    answers = ask_hosts(hosts, lambda _, connection: connection, REACH)
+    answers = fleet.ask(hosts, lambda _, connection: connection, REACH)
     unreachable = {
         name: error if isinstance(error, LauncherError) else UnreachableError(line_of(name, error))
         for name, error in answers.errors.items()

@@ -11,8 +11,9 @@ from functools import partial
 
 from launcher.agent.operations import describe_process, find_run, send_signal
 from launcher.errors import PartialError, UnreachableError
+from launcher.hosts import fleet
 from launcher.hosts.base import Connection
-from launcher.hosts.fleet import REACH, ask_hosts, line_of
+from launcher.hosts.fleet import REACH, line_of
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes.systemd import supervise
@@ -68,7 +69,7 @@ def tear_down(run: Run, grace: float = GRACE, why: str = "") -> TeardownResult:
         if connection.exists(run.folder(host, connection)) and not connection.exists(path):
             connection.write(path, why.encode())
 
-    answers = ask_hosts(run.hosts, mark, REACH)
+    answers = fleet.ask(run.hosts, mark, REACH)
     gone = {n: e for n, e in answers.errors.items() if isinstance(e, UnreachableError)}
     hosts = [host for host in run.hosts if host.name not in gone]
     stopped: set[str] = set()
@@ -76,10 +77,10 @@ def tear_down(run: Run, grace: float = GRACE, why: str = "") -> TeardownResult:
         here = {process.host for process in group}
         stop = partial(_stop, run, group, grace)
         deadline = REACH + grace + LONGEST_SAVE
-        ended = ask_hosts([host for host in hosts if host.name in here], stop, deadline)
+        ended = fleet.ask([host for host in hosts if host.name in here], stop, deadline)
         stopped |= {name for names in ended.found.values() for name in names}
     sweep = partial(_sweep, run)
-    swept = ask_hosts(hosts, sweep, REACH + _SWEEP_DEADLINE)
+    swept = fleet.ask(hosts, sweep, REACH + _SWEEP_DEADLINE)
     return TeardownResult(
         run.run_id,
         tuple(process.name for process in run.plan.processes if process.name in stopped),

@@ -15,9 +15,9 @@ from typing import Any
 
 from launcher.agent.operations import list_unfinished_runs
 from launcher.errors import UnreachableError
-from launcher.hosts import ssh as reaching
+from launcher.hosts import fleet, ssh
 from launcher.hosts.base import Connection
-from launcher.hosts.fleet import LOOK, REACH, Answers, ask_hosts, at_once, line_of
+from launcher.hosts.fleet import LOOK, REACH, Answers, ask_each, line_of
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.processes.log_pages import last_lines
@@ -157,7 +157,7 @@ class RunMonitor:
             UnreachableError: the host cannot be driven.
         """
         host = self.run.host(process.host)
-        return self._supervise(host, reaching.connect(host))
+        return self._supervise(host, ssh.connect(host))
 
     def _supervise(self, host: Host, connection: Connection) -> SessionSupervisor:
         home = self.run.folder(host, connection)
@@ -179,7 +179,7 @@ class RunMonitor:
         def read(host: Host, connection: Connection) -> list[str]:
             return last_lines(self._supervise(host, connection), process, count, attempt)
 
-        answers = ask_hosts([self.run.host(process.host)], read)
+        answers = fleet.ask([self.run.host(process.host)], read)
         for name, error in answers.errors.items():
             return [f"(no log: {line_of(name, error)})"]
         return answers.found[process.host]
@@ -210,7 +210,7 @@ class RunMonitor:
             if on_late is not None:
                 on_late(self._view(answers, ends, LOOK))
 
-        answers = ask_hosts(
+        answers = fleet.ask(
             self.run.hosts, states_of, deadline, on_late=None if on_late is None else show
         )
         left = LOOK if on_late is not None else deadline - (time.monotonic() - began)
@@ -260,23 +260,27 @@ class RunMonitor:
     ) -> dict[str, Mapping[str, Any]]:
         """Return the reports of processes; nothing while the file of a report hangs."""
         plan, now = self.run.plan, time.monotonic()
-        speakers = {
-            process.name: partial(self._read_words, process, states[process.name])
+        questions = {
+            process.name: (
+                self.run.host(process.host),
+                partial(self._read_words, process, states[process.name]),
+            )
             for process in plan.processes
             if (process is plan.leader or process.beat)
             and states[process.name].state != "unreachable"
             and now >= self._hanging_until.get(process.name, 0.0)
         }
-        answers = at_once(speakers, deadline)
+        answers = ask_each(questions, deadline, ssh.connect)
         for name, error in answers.errors.items():
             if isinstance(error, UnreachableError):
                 self._hanging_until[name] = now + _HANGING_PAUSE
         return {name: words for name, words in answers.found.items() if words is not None}
 
-    def _read_words(self, process: ProcessPlan, state: ProcessState) -> Mapping[str, Any] | None:
+    def _read_words(
+        self, process: ProcessPlan, state: ProcessState, connection: Connection
+    ) -> Mapping[str, Any] | None:
         """Return what the present attempt of a process wrote, else the last of an ended one."""
         host = self.run.host(process.host)
-        connection = reaching.connect(host)
         plan = self._plans.get(host.name) or self.run.plan_by(host, connection)
         here = None if plan is None else plan.process(process.name)
         if plan is None or here is None:

@@ -25,8 +25,9 @@ from launcher.errors import (
     raise_all,
 )
 from launcher.files import default_state_folder
+from launcher.hosts import fleet
 from launcher.hosts.base import Connection
-from launcher.hosts.fleet import REACH, ask_hosts
+from launcher.hosts.fleet import REACH
 from launcher.hosts.survey import Survey, survey
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
@@ -80,7 +81,7 @@ def look_around(hosts: Sequence[Host], only_to_plan: bool = False) -> Survey:
         UnreachableError: hosts that have to be asked do not answer; every one is named.
     """
     asked = [h for h in hosts if h.is_local or h.devices is None or not only_to_plan]
-    connections = ask_hosts(asked, lambda _, connection: connection, REACH).require()
+    connections = fleet.ask(asked, lambda _, connection: connection, REACH).require()
     found = survey(hosts, connections)
     raise_all([*found.failures.values()])
     return found
@@ -242,7 +243,7 @@ def deliver(run: Run, record: bytes, config: bytes) -> None:
                     connection.write(f"{process.folder}/tls/{name}", content)
         connection.write(f"{folder}/plan.json", record)
 
-    ask_hosts(run.keepers, write, REACH).require()
+    fleet.ask(run.keepers, write, REACH).require()
 
 
 def _reopen(connection: Connection, status: str) -> None:
@@ -280,7 +281,7 @@ def _start(run: Run, join_deadline: float, notify: Sequence[str]) -> None:
                 else:
                     supervisor.start(process, leader if serves else None)
 
-    ask_hosts(run.hosts, start, START_DEADLINE).require(PartialError)
+    fleet.ask(run.hosts, start, START_DEADLINE).require(PartialError)
 
 
 @contextlib.contextmanager

@@ -14,8 +14,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from launcher.errors import ConfigError, LauncherError, PartialError, PreflightError
+from launcher.hosts import fleet
 from launcher.hosts.base import Connection
-from launcher.hosts.fleet import REACH, Answers, ask_hosts, line_of
+from launcher.hosts.fleet import REACH, Answers, line_of
 from launcher.installation.environments import WheelFacts
 from launcher.installation.install import BEGUN_SCHEMA, RESULT_SCHEMA
 from launcher.inventory.hosts import Host
@@ -89,7 +90,7 @@ class Fleet:
             LauncherError: a host does not answer.
             ConfigError: no host is left.
         """
-        pythons = ask_hosts(self._hosts, lambda _, there: there.python, REACH).require()
+        pythons = fleet.ask(self._hosts, lambda _, there: there.python, REACH).require()
         for name, python in pythons.items():
             if root_of(python) is None:
                 self._report(f"{name}: runs {python}, which is no installation to update")
@@ -107,7 +108,7 @@ class Fleet:
             arguments = ("show",)
         else:
             data = wheel.path.read_bytes()
-            ask_hosts(self._hosts, lambda h, c: _bring(h, c, wheel, data), REACH).require()
+            fleet.ask(self._hosts, lambda h, c: _bring(h, c, wheel, data), REACH).require()
             arguments = ("install", "--check")
         trees = self._run(wheel, arguments, _CHECK_DEADLINE).require()
         return [_update(name, tree, wheel is None) for name, tree in trees.items()]
@@ -151,7 +152,7 @@ class Fleet:
             return _install(host, connection, wheel, arguments, deadline, report)
 
         chosen = self._hosts if hosts is None else hosts
-        return ask_hosts(chosen, run, deadline + REACH)
+        return fleet.ask(chosen, run, deadline + REACH)
 
 
 def refuse(updates: Sequence[HostUpdate], quick: bool, force: bool) -> None:

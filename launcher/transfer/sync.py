@@ -10,7 +10,6 @@ import contextlib
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -18,10 +17,10 @@ from typing import Literal
 from launcher.agent.checks.share import find_share_source
 from launcher.errors import ConfigError, LauncherError, PartialError
 from launcher.files import SHARE
-from launcher.hosts import ssh as connection
+from launcher.hosts import fleet, ssh
 from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import RUN_USER
-from launcher.hosts.fleet import REACH, ask_hosts, line_of
+from launcher.hosts.fleet import REACH, line_of
 from launcher.inventory.hosts import Host
 from launcher.transfer.rsync import Endpoint, Report, TransferStats, transfer
 from trainer.system.received import is_path_below, receive_json
@@ -40,6 +39,8 @@ _FETCHED = ".fetched-manifests"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _COPY = ("--recursive", "--copy-links")
 _READABLE = "--chmod=D755,F644"
+_DEADLINE = 1e8
+"""Seconds, which are years: a transfer takes as long as it makes progress."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def pull(host: Host, kind: Kind, name: str, target: Path, report: Report) -> Syn
     """
     if name and not _NAME.fullmatch(name):
         raise ConfigError(f"{name}: is not the name of a folder of {kind}")
-    there = ask_hosts([host], lambda _, found: found, REACH).require()[host.name]
+    there = fleet.ask([host], lambda _, found: found, REACH).require()[host.name]
     place = find_place(host, there, kind)
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -178,33 +179,24 @@ def find_place(host: Host, there: Connection, kind: Kind) -> Endpoint:
     if host.is_local:
         there.make_folder(folder)
         return Endpoint(host.name, folder)
-    ssh = connection.route_of(host).command
+    command = ssh.route_of(host).command
     name = host.address or host.name
     destination = f"[{name}]" if ":" in name else name  # an IPv6 address
     if managed and host.user != RUN_USER:
-        return Endpoint(host.name, folder, "module", kind, destination, ssh)
+        return Endpoint(host.name, folder, "module", kind, destination, command)
     there.make_folder(folder)
-    return Endpoint(host.name, folder, "login", kind, destination, ssh)
+    return Endpoint(host.name, folder, "login", kind, destination, command)
 
 
 def _everywhere(hosts: Sequence[Host], task: Callable[[Host, Connection], Synced]) -> list[Synced]:
     """Do it on all hosts at once; all finish, then the errors of all are raised as one."""
-    found = ask_hosts(hosts, lambda _, there: there, REACH)
-    errors: dict[str, LauncherError | OSError] = dict(found.errors)
-    done: list[Synced] = []
-    reached = [host for host in hosts if host.name in found.found]
-    with ThreadPoolExecutor(max_workers=max(1, len(reached))) as pool:
-        futures = {h.name: pool.submit(task, h, found.found[h.name]) for h in reached}
-        for name, future in futures.items():
-            try:
-                done.append(future.result())
-            except (LauncherError, OSError) as error:
-                errors[name] = error
-    if not errors:
+    answers = fleet.ask(hosts, task, _DEADLINE)
+    done = [*answers.found.values()]
+    if not answers.errors:
         return done
-    lines = [line_of(name, error) for name, error in errors.items()]
+    lines = [line_of(name, error) for name, error in answers.errors.items()]
     lines += [f"done: {synced.line}" for synced in done]
-    first = next(iter(errors.values()))
+    first = next(iter(answers.errors.values()))
     kind = type(first) if isinstance(first, LauncherError) and not done else PartialError
     raise kind(lines[0], lines[1:])
 

@@ -22,8 +22,8 @@ from launcher.errors import (
     UnreachableError,
     raise_all,
 )
-from launcher.hosts import ssh
-from launcher.hosts.fleet import ask_hosts, asking
+from launcher.hosts import fleet, ssh
+from launcher.hosts.fleet import asking
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.failures import FailureWatch
 from launcher.runs.processes.log_pages import LogPages, Page
@@ -233,7 +233,7 @@ class LogReader:
         """Return the hosts of these processes whose logins take long, and go on."""
         names = {log.process.host for log in self._logs}
         hosts = [host for host in self._monitor.run.hosts if host.name in names]
-        return ask_hosts(hosts, lambda _host, _connection: None).late
+        return fleet.ask(hosts, lambda _host, _connection: None).late
 
     def _tell_late_hosts(self, events: queue.Queue[_Event]) -> None:
         with contextlib.suppress(LauncherError, OSError):  # of a host: its thread's to report

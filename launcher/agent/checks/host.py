@@ -91,7 +91,8 @@ def check_cuda(python: str | None, cards: Sequence[str]) -> Finding:
     The driver may support a card for which this build of torch has no CUDA or no kernels.
     """
     if python is None:
-        return Finding("warn", "not checked: there is no Python next to the trainer's program")
+        detail = "not checked: there is no Python next to the trainer's program"
+        return Finding("warn", detail, "install the trainer there")
     try:
         done = subprocess.run(
             [python, "-P", "-c", _CUDA_PROBE],
@@ -147,11 +148,7 @@ def check_secure_boot(broken: bool) -> Finding:
 def check_sleep() -> Finding:
     """Whether the host may suspend during a run."""
     if machine.may_sleep():
-        return Finding(
-            "warn",
-            "a desktop session is running and may suspend the machine",
-            "sudo systemctl mask sleep.target suspend.target hibernate.target",
-        )
+        return Finding("warn", "a desktop session is running and may suspend the machine")
     return Finding("ok", "stays awake")
 
 

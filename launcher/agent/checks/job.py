@@ -52,6 +52,7 @@ METRICS_FILE = "metrics.jsonl"
 _MODEL_FILES = ("config.json", "tokenizer.json")
 _LEAST_OUTPUT_SPACE = 256 * _MIB
 _BRING = "launch sync inputs brings it there, or name another in the job"
+_SEE_MODEL = "see its check `model`"
 
 
 def model_folder(config: RunConfig) -> Path | None:
@@ -377,10 +378,10 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
     try:
         folder = model_folder(config)
         if folder is None:
-            return Finding("warn", "not planned: the model is not on this machine")
+            return Finding("warn", "not planned: the model is not on this machine", _SEE_MODEL)
         memory = RunMemory.of(folder, config)
     except InputError:
-        return Finding("warn", "not planned: the model cannot be read")
+        return Finding("warn", "not planned: the model cannot be read", _SEE_MODEL)
     own = [worker for worker in plan.workers if worker.host in hosts]
     on_cpu = sum(len(worker.devices) for worker in own if worker.backend == "cpu")
     for worker in own:

@@ -72,7 +72,10 @@ def check_fences(units: Mapping[str, Mapping[str, Sequence[str]]]) -> Finding:
     for unit, paths in units.items():
         who = f"{unit.partition('@')[0]}@.service"
         if unit not in shown:
-            return Finding("warn", f"not checked: systemd does not report on {who}")
+            detail = f"not checked: systemd does not report on {who}"
+            return Finding(
+                "warn", detail, "ansible-playbook recipes/gpu-training.yml --tags trainer"
+            )
         fence = read_fence(shown[unit])
         limit = f"writes below {' and '.join(fence.writable or ('/',))}"
         limits.add(limit)

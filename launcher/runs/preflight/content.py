@@ -9,7 +9,9 @@ from dataclasses import replace
 from launcher.agent.checks.digests import difference
 from launcher.agent.checks.finding import Finding
 from launcher.errors import LauncherError
+from launcher.hosts.base import Connection
 
+AGAIN = "repeat when both hosts answer: launch doctor"
 _PUSH = "copy it there: launch sync inputs"
 
 
@@ -30,16 +32,21 @@ class Content:
 
 
 def compare_content(
-    ask: Callable[[], Finding], own: Content, reference: Content, head: str
+    ask: Callable[[Connection], Finding],
+    own: Content,
+    reference: Content,
+    head: str,
+    there: Connection,
 ) -> Finding:
     """Return a host's finding, or how its files differ from the coordinator's."""
-    finding = ask()
+    finding = ask(there)
     if finding.status == "fail":
         return finding
     try:
         mine, theirs = own.get(), reference.get()
     except (LauncherError, OSError) as error:
-        return Finding("fail", f"{finding.detail}: cannot be compared with {head}'s: {error}")
+        detail = f"{finding.detail}: cannot be compared with {head}'s: {error}"
+        return Finding("fail", detail, AGAIN)
     if not mine or not theirs:  # the trainer downloads it, or the coordinator's check fails
         return finding
     if different := difference(mine, theirs):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -13,27 +13,31 @@ from launcher.agent.checks.host import check_folder
 from launcher.agent.checks.unit_sandbox import check_fences
 from launcher.agent.operation import CHECK_DEADLINE, Operation
 from launcher.errors import LauncherError
+from launcher.hosts.base import Connection
 from launcher.plan.distill_commands import below
 from launcher.plan.plan import unit_of
-from launcher.runs.preflight.examination import Asked, Examination
+from launcher.runs.preflight.check import CheckContext, Question, ask
+from launcher.runs.preflight.content import AGAIN
 from trainer.config.run import DATA_ON_HUB
+
+Probe = Callable[[CheckContext, str], Iterator[Question]]
 
 _LEAST_SPACE = 256 << 20
 _ANOTHER = "another file in the job"
 _MOUNT = "mount the shared folder on all hosts (docs/share.md), or name one common to all of them"
 
 
-def files(check: str, question: Operation[[Path], Finding]) -> Callable[[Examination, str], Asked]:
+def files(check: str, question: Operation[[Path], Finding]) -> Probe:
     """Return the probe of the hosts whose processes read files that a check is for."""
 
-    def probe(cluster: Examination, name: str) -> Asked:
+    def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
         paths = {path for each in cluster.processes(name) for path in each.reads.get(check, ())}
-        yield from (cluster.ask(name, question, Path(path)) for path in sorted(paths))
+        yield from (ask(question, Path(path)) for path in sorted(paths))
 
     return probe
 
 
-def held_out(cluster: Examination, name: str) -> Asked:
+def held_out(cluster: CheckContext, name: str) -> Iterator[Question]:
     """The samples that a student or an evaluator reads, with their names of keys."""
     distillation, found = cluster.distillation, dict[str, Mapping[str, str]]()
     for process in cluster.processes(name):
@@ -45,45 +49,49 @@ def held_out(cluster: Examination, name: str) -> Asked:
         for path in process.reads.get("validation", ()):
             found.setdefault(path, columns)
     for path in sorted(found):
-        yield cluster.ask(name, job.check_data, Path(path), _ANOTHER, dict(found[path]))
+        yield ask(job.check_data, Path(path), _ANOTHER, dict(found[path]))
 
 
-def folders(check: str) -> Callable[[Examination, str], Asked]:
+def folders(check: str) -> Probe:
     """Return the probe of the hosts whose processes write to a folder that a check is for."""
 
-    def probe(cluster: Examination, name: str) -> Asked:
+    def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
         for folder in sorted({p.writes.get(check, "") for p in cluster.processes(name)} - {""}):
             yield partial(_find_common, cluster, name, folder, check), CHECK_DEADLINE
 
     return probe
 
 
-def output(cluster: Examination, name: str) -> Asked:
+def output(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Only the student writes to the output."""
     for process in cluster.processes(name):
         if "output" in process.writes:
             output = Path(process.writes["output"])
-            yield cluster.ask(name, job.check_output, output, cluster.plan.run_id)
+            yield ask(job.check_output, output, cluster.plan.run_id)
 
 
-def _find_common(cluster: Examination, name: str, folder: str, check: str) -> Finding:
+def _find_common(
+    cluster: CheckContext, name: str, folder: str, check: str, own: Connection
+) -> Finding:
     """Return whether a folder can be written to, and is the leader's of that name."""
-    finding = cluster.connection(name).ask(check_folder, folder, _LEAST_SPACE)
+    finding = own.ask(check_folder, folder, _LEAST_SPACE)
     there = cluster.plan.leader.writes.get(check)
     far = cluster.head in cluster.asked("distillation") and not cluster.same_machine(
         name, cluster.head
     )
     if finding.status == "fail" or there is None or not far:
         return finding
-    return _meet(cluster, name, folder, there, finding)
+    return _meet(cluster, own, folder, there, finding)
 
 
-def _meet(cluster: Examination, name: str, folder: str, there: str, finding: Finding) -> Finding:
+def _meet(
+    cluster: CheckContext, own: Connection, folder: str, there: str, finding: Finding
+) -> Finding:
     """Return a host's finding of a folder, or that the leader has a different one of that name.
 
     A file in the parent folder proves it: the folder itself may not exist yet.
     """
-    own, head = cluster.connection(name), cluster.head
+    head = cluster.head
     mark = f".motley-{secrets.token_hex(8)}"
     path = str(PurePosixPath(folder).parent / mark)
     try:
@@ -93,13 +101,13 @@ def _meet(cluster: Examination, name: str, folder: str, there: str, finding: Fin
         finally:
             own.remove(path)
     except (LauncherError, OSError) as error:
-        return Finding("fail", f"{folder}: cannot be compared with {head}'s: {error}")
+        return Finding("fail", f"{folder}: cannot be compared with {head}'s: {error}", AGAIN)
     if not seen:
         return Finding("fail", f"{folder} is not {head}'s {there}", _MOUNT)
     return Finding("ok", f"{finding.detail}, the same as on {head}")
 
 
-def units(cluster: Examination, name: str) -> Asked:
+def units(cluster: CheckContext, name: str) -> Iterator[Question]:
     """What a host's units can see and write, which no other check covers."""
     if cluster.connection(name).units:
         asked = {
@@ -114,4 +122,4 @@ def units(cluster: Examination, name: str) -> Asked:
             }
             for process in cluster.processes(name)
         }
-        yield cluster.ask(name, check_fences, asked)
+        yield ask(check_fences, asked)

@@ -5,7 +5,7 @@ Every host that trains needs the model and the data, with the same content as th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -19,8 +19,8 @@ from launcher.agent.checks.logits_folder import logits_content
 from launcher.agent.checks.unit_sandbox import check_fences
 from launcher.agent.operation import Operation
 from launcher.plan.plan import unit_of
+from launcher.runs.preflight.check import CheckContext, Question, ask
 from launcher.runs.preflight.content import Content, compare_content
-from launcher.runs.preflight.examination import Asked, Check, Examination
 from trainer.config.run import RunConfig
 
 P = ParamSpec("P")
@@ -42,9 +42,9 @@ class _Input:
 
 
 def _model(config: RunConfig) -> _Input:
-    model = {"config": config}
+    subject = {"config": config}
     question = _with_patience(job.check_model, config)
-    return _Input(config.model.path, question, model, job.model_content, model)
+    return _Input(config.model.path, question, subject, job.model_content, subject)
 
 
 def _with_patience(question: Operation[P, R], config: RunConfig) -> Operation[P, R]:
@@ -66,27 +66,29 @@ def _validation(config: RunConfig) -> _Input | None:
     return None if path is None else _Input(path, job.check_data, asked, file_content, place)
 
 
-def _check(check: str, files_of: Callable[[RunConfig], _Input | None]) -> Check:
-    """Return the check of an input: whether it is there, and equals the coordinator's."""
+def _input(
+    files_of: Callable[[RunConfig], _Input | None],
+) -> Callable[[CheckContext, str], Iterator[Question]]:
+    """Return the probe of an input: whether it is there, and equals the coordinator's."""
 
-    def probe(cluster: Examination, name: str) -> Asked:
+    def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
         files, head = files_of(cluster.config), cluster.head
         if files is None:
             return
-        ask, deadline = cluster.ask(name, files.question, **files.arguments)
+        find, deadline = ask(files.question, **files.arguments)
         if _is_compared(cluster, name, files.path):
             own, reference = (_content(cluster, each, files) for each in (name, head))
-            yield partial(compare_content, ask, own, reference, head), HASH_DEADLINE + deadline
+            yield partial(compare_content, find, own, reference, head), HASH_DEADLINE + deadline
         else:
-            yield ask, deadline
+            yield find, deadline
 
-    return Check(check, "training", probe)
-
-
-INPUTS = (_check("model", _model), _check("data", _data), _check("validation", _validation))
+    return probe
 
 
-def _is_compared(cluster: Examination, name: str, path: str) -> bool:
+model, data, validation = _input(_model), _input(_data), _input(_validation)
+
+
+def _is_compared(cluster: CheckContext, name: str, path: str) -> bool:
     """Whether a host and the coordinator's have different files at a path."""
     head = cluster.head
     if head not in cluster.asked("training") or cluster.same_machine(name, head):
@@ -96,29 +98,29 @@ def _is_compared(cluster: Examination, name: str, path: str) -> bool:
     return not (shared and PurePosixPath(path).is_relative_to(str(share)))
 
 
-def _content(cluster: Examination, name: str, files: _Input) -> Content:
+def _content(cluster: CheckContext, name: str, files: _Input) -> Content:
     subject = {**files.subject, "state_folder": cluster.state_folder(name)}
     new = Content(lambda: cluster.connection(name).ask(files.content, **subject))
     return cluster.contents.setdefault((name, files.content.name, files.path), new)
 
 
-def output(cluster: Examination, name: str) -> Asked:
+def output(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Only the coordinator writes the output."""
     if name == cluster.head:
         config = cluster.config
         path = Path(config.output)
         checkpoints = Path(config.checkpoint.folder or path / "checkpoints")
-        yield cluster.ask(name, job.check_output, path, cluster.plan.run_id, checkpoints)
+        yield ask(job.check_output, path, cluster.plan.run_id, checkpoints)
 
 
-def checkpoints(cluster: Examination, name: str) -> Asked:
+def checkpoints(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Checkpoints are in the output folder unless they have their own."""
     folder = cluster.config.checkpoint.folder
     if name == cluster.head and folder is not None:
-        yield cluster.ask(name, check_folder, folder, _LEAST_CHECKPOINT_SPACE)
+        yield ask(check_folder, folder, _LEAST_CHECKPOINT_SPACE)
 
 
-def units(cluster: Examination, name: str) -> Asked:
+def units(cluster: CheckContext, name: str) -> Iterator[Question]:
     """What a host's units can see and write, which no other check covers."""
     if not cluster.connection(name).units:
         return
@@ -131,12 +133,12 @@ def units(cluster: Examination, name: str) -> Asked:
         if process is cluster.plan.leader:
             writes += filter(None, [config.output, config.checkpoint.folder])
         asked[unit_of(cluster.plan.run_id, process)] = {"reads": reads, "writes": writes}
-    yield cluster.ask(name, check_fences, asked)
+    yield ask(check_fences, asked)
 
 
-def memory(cluster: Examination, name: str) -> Asked:
+def memory(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Names of one machine share its memory, so only the first is asked."""
     twins = [other for other in cluster.names if cluster.same_machine(name, other)]
     if name == twins[0]:
         question = _with_patience(job.check_memory, cluster.config)
-        yield cluster.ask(name, question, cluster.plan, cluster.config, twins)
+        yield ask(question, cluster.plan, cluster.config, twins)

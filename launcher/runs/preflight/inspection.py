@@ -1,14 +1,14 @@
 """Every check of a start, over all hosts at once: its declaration, and the question to each host.
 
 `launch cluster up` stops if one fails, `launch doctor` shows all. The checks themselves are in
-`checks/host.py`, `checks/job.py` and `checks/link.py`, which run on the hosts; docs/checks.md lists
-them all with their remedies. A new check is a line of CHECKS (CONTRIBUTING.md).
+`checks/host.py`, `checks/job.py` and `checks/link.py`, which run on the hosts. The table of
+docs/checks.md is generated from CHECKS. A new check is a row there (CONTRIBUTING.md).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
 from launcher.agent.checks.finding import Finding, Result
@@ -31,8 +31,8 @@ from launcher.hosts.bootstrap import RECIPE
 from launcher.hosts.survey import Survey
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.preflight import distill, finetune
-from launcher.runs.preflight.examination import Asked, Check, Examination
-from launcher.runs.preflight.probe import Probe, examine
+from launcher.runs.preflight.check import Check, CheckContext, Question, ask, known, run_checks
+from launcher.runs.preflight.versions import UPDATE
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 
@@ -66,22 +66,17 @@ def inspect(
     if plan is not None:
         taking_part = {host.name for host in plan.hosts}
         names = [name for name in names if name in taking_part]
-    wanted = probes(Examination(found, names, plan, job))
-    checks = failed + examine([each for each in wanted if only is None or each.name in only])
+    context = CheckContext(found, names, plan, job)
+    wanted = [
+        each
+        for check in CHECKS
+        if only is None or check.name in only
+        for each in check.of_hosts(context)
+    ]
+    checks = failed + run_checks(wanted, found.connections)
     order = {name: index for index, name in enumerate(host.name for host in found.hosts)}
     places = {check.name: index for index, check in enumerate(CHECKS)}
     return sorted(checks, key=lambda c: (order.get(c.host, len(order)), places[c.name]))
-
-
-def probes(cluster: Examination) -> list[Probe]:
-    """Return the probe of every check that applies to a host."""
-    return [
-        probe
-        for check in CHECKS
-        if cluster.concerns(check.kind)
-        for name in cluster.asked(check.kind)
-        for probe in check.probes(cluster, name)
-    ]
 
 
 def _kind(error: LauncherError) -> str:
@@ -91,18 +86,16 @@ def _kind(error: LauncherError) -> str:
     return "version" if "launch cluster push" in str(error) else "reachable"
 
 
-def _here(find: Callable[[Connection], Finding]) -> Callable[[Examination, str], Asked]:
-    """Ask what the launcher itself finds out about a connection, of remote hosts."""
+def _here(
+    find: Callable[[Connection], Finding],
+) -> Callable[[CheckContext, str], Iterator[Question]]:
+    """Return the probe of what the launcher itself finds out about the connection to a host."""
 
-    def probe(cluster: Examination, name: str) -> Asked:
+    def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
         if not cluster.host(name).is_local:
-            yield partial(find, cluster.connection(name)), CHECK_DEADLINE
+            yield find, CHECK_DEADLINE
 
     return probe
-
-
-def _known(finding: Finding) -> tuple[Callable[[], Finding], float]:
-    return lambda: finding, CHECK_DEADLINE
 
 
 def check_reachable(connection: Connection) -> Finding:
@@ -129,17 +122,14 @@ def check_login_shell(connection: Connection) -> Finding:
     """Return whether a host's login shell prints, which rsync takes for its own protocol."""
     if not connection.noise:
         return Finding("ok", "prints nothing")
-    return Finding(
-        "warn",
-        f"its start-up file prints {connection.noise[0]!r:.60}; launch sync and rsync need silence",
-        "print for a terminal alone, in ~/.bashrc: [ -t 1 ] && echo ...",
-    )
+    first = f"{connection.noise[0]!r:.60}"
+    return Finding("warn", f"its start-up file prints {first}; launch sync and rsync need silence")
 
 
-def _skew(cluster: Examination, name: str, check: str) -> Asked:
+def _skew(cluster: CheckContext, name: str, check: str) -> Iterator[Question]:
     for each in cluster.skew:
         if (each.host, each.name) == (name, check):
-            yield _known(Finding(each.status, each.detail, each.remedy))
+            yield known(Finding(each.status, each.detail, each.remedy))
 
 
 def check_clock(connection: Connection, clock: Callable[[], float] = time.time) -> Finding:
@@ -154,75 +144,74 @@ def check_clock(connection: Connection, clock: Callable[[], float] = time.time) 
     assert best is not None
     trip, offset = best
     detail = f"{offset:+.2f} s (within {trip / 2:.2f} s)"
-    remedy = "synchronise it: timedatectl set-ntp true (the base role installs a time service)"
     if abs(offset) - trip / 2 > GREATEST_DRIFT:
-        return Finding("fail", f"{detail}: certificates are not valid there", remedy)
+        return Finding("fail", f"{detail}: certificates are not valid there")
     if abs(offset) - trip / 2 > DRIFT:
-        return Finding("warn", detail, remedy)
+        return Finding("warn", detail)
     return Finding("ok", detail)
 
 
-def _program(cluster: Examination, name: str) -> tuple[str, bool]:
+def _program(cluster: CheckContext, name: str) -> tuple[str, bool]:
     """Return the program of a host's trainer, and whether it is that of its agent."""
     own = cluster.plan.host(name).trainer_command is None
     return cluster.processes(name)[0].argv[0], own
 
 
-def _trainer(cluster: Examination, name: str) -> Asked:
+def _trainer(cluster: CheckContext, name: str) -> Iterator[Question]:
     trains = any(process.device for process in cluster.processes(name))
-    yield cluster.ask(name, check_trainer, *_program(cluster, name), trains)
+    yield ask(check_trainer, *_program(cluster, name), trains)
 
 
-def _devices(cluster: Examination, name: str) -> Asked:
+def _devices(cluster: CheckContext, name: str) -> Iterator[Question]:
     found = cluster.found
     spare = [f"{d.backend} {d.id} ({d.name})" for d in found.spare.get(name, ())]
     used = [device for process in cluster.processes(name) for device in process.devices]
-    yield _known(check_devices(used, found.problems.get(name, ()), spare))
+    yield known(check_devices(used, found.problems.get(name, ()), spare))
 
 
-def _cards(cluster: Examination, name: str) -> Asked:
+def _cards(cluster: CheckContext, name: str) -> Iterator[Question]:
     cuda = [process for process in cluster.processes(name) if process.backend == "cuda"]
     cards = sorted({device for process in cuda for device in process.devices})
     if cards and not cluster.found.problems.get(name):
-        yield cluster.ask(name, check_trainer_cuda, *_program(cluster, name), cards)
+        yield ask(check_trainer_cuda, *_program(cluster, name), cards)
 
 
-def _secure_boot(cluster: Examination, name: str) -> Asked:
+def _secure_boot(cluster: CheckContext, name: str) -> Iterator[Question]:
     broken = bool(cluster.found.problems.get(name))
     devices = cluster.host(name).devices or ()
     if broken or any(device.backend == "cuda" for device in devices):
-        yield cluster.ask(name, check_secure_boot, broken)
+        yield ask(check_secure_boot, broken)
 
 
-def _sleep(cluster: Examination, name: str) -> Asked:
+def _sleep(cluster: CheckContext, name: str) -> Iterator[Question]:
     if not cluster.host(name).is_local:
-        yield cluster.ask(name, check_sleep)
+        yield ask(check_sleep)
 
 
-def _state(cluster: Examination, name: str) -> Asked:
-    yield cluster.ask(name, check_folder, cluster.state_folder(name), _LEAST_STATE_SPACE)
+def _state(cluster: CheckContext, name: str) -> Iterator[Question]:
+    yield ask(check_folder, cluster.state_folder(name), _LEAST_STATE_SPACE)
 
 
-def _share(cluster: Examination, name: str) -> Asked:
+def _share(cluster: CheckContext, name: str) -> Iterator[Question]:
     folder = cluster.host(name).share_folder
     if folder is not None:
-        yield cluster.ask(name, check_share, folder)
+        yield ask(check_share, folder)
 
 
-def _port(cluster: Examination, name: str) -> Asked:
+def _port(cluster: CheckContext, name: str) -> Iterator[Question]:
     plan, trial = cluster.plan, cluster.link
     if name == cluster.head and trial is not None:
         yield trial.listen, trial.deadline  # while the other hosts connect
     elif name == cluster.head and plan.port is not None:
-        yield cluster.ask(name, check_port, plan.bind_address, plan.port)
+        yield ask(check_port, plan.bind_address, plan.port)
 
 
-def _links(cluster: Examination, name: str) -> Asked:
+def _links(cluster: CheckContext, name: str) -> Iterator[Question]:
     if cluster.link is not None and name in cluster.link.far:
         yield partial(cluster.link.connect, name), cluster.link.deadline
 
 
-def _mtu(cluster: Examination, name: str) -> Asked:
+def _mtu(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Compare the route's MTU with that of the coordinator's interface."""
     head = cluster.head
     route = cluster.found.ways.get(name)
@@ -232,44 +221,201 @@ def _mtu(cluster: Examination, name: str) -> Asked:
         return
     detail = f"{route.mtu} on {route.interface}"
     if route.mtu == there.mtu:
-        yield _known(Finding("ok", detail))
+        yield known(Finding("ok", detail))
         return
-    remedy = "set the same on both, or the one of the switch between them: ip link set DEV mtu N"
-    detail = f"{detail}, {there.mtu} on {there.interface} of {head}"
-    yield _known(Finding("warn", detail, remedy))
+    yield known(Finding("warn", f"{detail}, {there.mtu} on {there.interface} of {head}"))
 
 
 CHECKS = (
-    Check("reachable", "host", _here(check_reachable)),
-    Check("host key", "host", _here(_host_key)),
-    Check("login shell", "host", _here(check_login_shell)),
-    Check("version", "host", partial(_skew, check="version")),
-    Check("python", "host", partial(_skew, check="python")),
-    Check("libraries", "host", partial(_skew, check="libraries")),
-    Check("clock", "host", _here(check_clock)),
-    Check("trainer", "plan", _trainer),
-    Check("devices", "plan", _devices),
-    Check("cuda", "plan", _cards),
-    Check("secure boot", "host", _secure_boot),
-    Check("sleep", "host", _sleep),
-    Check("state", "plan", _state),
-    Check("share", "host", _share),
-    *finetune.INPUTS,
-    Check("model", "distillation", distill.files("model", check_model_folder)),
-    Check("data", "distillation", distill.files("data", check_text)),
-    Check("validation", "distillation", distill.held_out),
-    Check("output", "training", finetune.output),
-    Check("output", "distillation", distill.output),
-    Check("logits", "distillation", distill.folders("logits")),
-    Check("checkpoints", "training", finetune.checkpoints),
-    Check("checkpoints", "distillation", distill.folders("checkpoints")),
-    Check("unit", "training", finetune.units),
-    Check("unit", "distillation", distill.units),
-    Check("memory", "training", finetune.memory),
-    Check("port", "plan", _port),
-    Check("link", "plan", _links),
-    Check("mtu", "plan", _mtu),
-    Check("plan", "plan", lambda _cluster, _name: ()),  # of the cluster: `launch doctor`
+    Check(
+        "reachable",
+        "SSH hosts",
+        "SSH, the login, sudo to the run user or the agent fails; the line names which. Warns: "
+        "sudo refuses `motley-unit`, so processes would not be units",
+        "",
+        {"host": _here(check_reachable)},
+    ),
+    Check(
+        "host key",
+        "SSH hosts",
+        "the key is not known yet, has changed or was revoked",
+        "compare it at the host's console; for a new key: `--accept-new-host-keys`",
+        {"host": _here(_host_key)},
+    ),
+    Check(
+        "login shell",
+        "SSH hosts",
+        "warns: a start-up file of the login shell prints, which breaks `launch sync`",
+        "print for a terminal alone, in ~/.bashrc: `[ -t 1 ] && echo ...`",
+        {"host": _here(check_login_shell)},
+    ),
+    Check(
+        "version",
+        "hosts",
+        "the code differs from the launcher's; names the version of each host, which is then asked "
+        "nothing about the job",
+        UPDATE,
+        {"host": partial(_skew, check="version")},
+    ),
+    Check(
+        "python",
+        "hosts",
+        "warns: another release than the coordinator's",
+        "nothing, or install the same distribution on all hosts",
+        {"host": partial(_skew, check="python")},
+    ),
+    Check(
+        "libraries",
+        "hosts",
+        "warns: another release of numpy, torch, transformers, peft, safetensors or tokenizers",
+        UPDATE,
+        {"host": partial(_skew, check="libraries")},
+    ),
+    Check(
+        "clock",
+        "SSH hosts",
+        f"warns above {DRIFT:.0f} s, fails above {GREATEST_DRIFT:.0f} s of offset to the launcher, "
+        "less the round-trip time of the query",
+        "`timedatectl set-ntp true` (the base role installs a time service)",
+        {"host": _here(check_clock)},
+    ),
+    Check(
+        "trainer",
+        "hosts",
+        "the trainer's command or a module is missing",
+        "run the recipe, or `pip install 'motley[trainer]'`",
+        {"plan": _trainer},
+    ),
+    Check(
+        "devices",
+        "hosts",
+        "a device exists but is unusable for the run user, or the inventory names one that does "
+        "not exist",
+        "repair its driver, or list the devices: `motley_devices`",
+        {"plan": _devices},
+    ),
+    Check(
+        "cuda",
+        "hosts with CUDA workers",
+        "torch cannot compute on every planned card",
+        "install torch for CUDA",
+        {"plan": _cards},
+    ),
+    Check(
+        "secure boot",
+        "hosts with NVIDIA cards",
+        "warns: Secure Boot is on and a card does not work",
+        "enrol the module's key with `mokutil`, or use signed modules",
+        {"host": _secure_boot},
+    ),
+    Check(
+        "sleep",
+        "SSH hosts",
+        "warns: a desktop session is running and may suspend the host",
+        "`sudo systemctl mask sleep.target suspend.target hibernate.target`",
+        {"host": _sleep},
+    ),
+    Check(
+        "state",
+        "hosts",
+        "the folder of runs is not writable, or has less than 64 MiB",
+        "free space, or `motley_state_folder`",
+        {"plan": _state},
+    ),
+    Check(
+        "share",
+        "hosts with `motley_share_folder`",
+        "it is not mounted, not writable, or does not answer",
+        "",
+        {"host": _share},
+    ),
+    Check(
+        "model",
+        "hosts that take part",
+        "it is missing, incomplete, of an unknown kind, or differs from the coordinator's; warns "
+        "for a hub name that will be downloaded",
+        "`launch sync inputs`, or `--model DIR`",
+        {"training": finetune.model, "distillation": distill.files("model", check_model_folder)},
+    ),
+    Check(
+        "data",
+        "hosts that take part",
+        "it is missing, in no known format, of another task than the run's, or differs from the "
+        "coordinator's; with `distillation`: incomplete logits",
+        "`launch sync inputs`, `--data FILE`, or `--set distillation.alpha=0.7`",
+        {"training": finetune.data, "distillation": distill.files("data", check_text)},
+    ),
+    Check(
+        "validation",
+        "hosts that take part",
+        "as `data`",
+        "`--set data.validation=FILE`, or `=null`",
+        {"training": finetune.validation, "distillation": distill.held_out},
+    ),
+    Check(
+        "output",
+        "the coordinator's host",
+        "it is not writable, has less than 256 MiB, holds another run's checkpoints, or records "
+        "checkpoints that are gone",
+        "another `--output`, `--resume`, or mount the folder of checkpoints",
+        {"training": finetune.output, "distillation": distill.output},
+    ),
+    Check(
+        "logits",
+        "of a distillation: the hosts of teachers and student",
+        "the folder between them is not writable, has less than 256 MiB, or is a different folder "
+        "on each host",
+        "mount the shared folder on both ([share.md](share.md)), or set an absolute path `logits` "
+        "that all of them share",
+        {"distillation": distill.folders("logits")},
+    ),
+    Check(
+        "checkpoints",
+        "the coordinator's host",
+        "`checkpoint.folder` is not writable or has less than 256 MiB",
+        "free space, or another folder",
+        {"training": finetune.checkpoints, "distillation": distill.folders("checkpoints")},
+    ),
+    Check(
+        "unit",
+        "hosts with systemd units",
+        "the run's files are in folders that its units cannot see (`/home`, `/tmp`), or its output "
+        "in folders that they may not write",
+        "a folder below `/var/lib/motley` or the shared folder, or `trainer_writable_folders`",
+        {"training": finetune.units, "distillation": distill.units},
+    ),
+    Check(
+        "memory",
+        "hosts that take part",
+        "the plan needs more than 90 % of the free main memory or of a card's memory, 95 % on "
+        "Vulkan; by the same functions as the worker (F-HET-002)",
+        "fewer workers, `data.max_seq_len`, `lora`, `nf4`",
+        {"training": finetune.memory},
+    ),
+    Check(
+        "port",
+        "the coordinator's host",
+        "the address is not the host's own, or the port is taken; names the process that uses it",
+        "`motley_port`, `motley_bind_address`",
+        {"plan": _port},
+    ),
+    Check(
+        "link",
+        "the other hosts",
+        "no TCP connection to the planned address, or large packets are lost; names the direction. "
+        "Warns below 100 Mbit/s",
+        "open the port to the cluster (the role `trainer` does), `motley_connect_address`",
+        {"plan": _links},
+    ),
+    Check(
+        "mtu",
+        "the other hosts",
+        "warns: the route's MTU is not that of the coordinator's interface",
+        "set the same on both, or the one of the switch between them: `ip link set DEV mtu N`",
+        {"plan": _mtu},
+    ),
+    # Of the cluster: `launch doctor` finds it.
+    Check("plan", "the cluster", "the inventory does not allow a plan", "", {}),
 )
 """Every check, in the order in which a host's are shown."""
 INPUT_CHECKS = ("model", "data", "validation")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from launcher.agent.checks import link
 from launcher.agent.checks.finding import Finding
@@ -27,12 +27,9 @@ _MARGIN = 3.0
 class LinkTrial:
     """Both ends of every link between the coordinator and workers on other machines."""
 
-    def __init__(
-        self, plan: LaunchPlan, connections: Mapping[str, Connection], far: Sequence[str]
-    ) -> None:
+    def __init__(self, plan: LaunchPlan, far: Sequence[str]) -> None:
         """Take the hosts that reach the coordinator over a network; at least one."""
         self._plan = plan
-        self._connections = connections
         self.far = tuple(far)
         self._token = secrets.token_hex(16)
         self._deadline = _PATIENCE + _PER_PEER * len(far)
@@ -41,14 +38,15 @@ class LinkTrial:
         self._listened = threading.Event()
         self._listening = Listening("the coordinator's end did not answer")
 
-    def listen(self) -> Finding:
+    def listen(self, there: Connection) -> Finding:
         """Return the coordinator's `port`; at the same time every host has to connect."""
         address, port = self._plan.bind_address, self._plan.port
         assert port is not None
-        ask = self._connections[self._plan.leader.host].ask
         question = link.listen.within(self._deadline + _MARGIN)
         try:
-            self._listening = ask(question, address, port, self._token, self.far, self._deadline)
+            self._listening = there.ask(
+                question, address, port, self._token, self.far, self._deadline
+            )
         except (LauncherError, OSError) as error:
             self._listening = Listening(str(error))
         finally:
@@ -57,12 +55,12 @@ class LinkTrial:
             return Finding("fail", self._listening.problem, self._listening.remedy)
         return Finding("ok", f"{port} on {address} is free")
 
-    def connect(self, host: str) -> Finding:
+    def connect(self, host: str, there: Connection) -> Finding:
         """Return a host's `link`."""
         target = next(w.address for w in self._plan.workers if w.host == host)
         address, _, port = target.rpartition(":")
         question = link.connect.within(self._deadline + _MARGIN)
-        crossing = self._connections[host].ask(
+        crossing = there.ask(
             question, address.strip("[]"), int(port), self._token, host, self._deadline
         )
         if crossing.stage == "done":
@@ -71,7 +69,8 @@ class LinkTrial:
         self._listened.wait(self._deadline + _MARGIN)
         if self._listening.problem:
             head = self._plan.leader.host
-            return Finding("warn", f"not tested: {head} could not listen on {target}")
+            detail = f"not tested: {head} could not listen on {target}"
+            return Finding("warn", detail, f"see the check `port` of {head}")
         return judge(crossing, host, target, self._plan, host in self._listening.heard)
 
 

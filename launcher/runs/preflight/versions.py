@@ -10,7 +10,8 @@ from importlib.resources import files
 from launcher.agent.checks.finding import Result
 from launcher.inventory.facts.machine import LIBRARIES, Machine
 
-_UPDATE = "launch cluster push, or: ansible-playbook recipes/gpu-training.yml --tags trainer"
+UPDATE = "`launch cluster push`, or: `ansible-playbook recipes/gpu-training.yml --tags trainer`"
+"""What to do about other code, or other libraries."""
 
 
 def compare(machines: Mapping[str, Machine], here: Machine, head: str) -> list[Result]:
@@ -42,7 +43,7 @@ def _version(name: str, machine: Machine, machines: Mapping[str, Machine], here:
     twins = [o for o, found in machines.items() if found.code == machine.code and o != name]
     also = f" (like {', '.join(twins)})" if twins else ""
     detail = f"{_label(machine)}{also}, but {who}: {_label(here)}"
-    return Result("version", name, "fail", detail, _UPDATE)
+    return Result("version", name, "fail", detail)
 
 
 def _label(machine: Machine) -> str:
@@ -95,6 +96,6 @@ def _libraries(
         if release != newest[library][0] and not is_split(library, release)
     ]
     if other:
-        return Result("libraries", name, "warn", ", ".join(other), _UPDATE)
+        return Result("libraries", name, "warn", ", ".join(other))
     shown = [f"{k} {v}" for k, v in machine.libraries.items() if k in ("numpy", "torch")]
     return Result("libraries", name, "ok", ", ".join(shown) or "none for training")

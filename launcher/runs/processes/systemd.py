@@ -23,7 +23,8 @@ from functools import partial
 from launcher.agent.checks.unit_states import UnitStates, show_units
 from launcher.errors import LauncherError, PartialError
 from launcher.hosts.base import Connection
-from launcher.hosts.fleet import at_once
+from launcher.hosts.fleet import ask_each
+from launcher.inventory.hosts import Host
 from launcher.plan.plan import ProcessPlan, unit_of
 from launcher.runs.processes.session import ProcessState, SessionSupervisor
 from launcher.session.spec import LONGEST_SAVE, RestartPolicy
@@ -82,20 +83,22 @@ class SystemdSupervisor(SessionSupervisor):
             if _is_wanted(shown.get(unit := unit_of(self.run_id, process), {}))
         }
         # A refusal or timeout of systemd is not final: see below.
-        at_once(
-            {unit: partial(self._end, unit, process, grace) for unit, process in wanted.items()},
+        host = Host(name=self.connection.host)
+        ask_each(
+            {unit: (host, partial(self._end, unit, each, grace)) for unit, each in wanted.items()},
             grace + LONGEST_SAVE + _KILL_DEADLINE,
+            lambda _host: self.connection,
         )
         # Supervisors that are not systemd's: started before the host got its units.
         super().stop(processes, max(0.0, until - time.monotonic()))
 
-    def _end(self, unit: str, process: ProcessPlan, grace: float) -> None:
+    def _end(self, unit: str, process: ProcessPlan, grace: float, there: Connection) -> None:
         try:
-            self.connection.control_unit("stop", unit, max(1.0, grace))
+            there.control_unit("stop", unit, max(1.0, grace))
         except LauncherError:
             if self._saves(process):
                 self.outlast([process], grace)
-            self.connection.control_unit("kill", unit, _KILL_DEADLINE)
+            there.control_unit("kill", unit, _KILL_DEADLINE)
 
     def _show(self, processes: Sequence[ProcessPlan]) -> UnitStates:
         names = [unit_of(self.run_id, process) for process in processes]

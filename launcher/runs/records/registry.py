@@ -24,14 +24,14 @@ import json
 import secrets
 import socket
 from collections.abc import Callable, Collection, Generator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from launcher.agent.operations import read_clock
 from launcher.errors import BusyError, ConfigError, LauncherError, PreflightError
 from launcher.files import default_state_folder, make_private_folder
-from launcher.hosts.fleet import LOOK, Answers, ask_hosts, at_once
+from launcher.hosts import fleet
+from launcher.hosts.fleet import LOOK, Answers, ask_each
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import LaunchPlan
@@ -76,13 +76,13 @@ class Registry:
         While the coordinator's host does not answer it can only be read, from the other hosts.
 
         Args:
-            on_late: see `ask_hosts`.
+            on_late: see `fleet.ask`.
 
         Raises:
             UnreachableError: no host answers.
         """
         head = head_of(hosts)
-        places = ask_hosts(hosts, place_of, deadline, enough=head.name, on_late=on_late)
+        places = fleet.ask(hosts, place_of, deadline, enough=head.name, on_late=on_late)
         if head.name in places.found:
             return cls(places.found[head.name], hosts)
         absence = places.errors[head.name]
@@ -139,8 +139,9 @@ class Registry:
     ) -> Answers[T]:
         """Put a question to every host of the cluster; to this machine alone without one."""
         if not self.hosts:
-            return at_once({"localhost": partial(question, self._place)}, deadline)
-        return ask_hosts(
+            here = Host(name="localhost", connection="local")
+            return ask_each({here.name: (here, question)}, deadline, lambda _host: self._place)
+        return fleet.ask(
             self.hosts,
             lambda host, there: question(place_of(host, there)),
             deadline,

@@ -1,19 +1,22 @@
 """Several hosts at once: one that hangs, refuses or has a defect costs the others nothing."""
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from launcher.agent import operations
 from launcher.errors import PartialError, PreflightError, UnreachableError
 from launcher.hosts import fleet
-from launcher.hosts.fleet import AT_ONCE, Answers, ask_hosts, asking, at_once, line_of
+from launcher.hosts.fleet import AT_ONCE, Answers, ask_each, asking, line_of
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
 from tests.waiting import wait_for
+
+T = TypeVar("T")
 
 HOSTS = [Host(name="intel"), Host(name="lambda"), Host(name="attic")]
 
@@ -33,6 +36,14 @@ def tried(silent_hosts: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> list
     return tried
 
 
+def ask_at_once(
+    tasks: Mapping[str, Callable[[], T]], deadline: float, enough: str | None = None
+) -> Answers[T]:
+    """Put tasks to hosts of their names, which are not connected."""
+    questions = {name: (Host(name=name), lambda task: task()) for name in tasks}
+    return ask_each(questions, deadline, lambda host: tasks[host.name], enough)
+
+
 def test_answers_keep_the_order_of_the_questions() -> None:
     second = threading.Event()
 
@@ -44,13 +55,13 @@ def test_answers_keep_the_order_of_the_questions() -> None:
         second.set()
         return 2
 
-    answers = at_once({"a": first, "b": set_second}, 60)
+    answers = ask_at_once({"a": first, "b": set_second}, 60)
     assert list(answers.found.items()) == [("a", 1), ("b", 2)]
 
 
 def test_who_is_late_is_named_and_the_others_count() -> None:
     never = threading.Event()
-    answers = at_once({"slow": never.wait, "quick": lambda: True}, 0.2)
+    answers = ask_at_once({"slow": never.wait, "quick": lambda: True}, 0.2)
     never.set()
     assert answers.found == {"quick": True}
     assert isinstance(answers.errors["slow"], UnreachableError)
@@ -59,7 +70,7 @@ def test_who_is_late_is_named_and_the_others_count() -> None:
 
 def test_one_success_may_be_enough() -> None:
     never = threading.Event()
-    answers = at_once({"slow": never.wait, "head": lambda: True}, 60, enough="head")
+    answers = ask_at_once({"slow": never.wait, "head": lambda: True}, 60, enough="head")
     never.set()
     assert answers == Answers({"head": True}, {})
 
@@ -78,7 +89,7 @@ def test_few_of_many_are_asked_concurrently() -> None:
         return number
 
     barrier = threading.Barrier(AT_ONCE)
-    answers = at_once({str(n): partial(task, n) for n in range(3 * AT_ONCE)}, 60)
+    answers = ask_at_once({str(n): partial(task, n) for n in range(3 * AT_ONCE)}, 60)
     assert [*answers.found.values()] == list(range(3 * AT_ONCE))
     assert most == AT_ONCE
 
@@ -86,14 +97,14 @@ def test_few_of_many_are_asked_concurrently() -> None:
 def test_those_behind_late_ones_are_late_too() -> None:
     never = threading.Event()
     tasks = {str(n): never.wait for n in range(2 * AT_ONCE)}
-    answers = at_once(tasks, 0.1)
+    answers = ask_at_once(tasks, 0.1)
     never.set()
     assert [*answers.errors] == [*tasks]
 
 
 def test_a_defect_is_no_answer() -> None:
     with pytest.raises(ZeroDivisionError):
-        at_once({"broken": lambda: 1 // 0}, 60)
+        ask_at_once({"broken": lambda: 1 // 0}, 60)
 
 
 def test_all_errors_are_raised_as_one() -> None:
@@ -118,11 +129,11 @@ def test_a_line_names_its_host_once() -> None:
 
 def test_a_host_without_connection_is_not_looked_at_again_at_once(tried: list[str]) -> None:
     for _ in range(2):
-        answers = ask_hosts(HOSTS, lambda host, _: host.name)
+        answers = fleet.ask(HOSTS, lambda host, _: host.name)
         assert list(answers.found) == ["intel", "lambda"]
         assert str(answers.errors["attic"]) == "host attic: connection refused"
     assert tried.count("attic") == 1
-    ask_hosts(HOSTS, lambda host, _: host.name, deadline=fleet.REACH)
+    fleet.ask(HOSTS, lambda host, _: host.name, deadline=fleet.REACH)
     assert tried.count("attic") == 2
 
 
@@ -149,7 +160,7 @@ def test_late_hosts_are_asked_on_after_a_look(
         looks.append(known)
         opened.set()
 
-    answers = ask_hosts(HOSTS, lambda host, _: host.name, 0.2, on_late=on_late)
+    answers = fleet.ask(HOSTS, lambda host, _: host.name, 0.2, on_late=on_late)
     (look,) = looks
     assert look.found == {"intel": "intel"}
     assert look.late == ["lambda", "attic"]
@@ -177,24 +188,24 @@ def test_a_look_does_not_wait_again_and_learns_how_a_late_login_ended(
 
     monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
     cellar = Host(name="cellar")  # a login of another test may still end, and is remembered
-    assert ask_hosts([cellar], lambda host, _: host.name, 0.1).late == ["cellar"]
+    assert fleet.ask([cellar], lambda host, _: host.name, 0.1).late == ["cellar"]
     refusals.append(UnreachableError("host cellar: login refused"))
-    assert ask_hosts([cellar], lambda host, _: host.name, fleet.LOOK).late == ["cellar"]
+    assert fleet.ask([cellar], lambda host, _: host.name, fleet.LOOK).late == ["cellar"]
     opened.set()
     assert ended.wait(60)
     wait_for(lambda: silent_hosts[cellar][1] is refusals[0], "the login's own end")
-    answers = ask_hosts([cellar], lambda host, _: host.name)
+    answers = fleet.ask([cellar], lambda host, _: host.name)
     assert str(answers.errors["cellar"]) == "host cellar: login refused"
     assert answers.late == []
     refusals.clear()
     silent_hosts.clear()
-    assert ask_hosts([cellar], lambda host, _: host.name).found == {"cellar": "cellar"}
+    assert fleet.ask([cellar], lambda host, _: host.name).found == {"cellar": "cellar"}
 
 
 def test_a_host_of_another_version_is_told_from_a_defect(tried: list[str]) -> None:
     def ask(_host: Host, connection: LocalConnection) -> object:
         return connection.ask(replace(operations.read_clock, name="an unknown operation"))
 
-    answers = ask_hosts(HOSTS[:1], ask)  # pyright: ignore[reportArgumentType]
+    answers = fleet.ask(HOSTS[:1], ask)  # pyright: ignore[reportArgumentType]
     with pytest.raises(PreflightError, match=r"host localhost: no operation .*launch cluster push"):
         answers.require()

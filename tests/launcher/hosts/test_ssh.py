@@ -14,8 +14,7 @@ import pytest
 
 from launcher.agent import operations
 from launcher.errors import ConfigError, PreflightError, UnreachableError
-from launcher.hosts import bootstrap
-from launcher.hosts.fleet import ask_hosts
+from launcher.hosts import bootstrap, fleet
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.ssh import close_all, connect, route_of
@@ -295,7 +294,7 @@ def test_hosts_at_once_all_finish_and_their_errors_come_together(server: Server)
     dead = server.host("dead", ssh_port=free_port())
     lost = server.host("lost", address="no-such-host.invalid")
     hosts = [server.host("one"), dead, server.host("two"), lost]
-    answers = ask_hosts(hosts, lambda _host, connection: connection.exists("/"), 60.0)
+    answers = fleet.ask(hosts, lambda _host, connection: connection.exists("/"), 60.0)
     assert answers.found == {"one": True, "two": True}
     assert list(answers.errors) == ["dead", "lost"]
     with pytest.raises(UnreachableError, match="host dead: ") as caught:

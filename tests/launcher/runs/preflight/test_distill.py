@@ -20,9 +20,8 @@ from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import Setting
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.preflight import distill
-from launcher.runs.preflight.examination import Examination
+from launcher.runs.preflight.check import CheckContext, HostCheck
 from launcher.runs.preflight.inspection import CHECKS
-from launcher.runs.preflight.probe import Probe
 from tests.launcher.hollow_model import make_model
 from tests.launcher.played_hosts import Units
 from trainer.config.distill_job import load
@@ -65,23 +64,21 @@ class Pair:
             connections={"ram": LocalConnection(), "gpu": LocalConnection()},
         )
 
-    def probes(self) -> dict[tuple[str, str], Probe]:
-        cluster = Examination(self.found, ["ram", "gpu"], self.plan, self.job)
-        return {
-            (name, probe.name): probe
-            for check in CHECKS
-            if check.kind == "distillation"
-            for name in cluster.names
-            for probe in check.probes(cluster, name)
-        }
+    def checks(self) -> dict[tuple[str, str], HostCheck]:
+        context = CheckContext(self.found, ["ram", "gpu"], self.plan, self.job)
+        checks = [each for check in CHECKS for each in check.of_hosts(context, "distillation")]
+        return {(each.host, each.check.name): each for each in checks}
+
+    def run(self, check: HostCheck) -> Finding:
+        return check.run(self.found.connections[check.host])
 
     def findings(self, *names: str) -> dict[tuple[str, str], Finding]:
-        return {key: probe.ask() for key, probe in self.probes().items() if key[1] in names}
+        return {key: self.run(each) for key, each in self.checks().items() if key[1] in names}
 
 
 def test_each_host_is_asked_for_what_its_processes_need(tmp_path: Path) -> None:
     pair = Pair(tmp_path, tmp_path / "share", tmp_path / "share")
-    assert set(pair.probes()) == {
+    assert set(pair.checks()) == {
         ("gpu", "model"),
         ("gpu", "output"),
         ("gpu", "logits"),
@@ -125,7 +122,7 @@ def test_units_are_asked_about_every_folder(tmp_path: Path) -> None:
     asked: dict[str, Any] = {}
     pair = Pair(tmp_path, tmp_path / "share", tmp_path / "share")
     pair.found = replace(pair.found, connections={"ram": Units(asked), "gpu": LocalConnection()})
-    assert pair.probes()["ram", "unit"].ask().status == "ok"
+    assert pair.run(pair.checks()["ram", "unit"]).status == "ok"
     units = asked["fences"]["units"]
     assert set(units) == {
         "motley-worker@x-1:teacher-0.service",
@@ -184,10 +181,10 @@ def test_samples_are_checked_by_their_names_of_keys(tmp_path: Path) -> None:
         (tmp_path / "inputs" / f"{name}.jsonl").write_text(f'{{"{key}": "a"}}\n')
     asking = {"ram": Asking(), "gpu": Asking()}
     found = replace(pair.found, connections=asking)
-    cluster = Examination(found, [*asking], pair.plan, pair.job)
+    cluster = CheckContext(found, [*asking], pair.plan, pair.job)
     for name in cluster.names:
         for find, _ in distill.held_out(cluster, name):
-            assert find() == Finding("ok", "fine")
+            assert find(asking[name]) == Finding("ok", "fine")
     asked = {
         (name, each["path"]): each["columns"]
         for name, connection in asking.items()

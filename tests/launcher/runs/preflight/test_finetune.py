@@ -17,10 +17,9 @@ from launcher.inventory.facts.machine import describe
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import Setting, place
 from launcher.plan.plan import LaunchPlan
+from launcher.runs.preflight.check import CheckContext, HostCheck
 from launcher.runs.preflight.content import Content, compare_content
-from launcher.runs.preflight.examination import Examination
 from launcher.runs.preflight.inspection import CHECKS
-from launcher.runs.preflight.probe import Probe
 from tests.launcher.played_hosts import Units
 from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder
 from trainer.config.run import RunConfig, load
@@ -44,16 +43,10 @@ class Counting(LocalConnection):
         return super().call(name, arguments, deadline)
 
 
-def probes_of(found: Survey, plan: LaunchPlan, config: RunConfig, names: str) -> list[Probe]:
-    """Return the probes of the run itself."""
-    cluster = Examination(found, list(names), plan, config)
-    return [
-        probe
-        for check in CHECKS
-        if check.kind == "training"
-        for name in cluster.names
-        for probe in check.probes(cluster, name)
-    ]
+def checks_of(found: Survey, plan: LaunchPlan, config: RunConfig, names: str) -> list[HostCheck]:
+    """Return the checks of the run itself."""
+    context = CheckContext(found, list(names), plan, config)
+    return [each for check in CHECKS for each in check.of_hosts(context, "training")]
 
 
 def content(folder: Path, text: str, connection: LocalConnection | None = None) -> Content:
@@ -67,7 +60,7 @@ def test_a_failed_check_is_not_hashed_besides(tmp_path: Path) -> None:
     connection = Counting()
     own = content(tmp_path / "own", "one\n", connection)
     bad = Finding("fail", "no such file", "give --data FILE")
-    assert compare_content(lambda: bad, own, own, "intel") is bad
+    assert compare_content(lambda _: bad, own, own, "intel", connection) is bad
     assert connection.asked == []
 
 
@@ -75,7 +68,8 @@ def test_the_coordinators_digests_are_asked_for_once(tmp_path: Path) -> None:
     connection = Counting()
     head = content(tmp_path / "head", "one\n", connection)
     for name in ("a", "b"):
-        compare_content(lambda: FINE, content(tmp_path / name, "one\n"), head, "intel")
+        own = content(tmp_path / name, "one\n")
+        compare_content(lambda _: FINE, own, head, "intel", connection)
     assert connection.asked == ["file_content"]
 
 
@@ -85,7 +79,8 @@ def test_a_host_that_goes_away_meanwhile(tmp_path: Path) -> None:
             raise UnreachableError("host a: no answer")
 
     head = content(tmp_path / "head", "one\n")
-    finding = compare_content(lambda: FINE, content(tmp_path / "a", "", Gone()), head, "intel")
+    own = content(tmp_path / "a", "", Gone())
+    finding = compare_content(lambda _: FINE, own, head, "intel", Gone())
     assert finding.detail.endswith("cannot be compared with intel's: host a: no answer")
 
 
@@ -116,8 +111,8 @@ def test_what_lies_on_the_share_is_one_file(
         connections={"a": LocalConnection(), "b": LocalConnection()},
     )
     setting = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
-    probes = probes_of(found, place(hosts, config, None, setting), config, "ab")
-    there = {probe.name: probe.ask for probe in probes if probe.host == "b"}
+    checks = checks_of(found, place(hosts, config, None, setting), config, "ab")
+    there = {each.check.name: each.find for each in checks if each.host == "b"}
     for name in ("model", "data"):
         assert (getattr(there[name], "func", None) is compare_content) is compared
 
@@ -158,8 +153,12 @@ def test_a_folder_of_logits_is_compared_by_its_shards(tmp_path: Path) -> None:
         connections={name: Elsewhere(folders[name].path) for name in "abcd"},
     )
     setting = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
-    probes = probes_of(found, place(hosts, config, None, setting), config, "abcd")
-    findings = {probe.host: probe.ask() for probe in probes if probe.name == "data"}
+    checks = checks_of(found, place(hosts, config, None, setting), config, "abcd")
+    findings = {
+        each.host: each.run(found.connections[each.host])
+        for each in checks
+        if each.check.name == "data"
+    }
     assert [findings[name].status for name in "abcd"] == ["ok", "ok", "fail", "fail"]
     whole = "3 shards of a teacher's logits"
     assert findings["a"].detail == f"{folders['a'].path}, {whole}"
@@ -188,10 +187,10 @@ def test_units_are_asked_about_every_folder_of_the_run() -> None:
         connections={"a": Units(asked), "b": LocalConnection()},
     )
     setting = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
-    probes = probes_of(found, place(hosts, config, None, setting), config, "ab")
-    (probe,) = [probe for probe in probes if probe.name == "unit"]
-    assert probe.host == "a"
-    assert probe.ask().status == "ok"
+    checks = checks_of(found, place(hosts, config, None, setting), config, "ab")
+    (unit,) = [each for each in checks if each.check.name == "unit"]
+    assert unit.host == "a"
+    assert unit.run(found.connections[unit.host]).status == "ok"
     reads = ["/t", "/v"]  # a hub name is no path
     assert asked["fences"]["units"] == {
         "motley-coordinator@x-1:coordinator.service": {

@@ -1,34 +1,50 @@
-"""The declaration of a check, and the data about the examined cluster that it can use."""
+"""The declaration of a check, the data about a cluster that it can use, and how hosts are asked.
+
+`inspection.py` declares all checks; `launch doctor` and every `up` run them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, ParamSpec
 
 from launcher.agent.checks.finding import Finding, Result
-from launcher.agent.operation import Operation
+from launcher.agent.operation import CHECK_DEADLINE, Operation
+from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
+from launcher.hosts.fleet import ask_each
 from launcher.hosts.survey import Survey
 from launcher.inventory.facts import machine
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.preflight.content import Content
 from launcher.runs.preflight.link import LinkTrial
-from launcher.runs.preflight.probe import Probe
 from launcher.runs.preflight.versions import compare
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 
 P = ParamSpec("P")
 Kind = Literal["host", "plan", "training", "distillation"]
-Asked = Iterable[tuple[Callable[[], Finding], float]]
-"""What finds out, and the seconds that it may take."""
+Question = tuple[Callable[[Connection], Finding], float]
+"""What finds out over the connection to a host, and the seconds that it may take."""
 
 
-class Examination:
-    """The examined hosts, all of which answered, and the run planned on them."""
+def ask(operation: Operation[P, Finding], *args: P.args, **kwargs: P.kwargs) -> Question:
+    """Return the question whether a host's own check is passed."""
+    # The check's own deadline comes first, with a remedy; this one ends the request.
+    later = operation.within(operation.deadline + 5)
+    return lambda there: there.ask(later, *args, **kwargs), operation.deadline
+
+
+def known(finding: Finding) -> Question:
+    """Return the question whose answer is known already."""
+    return lambda _there: finding, CHECK_DEADLINE
+
+
+class CheckContext:
+    """The hosts that are checked, all of which answered, and the run planned on them."""
 
     def __init__(
         self,
@@ -82,15 +98,6 @@ class Examination:
         """Return the connection to a host."""
         return self.found.connections[name]
 
-    def ask(
-        self, name: str, question: Operation[P, Finding], *args: P.args, **kwargs: P.kwargs
-    ) -> tuple[Callable[[], Finding], float]:
-        """Return what asks a host, which answers with a finding, and the seconds for it."""
-        # The probe's own deadline comes first, with a remedy; this one ends the request.
-        later = question.within(question.deadline + 5)
-        connection = self.connection(name)
-        return lambda: connection.ask(later, *args, **kwargs), question.deadline
-
     def processes(self, name: str) -> list[ProcessPlan]:
         """Return the planned processes of a host."""
         return [process for process in self.plan.processes if process.host == name]
@@ -117,7 +124,7 @@ class Examination:
         far = [name for name in self.names if not self.same_machine(name, self.head)]
         if self.plan.port is None or self.head not in self.names or not far:
             return None
-        return LinkTrial(self.plan, self.found.connections, far)
+        return LinkTrial(self.plan, far)
 
     @cached_property
     def skew(self) -> list[Result]:
@@ -131,14 +138,72 @@ class Examination:
 
 @dataclass(frozen=True)
 class Check:
-    """One check: what is checked of a host, and how; the finding is the verdict and the remedy."""
+    """One check, as docs/checks.md shows it, and its questions to each host that it concerns."""
 
     name: str
-    kind: Kind
-    probe: Callable[[Examination, str], Asked]
-    """Of a host: none where the check does not apply to it, else mostly one."""
+    subject: str
+    """The hosts that it is of."""
+    fault: str
+    """When it fails, or warns."""
+    remedy: str
+    """What to do, of a finding that has no remedy of its own; empty: each has."""
+    probes: Mapping[Kind, Callable[[CheckContext, str], Iterable[Question]]]
+    """By kind, the questions to a host: none where the check does not apply to it."""
 
-    def probes(self, cluster: Examination, name: str) -> Iterator[Probe]:
-        """Yield the probes of one host."""
-        for find, deadline in self.probe(cluster, name):
-            yield Probe(self.name, name, find, deadline)
+    def of_hosts(self, context: CheckContext, *kinds: Kind) -> list[HostCheck]:
+        """Return what is checked of each host."""
+        return [
+            HostCheck(self, name, find, deadline)
+            for kind in kinds or self.probes
+            if kind in self.probes and context.concerns(kind)
+            for name in context.asked(kind)
+            for find, deadline in self.probes[kind](context, name)
+        ]
+
+
+@dataclass(frozen=True)
+class HostCheck:
+    """A check of one host."""
+
+    check: Check
+    host: str
+    find: Callable[[Connection], Finding]
+    deadline: float = CHECK_DEADLINE
+    """Seconds."""
+
+    def run(self, there: Connection) -> Finding:
+        """Return the finding; an error is one, too."""
+        try:
+            finding = self.find(there)
+        except (LauncherError, OSError) as error:
+            return Finding("fail", str(error))
+        except Exception as error:  # a check must not end the others; its defect is its finding
+            return Finding("fail", f"the check failed with an internal error: {error!r}")
+        if finding.status == "ok" or finding.remedy:
+            return finding
+        return replace(finding, remedy=self.check.remedy.replace("`", ""))
+
+
+def run_checks(checks: Sequence[HostCheck], connections: Mapping[str, Connection]) -> list[Result]:
+    """Run every check at once and return the results in the given order.
+
+    One that misses its deadline has failed, so a hanging file system costs one line.
+    """
+    keyed = {str(number): each for number, each in enumerate(checks)}
+    answers = ask_each(
+        {key: (Host(name=each.host), each.run) for key, each in keyed.items()},
+        {key: each.deadline for key, each in keyed.items()},
+        lambda host: connections[host.name],
+        most=max(1, len(keyed)),  # some wait for one another
+    )
+    return [
+        Result(each.check.name, each.host, found.status, found.detail, found.remedy)
+        for key, each in keyed.items()
+        for found in (answers.found.get(key) or _late(each),)
+    ]
+
+
+def _late(check: HostCheck) -> Finding:
+    return Finding(
+        "fail", f"no answer within {check.deadline:.0f} s", "a disk or network mount may be hanging"
+    )
