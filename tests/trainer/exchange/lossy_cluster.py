@@ -23,9 +23,9 @@ from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
 from trainer.config.codec import AUTO, FREE
-from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.ledger import Ledger
-from trainer.exchange.protocol.compression.feedback import ErrorFeedback
+from trainer.exchange.policies.every_step import StepTerms
+from trainer.exchange.policies.feedback import ErrorFeedback
 from trainer.exchange.protocol.messages import ShardAssignment
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.worker.session import Session
@@ -83,9 +83,8 @@ class Debtor:
     """One membership's account."""
 
     def __init__(self, session: Session, size: int) -> None:
-        assert session.feedback
         self.session = session
-        self.feedback: ErrorFeedback = session.feedback
+        self.feedback = feedback_of(session)
         self.owed: Float64 = np.zeros(size)
         """After the last commit, as the ledger has it."""
         self.encoded: dict[tuple[int, int], tuple[Float64, Float64]] = {}
@@ -110,9 +109,10 @@ class LossyCluster(SimulatedCluster):
         self.problem.trajectory = {
             step: weights for step, weights in self.problem.trajectory.items() if step <= start
         }
-        apply, residuals = training._update.apply, training.residuals
-        own, make, choice = residuals.own, residuals.sums, residuals._choice
-        assert own
+        policy = training.policy
+        apply, terms_of, choice = policy.apply, policy.terms, policy.choice
+        own = policy.codec
+        assert isinstance(own, ErrorFeedback)
         encode = own.encode
 
         def applied(state: Any, flat: np.ndarray, *scalars: Any) -> None:
@@ -125,16 +125,16 @@ class LossyCluster(SimulatedCluster):
                 self.lost[self._span(block)] += _rounded_off(due)
             return encode(block, values, settle=settle, batch=batch)
 
-        def sums(step: int) -> GradientSum:
+        def terms(step: int) -> StepTerms:
             if self.problem.config.exchange.codec == AUTO:  # what is owed must survive every change
                 choice.codec = FREE[step // 2 % 2]
-            found = make(step)
+            found = terms_of(step)
             self._settled[step] = found.settled
             return found
 
         # Watched from outside: the machine itself keeps no account.
-        residuals.sums = sums  # type: ignore[method-assign]
-        training._update.apply = applied  # type: ignore[method-assign]
+        policy.terms = terms  # type: ignore[method-assign]
+        policy.apply = applied  # type: ignore[method-assign]
         own.encode = encoded  # type: ignore[method-assign]
 
     def connect(self, worker: SimulatedWorker, certified: int | None = None) -> None:
@@ -174,16 +174,12 @@ class LossyCluster(SimulatedCluster):
     def _watch(self, session: Session) -> None:
         debtor = Debtor(session, self.problem.account.size)
         self.debtors.append(debtor)
-        owed = session._owed
+        encode_late, feedback = session._encode_late, debtor.feedback
 
         def watched(
-            feedback: ErrorFeedback,
-            shard: ShardAssignment,
-            index: int,
-            gradient: np.ndarray,
-            weight: int,
+            shard: ShardAssignment, index: int, gradient: np.ndarray, weight: int
         ) -> Iterator[Frame]:
-            frames = owed(feedback, shard, index, gradient, weight)
+            frames = encode_late(shard, index, gradient, weight)
             before, batch = feedback.residuals[index].copy(), feedback.batches[index]
             if first := next(frames, None):
                 scaled = before * np.float32(shard.batch / batch) if batch else before
@@ -197,7 +193,7 @@ class LossyCluster(SimulatedCluster):
                 yield from frames
 
         # As for the coordinator.
-        session._owed = watched  # type: ignore[method-assign]
+        session._encode_late = watched  # type: ignore[method-assign]
 
     def _book(self, debtor: Debtor, ledger: Ledger | None) -> bool:
         """Book what the ledger has of a step; return whether that is all that was encoded."""
@@ -229,8 +225,8 @@ class LossyCluster(SimulatedCluster):
 
     def _committed(self, step: int, flat: np.ndarray) -> None:
         """Check the account, before any worker sees the commit."""
-        own, settled = self.machine.training.residuals.own, self._settled[step]
-        assert own
+        own, settled = self.machine.training.policy.codec, self._settled[step]
+        assert isinstance(own, ErrorFeedback)
         self.true += self.problem.true_average(step)
         self.applied[: flat.size] += flat[:]
         ledger = self._ledgers[step]
@@ -253,6 +249,13 @@ class LossyCluster(SimulatedCluster):
         owed = np.concatenate(own.residuals) + sum(debtor.owed for debtor in self.debtors)
         np.testing.assert_allclose(self.applied + owed + self.lost, self.true, atol=1e-4)
         self._ledgers = {number: known for number, known in self._ledgers.items() if number > step}
+
+
+def feedback_of(session: Session | None) -> ErrorFeedback:
+    """Return the error feedback of a membership whose codec is lossy."""
+    assert session
+    assert isinstance(session.codec, ErrorFeedback)
+    return session.codec
 
 
 def _rounded_off(due: np.ndarray) -> Float64:

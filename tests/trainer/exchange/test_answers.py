@@ -52,7 +52,7 @@ def test_the_time_of_an_answer_is_no_speed() -> None:
     problem = asking(1, exchange__shares="measured")
     cluster = SimulatedCluster(problem, workers=2)
     cluster.run_to_end()
-    speeds = cluster.machine.training.balancer.speeds
+    speeds = cluster.machine.training.dealer.balancer.speeds
     assert all(speed.per_sample == pytest.approx(0.01) for speed in speeds.values())
 
 

@@ -12,8 +12,9 @@ from benchmarks.rig import synthetic
 from tests.trainer.exchange.exact_problem import tiny_layout
 from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.ledger import Shard
+from trainer.exchange.policies.feedback import agreed_codec
 from trainer.exchange.protocol.blocks import block_frames
-from trainer.exchange.protocol.compression.choice import AgreedCodec, make_codec
+from trainer.exchange.protocol.compression.choice import make_codec
 from trainer.exchange.protocol.wire import MessageType
 from trainer.system.errors import NonFiniteError, ProtocolError
 
@@ -39,7 +40,7 @@ def drawn(shard: Shard, scale: float = 1.0) -> np.ndarray:
 def test_the_order_of_arrival_does_not_matter(codec: str):
     results: set[bytes] = set()
     for arrival in permutations(SHARDS):
-        sums = GradientSum(LAYOUT, AgreedCodec(codec, LAYOUT), step=3)
+        sums = GradientSum(LAYOUT, agreed_codec(codec, LAYOUT), step=3)
         for shard in arrival:
             whole = [sums.add(f) for f in frames(drawn(shard), shard, shard.size, codec)]
             assert [w is not None for w in whole] == [False] * (len(whole) - 1) + [True]
@@ -57,7 +58,7 @@ def test_what_waits_for_a_late_worker_takes_little_memory(
     # Several frames a block, not thousands.
     monkeypatch.setattr("trainer.exchange.protocol.blocks.CHUNK", 4096)
     layout = synthetic.layout(36 * 16000)
-    agreed = AgreedCodec(codec, layout)
+    agreed = agreed_codec(codec, layout)
     memory, values = SumMemory(layout), np.ones(16000, np.float32)
     earlier = [block.take() for block in memory.blocks]  # a step before this one made the memory
     del earlier
@@ -86,8 +87,8 @@ def test_what_waits_for_a_late_worker_takes_little_memory(
 @pytest.mark.parametrize(("codec", "gradients"), [("bf16", 0.5), ("int8", 0.27)])
 def test_averages_are_kept_as_they_are_sent(codec: str, gradients: float):
     layout = synthetic.layout(36 * 16000)
-    agreed, random = AgreedCodec(codec, layout), np.random.default_rng(0)
-    sums = GradientSum(layout, agreed, step=3, feedback=agreed.feedback(), settled=False)
+    agreed, random = agreed_codec(codec, layout), np.random.default_rng(0)
+    sums = GradientSum(layout, agreed, step=3, settled=False)
     kind, expected = MessageType.BLOCK_GRADIENT, np.empty(layout.size, np.float32)
     tracemalloc.start()
     for block in layout.blocks:
@@ -109,7 +110,7 @@ def test_a_sum_that_is_still_being_sent_is_not_overwritten():
     memory = SumMemory(LAYOUT)
     sent: list[np.ndarray] = []
     for step in range(3):
-        sums = GradientSum(LAYOUT, AgreedCodec("fp32", LAYOUT), step=step, memory=memory)
+        sums = GradientSum(LAYOUT, agreed_codec("fp32", LAYOUT), step=step, memory=memory)
         for frame in frames(np.full(10, step + 1, np.float32), SHARDS[0], 1):
             sums.add(frame)
         average = sums.average(0, SHARDS[:1])
@@ -123,7 +124,7 @@ def test_a_sum_that_is_still_being_sent_is_not_overwritten():
 
 def test_a_block_that_is_still_being_sent_keeps_no_other():
     layout = synthetic.layout(36 * 16000)
-    memory, agreed = SumMemory(layout), AgreedCodec("fp32", layout)
+    memory, agreed = SumMemory(layout), agreed_codec("fp32", layout)
     sums = GradientSum(layout, agreed, step=1, memory=memory)
     values = np.ones(16000, np.float32)
     for block in layout.blocks:
@@ -141,7 +142,7 @@ def test_a_block_that_is_still_being_sent_keeps_no_other():
 
 
 def test_pieces_of_several_contributions_may_alternate():
-    sums = GradientSum(LAYOUT, AgreedCodec("fp32", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, agreed_codec("fp32", LAYOUT), step=3)
     streams = [frames(drawn(shard), shard, shard.size) for shard in SHARDS]
     for pieces in zip(*streams, strict=True):
         for frame in pieces:
@@ -155,7 +156,7 @@ def test_pieces_of_several_contributions_may_alternate():
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
 def test_what_is_sent_is_what_is_applied_here(codec: str):
-    sums = GradientSum(LAYOUT, AgreedCodec(codec, LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, agreed_codec(codec, LAYOUT), step=3)
     for frame in frames(drawn(SHARDS[0]), SHARDS[0], 3, codec):
         sums.add(frame)
     average = sums.average(0, SHARDS[:1])
@@ -175,14 +176,14 @@ def test_what_is_sent_is_what_is_applied_here(codec: str):
 
 def test_no_weight_at_all_divides_by_nothing():
     """A shard can hold no target token; its gradient is zero then."""
-    sums = GradientSum(LAYOUT, AgreedCodec("fp32", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, agreed_codec("fp32", LAYOUT), step=3)
     for frame in frames(np.zeros(10, np.float32), SHARDS[0], 0):
         sums.add(frame)
     assert not sums.average(0, SHARDS[:1]).encoded.any()
 
 
 def test_what_a_lost_worker_left_unfinished_is_dropped():
-    sums = GradientSum(LAYOUT, AgreedCodec("fp32", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, agreed_codec("fp32", LAYOUT), step=3)
     lost, other = SHARDS[:2]
     for shard in (lost, other):
         first, *rest = frames(drawn(shard), shard, 1)
@@ -197,7 +198,7 @@ def test_what_a_lost_worker_left_unfinished_is_dropped():
 
 
 def test_sums_that_overflow_halt_and_do_not_warn():
-    sums = GradientSum(LAYOUT, AgreedCodec("fp32", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, agreed_codec("fp32", LAYOUT), step=3)
     largest = np.full(10, np.finfo(np.float32).max, np.float32)
     for shard in SHARDS:
         for frame in frames(largest, shard, 1):
@@ -208,7 +209,7 @@ def test_sums_that_overflow_halt_and_do_not_warn():
 
 @pytest.mark.parametrize("offset", range(10))
 def test_the_tensor_of_a_nan_is_named(offset: int):
-    sums = GradientSum(LAYOUT, AgreedCodec("bf16", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, agreed_codec("bf16", LAYOUT), step=3)
     values = drawn(SHARDS[0])
     values[offset] = np.nan
     tensor = "layers.1.q" if offset < 6 else "layers.1.v"

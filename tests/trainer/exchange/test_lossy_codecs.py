@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.trainer.exchange.lossy_cluster import LossyCluster, LossyProblem
+from tests.trainer.exchange.lossy_cluster import LossyCluster, LossyProblem, feedback_of
 from tests.trainer.exchange.staging import (
     assign,
     begun,
@@ -90,8 +90,7 @@ def test_what_a_codec_drops_is_sent_by_the_bytes_that_were_agreed() -> None:
     cluster = LossyCluster(problem("int4"), 3)
     cluster.run_to_end()
     agreed = sum(
-        cluster.debtors[0].session._agreed.codec.nbytes(b.size)
-        for b in cluster.problem.layout.blocks
+        cluster.debtors[0].session.codec.codec.nbytes(b.size) for b in cluster.problem.layout.blocks
     )
     for event in cluster.named("step"):
         one_way = 2 * cluster.problem.layout.size if event["step"] in SETTLED else agreed
@@ -101,11 +100,7 @@ def test_what_a_codec_drops_is_sent_by_the_bytes_that_were_agreed() -> None:
 def test_a_stop_between_settled_commits_saves_and_says_what_is_lost() -> None:
     cluster = LossyCluster(problem("int4"), 3)
     until_step(cluster, 1)
-    owed = {
-        worker.request.rank: worker.session.feedback.norm
-        for worker in cluster.workers
-        if worker.session and worker.session.feedback
-    }
+    owed = {worker.request.rank: feedback_of(worker.session).norm for worker in cluster.workers}
     cluster.stop()
     assert [step for step, _ in saved(cluster)] == [1]
     said = {event["rank"]: event["norm"] for event in cluster.named("residual_lost")}
@@ -121,9 +116,7 @@ def test_a_lost_worker_takes_what_it_owes_and_the_event_says_how_much() -> None:
     cluster = LossyCluster(problem("int4"), 3)
     until_step(cluster, 2)
     bad = cluster.workers[1]
-    assert bad.session
-    assert bad.session.feedback
-    norm = bad.session.feedback.norm
+    norm = feedback_of(bad.session).norm
     cluster.kill(bad)
     (event,) = cluster.named("residual_lost")
     assert (event["rank"], event["reason"]) == (1, "its worker was lost")

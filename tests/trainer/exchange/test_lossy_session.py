@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from tests.trainer.exchange.exact_problem import join_request, tiny_layout
+from tests.trainer.exchange.lossy_cluster import feedback_of
 from trainer.exchange.protocol.blocks import block_frames
 from trainer.exchange.protocol.codecs import Bf16
-from trainer.exchange.protocol.compression.choice import AgreedCodec
+from trainer.exchange.protocol.compression.choice import make_codec
 from trainer.exchange.protocol.messages import JoinAccepted, ShardAssignment, StepCommit, parse
 from trainer.exchange.protocol.state_transfer import state_frames
 from trainer.exchange.protocol.wire import Frame, MessageType
@@ -44,15 +45,14 @@ def session() -> Session:
 
 
 def owed(session: Session) -> float:
-    assert session.feedback
-    return session.feedback.norm
+    return feedback_of(session).norm
 
 
 def average(codec_name: str) -> list[Frame]:
     """Return the averages of one step, in the lossy codec or in bf16."""
     frames: list[Frame] = []
     for block in LAYOUT.blocks:
-        agreed = AgreedCodec(CODEC, LAYOUT).codec
+        agreed = make_codec(CODEC)
         codec = Bf16() if codec_name == "bf16" else agreed
         kind = (
             MessageType.AVERAGED_BLOCK_GRADIENT
@@ -81,14 +81,14 @@ def test_a_further_shard_of_the_step_sends_what_the_first_one_dropped_once(
 ) -> None:
     further = SHARD.model_copy(update={"shard": 2, "blocks": (0,)})
     session.receive(further.frame(GENERATION))
-    codec = AgreedCodec(CODEC, LAYOUT).codec
+    codec = make_codec(CODEC)
     total, out = np.zeros(10, np.float32), np.empty(10, np.float32)
     for shard in (SHARD, further):
         (frame,) = session.block(shard, 0, VALUES, 3)
         codec.decode(np.frombuffer(frame.payload, np.uint8), out)
         total += out
-    assert session.feedback
-    np.testing.assert_allclose(total + session.feedback.residuals[0], 2 * VALUES, rtol=0.01)
+    residual = feedback_of(session).residuals[0]
+    np.testing.assert_allclose(total + residual, 2 * VALUES, rtol=0.01)
 
 
 def test_a_block_that_counts_no_more_is_never_encoded(session: Session) -> None:

@@ -85,7 +85,7 @@ def test_the_rest_of_a_shard_that_is_handed_in_early_goes_to_the_others():
     assert all(event["handed_in"] > 0 for event in early)
     takers = {rank for event in cluster.named("step") for rank, *_ in event["samples"]}
     assert takers == {0, 1, 2}
-    speed = cluster.machine.training.balancer.speeds[1]
+    speed = cluster.machine.training.dealer.balancer.speeds[1]
     assert speed.per_sample == pytest.approx(0.01), "what it did of its shard says how fast it is"
 
 

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import math
 
+from trainer.config.exchange import ExchangeConfig
+from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.ledger import Ledger, Shard
 from trainer.exchange.coordinator.outbox import Outbox
-from trainer.exchange.coordinator.residuals import Residuals
 from trainer.exchange.coordinator.rounds import Round, RoundTimes
 from trainer.exchange.coordinator.shares import Balancer
+from trainer.exchange.policies.every_step import StepTerms
 from trainer.exchange.protocol.members import Membership
 from trainer.exchange.protocol.messages import Kind
 from trainer.exchange.protocol.schedule import StepPlan
 
 
 class Dealer:
-    """Cuts samples into shards and hands them out."""
+    """Cuts samples into shards and hands them out; knows how long each worker needs for its own."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        outbox: Outbox,
-        balancer: Balancer,
-        pace: RoundTimes,
-        residuals: Residuals,
-    ) -> None:
-        self._residuals = residuals
+    def __init__(self, membership: Membership, outbox: Outbox, settings: ExchangeConfig) -> None:
+        self.balancer = Balancer(settings.shares)
+        self.pace = RoundTimes(settings.join_deadline, settings.step_deadline)
         self._membership = membership
         self._outbox = outbox
-        self._balancer = balancer
-        self._pace = pace
         self._next_shard = 0
 
     def ranks(self) -> list[int]:
@@ -46,13 +40,13 @@ class Dealer:
                 start += shares[rank]
         return shards
 
-    def note_shares(self, shares: dict[int, int]) -> None:
+    def _note_shares(self, shares: dict[int, int]) -> None:
         """Note the members' shares of a step, and log which have become idle or active."""
         enough = sum(shares.values()) >= len(shares)
         for member in self._membership.ready():
             member.samples = shares[member.rank]
             idle = enough and member.samples == 0
-            if member.rank in self._balancer.tried or idle == member.idle:
+            if member.rank in self.balancer.tried or idle == member.idle:
                 continue
             member.idle = idle
             if idle:
@@ -68,33 +62,40 @@ class Dealer:
         samples: range,
         shares: dict[int, int],
         now: float,
-        plan: StepPlan | None = None,
+        sums: GradientSum | None = None,
     ) -> Round:
-        """Return a validation, or a step of a plan, with a shard of its samples for each share.
-
-        An inner step of a round is divided among its workers evenly: all take steps of one size,
-        and a worker with a larger share takes more of them.
-        """
-        shards = self.cut(samples.start, shares)
-        sums = self._residuals.sums(step) if plan else None
-        inner_batch, limit = 0, None
-        if plan and plan.is_round(step):
-            self._pace.expect_rounds(plan.inner_steps)
-            inner_batch = max(1, round(plan.batch_size / len(shards)))
-            limit = self._balancer.limit(shares)
+        """Return a round with a shard of its samples for each share."""
         columns = 1 + (len(sums.layout.blocks) if sums else 0)
-        deadline = now + self._pace.allowance(kind, self._balancer.expected(shares))
         return Round(
             kind=kind,
             step=step,
             epoch=epoch,
-            ledger=Ledger(columns, shards),
+            ledger=Ledger(columns, self.cut(samples.start, shares)),
             sums=sums,
             started=now,
-            deadline=deadline,
-            inner_batch=inner_batch,
-            limit=limit,
+            deadline=now + self.pace.allowance(kind, self.balancer.expected(shares)),
         )
+
+    def open_step(
+        self, step: int, plan: StepPlan, terms: StepTerms, sums: GradientSum, now: float
+    ) -> Round:
+        """Return a step of a plan, divided among the members by their speed.
+
+        An inner step of a round is divided among its workers evenly: all take steps of one size,
+        and a worker with a larger share takes more of them.
+        """
+        at = plan.at(step)
+        shares = self.balancer.divide(at.stop - at.start, self.ranks())
+        self._note_shares(shares)
+        if terms.inner_steps:
+            self.pace.expect_rounds(terms.inner_steps)
+        samples = range(at.start, at.stop)
+        round_ = self.open("train", step, at.epoch, samples, shares, now, sums)
+        round_.settled = terms.settled
+        if terms.inner_steps:
+            round_.inner_batch = max(1, round(plan.batch_size / len(round_.ledger.dealt)))
+            round_.limit = self.balancer.limit(shares)
+        return round_
 
     def assign(self, round_: Round, shard: Shard, now: float) -> None:
         """Send a shard to its worker."""
@@ -124,11 +125,11 @@ class Dealer:
     def _deal(
         self, round_: Round, shard: Shard, ranks: list[int], now: float, kept: Shard | None = None
     ) -> None:
-        shares = self._balancer.proportional(shard.size, ranks)
+        shares = self.balancer.proportional(shard.size, ranks)
         pieces = self.cut(shard.start, shares)
         round_.ledger.redeal(shard.id, [*([kept] if kept else []), *pieces])
         load = {r: sum(s.size for s in round_.ledger.open_shards(r)) for r in ranks}
-        deadline = now + self._pace.allowance(round_.kind, self._balancer.expected(load))
+        deadline = now + self.pace.allowance(round_.kind, self.balancer.expected(load))
         if math.isfinite(round_.deadline):
             deadline = max(deadline, round_.deadline)
         round_.deadline = deadline

@@ -19,7 +19,6 @@ from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
 from trainer.exchange.protocol.codecs import Codec
 from trainer.exchange.protocol.compression.choice import AgreedCodec
-from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol.reused import BlockVector, ReusedArray
 from trainer.exchange.protocol.wire import MAX_WEIGHT, Frame, MessageType
 from trainer.model.layout import GradientLayout
@@ -93,8 +92,7 @@ class GradientSum:
 
     Args:
         codec: that contributions come in, and averages go in.
-        feedback: what averages owe of earlier steps; None where the codec needs none.
-        settled: all that is owed comes and goes in this step.
+        settled: nothing that was left of earlier steps is left after this one.
         second_moments: those of a round follow, as blocks of their own.
         memory: that of all steps of a run; its own if there is none.
     """
@@ -104,7 +102,6 @@ class GradientSum:
         layout: GradientLayout,
         codec: AgreedCodec,
         step: int,
-        feedback: ErrorFeedback | None = None,
         *,
         settled: bool = True,
         second_moments: bool = False,
@@ -113,9 +110,8 @@ class GradientSum:
         self.layout = layout.doubled if second_moments else layout
         self._updates = len(layout.blocks)
         self.step = step
-        self.settled = settled
+        self._settled = settled
         self._agreed = codec
-        self._feedback = feedback
         self._memory = memory or SumMemory(self.layout)
         self._sums: dict[int, Float32] = {}
         self.averages: dict[int, Average] = {}
@@ -160,7 +156,7 @@ class GradientSum:
         key = (frame.block, frame.shard)
         assembly = self.partial.get(key)
         if assembly is None:
-            codec = self._agreed.of(frame.codec, settled=self.settled)
+            codec = self._agreed.of(frame.codec, settled=self._settled)
             size = self.layout.blocks[frame.block].size
             assembly = BlockAssembly(codec, size, frame.weight)
             self.partial[key] = assembly
@@ -242,13 +238,9 @@ class GradientSum:
 
     def _encoded(self, block: int, values: Float32) -> tuple[Codec, NDArray[np.uint8]]:
         """Encode an average, and put what all members decode of it in its place."""
-        codec = self._agreed.codec
         if self._is_exact:
-            return codec, values.view(np.uint8)
-        if self._feedback:
-            codec, encoded = self._feedback.encode(block, values, settle=self.settled)
-        else:
-            encoded = codec.encode(values)
+            return self._agreed.codec, values.view(np.uint8)
+        codec, encoded = self._agreed.encode(block, values, settle=self._settled)
         codec.decode(encoded, values)
         return codec, encoded
 

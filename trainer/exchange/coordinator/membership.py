@@ -81,7 +81,7 @@ class Coordinator:
             questions=questions,
         )
         self._settings = config.exchange
-        layout, patience = self.training.residuals.wire_layout, config.exchange.join_deadline
+        layout, patience = self.training.policy.wire_layout, config.exchange.join_deadline
         self._joiners = Joiners(self.membership, self._outbox, len(layout.blocks) + 1, patience)
         self._resumed = state.step > 0
         self._introductions: dict[int, tuple[float, Certified]] = {}

@@ -33,6 +33,8 @@ class Round:
     results: dict[int, ShardResult] = field(default_factory=dict[int, ShardResult])
     orphans: list[Shard] = field(default_factory=list[Shard])
     """Shards of lost workers that no other worker was there to take."""
+    settled: bool = False
+    """Whether nothing private to a member is left after it."""
     inner_batch: int = 0
     """Samples of one inner step of a worker, about; 0 where each worker sends gradients."""
     limit: float | None = None
@@ -64,7 +66,7 @@ class Round:
             stop=shard.stop,
             blocks=None if whole else tuple(c for c in missing if c != self.result_column),
             batch=sum(dealt.size for dealt in self.ledger.dealt),
-            settle=self.sums is not None and self.sums.settled,
+            settle=self.settled,
             inner_batch=self.inner_batch,
             limit=self.limit if shard in self.ledger.dealt else None,
             asked=self.ask(range(shard.start, shard.stop)) if self.ask else None,

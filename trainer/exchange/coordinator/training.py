@@ -7,16 +7,15 @@ from collections.abc import Callable
 
 from trainer.config.run import RunConfig
 from trainer.exchange.coordinator.answers import Answers, Questions
-from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.dealer import Dealer
+from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.coordinator.outliers import Outliers
-from trainer.exchange.coordinator.residuals import Residuals
-from trainer.exchange.coordinator.rounds import Round, RoundTimes, step_event
-from trainer.exchange.coordinator.shares import Balancer
+from trainer.exchange.coordinator.rounds import Round, step_event
 from trainer.exchange.coordinator.validation import Score, Validation
 from trainer.exchange.coordinator.weight_audit import WeightAudit
+from trainer.exchange.policies.outer_steps import make_policy
 from trainer.exchange.protocol.actions import Save, Settle
 from trainer.exchange.protocol.members import Member, Membership
 from trainer.exchange.protocol.messages import ShardResult, StepCommit
@@ -25,8 +24,6 @@ from trainer.exchange.protocol.wire import Frame
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState, weights_digest
 from trainer.optimizer.early_stopping import EarlyStopping
-from trainer.optimizer.learning_rate import learning_rate_at
-from trainer.optimizer.nesterov import Update
 from trainer.system.errors import NonFiniteError, ProtocolError
 
 _STEPS_BEHIND = 3
@@ -52,30 +49,27 @@ class Training:
     ) -> None:
         self.config = config
         self.layout = layout
-        self.choice = ExchangeChoice(config.exchange, layout, plan, outbox)
+        self.policy = make_policy(config, layout, plan, outbox.emit)
+        self.dealer = Dealer(membership, outbox, config.exchange)
         self.state = state
         self.round: Round | None = None
         self.stopping = False
         """Whether to end after the step that is under way."""
         self.audit = WeightAudit(outbox, membership.diverged, state.step)
-        self.balancer = Balancer(config.exchange.shares)
-        self.pace = RoundTimes(config.exchange.join_deadline, config.exchange.step_deadline)
         self._membership = membership
         self._outbox = outbox
-        self._update = Update(config, layout)
-        self.residuals = Residuals(config.exchange, layout, self.choice, outbox)
-        self._outliers = Outliers(layout, config.exchange, outbox, self.residuals.all_sent)
-        self._validation = Validation(config, validation_samples, score)
+        self._outliers = Outliers(layout, config.exchange, outbox, self.policy.residuals.all_sent)
+        self._validation = Validation(config, validation_samples, score, early)
         self._answers = Answers(questions)
-        self._early = early
-        self._dealer = Dealer(membership, outbox, self.balancer, self.pace, self.residuals)
+        self.memory = SumMemory(layout)
+        """What the sums of all steps are made in."""
         self._unsettled: Callable[[], None] | None = None
         self._saved_step = state.step
 
     @property
     def plan(self) -> StepPlan:
         """Which samples each step takes."""
-        return self.choice.plan
+        return self.policy.plan
 
     # One round
 
@@ -84,7 +78,7 @@ class Training:
         self._open_next(self.state.step, now)
         if self.round:
             for shard in self.round.ledger.dealt:
-                self._dealer.assign(self.round, shard, now)
+                self.dealer.assign(self.round, shard, now)
 
     def gradient(self, member: Member, frame: Frame) -> None:
         """Take a gradient frame in; an average that it completes goes to all workers.
@@ -115,7 +109,7 @@ class Training:
             ProtocolError: the shard is not the member's, or cannot be cut there.
         """
         round_, shard = self._dealt(member, shard_id)
-        self._dealer.shorten(round_, shard, samples, now)
+        self.dealer.shorten(round_, shard, samples, now)
 
     def result(self, member: Member, result: ShardResult, now: float) -> None:
         """Take the result of a shard in, which ends the member's work on it.
@@ -137,13 +131,13 @@ class Training:
             samples = f"samples {shard.start}..{shard.stop}"
             what = f"rank {member.rank} computed a loss that is not finite in {samples}"
             raise NonFiniteError.at(round_.step + 1, what)
-        self.residuals.reported(member.rank, result.residual)
+        self.policy.residuals.reported(member.rank, result.residual)
         round_.results[shard.id] = result
         round_.ledger.record(shard.id, round_.result_column)
         # What was dealt again waited for the member's own shard first: that is not its overhead.
         if round_.kind == "train" and any(shard.id == d.id for d in round_.ledger.dealt):
             elapsed = now - round_.sent_at[shard.id]
-            self.balancer.observe(shard.rank, shard.size, result.seconds, elapsed)
+            self.dealer.balancer.observe(shard.rank, shard.size, result.seconds, elapsed)
 
     def advance(self, now: float) -> None:
         """Close the round if nothing is missing, and open the next."""
@@ -152,7 +146,7 @@ class Training:
             return
         if not math.isfinite(round_.loss() or 0.0):
             raise NonFiniteError.at(round_.step + 1, "the sum of all workers' losses overflows")
-        self.pace.finished(round_.kind, now - round_.started)
+        self.dealer.pace.finished(round_.kind, now - round_.started)
         if round_.kind == "train":
             self._commit(round_, now)
         else:
@@ -187,7 +181,7 @@ class Training:
         if self.round:
             orphans, self.round.orphans = self.round.orphans, []
             for shard in orphans:
-                self._dealer.redeal(self.round, shard, now)
+                self.dealer.redeal(self.round, shard, now)
 
     def lost(self, member: Member, now: float) -> None:
         """Deal the open shards of a lost member again; what it had sent whole stays.
@@ -195,12 +189,12 @@ class Training:
         One that was not ready had none; what its rank left behind earlier is with others.
         """
         self.audit.lost(member.rank)
-        self.residuals.lost(member.rank, "its worker was lost")
+        self.policy.residuals.lost(member.rank, "its worker was lost")
         if self.round and member.ready:
             for shard in self.round.ledger.open_shards(member.rank):
                 if self.round.sums:
                     self.round.sums.forget(shard.id)
-                self._dealer.redeal(self.round, shard, now)
+                self.dealer.redeal(self.round, shard, now)
 
     def late(self, now: float) -> list[tuple[Member, str]]:
         """Return the workers whose shard or proof of weights is overdue."""
@@ -214,7 +208,7 @@ class Training:
             reason = "its shard was not done within the step's deadline"
             open_shards, ready = self.round.ledger.open_shards, self._membership.ready()
             if slow := [(member, reason) for member in ready if open_shards(member.rank)]:
-                self.pace.missed()
+                self.dealer.pace.missed()
             late += [(member, why) for member, why in slow if member.rank not in unproved]
         return late
 
@@ -226,7 +220,7 @@ class Training:
         if self.state.step == self._saved_step:
             return
         self._saved_step = self.state.step
-        self.residuals.saved(self.state.step)
+        self.policy.residuals.saved(self.state.step)
         scores = self._validation.scores(self.state.step)
         self._outbox.add(Save(self.state.snapshot(), self._membership.generation, scores))
 
@@ -246,33 +240,37 @@ class Training:
         total = step if self.early_end else self.plan.total_steps
         if not self.early_end and self._validation.due(step, total):
             samples = self._validation.samples
-            shares = self.balancer.proportional(len(samples), self._dealer.ranks())
-            self.round = self._dealer.open("evaluate", step, 0, samples, shares, now)
+            shares = self.dealer.balancer.proportional(len(samples), self.dealer.ranks())
+            self.round = self.dealer.open("evaluate", step, 0, samples, shares, now)
         elif self._answers.due(step, total) and (questions := self._answers.questions):
             prompts = range(len(questions.prompts))
-            shares = {self.balancer.fastest(self._dealer.ranks()): len(prompts)}
-            self.round = self._dealer.open("answer", step, 0, prompts, shares, now)
+            shares = {self.dealer.balancer.fastest(self.dealer.ranks()): len(prompts)}
+            self.round = self.dealer.open("answer", step, 0, prompts, shares, now)
             self.round.ask = questions.asked
         elif step < total:
-            at = self.plan.at(step)
-            shares = self.balancer.divide(at.stop - at.start, self._dealer.ranks())
-            self._dealer.note_shares(shares)
-            samples = range(at.start, at.stop)
-            self.round = self._dealer.open("train", step, at.epoch, samples, shares, now, self.plan)
+            terms = self.policy.terms(step)
+            doubled = terms.second_moments
+            sums = GradientSum(
+                self.layout,
+                self.policy.codec,
+                step,
+                settled=terms.settled,
+                second_moments=doubled,
+                memory=None if doubled else self.memory,
+            )
+            self.round = self.dealer.open_step(step, self.plan, terms, sums, now)
 
     def _commit(self, round_: Round, now: float) -> None:
         """Tell all workers to apply the step and what to do next, then do the same here."""
         assert round_.sums is not None
         sums, done = round_.sums, round_.step + 1
-        norm, first_round = sums.norm, self.plan.first_round
-        scale = self._update.clip_scale(norm, is_round=self.plan.is_round(round_.step))
-        inner, total = self.plan.inner(round_.step)[-1], self.plan.total_inner
-        rate = learning_rate_at(inner, total, self.config.optimizer)
+        rate = self.policy.learning_rate(round_.step)
+        scale = self.policy.clip_scale(round_.step, norm := sums.norm)
         last = self.stopping or done == self.plan.total_steps
-        may_end = self._early.patience and self._validation.due(done, self.plan.total_steps)
+        may_end = self._validation.may_end(done, self.plan.total_steps)
         report = last or may_end or done % self.config.exchange.hash_every == 0
         receivers = len(self._membership)
-        self.residuals.committed(sums)
+        self.policy.residuals.committed(settled=round_.settled)
         self._open_next(done, now)
         shards = {shard.rank: shard for shard in self.round.ledger.dealt} if self.round else {}
         for member in self._membership:
@@ -286,32 +284,32 @@ class Training:
                 grad_norm=norm,
                 clip_scale=scale,
                 learning_rate=rate,
-                report=bool(report),
-                settled=sums.settled,
+                report=report,
+                settled=round_.settled,
                 next=following,
             )
             self._outbox.send(member, commit, round_.step)
         self._outbox.add(Settle())
 
         def settle() -> None:
-            self._update.apply(self.state, sums.gradient, rate, scale, first_round)
+            self.policy.apply(self.state, sums.gradient, rate, scale)
             if report:
-                ranks, due = self._dealer.ranks(), now + self._proof_allowance
+                ranks, due = self.dealer.ranks(), now + self._proof_allowance
                 self.audit.ask(done, weights_digest(self.state.weights), ranks, due)
             event = step_event(
                 round_,
                 receivers,
                 generation=self._membership.generation,
                 learning_rate=rate,
-                codec=self.choice.codec_of(round_.step),
+                codec=self.policy.choice.codec_of(round_.step),
                 round_of=self.plan.inner_steps if round_.inner_batch else None,
                 seconds=now - round_.started,
             )
             self._outbox.add(event)
-            self.choice.measured(event, self._membership.ready())
-            if rounds_begin := done == first_round:
+            self.policy.choice.measured(event, self._membership.ready())
+            if begins := done == self.plan.first_round:
                 self._outliers.forget()
-            due = rounds_begin or done % self.config.checkpoint.every == 0
+            due = begins or done % self.config.checkpoint.every == 0
             if due and self.round and self.round.kind != "evaluate":
                 self.save()
 
@@ -319,16 +317,15 @@ class Training:
 
     def _validated(self, round_: Round) -> None:
         scores = self._validation.done(round_)
-        self._early.validated(round_.step, scores["loss"])
         self._outbox.emit("validation", at=round_.step, **scores)
         self.save()
 
     @property
     def early_end(self) -> str | None:
         """Why the run ends before its last step."""
-        return self._early.reason if self.state.step < self.plan.total_steps else None
+        return self._validation.early_end if self.state.step < self.plan.total_steps else None
 
     @property
     def _proof_allowance(self) -> float:
         """Seconds for a proof: a worker without a share may be some steps behind the others."""
-        return _STEPS_BEHIND * self.pace.allowance("train")
+        return _STEPS_BEHIND * self.dealer.pace.allowance("train")

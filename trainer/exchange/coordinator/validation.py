@@ -8,6 +8,7 @@ from typing import Any
 from trainer.config.run import RunConfig
 from trainer.exchange.coordinator.rounds import Round
 from trainer.exchange.protocol.messages import ShardResult
+from trainer.optimizer.early_stopping import EarlyStopping
 from trainer.system.errors import ProtocolError
 
 Score = Callable[[list[list[int]]], dict[str, float]]
@@ -17,12 +18,13 @@ Score = Callable[[list[list[int]]], dict[str, float]]
 class Validation:
     """The state of the validations on held-out samples."""
 
-    def __init__(self, config: RunConfig, samples: int, score: Score) -> None:
+    def __init__(self, config: RunConfig, samples: int, score: Score, early: EarlyStopping) -> None:
         self.samples = range(samples)
         self._every = config.training.evaluate_every
         self._classes = config.num_classes
         self._compares = config.task == "dpo"
         self._score = score
+        self._early = early
         self._last: tuple[int, dict[str, Any] | None] = (-1, None)
 
     def due(self, step: int, last_step: int) -> bool:
@@ -55,7 +57,17 @@ class Validation:
         if self._compares:
             scores |= round_.rewards()
         self._last = (round_.step, scores)
+        self._early.validated(round_.step, scores["loss"])
         return scores
+
+    def may_end(self, step: int, last_step: int) -> bool:
+        """Return whether the validation after `step` updates may end the run."""
+        return bool(self._early.patience) and self.due(step, last_step)
+
+    @property
+    def early_end(self) -> str | None:
+        """Why the run ends before its last step; None: it goes on."""
+        return self._early.reason
 
     def scores(self, step: int) -> dict[str, Any] | None:
         """Return the scores of the state after `step` updates, if it was judged."""

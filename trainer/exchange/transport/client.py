@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.exchange.policies.feedback import agreed_codec
 from trainer.exchange.protocol import messages
-from trainer.exchange.protocol.compression.choice import AgreedCodec
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import JoinRequest, Message, ShardAssignment, Shutdown
 from trainer.exchange.protocol.wire import Frame, IncompatibleError, run_tag
@@ -71,7 +71,7 @@ class WorkerClient:
         self._codec = codec
         self._rounds = rounds
         self._tag = run_tag(request.run_id)
-        self._sizes = AgreedCodec(codec, layout.doubled if rounds else layout).largest()
+        self._sizes = agreed_codec(codec, layout.doubled if rounds else layout).largest()
         self._context = tls.context(folder, server=False) if folder else None
         self._patience = patience
         self._events: queue.SimpleQueue[tuple[Session | None, Event | Exception | None]]

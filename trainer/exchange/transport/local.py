@@ -31,7 +31,7 @@ class LocalExchange:
         self._stop_reason: str | None = None
         self._lent: dict[int, NDArray[np.float32]] = {}
         if session.shared:
-            coordinator.training.residuals.memory.lend = lambda block: self._lent.pop(block, None)
+            coordinator.training.memory.lend = lambda block: self._lent.pop(block, None)
         self.finish: Finish | None = None
         """How the run ended."""
         self._perform(coordinator.connected(_LINK, None, time.monotonic()))

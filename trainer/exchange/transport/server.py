@@ -70,7 +70,7 @@ class GradientServer:
         self._bind = bind
         self._context = tls.context(folder, server=True) if folder else None
         self._run = run_tag(coordinator.membership.job.run_id)
-        blocks = len(coordinator.training.residuals.wire_layout.blocks)
+        blocks = len(coordinator.training.policy.wire_layout.blocks)
         self._max_queued = _STEPS_BEHIND * (blocks + 4)
         self._refusals = Refusals(recorder.emit)
         self._listener: Listener | None = None
@@ -130,13 +130,13 @@ class GradientServer:
         training = self._coordinator.training
         if not training.config.exchange.shared_memory:
             return None
-        sizes = training.residuals.codec.largest()
+        sizes = training.policy.codec.largest()
         try:
             made = SameHostListener(socket_name(self.port, self._run), sizes, self._link)
         except OSError as error:
             log.warning("no shared memory, workers of this host use TCP: %s", error)
             return None
-        training.residuals.memory.lend = made.averages.lend
+        training.memory.lend = made.averages.lend
         made.start()
         return made
 

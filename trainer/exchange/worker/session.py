@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from trainer.config.codec import codec_kind
 from trainer.data.metrics import Rewards
+from trainer.exchange.policies.feedback import agreed_codec
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
 from trainer.exchange.protocol.codecs import Bytes, Codec
-from trainer.exchange.protocol.compression.choice import AgreedCodec
-from trainer.exchange.protocol.compression.feedback import ErrorFeedback
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult, Shutdown, StepCommit
 from trainer.exchange.protocol.state_transfer import StateAssembly
@@ -83,9 +82,8 @@ class Session:
         self._wire = layout.doubled if rounds else layout
         self.accepted: messages.JoinAccepted | None = None
         self._layout = layout
-        self._agreed = AgreedCodec(codec, self._wire)
-        self.feedback = self._agreed.feedback()
-        """What this membership owes; None if the codec drops nothing."""
+        self.codec = agreed_codec(codec, self._wire)
+        """That of this membership, with what it has not sent."""
         self._state: StateAssembly | None = None
         self._partial: dict[int, BlockAssembly] = {}
         self._averaged: set[int] = set()
@@ -121,8 +119,8 @@ class Session:
                 else:
                     committed = Committed(commit, self._take_gradient(commit))
                 self._dealt.clear()
-                if self.feedback and commit.settled:
-                    self.feedback.clear()
+                if commit.settled:
+                    self.codec.clear()
                 if commit.next is None:
                     return [committed], []
                 self._dealt[commit.next.shard] = commit.next
@@ -142,7 +140,7 @@ class Session:
 
         Beside a shared state an array in fp32 is the only frame's payload, and may not.
 
-        With error feedback a block is encoded when its first frame is drawn: not by the thread that
+        One with a residual is encoded when its first frame is drawn: not by the thread that
         computes, and only if it still counts then.
 
         Nothing for a shard that was dealt to this worker in an earlier membership: after a restart
@@ -150,25 +148,26 @@ class Session:
         """
         if not self._is_dealt(shard):
             return iter(())
-        if self.feedback:
-            return self._owed(self.feedback, shard, index, gradient.copy(), weight)
-        codec = self._agreed.codec
-        if self.shared and codec_kind(codec.name).is_exact:
-            return self._frames(shard, index, codec, gradient.view(np.uint8), weight)
-        return self._frames(shard, index, codec, codec.encode(gradient), weight)
+        if self.codec.has_feedback:
+            return self._encode_late(shard, index, gradient.copy(), weight)
+        if self.shared and codec_kind(self.codec.codec.name).is_exact:
+            encoded = self.codec.codec, gradient.view(np.uint8)
+        else:
+            encoded = self.codec.encode(index, gradient)
+        return self._frames(shard, index, *encoded, weight)
 
     def answer(self, message: messages.Message, step: int = 0) -> Iterator[Frame]:
         """Yield a control message as a frame, when all before it was drawn.
 
         The result of a shard then says what this worker still owes.
         """
-        if self.feedback and isinstance(message, ShardResult):
+        if self.codec.has_feedback and isinstance(message, ShardResult):
             shard = self._dealt.get(message.shard)
             every = range(len(self._layout.blocks))
             owing = set(every)
             if shard and shard.settle:
                 owing -= set(every if shard.blocks is None else shard.blocks)
-            message = message.model_copy(update={"residual": self.feedback.norm_of(owing)})
+            message = message.model_copy(update={"residual": self.codec.norm_of(owing)})
         yield self.message(message, step)
 
     def message(self, message: messages.Message, step: int = 0) -> Frame:
@@ -214,22 +213,17 @@ class Session:
         restored = Admitted(self.rank, state)
         return [restored], [self.message(proof, state.step)]
 
-    def _owed(
-        self,
-        feedback: ErrorFeedback,
-        shard: ShardAssignment,
-        index: int,
-        gradient: Float32,
-        weight: int,
+    def _encode_late(
+        self, shard: ShardAssignment, index: int, gradient: Float32, weight: int
     ) -> Iterator[Frame]:
-        """Encode a block with what is owed of it, unless it counts no more, and yield its frames.
+        """Encode a block with its residual, unless it counts no more, and yield its frames.
 
         A further shard in the same step is sent with what the first one dropped: once, like that.
         """
         if not self._is_dealt(shard):
             return
-        codec, encoded = feedback.encode(index, gradient, settle=shard.settle, batch=shard.batch)
-        yield from self._frames(shard, index, codec, encoded, weight)
+        encoded = self.codec.encode(index, gradient, settle=shard.settle, batch=shard.batch)
+        yield from self._frames(shard, index, *encoded, weight)
 
     def _is_dealt(self, shard: ShardAssignment) -> bool:
         dealt = self._dealt.get(shard.shard)
@@ -251,7 +245,7 @@ class Session:
         span = self._wire.blocks[frame.block]
         assembly = self._partial.get(frame.block)
         if assembly is None:
-            codec = self._agreed.of(frame.codec)
+            codec = self.codec.of(frame.codec)
             assembly = BlockAssembly(codec, span.size, frame.weight)
             self._partial[frame.block] = assembly
         if assembly.add(frame):

@@ -1,54 +1,68 @@
-"""The codec of a run by its name in a config, and what its frames may be encoded in."""
+"""The codec of a run by its name in a config, and what a member sends in it."""
 
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Iterable, Sequence
 
 from trainer.config.codec import codec_kind
-from trainer.exchange.protocol.codecs import Bf16, Codec
-from trainer.exchange.protocol.compression.feedback import ErrorFeedback
-from trainer.model.layout import GradientLayout
+from trainer.exchange.protocol.codecs import Bytes, Codec, Float32
 from trainer.system.errors import InputError, ProtocolError
-
-_WHOLE = Bf16()
 
 
 class AgreedCodec:
-    """The codec of a run, and what else its members send.
+    """The codec of a run, of one that sends: each block by itself, and nothing of it later.
 
-    Where it drops values, bf16 is always taken too: all that is owed comes in it.
+    Args:
+        codec: of every block.
+        sizes: elements of each block.
     """
 
-    def __init__(self, name: str, layout: GradientLayout) -> None:
-        self.codec = make_codec(name)
-        self._sizes = [block.size for block in layout.blocks]
-        self.needs_feedback = codec_kind(name).needs_feedback
+    has_feedback = False
+    """Whether what is dropped of a block is sent with a later one; then blocks are encoded late,
+    when they are sent, and only those that count."""
+
+    def __init__(self, codec: Codec, sizes: Sequence[int]) -> None:
+        self.codec = codec
+        self._sizes = sizes
 
     def of(self, number: int, *, settled: bool = False) -> Codec:
         """Return the codec with a number on the wire.
 
         Args:
-            settled: a settled step's gradients are in bf16 alone.
+            settled: of a step after which no residual is left.
 
         Raises:
             ProtocolError: a block may not come in it.
         """
-        if self.needs_feedback and number == _WHOLE.id:
-            return _WHOLE
+        del settled
         if number != self.codec.id:
             raise ProtocolError(f"codec {number} came, {self.codec.name} was agreed")
-        if settled and self.needs_feedback:
-            raise ProtocolError(f"{self.codec.name} came in a settled step, bf16 is due")
         return self.codec
 
-    def feedback(self) -> ErrorFeedback | None:
-        """Return the sender's error feedback; None where none is needed."""
-        return ErrorFeedback(self.codec, self._sizes) if self.needs_feedback else None
+    def encode(
+        self, block: int, values: Float32, *, settle: bool = False, batch: int = 0
+    ) -> tuple[Codec, Bytes]:
+        """Return the bytes for a block, and the codec that they are in."""
+        del block, settle, batch
+        return self.codec, self.codec.encode(values)
 
     def largest(self) -> tuple[int, ...]:
         """Return the most bytes that each encoded block can take."""
-        kinds = (self.codec, _WHOLE) if self.needs_feedback else (self.codec,)
-        return tuple(max(kind.nbytes(size) for kind in kinds) for size in self._sizes)
+        return tuple(map(self.codec.nbytes, self._sizes))
+
+    @property
+    def norm(self) -> float:
+        """The L2 norm of what has not been sent: the loss if this sender is lost now."""
+        return self.norm_of(range(len(self._sizes)))
+
+    def norm_of(self, blocks: Iterable[int]) -> float:
+        """Return the L2 norm of what has not been sent of some blocks."""
+        del blocks
+        return 0.0
+
+    def clear(self) -> None:
+        """Forget what has not been sent, as a sender that has just joined."""
 
 
 def make_codec(name: str) -> Codec:

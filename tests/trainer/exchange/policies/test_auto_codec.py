@@ -9,8 +9,8 @@ import pytest
 from tests.trainer.exchange.exact_problem import join_request
 from trainer.config.codec import FREE
 from trainer.config.run import load
-from trainer.exchange.coordinator.choice import ExchangeChoice
 from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.policies.auto_codec import CodecChoice
 from trainer.exchange.protocol.actions import Emit, Step
 from trainer.exchange.protocol.members import Member
 from trainer.exchange.protocol.messages import SHARED_MEMORY
@@ -48,7 +48,7 @@ class Run:
         exchange = load("quickstart", settings).exchange
         plan = StepPlan(total, 1, 1).with_rounds(exchange.rounds)
         self.outbox = Outbox()
-        self.choice = ExchangeChoice(exchange, LAYERS, plan, self.outbox)
+        self.choice = CodecChoice(exchange, LAYERS, plan, self.outbox.emit)
         self.members = [
             Member(rank, rank, 0, join_request(rank, transport=each), 0.0)
             for rank, each in enumerate((SHARED_MEMORY, transport))

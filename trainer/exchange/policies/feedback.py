@@ -15,31 +15,47 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from trainer.config.codec import codec_kind
 from trainer.exchange.protocol.codecs import Bf16, Bytes, Codec, Float32
+from trainer.exchange.protocol.compression.choice import AgreedCodec, make_codec
+from trainer.model.layout import GradientLayout
+from trainer.system.errors import ProtocolError
 
 
-class ErrorFeedback:
+class ErrorFeedback(AgreedCodec):
     """The residual of one sender, fp32 `[N]`, and the encoding of what it owes.
 
     A worker has one for its sums, new with each membership, and the coordinator one for averages.
-
-    Args:
-        codec: of every block.
-        sizes: elements of each block.
+    Besides the codec bf16 is always taken: all that is owed comes in it.
     """
 
+    has_feedback = True
+
     def __init__(self, codec: Codec, sizes: Sequence[int]) -> None:
-        self._codec = codec
+        super().__init__(codec, sizes)
         self._plain = Bf16()
         self.residuals = [np.zeros(size, np.float32) for size in sizes]
         """By block, what has not been sent."""
         self.batches = [0] * len(sizes)
         """The batch of the step that each residual is of."""
 
-    @property
-    def norm(self) -> float:
-        """The L2 norm of what has not been sent: the loss if this sender is lost now."""
-        return self.norm_of(range(len(self.residuals)))
+    def of(self, number: int, *, settled: bool = False) -> Codec:
+        """Return the codec with a number on the wire; a settled step's sums are in bf16 alone.
+
+        Raises:
+            ProtocolError: a block may not come in it.
+        """
+        if number == self._plain.id:
+            return self._plain
+        codec = super().of(number)
+        if settled:
+            raise ProtocolError(f"{codec.name} came in a settled step, bf16 is due")
+        return codec
+
+    def largest(self) -> tuple[int, ...]:
+        """Return the most bytes that each encoded block can take."""
+        plain = map(self._plain.nbytes, self._sizes)
+        return tuple(map(max, zip(super().largest(), plain, strict=True)))
 
     def norm_of(self, blocks: Iterable[int]) -> float:
         """Return the L2 norm of the residuals of some blocks."""
@@ -67,11 +83,11 @@ class ErrorFeedback:
             encoded = self._plain.encode(residual)
             residual[...] = 0
             return self._plain, encoded
-        encoded = self._codec.encode(residual)
+        encoded = self.codec.encode(residual)
         sent = np.empty_like(residual)
-        self._codec.decode(encoded, sent)
+        self.codec.decode(encoded, sent)
         np.subtract(residual, sent, out=residual)
-        return self._codec, encoded
+        return self.codec, encoded
 
     def clear(self) -> None:
         """Forget all residuals, as a sender that has just joined."""
@@ -87,3 +103,9 @@ class ErrorFeedback:
         with np.errstate(over="ignore", invalid="ignore"):
             np.add(residual, values, out=residual)
         return residual
+
+
+def agreed_codec(name: str, layout: GradientLayout) -> AgreedCodec:
+    """Return the codec of a run, of one sender, with error feedback where it needs that."""
+    made = ErrorFeedback if codec_kind(name).needs_feedback else AgreedCodec
+    return made(make_codec(name), [block.size for block in layout.blocks])

@@ -7,13 +7,12 @@ it, so the codec can change at any ordinary step, in both directions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 
 from trainer.config.codec import AUTO, FREE
 from trainer.config.exchange import ExchangeConfig
-from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.members import Member
 from trainer.exchange.protocol.messages import SHARED_MEMORY
@@ -50,18 +49,22 @@ class _Window:
     """What of it backward did not hide."""
 
 
-class ExchangeChoice:
+class CodecChoice:
     """Measures a run's steps and chooses the codec of the next ones."""
 
     def __init__(
-        self, settings: ExchangeConfig, layout: GradientLayout, plan: StepPlan, outbox: Outbox
+        self,
+        settings: ExchangeConfig,
+        layout: GradientLayout,
+        plan: StepPlan,
+        emit: Callable[..., None],
     ) -> None:
         self.plan = plan
         self.codec = FREE[0] if settings.codec == AUTO else settings.codec
         """Of ordinary steps, as a setting."""
         self._is_auto = settings.codec == AUTO
         self._layout = layout
-        self._outbox = outbox
+        self._emit = emit
         self._skip = _FIRST
         self._steps: list[tuple[float, float, float]] = []
         self._hidden: float | None = None
@@ -113,7 +116,7 @@ class ExchangeChoice:
         self.codec, self._skip, self._larger = taken, 1, 0
         exposed_ms = {one.codec: round(one.exposed_ms, 1) for one in candidates}
         step_ms = round(1e3 * window.compute, 1)
-        self._outbox.emit("codec", codec=taken, step_ms=step_ms, exposed_ms=exposed_ms)
+        self._emit("codec", codec=taken, step_ms=step_ms, exposed_ms=exposed_ms)
 
     def _exposed(self, exchange: ExchangeLoad, codec: str, out: float) -> Term:
         return _measured(out) if codec == self.codec else exposed(exchange, codec)

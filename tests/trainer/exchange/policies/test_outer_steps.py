@@ -1,0 +1,64 @@
+"""The two step policies: when members exchange, what they send, and how it is applied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.trainer.exchange.exact_problem import ExactProblem
+from trainer.exchange.policies.every_step import EveryStep
+from trainer.exchange.policies.outer_steps import OuterSteps, make_policy
+from trainer.optimizer.adamw import TrainState
+
+OUTER: dict[str, Any] = {
+    "exchange__schedule": "rounds",
+    "exchange__inner_steps": 2,
+    "exchange__rounds_after": 3,
+    "training__batch_size": 4,
+    "training__evaluate_every": 0,
+    "checkpoint__every": 2,
+}
+
+
+def policy(**settings: Any) -> EveryStep:
+    problem = ExactProblem(samples=20, method="full", **settings)
+    return make_policy(problem.config, problem.layout, problem.plan, lambda *_, **__: None)
+
+
+def test_every_step_sends_gradients_and_nothing_else() -> None:
+    made = policy()
+    assert not isinstance(made, OuterSteps)
+    for step in range(made.plan.total_steps):
+        terms = made.terms(step)
+        assert (terms.inner_steps, terms.second_moments, terms.settled) == (0, False, True)
+        assert made.clip_scale(step, 1e9) < 1
+
+
+def test_outer_steps_begin_after_the_ordinary_ones() -> None:
+    made = policy(**OUTER)
+    steps = range(made.plan.total_steps)
+    assert [made.terms(step).inner_steps for step in steps] == [0] * 3 + [2] * (len(steps) - 3)
+    for step in steps:
+        settles = made.plan.settles(step)
+        assert made.terms(step).second_moments == (step >= 3 and settles)
+        assert (made.clip_scale(step, 1e9) == 1) == (step >= 3), "inner steps clip"
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "auto"])
+def test_residuals_are_of_lossy_codecs_alone(codec: str) -> None:
+    made = policy(exchange__codec=codec, checkpoint__every=3)
+    lossy = codec in ("int8", "int4", "auto")
+    assert made.codec.has_feedback == lossy
+    assert [made.residuals.all_sent(step) for step in range(3)] == [False, False, lossy]
+
+
+def test_an_outer_step_moves_weights_by_the_mean_displacement() -> None:
+    made = policy(**OUTER, exchange__outer_learning_rate=1.0, exchange__outer_momentum=0.0)
+    size = made.wire_layout.size // 2
+    state = TrainState.fresh(np.ones(size, np.float32))
+    state.step = 3
+    made.apply(state, np.full(size, 0.25, np.float32), 1e-3, 1.0)
+    assert state.step == 4
+    np.testing.assert_array_equal(state.weights, np.float32(0.75))

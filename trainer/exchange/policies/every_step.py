@@ -1,0 +1,72 @@
+"""The policy of a run whose members exchange gradients at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trainer.config.run import RunConfig
+from trainer.exchange.policies.auto_codec import CodecChoice
+from trainer.exchange.policies.feedback import agreed_codec
+from trainer.exchange.policies.residuals import Residuals
+from trainer.exchange.protocol.schedule import StepPlan
+from trainer.model.layout import GradientLayout
+from trainer.optimizer.adamw import AdamW, Gradient, TrainState
+from trainer.optimizer.learning_rate import learning_rate_at
+
+
+@dataclass(frozen=True)
+class StepTerms:
+    """How the members exchange one step."""
+
+    settled: bool = True
+    """Whether nothing private to a member is left after it."""
+    second_moments: bool = False
+    """Whether those of the workers follow, as blocks of their own."""
+    inner_steps: int = 0
+    """Steps that each worker takes alone before it sends how far they moved the weights; 0: it
+    sends a gradient."""
+
+
+class EveryStep:
+    """Exchange gradients at every step, and apply their mean by AdamW."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        layout: GradientLayout,
+        plan: StepPlan,
+        emit: Callable[..., None],
+    ) -> None:
+        """Take the function that logs events."""
+        self.plan = plan
+        """Which samples each step takes."""
+        self.wire_layout = self._wire_layout(layout)
+        """What the most blocks of a step are of."""
+        self.codec = agreed_codec(config.exchange.codec, self.wire_layout)
+        """That of averages, with what they have not sent."""
+        self.choice = CodecChoice(config.exchange, layout, plan, emit)
+        self.residuals = Residuals(self.codec, plan, emit)
+        self._optimizer = config.optimizer
+        self._adamw = AdamW(config.optimizer, layout)
+
+    def terms(self, step: int) -> StepTerms:
+        """Return how a step, counted from 0, is exchanged."""
+        return StepTerms(settled=self.plan.settles(step) or self.choice.in_bf16(step))
+
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of the last inner step of a step."""
+        plan = self.plan
+        return learning_rate_at(plan.inner(step)[-1], plan.total_inner, self._optimizer)
+
+    def clip_scale(self, step: int, norm: float) -> float:
+        """Return the factor for a step's average of this norm."""
+        del step
+        return self._adamw.clip_scale(norm)
+
+    def apply(self, state: TrainState, average: Gradient, rate: float, scale: float) -> None:
+        """Move `state` by the update of its next step."""
+        self._adamw.apply(state, average, rate, scale)
+
+    def _wire_layout(self, layout: GradientLayout) -> GradientLayout:
+        return layout
