@@ -1,9 +1,7 @@
-"""Distillation: bytes a token, the cost of scoring, a student's step, reading shards.
+"""Distillation: bytes a token, the cost of scoring, engines, and a student's answers.
 
     python benchmarks/distill.py bytes [--tokens 2048]
     python benchmarks/distill.py scoring [--hidden-size 2048] [--tokens 512] [--repeats 3]
-    python benchmarks/distill.py step [--tokens 256] [--repeats 5]
-    python benchmarks/distill.py loader [--tokens 16384]
     python benchmarks/distill.py engines --model MODEL [--only NAME ...] [--tokens 1024]
     python benchmarks/distill.py generate --model DIR [--tokens 64] [--backend cuda]
     python benchmarks/distill.py kv [--gpu 0]
@@ -30,18 +28,11 @@ import transformers
 from rig import answers
 from rig.kv import kv
 from rig.report import Ratio, Report
-from rig.spectrum import WINDOW, describe, relabelled, synthetic
+from rig.spectrum import WINDOW, describe, synthetic
 
-from trainer.config.run import load
-from trainer.data.encoder import IGNORED
-from trainer.data.order import epoch_order
 from trainer.data.tokenizer_folder import load_tokenizer
-from trainer.data.tokens import Encoded
 from trainer.distill.logits.dataset import LogitsFolder
-from trainer.distill.logits.scores import Scheme, Window
-from trainer.distill.logits.stream import ShardStream
-from trainer.distill.logits.targets import targets
-from trainer.distill.student.from_scratch import shapes
+from trainer.distill.logits.scores import Scheme
 from trainer.distill.teacher.admission import admit
 from trainer.distill.teacher.engines import Engine
 from trainer.distill.teacher.gguf_engine import GgufEngine
@@ -69,8 +60,6 @@ def main() -> int:
     for name, settings in {
         "bytes": {"tokens": 2048},
         "scoring": {"tokens": 512, "hidden_size": 2048, "repeats": 3},
-        "step": {"tokens": 256, "repeats": 5},
-        "loader": {"tokens": 16384, "repeats": 3},
         "engines": {"tokens": 1024, "repeats": 2},
         "generate": {"tokens": 64},
         "kv": {},
@@ -88,8 +77,6 @@ def main() -> int:
     measure = {
         "bytes": measure_bytes,
         "scoring": scoring,
-        "step": step,
-        "loader": loader,
         "engines": engines,
         "generate": answers.generate,
         "kv": kv,
@@ -195,88 +182,6 @@ def scoring(report: Report, arguments: argparse.Namespace) -> None:
     report.add(Ratio("the head's share of the forward", head / (body + head), "its products"))
 
 
-def step(report: Report, arguments: argparse.Namespace) -> None:
-    """A student's step with a teacher against one with labels alone."""
-    from trainer.model.initialization import initial_weights
-    from trainer.model.layout import build_layout
-    from trainer.replica.torch.replica import TorchReplica
-
-    size = 32_768
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "student"
-        transformers.AutoConfig.from_pretrained(
-            shapes()["albor-350m"], vocab_size=size
-        ).save_pretrained(folder)
-        random_weights(folder, torch.float32)
-        settings = {
-            "model.path": str(folder),
-            "data.train": "unused",
-            "data.max_seq_len": WINDOW,
-            "task": "causal-lm",
-            "method": "full",
-            "training.micro_batch_size": max(1, arguments.tokens // WINDOW),
-            "distillation.temperature": 1.0,
-        }
-        config = load(None, settings)
-        layout = build_layout(folder, config)
-        student = TorchReplica(folder, config, layout, "cpu", torch.get_num_threads())
-        student.write_trainable(initial_weights(layout, folder, config))
-        taught = [encoded(window, TOPK) for window in synthetic(TOPK, arguments.tokens, size)]
-        labelled = [Encoded(sample.input_ids, sample.labels) for sample in taught]
-        times = interleaved(
-            {
-                "labels": lambda: student.accumulate(labelled),
-                "teacher": lambda: student.accumulate(taught),
-            },
-            arguments.repeats,
-        )
-    compare(
-        report,
-        "a step of albor-350m with a teacher",
-        times["teacher"],
-        "one with labels alone",
-        times["labels"],
-        target=1.25,
-        tokens=arguments.tokens,
-    )
-
-
-def loader(report: Report, arguments: argparse.Namespace) -> None:
-    """Tokens a second from Parquet to a loss's input."""
-    shards = 4
-    description = describe(TOPK, arguments.tokens // shards, VOCAB_SIZE, shards=shards)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = LogitsFolder(Path(scratch))
-        folder.describe(description)
-        few = synthetic(TOPK, 1024, VOCAB_SIZE)
-        draw = np.random.default_rng(0)
-        for plan in description.shards:
-            windows = [
-                relabelled(few[row % len(few)], plan.first_document + row, VOCAB_SIZE, draw)
-                for row in range(plan.windows)
-            ]
-            folder.write(plan.number, windows)
-        stream = ShardStream(folder, seed=0, order=epoch_order)
-
-        def read() -> None:
-            for _ in stream.epoch():
-                pass
-
-        def prepare() -> None:
-            for window, _ in stream.epoch():
-                targets(window.scores, TOPK, 1.0, "forward")
-
-        times = interleaved({"read": read, "prepared": prepare}, arguments.repeats)
-    speed = {name: description.tokens / min(each.wall) for name, each in times.items()}
-    for name, value in speed.items():
-        print(f"{name}: {value:,.0f} tokens/s of {TOPK.top_k} kept and {TOPK.tail_samples} drawn")
-    report.add(
-        Ratio("reading with targets", speed["read"] / speed["prepared"], "reading alone"),
-        tokens=description.tokens,
-        tokens_per_second=speed,
-    )
-
-
 def engines(report: Report, arguments: argparse.Namespace) -> None:
     """Each engine on one thread: scored tokens a CPU second, and its KL to transformers in fp32.
 
@@ -335,16 +240,11 @@ _QWEN3: dict[str, Any] = {  # shared by Qwen3-0.6B and 1.7B
 
 def random_model(folder: Path, settings: dict[str, Any]) -> TorchEngine:
     """Return a teacher with random weights, in bfloat16."""
-    transformers.AutoConfig.for_model(**settings).save_pretrained(folder)
-    random_weights(folder, torch.bfloat16)
-    return TorchEngine(folder, torch.bfloat16)
-
-
-def random_weights(folder: Path, dtype: torch.dtype) -> None:
-    """Write a model's weights beside its config."""
+    config = transformers.AutoConfig.for_model(**settings)
     transformers.logging.disable_progress_bar()
-    config = transformers.AutoConfig.from_pretrained(folder)
-    transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+    made = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    made.save_pretrained(folder)
+    return TorchEngine(folder, torch.bfloat16)
 
 
 def parameters(model: dict[str, Any]) -> tuple[int, int]:
@@ -353,13 +253,6 @@ def parameters(model: dict[str, Any]) -> tuple[int, int]:
     attention = 2 * (model["num_attention_heads"] + model["num_key_value_heads"]) * heads
     layer = hidden * (attention + 3 * model["intermediate_size"])
     return model["num_hidden_layers"] * layer, hidden * model["vocab_size"]
-
-
-def encoded(window: Window, scheme: Scheme) -> Encoded:
-    """Return a sample with soft targets."""
-    labels = window.tokens.copy()
-    labels[0] = IGNORED
-    return Encoded(window.tokens, labels, targets(window.scores, scheme, 1.0, "forward"))
 
 
 @dataclass(frozen=True)

@@ -25,20 +25,20 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 
-from rig.certificates import write_certificates
 from rig.report import Ratio, Report, skip
 
 from benchmarks.rig import collective, synthetic
-from benchmarks.rig.cluster import LocalCluster, end_on_terminate
+from benchmarks.rig.cluster import COORDINATOR, LocalCluster, end_on_terminate
 from benchmarks.rig.comparison import run_ranks
 from benchmarks.rig.member import MemberSpec
 from benchmarks.rig.network import ShapedNetwork, missing
+from launcher.runs.certificates.authority import Authority, identity_of
 from trainer.config.codec import CODECS
 from trainer.exchange.protocol.compression.choice import make_codec
 
@@ -183,6 +183,18 @@ class Star:
             bucket_bytes=self._network.bucket,
         )
         return median
+
+
+def write_certificates(folder: Path, workers: int, names: Sequence[str]) -> None:
+    """Make a CA and a folder of certificates for the coordinator and every rank."""
+    authority = Authority.create()
+    roles = {COORDINATOR: identity_of(synthetic.RUN_ID, None)}
+    roles |= {f"rank-{rank}": identity_of(synthetic.RUN_ID, rank) for rank in range(workers)}
+    for role, identity in roles.items():
+        target = folder / role
+        target.mkdir(parents=True)
+        for name, content in authority.issue(identity, names).files().items():
+            (target / name).write_bytes(content)
 
 
 def encoded_bytes(codec: str, elements: int) -> int:

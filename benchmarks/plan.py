@@ -22,8 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rig.parallel_models import STRATEGIES
-from rig.plan_ranks import weigh_ranks
+from rig.plan_ranks import STRATEGIES, weigh_ranks
 from rig.report import Ratio, Report
 from rig.resident import EXACT, Peak, own_bytes
 

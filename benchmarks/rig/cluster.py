@@ -42,7 +42,6 @@ class LocalCluster:
         self._lines = queue.SimpleQueue()
         """What members say, and the process itself once it has said everything."""
         self._open = 0
-        self._killed: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -108,38 +107,27 @@ class LocalCluster:
         stdin.write(command + "\n")
         stdin.flush()
 
-    def pid(self, name: str) -> int:
-        """Return the process id of a member."""
-        return self._processes[name].pid
-
-    def kill(self, name: str) -> None:
-        """Kill a member with SIGKILL and wait until it is gone."""
-        process = self._processes.pop(name)
-        self._killed.add(process.pid)
-        process.send_signal(signal.SIGKILL)
-        process.wait(10)
-
-    def events(self, timeout: float | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what members say until all of them ended.
 
         Raises:
             MemberFailedError: one ended with an error, none wrote anything for too long, or the
-                coordinator lost a worker, and `kill` was not the cause: another takes over its
-                samples, which would wait at a gate for both, and what is measured does not count.
+                coordinator lost a worker: another takes over its samples, which would wait at a
+                gate for both, and what is measured does not count.
         """
-        timeout = timeout or self._patience
         while self._open:
             try:
-                name, event = self._lines.get(timeout=timeout)
+                name, event = self._lines.get(timeout=self._patience)
             except queue.Empty:
-                raise MemberFailedError(f"no member wrote anything for {timeout:g} s") from None
+                silence = f"no member wrote anything for {self._patience:g} s"
+                raise MemberFailedError(silence) from None
             if isinstance(event, dict):
-                if event["event"] == "lost" and not self._killed:
+                if event["event"] == "lost":
                     raise MemberFailedError(f"worker {event['rank']} was lost: {event['reason']}")
                 yield name, event
                 continue
             self._open -= 1
-            if (code := event.wait(10)) and event.pid not in self._killed:
+            if code := event.wait(10):
                 raise MemberFailedError(f"{name} ended with {code}{self._last_line(name)}")
 
     def run_gated(self, workers: int) -> tuple[list[list[dict[str, float]]], list[float]]:

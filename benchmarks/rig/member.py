@@ -1,8 +1,7 @@
 """A coordinator or worker of a measurement: `python -P -m benchmarks.rig.member SPEC`.
 
-It prints JSON lines on standard output and takes commands on standard input: `go` opens the gate
-that a gated worker waits at, `cost X` changes its seconds a sample. When standard input closes it
-ends at once, so that nothing outlives the benchmark.
+It prints JSON lines on standard output and reads standard input: `go` opens the gate that a gated
+worker waits at. When standard input closes it ends at once, so that nothing outlives the benchmark.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +20,6 @@ from numpy.typing import NDArray
 
 from benchmarks.rig import synthetic, training
 from benchmarks.rig.interface import counted
-from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.config.run import RunConfig
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save, Step
@@ -39,7 +35,6 @@ from trainer.model.initialization import initial_weights
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.optimizer.adamw import TrainState
 from trainer.optimizer.nesterov import Update
-from trainer.run.inner_steps import InnerSteps
 from trainer.run.loop import Worker
 
 PATIENCE = 300.0
@@ -63,14 +58,10 @@ class MemberSpec:
     settings: dict[str, Any] = field(default_factory=dict[str, Any])
     """More of the run config: dotted keys."""
     rank: int = 0
-    cost: float = 0.0
-    """Seconds a sample."""
     gated: int = 0
     """So many first steps wait for `go` between computing and sending."""
     rest: float = 0.0
     """Seconds that a gated step rests before it waits, so that the others are done applying."""
-    checkpoints: str | None = None
-    """Where the coordinator saves; None for nowhere."""
     model: str | None = None
     """Folder of a model that trains; None for gradients out of thin air, of `elements`."""
 
@@ -78,10 +69,10 @@ class MemberSpec:
         """Return the spec of the coordinator of the same cluster."""
         return replace(self, role="coordinator")
 
-    def as_worker(self, rank: int, port: int, cost: float = 0.0) -> MemberSpec:
+    def as_worker(self, rank: int, port: int) -> MemberSpec:
         """Return the spec of one worker of the same cluster."""
         address = (self.address[0], port)
-        return replace(self, role="worker", rank=rank, address=address, cost=cost)
+        return replace(self, role="worker", rank=rank, address=address)
 
     def arguments(self) -> list[str]:
         """Return the command line of the member."""
@@ -132,80 +123,42 @@ class Commands:
 
     def __init__(self) -> None:
         self.gate = threading.Semaphore(0)
-        self.on_cost: Callable[[float], None] = lambda _cost: None
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         for line in sys.stdin:
-            word, _, value = line.strip().partition(" ")
-            if word == "go":
+            if line.strip() == "go":
                 self.gate.release()
-            elif word == "cost":
-                self.on_cost(float(value))
         os._exit(1)
 
 
 class PrintingRecorder:
-    """A Recorder that prints events; with a store it saves in a thread, as a run's does."""
+    """A Recorder that prints events and saves nothing."""
 
-    def __init__(self, spec: MemberSpec, of: GradientLayout) -> None:
-        self._spec = spec
-        self._store: CheckpointStore | None = None
-        if spec.checkpoints:
-            folder = Path(spec.checkpoints)
-            self._store = CheckpointStore(folder, of, spec.config(), folder)
-        self._saving: threading.Thread | None = None
-        self._imports = memory("VmRSS")
-        self.failure = None
-        self.ending = None
+    failure = None
+    ending = None
 
     def emit(self, event: dict[str, Any]) -> None:
         """Print an event."""
         say(**event)
 
     def step(self, event: Step) -> None:
-        """Print a step, and with it the processor time so far.
-
-        Where checkpoints are saved also the memory since the last step: `peak` is the most that was
-        resident above what the imports took, without what is `shared` with other processes.
-        """
-        said = {**vars(event), "cpu": time.process_time()}
-        if self._store:
-            shared = memory("RssShmem")
-            said |= {"peak": memory("VmHWM") - shared - self._imports, "shared": shared}
-            said["imports"] = self._imports
-            reset_peak()
-        say(event="step", **said)
+        """Print a step, and with it the processor time so far."""
+        say(event="step", **vars(event), cpu=time.process_time())
 
     def save(self, save: Save) -> None:
-        """Save in a thread; a newer checkpoint waits for an older one."""
-        if self._store:
-            before = self._saving
-            self._saving = threading.Thread(target=self._write, args=(self._store, save, before))
-            self._saving.start()
+        """Save nothing."""
 
     def close(self, exit_code: int, reason: str) -> int:
-        """Wait for the last checkpoint."""
-        if self._saving:
-            self._saving.join()
+        """Print why the run ended."""
         say(event="closed", reason=reason)
         return exit_code
-
-    def _write(self, store: CheckpointStore, save: Save, before: threading.Thread | None) -> None:
-        if before:
-            before.join()
-        store.save(
-            save.snapshot,
-            RunProgress("benchmark", save.snapshot.step, 0, 0, save.generation, 0, {}),
-        )
-        say(event="saved", step=save.snapshot.step)
 
 
 def coordinate(spec: MemberSpec) -> None:
     """Be the coordinator."""
     Commands()
     of = spec.layout()
-    recorder = PrintingRecorder(spec, of)
     coordinator = Coordinator(
         config=spec.config(),
         job=synthetic.job(of),
@@ -218,7 +171,7 @@ def coordinate(spec: MemberSpec) -> None:
         now=time.monotonic(),
     )
     folder = Path(spec.tls) / "coordinator" if spec.tls else None
-    code = GradientServer(coordinator, recorder, spec.address, folder).run()
+    code = GradientServer(coordinator, PrintingRecorder(), spec.address, folder).run()
     sys.exit(code)
 
 
@@ -230,9 +183,8 @@ def work(spec: MemberSpec) -> None:
     replica: Any
     samples: Any
     if spec.model is None:
-        replica = synthetic.SleepingReplica(of, spec.rank, spec.cost)
+        replica = synthetic.InstantReplica(of, spec.rank)
         samples = synthetic.EqualSamples(spec.batch * spec.steps)
-        commands.on_cost = lambda cost: setattr(replica, "cost", cost)
     else:
         replica = training.open_replica(Path(spec.model), config, of, spec.rank)
         samples = training.RandomSamples(spec.batch * spec.steps)
@@ -264,22 +216,16 @@ def work(spec: MemberSpec) -> None:
         codec=config.exchange.codec,
         folder=Path(spec.tls) / f"rank-{spec.rank}" if spec.tls else None,
         patience=30.0,
-        rounds=config.exchange.has_rounds,
     )
-    rounds = partial(InnerSteps, replica, config.optimizer)
-    worker = Worker(
-        replica, client, Update(config, of), _plan(spec), samples, None, seed=0, rounds=rounds
-    )
+    worker = Worker(replica, client, Update(config, of), _plan(spec), samples, None, seed=0)
     end = worker.run()
     say(event="stamps", rank=spec.rank, stamps=client.stamps)
     sys.exit(end.exit_code)
 
 
 def _plan(spec: MemberSpec) -> StepPlan:
-    exchange = spec.config().exchange
     settled = settle_periods(spec.config())
-    plan = StepPlan(spec.batch * spec.steps, spec.batch, 1, spec.steps, settle_every=settled)
-    return plan.with_rounds(exchange.rounds)
+    return StepPlan(spec.batch * spec.steps, spec.batch, 1, spec.steps, settle_every=settled)
 
 
 def _weights(spec: MemberSpec, of: GradientLayout) -> NDArray[np.float32]:
@@ -329,19 +275,6 @@ class StampingClient(WorkerClient):
         super()._frame(link, frame)
         if frame.type in _AVERAGES:
             self._last_average = time.monotonic()
-
-
-def memory(field_name: str) -> int:
-    """Return a size of this process in bytes, as /proc/self/status names it."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith(field_name + ":"):
-            return 1024 * int(line.split()[1])
-    raise KeyError(field_name)
-
-
-def reset_peak() -> None:
-    """Let VmHWM count from now on."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 if __name__ == "__main__":

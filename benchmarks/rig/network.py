@@ -7,7 +7,6 @@ them away, and the machine's own network is never touched.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -87,22 +86,6 @@ class ShapedNetwork:
         """Return what to put before a command so that it runs on a host."""
         return _entering(self._holders[host])
 
-    def unplug(self, host: int) -> None:
-        """Pull the cable of a host: its card notices that, its connections are not told."""
-        self._run(self._switch, f"ip link set port{host} down")
-
-    def plug(self, host: int) -> None:
-        """Plug the cable of a host in again."""
-        self._run(self._switch, f"ip link set port{host} up")
-
-    def counted(self, host: int) -> tuple[int, int]:
-        """Return the bytes that a host has sent and received so far, as a cable would carry them.
-
-        The shaping counts the headers of every packet; an interface counts those of a large segment
-        once, which a card cuts into packets later.
-        """
-        return _passed(self._holders[host], INTERFACE), _passed(self._switch, f"port{host}")
-
     def _hold(self) -> int:
         """Return the process id of a new namespace's holder."""
         holder = subprocess.Popen(
@@ -142,13 +125,6 @@ class ShapedNetwork:
 
 def _entering(holder: int) -> list[str]:
     return [_path("nsenter"), f"--net=/proc/{holder}/ns/net", "--"]
-
-
-def _passed(holder: int, device: str) -> int:
-    """Return the bytes that left a device through its shaping."""
-    command = [*_entering(holder), "tc", "-s", "-j", "qdisc", "show", "dev", device]
-    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return next(each["bytes"] for each in json.loads(shown) if each["kind"] == "tbf")
 
 
 def _path(tool: str) -> str:

@@ -7,11 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rig.parallel_models import RANKS, STRATEGIES, encoded
 from rig.resident import EXACT, Peak, own_bytes
 
+RANKS = 2
 ROWS, TOKENS = 4, 256
 """Of a step, over all ranks."""
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"parallel.data": "ddp"},
+    "fsdp": {"parallel.data": "fsdp"},
+    "tp": {"parallel.tensor": RANKS},
+    "tp-sp": {"parallel.tensor": RANKS, "parallel.sequence": True},
+    "pp": {"parallel.pipeline.stages": RANKS, "parallel.pipeline.microbatches": 4},
+}
 SMALL = {
     "model_type": "llama",
     "hidden_size": 256,
@@ -52,6 +59,7 @@ def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict
     import torch
 
     from benchmarks.rig.random_model import write_model
+    from benchmarks.rig.training_step import random_rows
     from trainer.config.run import load
     from trainer.model.initialization import initial_weights
     from trainer.model.layout import build_layout
@@ -74,14 +82,13 @@ def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict
         layout = build_layout(folder, config)
         weights = initial_weights(layout, folder, config)
         mesh = make_mesh(config.parallel, RANKS, "cpu")
-        drawing = torch.Generator().manual_seed(1)  # all ranks have the same samples
-        ids = torch.randint(3, tree["vocab_size"], (ROWS, TOKENS), generator=drawing)
+        samples = random_rows(tree["vocab_size"], ROWS, TOKENS, 1)  # the same on all ranks
         before = own_bytes()
         with Peak() as peak:
             replica = ParallelReplica(folder, config, layout, mesh, torch.device("cpu"), weights)
             optimizer = torch.optim.AdamW(replica.parameters.values(), foreach=False)
             share = replica.share(ROWS)
-            batch = encoded(ids[share.start : share.stop])
+            batch = samples[share.start : share.stop]
             for _ in range(2):
                 replica.accumulate(batch)
                 optimizer.step()

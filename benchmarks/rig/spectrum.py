@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -100,10 +99,3 @@ def synthetic(scheme: Scheme, tokens: int, size: int) -> list[Window]:
         )
         for row in range(tokens // WINDOW)
     ]
-
-
-def relabelled(window: Window, document: int, size: int, draw: np.random.Generator) -> Window:
-    """Return a window with other ids, so that many made from few do not compress like few."""
-    scores = window.scores
-    ids = (scores.ids + draw.integers(size)) % size
-    return Window(document, 0, window.tokens, replace(scores, ids=ids.astype(np.int32)))

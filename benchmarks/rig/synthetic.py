@@ -1,4 +1,4 @@
-"""A job without a model: synthetic gradients, and sleep instead of computation."""
+"""A job without a model: synthetic gradients, and no computation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from trainer.replica.base import EvalResult, OnBlock, StepResult
 
 BLOCKS = 36
 """Transformer layers of the imitated model, as in Qwen3-4B."""
-FORWARD = 1 / 3
-"""Share of a shard's computing before the first block is ready."""
 TOKENS = 8
 """Tokens of every sample."""
 RUN_ID = "benchmark"
@@ -58,16 +56,15 @@ class EqualSamples:
         return self._sample
 
 
-class SleepingReplica:
-    """A Replica that sleeps `cost` seconds a sample and sends the same gradient each time."""
+class InstantReplica:
+    """A Replica that computes nothing and sends the same gradient each time."""
 
     device = "cpu"
 
-    def __init__(self, of: GradientLayout, rank: int, cost: float) -> None:
+    def __init__(self, of: GradientLayout, rank: int) -> None:
         self.layout = of
-        self.cost = cost
         self.before_blocks: Callable[[], None] = lambda: None
-        """Called when the shard is computed and nothing was sent yet."""
+        """Called before anything of a shard is sent."""
         largest = max(block.size for block in of.blocks)
         self._gradient = np.random.default_rng(rank).standard_normal(largest, dtype=np.float32)
 
@@ -77,22 +74,13 @@ class SleepingReplica:
         on_block: OnBlock,
         alpha: float | None = None,  # noqa: ARG002 - of the protocol
     ) -> StepResult:
-        """Sleep, and hand out the blocks in order over the second part, as backward does."""
+        """Hand out the blocks in the order of backward."""
         began = time.perf_counter()
-        seconds = self.cost * len(batch)
-        self._sleep_until(began + FORWARD * seconds)
         self.before_blocks()
-        for done, index in enumerate(self.layout.send_order, 1):
-            part = FORWARD + (1 - FORWARD) * done / len(self.layout.blocks)
-            self._sleep_until(began + part * seconds)
+        for index in self.layout.send_order:
             on_block(index, self._gradient[: self.layout.blocks[index].size])
         seconds = time.perf_counter() - began
         return StepResult(float(len(batch)), len(batch), TOKENS * len(batch), seconds)
-
-    def _sleep_until(self, moment: float) -> None:
-        # Until a moment, not for a time: what sleeps overrun does not add up.
-        if self.cost and (left := moment - time.perf_counter()) > 0:
-            time.sleep(left)
 
     def write_trainable(self, flat: np.ndarray) -> None:
         """Nothing depends on the weights."""

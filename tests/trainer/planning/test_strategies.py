@@ -134,7 +134,7 @@ def test_the_diagram_has_every_rule_and_every_pick() -> None:
 
 
 def test_gradients_take_the_place_of_activations_in_a_step_of_one_micro_batch() -> None:
-    """As `benchmarks/parallel.py --parts memory` measures: 0.85 of the plan if both were added."""
+    """As was measured (docs/decisions.md, Strategies): 0.85 of the plan if both were added."""
     shape, training = NAMED["1b"], TrainingSetup(length=512)
 
     def gradients(**settings: Any) -> int:
