@@ -162,11 +162,11 @@ def run(arguments: list[str]) -> int:
 
 def _keys(options: list[str]) -> list[str]:
     from trainer.config import distill_job
-    from trainer.config import run as config
+    from trainer.config import run as run_config
 
     if "--set" not in options:
         return []
-    return distill_job.setting_keys() if "--teacher" in options else config.setting_keys()
+    return distill_job.setting_keys() if "--teacher" in options else run_config.setting_keys()
 
 
 def _fail(arguments: list[str], message: str, code: int, details: tuple[str, ...] = ()) -> int:

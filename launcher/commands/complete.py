@@ -79,17 +79,17 @@ def host_names(context: click.Context) -> list[str]:
 @_quietly
 def preset_names(_: click.Context) -> list[str]:
     """Offer the shipped run configs."""
-    from trainer.config import run as config
+    from trainer.config import run as run_config
 
-    return list(config.presets())
+    return list(run_config.presets())
 
 
 @_quietly
 def setting_keys(_: click.Context) -> list[str]:
     """Offer the settings of a run config, for KEY=VALUE."""
-    from trainer.config import run as config
+    from trainer.config import run as run_config
 
-    return [f"{key}=" for key in config.setting_keys()]
+    return [f"{key}=" for key in run_config.setting_keys()]
 
 
 @_quietly

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from launcher.agent.checks import link as link_check
-from launcher.agent.checks.link import Crossing, Listening
+from launcher.agent.checks.link import Crossing, Listening, connect, listen
 from launcher.agent.operations import find_routes
 from launcher.discovery.asking import Found
 from launcher.errors import ConfigError
@@ -132,12 +131,12 @@ def _choose(here: Found, other: str, routes: Mapping[str, Route]) -> str:
 
 
 def _listen(address: str, port: int, token: str, peer: str, there: Connection) -> Listening:
-    question = link_check.listen.within(_DEADLINE + _MARGIN)
+    question = listen.within(_DEADLINE + _MARGIN)
     return there.ask(question, address, port, token, [peer], _DEADLINE)
 
 
 def _connect(address: str, port: int, token: str, name: str, there: Connection) -> Crossing:
-    question = link_check.connect.within(_DEADLINE + _MARGIN)
+    question = connect.within(_DEADLINE + _MARGIN)
     return there.ask(question, address, port, token, name, _DEADLINE)
 
 

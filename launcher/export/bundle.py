@@ -13,12 +13,11 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import ConfigError
-from launcher.export import checkpoints
 from launcher.export.job import (
     CONFIG,
     OUTPUT,
@@ -31,14 +30,17 @@ from launcher.export.job import (
 )
 from launcher.export.target import Target, check_strategy
 from launcher.transfer.wheel import wheel_to_push
-from trainer.checkpoint.reader import FOLDER, step_of
+from trainer.checkpoint.reader import FOLDER, SHARDED, complete_checkpoints, owner_of, step_of
 from trainer.config.run import RunConfig
 from trainer.data.sources import HUB
 from trainer.model.files import local_model
-from trainer.system.errors import InputError
+from trainer.system.errors import InputError, StorageError
+from trainer.system.storage.atomic_folder import Disk, FolderWriter, point, read_manifest
 
 INPUTS = "inputs"
 METRICS = "metrics.jsonl"
+POINTERS = ("latest", "best")
+_PIECE = 4 << 20
 Render = Callable[[ExportedJob], Rendered]
 
 
@@ -177,7 +179,7 @@ def _hand_over(run_id: str, config: RunConfig, output: Path) -> int:
     output.mkdir()
     home = Path(config.output)
     source = Path(config.checkpoint.folder or home / FOLDER)
-    made = checkpoints.bring(source, output / FOLDER, run_id)
+    made = _bring_checkpoints(source, output / FOLDER, run_id)
     if not made:
         return 0
     if (home / METRICS).is_file():
@@ -191,3 +193,65 @@ def _link_or_copy(source: str, target: str) -> None:
         os.link(Path(source).resolve(), target)
     except OSError:
         shutil.copyfile(source, target)
+
+
+def _newest_checkpoint(folder: Path, run_id: str) -> Path | None:
+    """Return a run's newest complete checkpoint, whole or in parts; None if there is none."""
+    found = [*complete_checkpoints(folder), *complete_checkpoints(folder / SHARDED)]
+    own = [path for path in found if owner_of(path) == run_id]
+    return max(own, key=step_of, default=None)
+
+
+def _bring_checkpoints(source: Path, target: Path, run_id: str) -> list[Path]:
+    """Copy the newest checkpoint of a run, and the one that `best` points to; return the copies.
+
+    Every byte is compared with the manifest on the way.
+
+    Args:
+        source, target: folders of checkpoints; `target` has none yet.
+
+    Raises:
+        ConfigError: a checkpoint is damaged.
+        OSError: the disk is full, or a folder cannot be written.
+    """
+    newest = _newest_checkpoint(source, run_id)
+    wanted = {} if newest is None else {newest: newest.parent.name == SHARDED}
+    pointed: dict[str, str] = {}
+    for pointer in POINTERS:
+        link = source / pointer
+        # A name alone is taken from a link: it leads nowhere but into its folder.
+        path = source / link.readlink().name if link.is_symlink() else None
+        if path in complete_checkpoints(source) and owner_of(path) == run_id:
+            wanted.setdefault(path, False)
+            pointed[pointer] = path.name
+    made: list[Path] = []
+    for path, in_parts in sorted(wanted.items(), key=lambda one: step_of(one[0])):
+        parent = target / SHARDED if in_parts else target
+        parent.mkdir(parents=True, exist_ok=True)
+        made.append(_copy_checkpoint(path, parent))
+    for pointer, name in pointed.items():
+        point(Disk(), target, pointer, name)
+    return made
+
+
+def _copy_checkpoint(source: Path, parent: Path) -> Path:
+    try:
+        records = read_manifest(source)
+        writer = FolderWriter(Disk(), parent, source.name)
+        try:
+            for name, record in records.items():
+                if writer.add(name, _pieces(source / name)) != record:
+                    raise StorageError(f"{source / name}: its bytes are not those in the manifest")
+            return writer.publish()
+        except BaseException:
+            writer.abandon()
+            raise
+    except StorageError as error:
+        raise ConfigError(f"{error}; remove {source}, or copy it again") from None
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        while piece := file.read(_PIECE):
+            yield piece

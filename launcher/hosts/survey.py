@@ -22,7 +22,7 @@ from launcher.inventory.facts.devices import Detection, Device
 from launcher.inventory.facts.machine import Machine
 from launcher.inventory.facts.network import Route
 from launcher.inventory.hosts import Host
-from launcher.plan import routes as routing
+from launcher.plan.routes import Choice, choose
 
 SOFTWARE_VULKAN = ("llvmpipe", "swiftshader")
 """The ids of the CPU's Vulkan devices in an inventory; detection otherwise leaves them out."""
@@ -180,7 +180,7 @@ def _without_share(
 
 def _ways(
     hosts: Sequence[Host], machines: Mapping[str, Machine], ask: _Asking
-) -> tuple[dict[str, dict[str, Route]], routing.Choice | None, str]:
+) -> tuple[dict[str, dict[str, Route]], Choice | None, str]:
     """Query the hosts that train for their routes to the coordinator's, and choose one."""
     head = next((host for host in hosts if host.coordinator), None)
     if head is None or head.name not in machines:
@@ -201,7 +201,7 @@ def _ways(
     targets = [entry.address for entry in network.addresses]
     ways = ask.all(find_routes, {name: {"targets": targets} for name in far})
     try:
-        return ways, routing.choose(head, network, ways), ""
+        return ways, choose(head, network, ways), ""
     except ConfigError as error:
         return ways, None, str(error)
 

@@ -6,12 +6,32 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from trainer.commands import complete
 from trainer.config.section import parse_assignments
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.run_id import RunId
 from trainer.system.commandline.together import Command, notify_option, together
+
+
+def _complete_presets(
+    _context: click.Context, _parameter: click.Parameter, text: str
+) -> list[CompletionItem]:
+    """Offer the shipped run configs, and files."""
+    from trainer.config import run as run_config
+
+    named = [CompletionItem(name) for name in run_config.presets() if name.startswith(text)]
+    return [CompletionItem(text, type="file"), *named]
+
+
+def _complete_settings(
+    _context: click.Context, _parameter: click.Parameter, text: str
+) -> list[str]:
+    """Offer the keys of a run config, for KEY=VALUE."""
+    from trainer.config import run as run_config
+
+    return [f"{key}=" for key in run_config.setting_keys() if key.startswith(text)]
+
 
 _SETTINGS = {
     "method": "method",
@@ -38,7 +58,7 @@ def run_options(unit: str, config: str | None = None) -> Callable[[Command], Com
             "--config",
             "source",
             metavar="FILE|PRESET",
-            shell_complete=complete.presets,
+            shell_complete=_complete_presets,
             default=config,
             show_default=config is not None,
             help="A run config, or the name of a preset.",
@@ -66,7 +86,7 @@ def run_options(unit: str, config: str | None = None) -> Callable[[Command], Com
             "settings",
             metavar="KEY=VALUE",
             multiple=True,
-            shell_complete=complete.settings,
+            shell_complete=_complete_settings,
             help="Any other setting.",
         ),
         click.option(

@@ -7,13 +7,12 @@ nothing and do no harm.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from trainer.data.annotation_status import find_rejections, is_status
 from trainer.data.arrow_messages import unpacked_sizes
-from trainer.data.arrow_values import is_plain, value_reader
 from trainer.data.json_size import json_size
 from trainer.data.labels import LABEL, ClassNumber
 from trainer.data.parquet_pages import DELTA_TEXT, DICTIONARY, read_pages
@@ -188,11 +187,13 @@ def _choose(pa: Any, schema: Any, columns: Mapping[str, str], place: str) -> dic
     chosen |= {
         name: name
         for name in schema.names
-        if is_status(name) and name not in chosen.values() and is_plain(pa, schema.field(name).type)
+        if is_status(name)
+        and name not in chosen.values()
+        and _is_plain(pa, schema.field(name).type)
     }
     for ours, theirs in list(chosen.items()):
         kind = schema.field(theirs).type
-        if not is_plain(pa, kind) and not pa.types.is_nested(kind):
+        if not _is_plain(pa, kind) and not pa.types.is_nested(kind):
             if ours not in used and not columns:  # refused, whatever its type
                 del chosen[ours]
                 continue
@@ -232,7 +233,7 @@ def _rows(
     others = {} if columns else {name: ... for name in schema.names if name not in chosen}
     kinds = {ours: schema.field(theirs).type for ours, theirs in chosen.items()}
     readers = {
-        ours: value_reader(pa, kind) for ours, kind in kinds.items() if pa.types.is_nested(kind)
+        ours: _make_reader(pa, kind) for ours, kind in kinds.items() if pa.types.is_nested(kind)
     }
     names = _class_names(schema, chosen.get(LABEL))
     source, number = f"{place}: row ", 0
@@ -286,3 +287,58 @@ def _class_names(schema: Any, column: str | None) -> tuple[str, ...]:
     except (KeyError, TypeError, ValueError):  # none, or of another writer
         return ()
     return tuple(map(str, names))
+
+
+def _is_plain(pa: Any, kind: Any) -> bool:
+    """Return whether JSON has all values of a type.
+
+    Args:
+        pa: the module pyarrow.
+    """
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _is_plain(pa, kind.value_type)
+    if types.is_nested(kind):
+        return all(_is_plain(pa, kind.field(index).type) for index in range(kind.num_fields))
+    tests = (
+        *(types.is_null, types.is_boolean, types.is_integer, types.is_floating),
+        *(types.is_string, types.is_large_string, types.is_string_view),
+    )
+    return any(test(kind) for test in tests)
+
+
+def _make_reader(pa: Any, kind: Any) -> Callable[[Any], Any]:
+    """Return what makes the values of a type those of JSON; what JSON lacks becomes a text.
+
+    A column of objects has one type, so each object has the keys of all others, with null: a null
+    of an object is a missing key. A null that the author wrote there cannot be told from those, and
+    needs JSON Lines or JSON in a text. The nulls of lists and of maps are the author's.
+    """
+    types = pa.types
+    if types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        readers = {field.name: _make_reader(pa, field.type) for field in fields}
+        return _for_present(
+            lambda value: {
+                name: read(value[name]) for name, read in readers.items() if value[name] is not None
+            }
+        )
+    if types.is_map(kind):
+        read_item = _make_reader(pa, kind.item_type)
+        return _for_present(lambda value: {str(key): read_item(item) for key, item in value})
+    if types.is_nested(kind):
+        read_element = _make_reader(pa, kind.value_type)
+        return _for_present(lambda value: [read_element(element) for element in value])
+    return _read_as_is if _is_plain(pa, kind) else _for_present(_read_as_text)
+
+
+def _for_present(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+def _read_as_is(value: Any) -> Any:
+    return value
+
+
+def _read_as_text(value: Any) -> str:
+    return f"{len(value)} bytes" if isinstance(value, bytes) else str(value)

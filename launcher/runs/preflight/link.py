@@ -6,9 +6,8 @@ import secrets
 import threading
 from collections.abc import Sequence
 
-from launcher.agent.checks import link
 from launcher.agent.checks.finding import Finding
-from launcher.agent.checks.link import Crossing, Listening
+from launcher.agent.checks.link import Crossing, Listening, connect, listen
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
 from launcher.inventory.facts.network import speed
@@ -42,7 +41,7 @@ class LinkTrial:
         """Return the coordinator's `port`; at the same time every host has to connect."""
         address, port = self._plan.bind_address, self._plan.port
         assert port is not None
-        question = link.listen.within(self._deadline + _MARGIN)
+        question = listen.within(self._deadline + _MARGIN)
         try:
             self._listening = there.ask(
                 question, address, port, self._token, self.far, self._deadline
@@ -59,7 +58,7 @@ class LinkTrial:
         """Return a host's `link`."""
         target = next(w.address for w in self._plan.workers if w.host == host)
         address, _, port = target.rpartition(":")
-        question = link.connect.within(self._deadline + _MARGIN)
+        question = connect.within(self._deadline + _MARGIN)
         crossing = there.ask(
             question, address.strip("[]"), int(port), self._token, host, self._deadline
         )

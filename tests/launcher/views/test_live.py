@@ -23,9 +23,8 @@ from launcher.runs.processes.session import ProcessState, SessionSupervisor
 from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor, RunView
 from launcher.views import render, telemetry
-from launcher.views.events import EventFeed
 from launcher.views.follow import draws_pictures
-from launcher.views.live import live_view
+from launcher.views.live import EventFeed, live_view
 from launcher.views.processes import processes_table
 from launcher.views.render import progress
 from launcher.views.telemetry import StepRate, Telemetry, TelemetrySnapshot
