@@ -30,6 +30,8 @@ from trainer.model.safetensors_headers import (
 from trainer.planning.shapes import NAMED, ModelShape
 from trainer.system.errors import InputError
 
+_ROTATED = ("rope", "rotary", "alibi")
+"""Begin keys of models without a table of positions."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """The families' names of the number of experts in a layer."""
 
@@ -57,12 +59,14 @@ def read_shape(folder: Path) -> ModelShape:
         if not weights:
             raise InputError(f"{folder}: no config.json and no *.safetensors; name a model folder")
         return shape_of_headers(read_headers(folder), folder.name)
-    shape = parse_shape(read_config(folder), str(folder / "config.json"), folder.name)
+    tree = read_config(folder)
+    shape = parse_shape(tree, str(folder / "config.json"), folder.name)
     if not weights:
         return shape
     headers = _of_language_model(folder, read_headers(folder))
     counted = sum(math.prod(header.shape) for header in headers.values())
-    return replace(shape, counted=counted, stored=stored_dtype(headers))
+    remark = _unknown(text_config(tree))
+    return replace(shape, counted=counted, stored=stored_dtype(headers), remark=remark)
 
 
 def _of_language_model(
@@ -107,11 +111,9 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
     sparse = size("moe_intermediate_size", default=inner) if experts > 1 else inner
     shared = size("shared_expert_intermediate_size", default=0)
     shared = shared or sparse * size("n_shared_experts", default=0)
-    remark = ""
-    if family is None:
-        names = tree.get("architectures")
-        shown = names[0] if isinstance(names, list) and names else kind
-        remark = f"architecture {shown} is not known here; planned by the sizes of its config alone"
+    remark = _unknown(tree)
+    if not remark and known_family(tree).code != "motley":
+        remark = "parameters are estimated by the sizes of config.json: no weights lie there"
     types = tree.get("layer_types") or ()
     if not isinstance(types, list | tuple):
         raise InputError(f"{where}: layer_types must be a list, got {types!r}")
@@ -137,8 +139,11 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         dense_layers=size("first_k_dense_replace", default=0) if experts > 1 else 0,
         dense_inner=inner if experts > 1 and tree.get("first_k_dense_replace") else 0,
         shared_inner=shared if experts > 1 else 0,
-        positions=0 if gated else size("n_positions", "max_position_embeddings", default=0),
-        biases=0 if gated else 11 * hidden,
+        positions=0
+        if gated or any(key.startswith(_ROTATED) for key in tree)
+        else size("n_positions", "max_position_embeddings", default=0),
+        # Of four projections, the MLP, and two norms, which RMSNorm does not have.
+        biases=0 if gated else 7 * hidden + inner,
         normalised_heads=family is not None and family.normalised_heads,
         kept=None if (known := known_family(tree)).code == "motley" else known.kept,
         adapts_experts=family is not None and bool(converted_targets(family)),
@@ -153,6 +158,21 @@ def _biases(tree: Mapping[str, Any], family: Family | None, shape: ModelShape) -
     if family is None or family.code != "motley":
         return 0
     return sum(shape.linears()[linear][0] for linear in biased_linears(family, tree))
+
+
+def _unknown(tree: Mapping[str, Any]) -> str:
+    """Return the remark on an architecture that the table of families does not list, else nothing.
+
+    Rows of families that are not listed serve loading alone: how files name their tensors.
+    """
+    if known_family(tree).listed:
+        return ""
+    kind, names = str(tree.get("model_type", "unknown")), tree.get("architectures")
+    shown = names[0] if isinstance(names, list) and names else kind
+    return (
+        f"architecture {shown} is not known here; planned by the sizes of its config alone, which"
+        " is an estimate"
+    )
 
 
 def _has_gate(tree: Mapping[str, Any]) -> bool:
