@@ -22,7 +22,7 @@ from rig.report import Ratio, Report
 
 from trainer.config.codec import CODECS
 from trainer.exchange.policies.feedback import ErrorFeedback
-from trainer.exchange.protocol.compression.choice import make_codec
+from trainer.exchange.protocol.codecs import make_codec
 
 ENCODE, DECODE = 8.0, 3.0
 """Nanoseconds an element that are still good."""

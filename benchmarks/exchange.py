@@ -40,7 +40,7 @@ from benchmarks.rig.member import MemberSpec
 from benchmarks.rig.network import ShapedNetwork, missing
 from launcher.runs.certificates.authority import Authority, identity_of
 from trainer.config.codec import CODECS
-from trainer.exchange.protocol.compression.choice import make_codec
+from trainer.exchange.protocol.codecs import make_codec
 
 HOSTS = 3
 WORKERS = 3

@@ -35,9 +35,9 @@ class CodecKind:
 CODECS = {
     "fp32": CodecKind("codecs:Fp32", 4, 0, needs_feedback=False, is_exact=True),
     "bf16": CodecKind("codecs:Bf16", 2, 1, "step", needs_feedback=False, sums_encoded=True),
-    "int8": CodecKind("compression.quantized:Int8", 1 + 4 / 256, 2, "step"),
+    "int8": CodecKind("quantized:Int8", 1 + 4 / 256, 2, "step"),
     # Rounds send changes of weights in 4 bits (arXiv 2501.18512).
-    "int4": CodecKind("compression.quantized:Int4", 0.5 + 1 / 32, 3, "rounds"),
+    "int4": CodecKind("quantized:Int4", 0.5 + 1 / 32, 3, "rounds"),
 }
 """By name."""
 AUTO = "auto"

@@ -10,8 +10,7 @@ import numpy as np
 
 from trainer.config.codec import CODECS
 from trainer.exchange.policies.feedback import ErrorFeedback
-from trainer.exchange.protocol.codecs import Codec, Float32
-from trainer.exchange.protocol.compression.choice import make_codec
+from trainer.exchange.protocol.codecs import Codec, Float32, make_codec
 from trainer.lab.experiment import Experiment, Formula, Row
 from trainer.system.errors import InputError
 

@@ -17,7 +17,7 @@ from trainer.config.run import RunConfig, load
 from trainer.exchange.coordinator.answers import Questions
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save
-from trainer.exchange.protocol.compression.choice import make_codec
+from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.messages import JoinRequest
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.exchange.protocol.compression.choice import make_codec
+from trainer.exchange.protocol.codecs import make_codec
 
 EDGES = np.array(
     [

@@ -14,7 +14,7 @@ from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.policies.feedback import agreed_codec
 from trainer.exchange.protocol.blocks import block_frames
-from trainer.exchange.protocol.compression.choice import make_codec
+from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.wire import MessageType
 from trainer.system.errors import NonFiniteError, ProtocolError
 

@@ -8,8 +8,7 @@ import pytest
 from tests.trainer.exchange.exact_problem import join_request, tiny_layout
 from tests.trainer.exchange.lossy_cluster import feedback_of
 from trainer.exchange.protocol.blocks import block_frames
-from trainer.exchange.protocol.codecs import Bf16
-from trainer.exchange.protocol.compression.choice import make_codec
+from trainer.exchange.protocol.codecs import Bf16, make_codec
 from trainer.exchange.protocol.messages import JoinAccepted, ShardAssignment, StepCommit, parse
 from trainer.exchange.protocol.state_transfer import state_frames
 from trainer.exchange.protocol.wire import Frame, MessageType

@@ -11,7 +11,7 @@ from tests.trainer.exchange.exact_problem import ExactProblem, join_request
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from trainer.exchange.coordinator.membership import RESUME_PATIENCE
 from trainer.exchange.protocol.blocks import block_frames
-from trainer.exchange.protocol.compression.choice import make_codec
+from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.messages import (
     Heartbeat,
     JoinAccepted,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.config.codec import CODECS, FREE
-from trainer.exchange.protocol.compression.choice import make_codec
+from trainer.exchange.protocol.codecs import make_codec
 from trainer.planning.devices import LinkRates
 from trainer.planning.exchange_choice import (
     MOST_EXPOSED,

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from trainer.config.codec import codec_kind
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
-from trainer.exchange.protocol.codecs import Codec
-from trainer.exchange.protocol.compression.choice import AgreedCodec
+from trainer.exchange.protocol.codecs import AgreedCodec, Codec
 from trainer.exchange.protocol.reused import BlockVector, ReusedArray
 from trainer.exchange.protocol.wire import MAX_WEIGHT, Frame, MessageType
 from trainer.model.layout import GradientLayout

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from trainer.config.codec import codec_kind
-from trainer.exchange.protocol.codecs import Bf16, Bytes, Codec, Float32
-from trainer.exchange.protocol.compression.choice import AgreedCodec, make_codec
+from trainer.exchange.protocol.codecs import AgreedCodec, Bf16, Bytes, Codec, Float32, make_codec
 from trainer.model.layout import GradientLayout
 from trainer.system.errors import ProtocolError
 

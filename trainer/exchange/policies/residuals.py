@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainer.exchange.protocol.compression.choice import AgreedCodec
+from trainer.exchange.protocol.codecs import AgreedCodec
 from trainer.exchange.protocol.schedule import StepPlan
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.exchange.policies.feedback import ErrorFeedback
-from trainer.exchange.protocol.compression.choice import make_codec
+from trainer.exchange.protocol.codecs import make_codec
 
 SIZE = 1470
 LOSSY = ["bf16", "int8", "int4"]

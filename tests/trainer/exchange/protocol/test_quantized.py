@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from trainer.exchange.protocol.codecs import Codec
-from trainer.exchange.protocol.compression.quantized import Int4, Int8
+from trainer.exchange.protocol.quantized import Int4, Int8
 from trainer.system.errors import ProtocolError
 
 FINITE = arrays.arrays(

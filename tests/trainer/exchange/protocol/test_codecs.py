@@ -7,7 +7,7 @@ import pytest
 
 from tests import ROOT
 from trainer.config.codec import CODECS
-from trainer.exchange.protocol.compression.choice import make_codec
+from trainer.exchange.protocol.codecs import make_codec
 from trainer.system.errors import InputError
 
 SIZE = 1440
