@@ -7,6 +7,7 @@ supports the same operations as an installed agent, with the rights of that logi
 from __future__ import annotations
 
 import ast
+import base64
 import io
 import zipfile
 from collections.abc import Iterator
@@ -32,6 +33,23 @@ RUN = "; ".join(
 
 Without line ends and single quotes, for every login shell (`hosts/bootstrap.py`).
 """
+
+
+SCRIPT = """\
+import base64, os, sys
+sys.version_info < {least} and sys.exit("needs Python {words}")
+memory = os.memfd_create("motley")
+os.write(memory, base64.b64decode("{data}"))
+sys.path.insert(0, "/proc/self/fd/" + str(memory))
+from launcher.agent.server import answer_once
+answer_once(*sys.argv[1:])
+"""
+
+
+def script() -> str:
+    """Return a program that answers one request, for `python3 -I - OPERATION ARGUMENTS`."""
+    data = base64.b64encode(archive()).decode("ascii")
+    return SCRIPT.format(least=LEAST_PYTHON, words=".".join(map(str, LEAST_PYTHON)), data=data)
 
 
 @cache

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import select
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from launcher.agent import frames, operations
+from launcher.errors import LauncherError
 from launcher.files import default_state_folder
 from launcher.inventory.facts.machine import installed_wheel
 
@@ -164,6 +167,15 @@ class Agent:
 
 def _read(path: str, offset: int, limit: int) -> str:
     return frames.pack(operations.read(path, offset, min(limit, frames.PIECE)))
+
+
+def answer_once(name: str, arguments: str) -> None:
+    """Print the answer to one request as JSON, its arguments being that, too; or end with why."""
+    try:
+        result = operations.perform(name, json.loads(arguments))
+    except (LauncherError, OSError, ValueError, TypeError, ImportError) as error:
+        sys.exit(f"{name}: {error}")
+    sys.stdout.write(json.dumps(result, default=asdict) + "\n")
 
 
 def main() -> int:

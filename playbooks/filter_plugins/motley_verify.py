@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = "motley.verify/1"
-COLUMNS = ("host", "system", "python", "motley", "devices", "share write/read", "link", "clock")
+COLUMNS = ("host", "system", "python", "motley", "devices", "share", "link", "clock")
 
 
 def report(base: dict[str, Any], **answers: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def table(reports: list[dict[str, Any]], hosts: list[str]) -> list[str]:
         known = (host, one["system"], one["python"] or "-", _wheel_cell(one["wheel"]))
         rows.append((*known, devices[0], share, link, _clock_cell(one["clock"])))
         rows += [("", "", "", "", device, "", "", "") for device in devices[1:]]
-        problems = [*one["problems"], one["share"].get("error"), one["link"].get("error")]
+        problems = [*one["problems"], _share_line(one["share"]), one["link"].get("error")]
         notes += [f"{host}: {problem}" for problem in problems if problem]
     wheels = {one["wheel"]["sha256"] for one in reports if one["wheel"]}
     if len(wheels) > 1:
@@ -89,9 +89,13 @@ def _size(memory: int | None) -> str:
 
 
 def _share_cell(share: dict[str, Any]) -> str:
-    if "write_ms" not in share:
-        return "-"
-    return f"{share['write_ms']:.1f}/{share['read_ms']:.1f} ms {share['file_system']}".strip()
+    return str(share.get("status", "-"))
+
+
+def _share_line(share: dict[str, Any]) -> str:
+    """Return what the check of the share found, or what kept it from running."""
+    found = "; ".join(share[key] for key in ("detail", "remedy") if share.get(key))
+    return f"share {found}" if found else str(share.get("error", ""))
 
 
 def _link_cell(link: dict[str, Any]) -> str:
@@ -115,16 +119,32 @@ def _wheel_cell(wheel: dict[str, Any] | None) -> str:
 def _link(answers: dict[str, Any]) -> dict[str, Any]:
     if answers["links_skipped"]:
         return {"note": answers["links_skipped"]}
-    return {"note": "coordinator"} if answers["is_coordinator"] else _measured(answers["link"])
+    if answers["is_coordinator"]:
+        return {"note": "coordinator"}
+    found = _measured(answers["link"])
+    if found.get("up") and found.get("down"):
+        return {
+            "round_trip_ms": round(1000 * found["round_trip"], 3),
+            "to_mbit_s": round(found["up"] / 1e6),
+            "from_mbit_s": round(found["down"] / 1e6),
+        }
+    return {"error": found.get("error") or f"link {found.get('stage')}: {found.get('detail')}"}
 
 
 def _measured(result: dict[str, Any]) -> dict[str, Any]:
-    """Return what measure.py printed, or what kept it from printing."""
+    """Return what the agent's code printed, or what kept it from printing."""
     measured = _json(result.get("stdout", ""))
     if measured:
         return measured
     lines = f"{result.get('stderr', '')}\n{result.get('msg', '')}".split("\n")
     return {"error": next((line.strip() for line in lines if line.strip()), "no answer")}
+
+
+def agent_script(_nothing: object = None) -> str:
+    """Return the agent's code as a program that answers one request."""
+    from launcher.agent.archive import script  # Ansible runs in Motley's environment
+
+    return script()
 
 
 def _first(result: dict[str, Any]) -> str:
@@ -155,4 +175,8 @@ class FilterModule:
 
     def filters(self) -> dict[str, Any]:
         """Return the filters by the names that tasks use."""
-        return {"motley_verify_report": report, "motley_verify_table": table}
+        return {
+            "motley_verify_agent": agent_script,
+            "motley_verify_report": report,
+            "motley_verify_table": table,
+        }

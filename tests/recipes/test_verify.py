@@ -4,84 +4,74 @@ from __future__ import annotations
 
 import ast
 import json
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.ports import free_port
 from tests.recipes.plugins import PLAYBOOKS, load
 
-MEASURE = PLAYBOOKS / "roles/verify/files/measure.py"
 RECORDED = Path(__file__).parents[1] / "launcher" / "inventory" / "facts" / "recorded"
-measure = load("roles/verify/files/measure.py")
 verify = load("filter_plugins/motley_verify.py")
 
 
-def test_a_folder_is_written_and_read_and_left_clean(tmp_path: Path) -> None:
-    """As it is sent to a host: over stdin."""
-    done = subprocess.run(
-        [sys.executable, "-", "folder", str(tmp_path), "20"],
-        input=MEASURE.read_text(encoding="utf-8"),
-        capture_output=True,
+def ask(*words: str | dict[str, Any]) -> subprocess.Popen[str]:
+    """Start the agent's code as a host runs it: over stdin, on a Python without Motley."""
+    python = Path(sys.base_prefix, "bin", "python3")
+    texts = [word if isinstance(word, str) else json.dumps(word) for word in words]
+    asked = subprocess.Popen(
+        [python, "-I", "-", *texts],
+        env={},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=True,
     )
-    answer = json.loads(done.stdout)
-    assert answer["write_ms"] >= 0
-    assert answer["read_ms"] >= 0
-    assert answer["file_system"]
-    assert list(tmp_path.iterdir()) == []
+    assert asked.stdin is not None
+    with asked.stdin:
+        asked.stdin.write(verify.agent_script())
+    asked.stdin = None
+    return asked
 
 
-def test_a_folder_that_is_not_there_is_an_answer() -> None:
-    assert "No such file" in measure.folder("/nowhere/at/all", 20)["error"]
+def answer_of(asked: subprocess.Popen[str]) -> dict[str, str]:
+    """Return what Ansible registers of a command."""
+    stdout, stderr = asked.communicate(timeout=60)
+    return {"stdout": stdout, "stderr": stderr}
 
 
-def test_a_folder_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child waits for ever on a pipe nobody writes to, as it would on a dead NFS server."""
-    pipe = tmp_path / "pipe"
-    subprocess.run(["mkfifo", str(pipe)], check=True)
-    monkeypatch.setattr(measure, "CHILD", "import sys; open(sys.argv[1]).read()")
-    assert "no answer within 0.3 s" in measure.folder(str(pipe), 0.3)["error"]
+def test_a_share_is_written_and_read_and_left_clean(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    answer = answer_of(ask("share", {"path": str(tmp_path), "deadline": 20}))
+    (report,) = [host_report("a", "lspci-no-card.txt", share=answer)]
+    assert report["share"]["status"] in ("ok", "warn")
+    assert "a durable file in" in report["share"]["detail"]
+    assert [*(tmp_path / "checkpoints").iterdir()] == []
 
 
 def test_a_link_is_measured_both_ways_and_the_listener_ends_by_itself() -> None:
-    port = free_port()
-    heard: list[dict[str, Any]] = []
-    listener = threading.Thread(
-        target=lambda: heard.append(measure.listen("127.0.0.1", port, 30, ["127.0.0.1"]))
-    )
-    listener.start()
-    answer = measure.link("127.0.0.1", port, 0.1)
-    listener.join(30)
-    assert answer["to_mbit_s"] > 0
-    assert answer["from_mbit_s"] > 0
-    assert answer["round_trip_ms"] >= 0
-    assert heard == [{"served": ["127.0.0.1"]}]
+    target = {"address": "127.0.0.1", "port": free_port(), "token": "one of this play"}
+    listener = ask("listen", {**target, "peers": ["lambda"], "deadline": 30})
+    answer = answer_of(ask("connect", {**target, "name": "lambda", "deadline": 30}))
+    assert json.loads(answer_of(listener)["stdout"])["heard"] == ["lambda"]
+    link = host_report("lambda", "lspci-no-card.txt", link=answer)["link"]
+    assert link["to_mbit_s"] > 0
+    assert link["from_mbit_s"] > 0
+    assert link["round_trip_ms"] >= 0
 
 
-def test_a_stranger_is_hung_up_on() -> None:
-    port = free_port()
-    heard: list[dict[str, Any]] = []
-    listener = threading.Thread(
-        target=lambda: heard.append(measure.listen("127.0.0.1", port, 2, ["192.0.2.1"]))
-    )
-    listener.start()
-    answer = measure.link("127.0.0.1", port, 0.1)
-    listener.join(30)
-    assert "error" in answer
-    assert heard == [{"served": []}]
+def test_a_link_that_is_refused_is_an_error_of_its_host() -> None:
+    target = {"address": "127.0.0.1", "port": free_port(), "token": "one of this play"}
+    answer = answer_of(ask("connect", {**target, "name": "lambda", "deadline": 0.1}))
+    report = host_report("lambda", "lspci-no-card.txt", link=answer)
+    assert report["link"] == {"error": "link refused: connection refused"}
 
 
-def test_a_port_in_use_is_an_answer() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        answer = measure.listen("127.0.0.1", server.getsockname()[1], 1, ["127.0.0.1"])
-    assert "cannot listen on 127.0.0.1" in answer["error"]
+def test_a_request_that_cannot_be_answered_ends_with_one_line() -> None:
+    answer = answer_of(ask("listen", {"address": "localhost"}))
+    assert answer["stderr"].startswith("listen: ")
+    assert answer["stderr"].count("\n") == 1
 
 
 def test_the_quickest_exchange_bounds_the_clock() -> None:
@@ -110,8 +100,8 @@ def host_report(host: str, lspci: str, sha256: str = "ab" * 32, **answers: Any) 
         "vulkan": {"rc": 2, "msg": "[Errno 2] No such file or directory: b'vulkaninfo'"},
         "pythons": [{"rc": 2, "msg": "none"}, {"rc": 0, "stdout": "Python 3.11.2"}],
         "installed": json.dumps({"version": "0.1.0", "sha256": sha256}),
-        "share": {"stdout": '{"write_ms": 2.5, "read_ms": 1.25, "file_system": "nfs4"}'},
-        "link": {"stdout": '{"round_trip_ms": 0.2, "to_mbit_s": 941, "from_mbit_s": 938}'},
+        "share": {"stdout": json.dumps({"status": "ok", "detail": "/srv, 12 ms", "remedy": ""})},
+        "link": {"stdout": json.dumps({"round_trip": 2e-4, "up": 941e6, "down": 938e6})},
         "clock": {"offset": -0.004, "uncertainty": 0.012},
         "synchronized": {"stdout": "yes"},
         "links_skipped": "",
@@ -150,7 +140,7 @@ def test_one_table_shows_devices_by_pci_address() -> None:
         "cuda 0000:01:00.0 NVIDIA GeForce RTX 4090 24 GiB driver 580.178.04",
         "vulkan 0000:6b:00.0 AMD Radeon Graphics",
         "0.1.0 abababababab",
-        "2.5/1.2 ms nfs4",
+        "lambda: share /srv, 12 ms",
         "941/938 Mbit/s 0.2 ms",
         "-4 +- 12 ms",
         "coordinator",

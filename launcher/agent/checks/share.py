@@ -31,6 +31,10 @@ _GIB = 1 << 30
 _PROBE = bytes(4096)
 _REMEDY = "run: ansible-playbook recipes/gpu-training.yml --tags share"
 _NETWORK = ("nfs", "nfs4", "fuse.nfs4", "cifs", "fuse.sshfs", "ceph", "glusterfs")
+_IN_MEMORY = (
+    [int(sys.path[0].rpartition("/")[2])] if sys.path[0].startswith("/proc/self/fd") else []
+)
+"""The descriptor of the agent's code where it came along (`agent/archive.py`)."""
 _LEFT: list[subprocess.Popen[str]] = []
 """Children that blocked: reaped once the share releases them, never waited for."""
 
@@ -44,6 +48,8 @@ def check_share(path: str, deadline: float = DEADLINE) -> Finding:
     _LEFT[:] = [child for child in _LEFT if child.poll() is None]
     child = subprocess.Popen(
         [sys.executable, "-P", "-m", "launcher.agent.checks.share", path],
+        pass_fds=_IN_MEMORY,
+        env={**os.environ, **({"PYTHONPATH": sys.path[0]} if _IN_MEMORY else {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
