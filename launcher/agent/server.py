@@ -172,7 +172,7 @@ def _read(path: str, offset: int, limit: int) -> str:
 def answer_once(name: str, arguments: str) -> None:
     """Print the answer to one request as JSON, its arguments being that, too; or end with why."""
     try:
-        result = operations.perform(name, json.loads(arguments))
+        result = operations.perform(name, frames.decode(arguments.encode()))
     except (LauncherError, OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"{name}: {error}")
     sys.stdout.write(json.dumps(result, default=asdict) + "\n")
