@@ -59,7 +59,7 @@ class LabelColumn:
         Raises:
             BadLineError: it is none, or of another kind than the labels before it.
         """
-        value, kind = read_label(self._as_ordered(label))
+        value, kind = read_label(self.as_named(label))
         if value in self._indices:
             index, kind = self._indices[str(value)], "word"
         elif (whole := whole_number(value)) is not None:
@@ -74,7 +74,7 @@ class LabelColumn:
             raise BadLineError(f"'label' is a {kind}, that of {self._first} is a {self.kind}")
         return index
 
-    def _as_ordered(self, label: Any) -> Any:
+    def as_named(self, label: Any) -> Any:
         """Return a class's name for its number if the file has these names in another order."""
         if not isinstance(label, ClassNumber) or not 0 <= label < len(label.names):
             return label

@@ -21,16 +21,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trainer.config.data import LostText
+from trainer.config.run import Classes, Task
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.fitting import encode_within
+from trainer.data.fitting import encode_answers
+from trainer.data.labels import Kind, LabelColumn
 from trainer.data.records import Problems, json_lines, rename_keys
 from trainer.data.sample import Sample
 from trainer.data.shapes import UnusedKeys, parse_sample
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
 
-SCHEMA = pa.schema([("ids", pa.list_(pa.int32())), ("learned", pa.list_(pa.bool_()))])
-"""Of a row: its tokens, and which of them are targets."""
+SCHEMA = pa.schema(
+    [("ids", pa.list_(pa.int32())), ("learned", pa.list_(pa.bool_())), ("label", pa.int32())]
+)
+"""Of a row: its tokens, and which of them are targets, or its class. A preference has two rows."""
 DIGEST = 16
 """Bytes of a sample's digest that are kept."""
 _LENGTH = struct.Struct("<Q")
@@ -45,6 +49,8 @@ class EncoderSettings:
     date: str
     max_seq_len: int
     columns: dict[str, str]
+    task: Task
+    classes: Classes | None
 
 
 @dataclass
@@ -52,13 +58,19 @@ class PieceReport:
     """What a piece holds beside its tokens; a list has a value for each row."""
 
     lengths: list[int] = field(default_factory=list[int])
-    """Tokens before a row is cut."""
+    """Tokens of a sample before it is cut, of a preference those of both answers."""
+    longest: list[int] = field(default_factory=list[int])
+    """Tokens of the longer answer before it is cut."""
     kept: list[int] = field(default_factory=list[int])
     unlearned: list[bool] = field(default_factory=list[bool])
     lost_text: list[bool] = field(default_factory=list[bool])
     markup: list[list[Any]] = field(default_factory=list[list[Any]])
     """The row and the special token of answers that have one as plain text."""
     conversation: list[bool] = field(default_factory=list[bool])
+    label: list[int] = field(default_factory=list[int])
+    """The class; -1 where a sample is of none."""
+    kind: Kind | None = None
+    """What the labels are."""
     unused: list[list[Any]] = field(default_factory=list[list[Any]])
     """Of lines and of turns: counts by key, and the number of others."""
 
@@ -87,6 +99,11 @@ class RowEncoder:
     def __init__(self, settings: EncoderSettings) -> None:
         self._settings = settings
         self._encoder = Encoder(Path(settings.model), settings.lost_text, settings.date)
+        classes = settings.classes
+        # JSON has no tuple.
+        classes = classes if classes is None or isinstance(classes, int) else tuple(classes)
+        self._labels = None if classes is None else LabelColumn(classes)
+        self._pairs = settings.task == "dpo"
 
     def encode(self, piece: bytes) -> tuple[PieceReport, bytes, bytes]:
         """Return the report, the digests and the rows of a piece, these as a stream of Arrow.
@@ -94,49 +111,69 @@ class RowEncoder:
         Raises:
             InputError: a line is no sample, or cannot be encoded.
         """
-        report, digests, problems, unused = PieceReport(), bytearray(), Problems(), UnusedKeys()
+        report, digests, problems = PieceReport(), bytearray(), Problems()
+        unused = UnusedKeys(self._labels, pairs=self._pairs)
         ids: list[list[int]] = []
         learned: list[NDArray[np.bool_]] = []
+        labels: list[int | None] = []
         lines = json_lines(io.BytesIO(piece), "", 0, problems)
         for record in rename_keys(lines, self._settings.columns, problems):
             try:
-                sample = parse_sample(record.tree, record.number)
+                sample = parse_sample(record.tree, record.number, self._labels, pairs=self._pairs)
                 unused.add(record.tree, sample)
             except BadLineError as error:
                 raise InputError(str(error)) from None
-            tokens, targets = self._row(sample, report)
-            ids.append(tokens)
-            learned.append(targets)
+            for tokens, targets in self._rows(sample, report):
+                ids.append(tokens)
+                learned.append(targets)
+                labels.append(sample.label)
             digests += sample.digest()[:DIGEST]
         problems.check()
         report.unused = unused.counts()
-        batch = pa.record_batch([ids, learned], schema=SCHEMA)
+        report.kind = self._labels and self._labels.kind
+        batch = pa.record_batch([ids, learned, labels], schema=SCHEMA)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, SCHEMA) as writer:
             writer.write_batch(batch)
         return report, bytes(digests), sink.getvalue().to_pybytes()
 
-    def _row(self, sample: Sample, report: PieceReport) -> tuple[list[int], NDArray[np.bool_]]:
-        """Return the tokens of a sample, and which are targets; note in the report what it is."""
+    def _rows(
+        self, sample: Sample, report: PieceReport
+    ) -> list[tuple[list[int], NDArray[np.bool_]]]:
+        """Return of each answer of a sample the tokens, and which are targets; note what it is."""
         limit, encoder = self._settings.max_seq_len, self._encoder
-        ids, labels, lost = encoder.encode_checked(sample)
-        report.lengths.append(len(ids))
-        if len(ids) > limit:
-            ids, labels = encode_within(encoder, sample, limit)
-        if not ids or (encoder.known is not None and max(ids) >= encoder.known):
+        checked = [encoder.encode_checked(answer) for answer in sample.answers]
+        lengths = [len(ids) for ids, _, _ in checked]
+        found = [(ids, labels) for ids, labels, _ in checked]
+        if max(lengths) > limit:
+            found = encode_answers(encoder, sample, limit)
+        rows = [(ids, self._targets(sample, ids, labels)) for ids, labels in found]
+        report.lengths.append(sum(lengths))
+        report.longest.append(max(lengths))
+        report.kept.append(sum(len(ids) for ids, _ in rows))
+        report.label.append(-1 if sample.label is None else sample.label)
+        report.unlearned.append(
+            sample.label is None and not any(targets.any() for _, targets in rows)
+        )
+        report.lost_text.append(any(lost is not None for _, _, lost in checked))
+        report.conversation.append(bool(sample.messages))
+        if sample.messages:
+            markup = {found for each in sample.answers if (found := encoder.plain_markup(each))}
+            report.markup += [[len(report.kept) - 1, each] for each in sorted(markup)]
+        return rows
+
+    def _targets(self, sample: Sample, ids: list[int], labels: list[int]) -> NDArray[np.bool_]:
+        known = self._encoder.known
+        if not ids or (known is not None and max(ids) >= known):
             raise InputError("no token, or one that the model does not know")
+        if sample.label is not None:
+            return np.zeros(0, np.bool_)
         targets = np.array(labels)
         learned = targets != IGNORED
         if (targets[learned] != np.array(ids)[learned]).any():
             raise InputError("targets that are other tokens")
         learned[0] = False
-        report.kept.append(len(ids))
-        report.unlearned.append(not learned.any())
-        report.lost_text.append(lost is not None)
-        report.conversation.append(bool(sample.messages))
-        if sample.messages and (markup := encoder.plain_markup(sample)):
-            report.markup.append([len(report.kept) - 1, markup])
-        return ids, learned
+        return learned
 
 
 def main() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainer.config.run import Classes
 from trainer.data.chat_marks import ConversationError
-from trainer.data.encoded_rows import EncodedFile
+from trainer.data.encoded_rows import DataFile, EncodedFile
 from trainer.data.encoder import Encoder
 from trainer.data.measurement import Measurement, measure
-from trainer.data.samples import SampleFile
+from trainer.data.row_entry import DIGEST_TYPE
 from trainer.data.shapes import Sample
 from trainer.system.errors import InputError
 from trainer.system.storage.progress import reported
@@ -33,8 +36,8 @@ class Repetitions:
 
 
 def survey(
-    train: SampleFile | None,
-    validation: SampleFile | None,
+    train: DataFile | None,
+    validation: DataFile | None,
     encoder: Encoder,
     max_seq_len: int,
     classes: Classes | None,
@@ -44,26 +47,59 @@ def survey(
     A run that learns from a teacher's logits has no `train`.
     """
 
-    def lengths(samples: Sequence[Sample]) -> Iterator[str]:
-        return length_lines(measure(samples, encoder, max_seq_len, MEASURED_BYTES), max_seq_len)
+    def lengths(file: DataFile) -> Iterator[str]:
+        if isinstance(file, EncodedFile):
+            return length_lines(file.rows.part.measurement, max_seq_len)
+        found = measure(file.samples, encoder, max_seq_len, MEASURED_BYTES)
+        return length_lines(found, max_seq_len)
 
     if train is None:
-        found = lengths(validation.samples) if validation else ()
+        found = lengths(validation) if validation else ()
         unused = validation.unused if validation else ()
         return [f"validation: {line}" for line in (*unused, *found)]
-    held_out = validation.samples if validation else ()
+    held_out = 0 if validation is None else _count_samples(validation)
     lines = [
         *train.unused,
-        *lengths(train.samples),
-        *class_lines(count_classes(train.samples, classes)),
-        *repetition_lines(find_repetitions(train.samples, held_out), len(held_out)),
+        *lengths(train),
+        *class_lines(_classes_of(train, classes)),
+        *repetition_lines(_repetitions_of(train, validation), held_out),
     ]
     unused = [f"validation: {line}" for line in validation.unused] if validation else []
     return [*(f"data: {line}" for line in lines), *unused]
 
 
-def check_conversations(file: SampleFile, encoder: Encoder) -> list[str]:
+def _count_samples(file: DataFile) -> int:
+    return len(file.rows) if isinstance(file, EncodedFile) else len(file.samples)
+
+
+def _classes_of(file: DataFile, classes: Classes | None) -> dict[str, int]:
+    if not isinstance(file, EncodedFile):
+        return count_classes(file.samples, classes)
+    counts = dict(enumerate(file.rows.part.classes))
+    return {name: counts.get(label, 0) for label, name in enumerate(_class_names(classes))}
+
+
+def _repetitions_of(train: DataFile, validation: DataFile | None) -> Repetitions:
+    if not isinstance(train, EncodedFile) and not isinstance(validation, EncodedFile):
+        return find_repetitions(train.samples, validation.samples if validation else ())
+    shared = 0
+    if validation is not None:
+        shared = int(np.isin(_digests_of(validation), _digests_of(train)).sum())
+    if isinstance(train, EncodedFile):
+        return Repetitions(train.rows.part.duplicates, train.rows.part.ambiguous, shared)
+    return replace(find_repetitions(train.samples, ()), shared=shared)
+
+
+def _digests_of(file: DataFile) -> NDArray[np.bytes_]:
+    if isinstance(file, EncodedFile):
+        return file.digests()
+    return np.array([each.digest()[: DIGEST_TYPE.itemsize] for each in file.samples], DIGEST_TYPE)
+
+
+def check_conversations(file: DataFile, encoder: Encoder) -> list[str]:
     """Check before the first step that each conversation can be laid out.
+
+    Rows were checked when they were encoded.
 
     Returns:
         Lines on those of which the chat template leaves out text, if that is accepted, on the date
@@ -72,6 +108,10 @@ def check_conversations(file: SampleFile, encoder: Encoder) -> list[str]:
     Raises:
         InputError: one cannot; names its line.
     """
+    if isinstance(file, EncodedFile):
+        part = file.rows.part
+        given = part.samples, part.conversations, part.lost_text, part.markup
+        return _conversation_lines(encoder, *given)
     lost, markup = 0, Counter[str]()
     with reported(f"checking {file.path.name}", len(file.samples)) as progress:
         for sample in file.samples:
@@ -114,33 +154,6 @@ def _conversation_lines(
     return lines
 
 
-def check_encoded(file: EncodedFile, encoder: Encoder) -> list[str]:
-    """Return the lines of `check_conversations` on rows, checked when they were encoded."""
-    parts = [rows.part for rows in (file.train, file.held_out) if rows is not None]
-    return [
-        line
-        for part in parts
-        for line in _conversation_lines(
-            encoder, part.samples, part.conversations, part.lost_text, part.markup
-        )
-    ]
-
-
-def survey_encoded(
-    train: EncodedFile, validation: SampleFile | None, max_seq_len: int
-) -> list[str]:
-    """Return the lines of the summary, as `survey` does, of rows that are encoded."""
-    part, held_out = train.train.part, validation.samples if validation else ()
-    shared = train.count_shared(held_out)
-    lines = [
-        *train.unused,
-        *length_lines(part.measurement, max_seq_len),
-        *repetition_lines(Repetitions(part.duplicates, 0, shared), len(held_out)),
-    ]
-    unused = [f"validation: {line}" for line in validation.unused] if validation else []
-    return [*(f"data: {line}" for line in lines), *unused]
-
-
 def length_lines(found: Measurement, max_seq_len: int) -> Iterator[str]:
     """Yield how many tokens there are, and how many are cut."""
     measured = "" if found.complete else f" ({len(found.lengths):,} samples measured)"
@@ -169,11 +182,14 @@ def length_lines(found: Measurement, max_seq_len: int) -> Iterator[str]:
 
 def count_classes(samples: Sequence[Sample], classes: Classes | None) -> dict[str, int]:
     """Return the samples of each class, by its name or its number."""
-    if classes is None:
-        return {}
-    names = classes if isinstance(classes, tuple) else tuple(map(str, range(classes)))
     counts = Counter(sample.label for sample in samples)
-    return {name: counts[label] for label, name in enumerate(names)}
+    return {name: counts[label] for label, name in enumerate(_class_names(classes))}
+
+
+def _class_names(classes: Classes | None) -> tuple[str, ...]:
+    if classes is None:
+        return ()
+    return classes if isinstance(classes, tuple) else tuple(map(str, range(classes)))
 
 
 def class_lines(counts: dict[str, int]) -> Iterator[str]:

@@ -12,14 +12,14 @@ from blake3 import blake3
 from trainer import __version__
 from trainer.checkpoint.trained_model import starting_weights
 from trainer.config.run import RunConfig
-from trainer.data.encoded_rows import open_encoded
+from trainer.data.encoded_rows import DataFile, EncodedFile, open_rows, read_data
 from trainer.data.encoder import Encoder
 from trainer.data.holdout import hold_out
 from trainer.data.labelling import with_names
 from trainer.data.prompts import SamplePrompts
-from trainer.data.samples import SampleFile, hash_files, read_file
-from trainer.data.survey import check_conversations, check_encoded, survey, survey_encoded
-from trainer.data.tokens import Dataset, make_dataset
+from trainer.data.samples import hash_files
+from trainer.data.survey import check_conversations, survey
+from trainer.data.tokens import Dataset
 from trainer.distill.answers.author import Prompts
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.student.distributed_dataset import content_digest, taught_folder
@@ -98,27 +98,20 @@ def read_inputs(
     encoder = Encoder(model_dir, config.data.lost_text, config.data.date)
     length = config.data.max_seq_len
 
-    def read(path: str | None) -> SampleFile | None:
-        if not path:
-            return None
-        return read_file(Path(path), config.task, config.classes, config.data.columns)
+    def dataset(file: DataFile | None) -> Dataset | None:
+        return open_rows(file, encoder, config) if file else None
 
-    def dataset(file: SampleFile | None) -> Dataset | None:
-        return make_dataset(file, encoder, config.task, length) if file else None
-
-    encoded = None
-    if not taught:
-        encoded = open_encoded(Path(config.data.train), config, model_dir)
-    train_file = read(None if taught or encoded else config.data.train)
-    validation_file = read(config.data.validation)
+    fraction = config.data.validation_fraction
+    train_file = None if taught else read_data(config.data.train, config, model_dir, fraction)
+    validation_file = read_data(config.data.validation, config, model_dir)
     if train_file and validation_file and train_file.labels != validation_file.labels:
         raise InputError(
             f"{validation_file.path}: its labels are {validation_file.labels}s, those of"
             f" {train_file.path} are {train_file.labels}s; give both files the same ones"
         )
-    if train_file and config.data.validation_fraction:
-        train_file, validation_file = hold_out(train_file, config.data.validation_fraction)
-    train = taught or (encoded.train if encoded else dataset(train_file))
+    if train_file and fraction:
+        train_file, validation_file = _split(train_file, fraction)
+    train = taught or dataset(train_file)
     assert train is not None
     reference = starting_weights(layout, model_dir, config) if config.has_reference else None
     job = _job(config, run_id, layout, model_dir, _data_digest(config, taught))
@@ -127,8 +120,6 @@ def read_inputs(
         job = replace(job, model=model)
     prompts = None if tell is None else _read_prompts(config, encoder, model_dir)
     validation = dataset(validation_file)
-    if validation is None and encoded is not None:
-        validation = encoded.held_out
     inputs = RunInputs(
         config, model_dir, layout, job, train, validation, prompts, reference=reference
     )
@@ -141,8 +132,6 @@ def read_inputs(
                 f"{model_dir}: its weights are random, and LoRA changes too few of them to learn"
                 " from nothing: give --method full, or a trained model"
             )
-        for line in check_encoded(encoded, encoder) if encoded else ():
-            tell(line)
         for file in filter(None, (train_file, validation_file)):
             # By the coordinator alone: the workers have the same data.
             for line in check_conversations(file, encoder):
@@ -152,10 +141,7 @@ def read_inputs(
         if taught:
             tell(f"data: {taught.description}")
         with announced("measuring the data"):
-            if encoded:
-                lines = survey_encoded(encoded, validation_file, length)
-            else:
-                lines = survey(train_file, validation_file, encoder, length, config.classes)
+            lines = survey(train_file, validation_file, encoder, length, config.classes)
         for line in (*encoder.unused, *lines):
             tell(line)
         plan, batch = inputs.plan, config.training.batch_size
@@ -172,11 +158,15 @@ def read_inputs(
     return inputs
 
 
+def _split(file: DataFile, fraction: float) -> tuple[DataFile, DataFile | None]:
+    return file.hold_out() if isinstance(file, EncodedFile) else hold_out(file, fraction)
+
+
 def read_student_inputs(
     config: RunConfig,
     run_id: str,
     folder: LogitsFolder,
-    validation_file: SampleFile | None,
+    validation_file: DataFile | None,
     tell: Callable[[str], None],
 ) -> RunInputs:
     """Read what a student needs except its weights; `folder` may still be growing.
@@ -198,7 +188,7 @@ def read_student_inputs(
         tell(line)
     validation = None
     if validation_file is not None:
-        validation = make_dataset(validation_file, encoder, "causal-lm", length)
+        validation = open_rows(validation_file, encoder, config)
     job = _job(config, run_id, layout, model_dir, folder.digest)
     prompts = _read_prompts(config, encoder, model_dir)
     own = read_own_prompts(config, folder.description, model_dir)

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import gzip
 import json
 import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests.waiting import wait_for
 from trainer.config.run import RunConfig, load
-from trainer.data import encoded_rows
-from trainer.data.encoded_rows import EncodedFile, open_encoded
+from trainer.data import encoded_rows, row_entry
+from trainer.data.encoded_rows import DataFile, EncodedFile, open_encoded, open_rows, read_data
 from trainer.data.encoder import Encoder
 from trainer.data.holdout import hold_out
 from trainer.data.samples import read_file
-from trainer.data.survey import check_conversations, check_encoded, survey, survey_encoded
-from trainer.data.tokens import make_dataset
+from trainer.data.survey import check_conversations, survey
 from trainer.init_model import init_model
 from trainer.system.errors import InputError
 from trainer.system.storage import cache_folder
@@ -41,9 +45,9 @@ ELSEWHERE = """
 import sys
 from pathlib import Path
 from trainer.config.run import load
-from trainer.data import encoded_rows
+from trainer.data import encoded_rows, row_entry
 encoded_rows.LEAST_BYTES = 0
-encoded_rows.PIECE_BYTES = 4096
+row_entry.PIECE_BYTES = 4096
 path, model = map(Path, sys.argv[1:])
 from tests.trainer.data.test_encoded_rows import configured
 found = encoded_rows.open_encoded(path, configured(path, model), model)
@@ -55,7 +59,8 @@ print("found" if found else "none", flush=True)
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(encoded_rows, "LEAST_BYTES", 0)
-    monkeypatch.setattr(encoded_rows, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(row_entry, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(row_entry, "MOST_PROCESSES", 2)
     yield
     cache_folder._PINNED.clear()  # pyright: ignore[reportPrivateUsage]
 
@@ -82,10 +87,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-def configured(path: Path, model: Path, fraction: float = 0.1) -> RunConfig:
+def configured(path: Path, model: Path, task: str = "causal-lm", classes: Any = None) -> RunConfig:
     own = {"data.train": str(path), "data.validation": None, "data.max_seq_len": LIMIT}
-    own |= {"data.validation_fraction": fraction, "model.path": str(model), "task": "causal-lm"}
-    return load("quickstart").with_settings({"num_classes": None, **own})
+    own |= {"model.path": str(model), "task": task, "num_classes": None}
+    own |= {"class_names": classes}
+    return load("quickstart").with_settings(own)
 
 
 def write(path: Path, found: list[dict[str, Any]]) -> Path:
@@ -95,7 +101,31 @@ def write(path: Path, found: list[dict[str, Any]]) -> Path:
 
 def opened(path: Path, model: Path, fraction: float = 0.1) -> EncodedFile | None:
     cache_folder._PINNED.clear()  # pyright: ignore[reportPrivateUsage]  # as in a new process
-    return open_encoded(path, configured(path, model, fraction), model)
+    return open_encoded(path, configured(path, model), model, fraction)
+
+
+def check_same(
+    file: DataFile | None, encoded: DataFile | None, encoder: Encoder, config: RunConfig
+) -> None:
+    """Check that a replica reads the same of rows as of samples in memory."""
+    assert (file is None) == (encoded is None)
+    if file is None or encoded is None:
+        return
+    assert isinstance(encoded, EncodedFile)
+    plain, rows_ = open_rows(file, encoder, config), open_rows(encoded, encoder, config)
+    assert len(plain) == len(rows_) > 5
+    assert file.labels == encoded.labels
+    for index in range(len(plain)):
+        one, other = plain[index], rows_[index]
+        assert len(one.answers) == len(other.answers)
+        for mine, theirs in zip(one.answers, other.answers, strict=True):
+            np.testing.assert_array_equal(mine.input_ids, theirs.input_ids)
+            np.testing.assert_array_equal(mine.labels, theirs.labels)
+            assert type(mine.labels) is type(theirs.labels)
+            assert theirs.input_ids.dtype == np.int32
+            assert not theirs.input_ids.flags.writeable
+    with pytest.raises(IndexError):
+        rows_[len(rows_)]
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.0])
@@ -105,36 +135,172 @@ def test_rows_and_lines_are_those_of_the_reader_in_memory(
     path = write(tmp_path / "a b.jsonl", rows())
     found = opened(path, model, fraction)
     assert found is not None
-    encoder = Encoder(model)
+    encoder, config = Encoder(model), configured(path, model)
     whole = read_file(path, "causal-lm")
     train, held = hold_out(whole, fraction) if fraction else (whole, None)
-    assert (held is None) == (found.held_out is None)
-    for file, encoded in ((train, found.train), (held, found.held_out)):
-        if file is None or encoded is None:
-            continue
-        plain = make_dataset(file, encoder, "causal-lm", LIMIT)
-        assert len(plain) == len(encoded) > 50
-        for index in range(len(plain)):
-            one, other = plain[index], encoded[index]
-            assert isinstance(one.labels, np.ndarray)
-            assert isinstance(other.labels, np.ndarray)
-            np.testing.assert_array_equal(one.input_ids, other.input_ids)
-            np.testing.assert_array_equal(one.labels, other.labels)
-            assert other.input_ids.dtype == other.labels.dtype == np.int32
-            assert not other.input_ids.flags.writeable
-        with pytest.raises(IndexError):
-            encoded[len(encoded)]
-    checks = [line for file in (train, held) if file for line in check_conversations(file, encoder)]
-    assert check_encoded(found, encoder) == checks
-    assert any("special token <|im_end|>" in line for line in checks)
+    own, own_held = found.hold_out()
+    check_same(train, own, encoder, config)
+    check_same(held, own_held, encoder, config)
+    for file, encoded in ((train, own), (held, own_held)):
+        if file and encoded:
+            checks = check_conversations(file, encoder)
+            assert check_conversations(encoded, encoder) == checks
+            assert any("special token <|im_end|>" in line for line in checks)
     summary = survey(train, held, encoder, LIMIT, None)
-    assert survey_encoded(found, None, LIMIT) == summary
+    assert survey(own, own_held, encoder, LIMIT, None) == summary
     assert any("duplicate" in line for line in summary)
     assert any("cut" in line for line in summary)
     assert any("'odd'" in line for line in summary)
     other = write(tmp_path / "validation.jsonl", rows(5))
-    separate = read_file(other, "causal-lm")
-    assert survey_encoded(found, separate, LIMIT) == survey(train, separate, encoder, LIMIT, None)
+    separate, again = read_file(other, "causal-lm"), opened(other, model, 0.0)
+    expected = survey(train, separate, encoder, LIMIT, None)
+    assert survey(own, separate, encoder, LIMIT, None) == expected
+    assert survey(own, again, encoder, LIMIT, None) == expected
+    assert survey(train, again, encoder, LIMIT, None) == expected
+    assert survey(None, again, encoder, LIMIT, None) == survey(None, separate, encoder, LIMIT, None)
+
+
+def labelled(count: int) -> list[dict[str, Any]]:
+    """Texts of three classes; some occur again, some with another label."""
+    words = ("good", "bad", "odd")
+    return [
+        {"text": f'It is "{n % 70}",\nreally.' + " so" * (n % 60), "label": words[n % 3]}
+        for n in range(count)
+    ]
+
+
+def preferences(count: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for n in range(count):
+        found.append({"prompt": f"Ask {n}", "chosen": f" yes {n}" * (n % 30), "rejected": " no"})
+        found[-1]["chosen"] += "!"
+        if n % 2:
+            turns = {"chosen": "Yes <|im_end|>.", "rejected": "No." * (1 + n % 30)}
+            found[-1] = {"prompt": [{"role": "user", "content": f"Is it {n % 40}?"}]}
+            found[-1] |= {k: [{"role": "assistant", "content": v}] for k, v in turns.items()}
+    return found
+
+
+def texts(count: int) -> list[dict[str, Any]]:
+    return [{"prompt": f"Ask {n}: ", "completion": f"answer {n % 70} ü" * 9} for n in range(count)]
+
+
+def conversations(count: int) -> list[dict[str, Any]]:
+    return [row for row in rows(count) if "messages" in row]
+
+
+def write_as(path: Path, found: list[dict[str, Any]]) -> Path:
+    """Write rows in the format that a path's suffix names; without one a folder of two files."""
+    lines = "".join(json.dumps(row) + "\n" for row in found)
+    half = len(found) // 2
+    match path.suffix:
+        case ".csv":
+            with path.open("w", newline="") as file:
+                table = csv.DictWriter(file, list(found[0]))
+                table.writeheader()
+                table.writerows(found)
+        case ".parquet":
+            parquet.write_table(pa.Table.from_pylist(found), path)
+        case ".arrow":
+            table = pa.Table.from_pylist(found)
+            with pa.ipc.new_file(path, table.schema) as writer:
+                writer.write_table(table)
+        case ".json":
+            path.write_text(json.dumps(found))
+        case ".txt":
+            path.write_text("\n\n".join(row["text"] for row in found))
+        case ".gz":
+            path.write_bytes(gzip.compress(lines.encode()))
+        case ".zst":
+            path.write_bytes(pa.compress(lines.encode(), "zstd", asbytes=True))
+        case ".jsonl":
+            path.write_text(lines)
+        case _:
+            path.mkdir()
+            write_as(path / "train-0.jsonl.gz", found[:half])
+            write_as(path / "train-1.parquet", found[half:])
+    return path
+
+
+CASES = [
+    *(("causal-lm", texts, name) for name in ("a.csv", "a.json", "a.jsonl.gz", "a.jsonl.zst")),
+    *(("causal-lm", conversations, name) for name in ("a.parquet", "a.arrow", "folder")),
+    ("causal-lm", labelled, "a.txt"),
+    *(("classify", labelled, name) for name in ("a.csv", "a.jsonl", "a.parquet")),
+    *(("dpo", preferences, name) for name in ("a.jsonl", "a.json")),
+]
+
+
+@pytest.mark.parametrize(("task", "make", "name"), CASES)
+def test_every_format_and_task_is_encoded_once_and_read_as_in_memory(
+    tmp_path: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    task: str,
+    make: Callable[[int], list[dict[str, Any]]],
+    name: str,
+) -> None:
+    monkeypatch.setattr(row_entry, "MOST_PROCESSES", 1)
+    path = write_as(tmp_path / name, make(120))
+    config = configured(path, model, task, ["good", "bad", "odd"] if task == "classify" else None)
+    encoder = Encoder(model)
+    plain = read_file(path, config.task, config.classes)
+    file = read_data(str(path), config, model, 0.2)
+    assert isinstance(file, EncodedFile)
+    cache_folder._PINNED.clear()  # pyright: ignore[reportPrivateUsage]
+    with monkeypatch.context() as patch:  # as a second process, or when a run goes on
+        patch.setattr(subprocess, "Popen", lambda *_a, **_k: pytest.fail("it is there"))
+        again = read_data(str(path), config, model, 0.2)
+    assert isinstance(again, EncodedFile)
+    train, held = again.hold_out()
+    mine, mine_held = hold_out(plain, 0.2)
+    check_same(mine, train, encoder, config)
+    check_same(mine_held, held, encoder, config)
+    assert check_conversations(train, encoder) == check_conversations(mine, encoder)
+    summary = survey(mine, mine_held, encoder, LIMIT, config.classes)
+    assert survey(train, held, encoder, LIMIT, config.classes) == summary
+
+
+def test_class_numbers_that_a_file_names_are_those_of_the_run(tmp_path: Path, model: Path) -> None:
+    found = [{"text": f"It is {n}", "label": n % 3} for n in range(30)]
+    feature = {"names": ["odd", "good", "bad"], "_type": "ClassLabel"}
+    info = {"info": {"features": {"label": feature}}}
+    table = pa.Table.from_pylist(found).replace_schema_metadata({"huggingface": json.dumps(info)})
+    path = tmp_path / "a.parquet"
+    parquet.write_table(table, path)
+    config = configured(path, model, "classify", ["good", "bad", "odd"])
+    file = read_data(str(path), config, model)
+    assert isinstance(file, EncodedFile)
+    check_same(read_file(path, "classify", config.classes), file, Encoder(model), config)
+    assert [file.rows[n].labels for n in range(3)] == [2, 0, 1]
+
+
+def test_labels_of_two_kinds_are_left_to_the_reader_in_memory(tmp_path: Path, model: Path) -> None:
+    found = [{"text": f"It is {n} " * 20, "label": "1" if n == 90 else "good"} for n in range(100)]
+    path = write_as(tmp_path / "a.csv", found)
+    config = configured(path, model, "classify", ["good", "bad", "odd"])
+    with pytest.raises(InputError, match="'label' is a number, that of line 2 is a word"):
+        read_data(str(path), config, model)
+
+
+def test_memory_does_not_grow_with_cached_rows(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_entry, "PIECE_BYTES", 1 << 20)
+    held: list[int] = []
+    for count in (500, 5000):
+        path = write_as(tmp_path / f"{count}.csv", texts(count))
+        config = configured(path, model)
+        assert read_data(str(path), config, model)
+        cache_folder._PINNED.clear()  # pyright: ignore[reportPrivateUsage]
+        tracemalloc.start()
+        file = read_data(str(path), config, model)
+        assert isinstance(file, EncodedFile)
+        assert sum(len(file.rows[index].input_ids) for index in range(count)) > 10 * count
+        held.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+        assert len(file.rows) == count
+    assert held[1] - held[0] < 4500 * 4, "a row in memory takes 300 bytes or more"
 
 
 def test_an_entry_is_made_once_and_again_after_damage_or_a_change(
@@ -157,7 +323,7 @@ def test_an_entry_is_made_once_and_again_after_damage_or_a_change(
     write(path, rows(21))
     changed = opened(path, model)
     assert changed is not None
-    assert len(changed.train) > len(again.train)
+    assert len(changed.rows) > len(again.rows)
     assert len(cache_folder.entries()) == 2
 
 
@@ -191,13 +357,13 @@ def test_data_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.jsonl", rows(20))
-    pieces = encoded_rows._Build._pieces  # pyright: ignore[reportPrivateUsage]
+    pieces = row_entry.RowEntry._pieces  # pyright: ignore[reportPrivateUsage]
 
     def changing(self: Any) -> Iterator[bytes]:
         write(path, rows(19))
         yield from pieces(self)
 
-    monkeypatch.setattr(encoded_rows._Build, "_pieces", changing)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(row_entry.RowEntry, "_pieces", changing)  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(InputError, match="was changed while it was read; read it again"):
         opened(path, model)
 
@@ -229,7 +395,7 @@ def test_a_process_that_is_killed_while_it_encodes_is_a_line(
             super().__init__(*args, **named)
             made.append(self)
 
-    pieces = encoded_rows._Build._pieces  # pyright: ignore[reportPrivateUsage]
+    pieces = row_entry.RowEntry._pieces  # pyright: ignore[reportPrivateUsage]
 
     def killing(self: Any) -> Iterator[bytes]:
         for piece in pieces(self):
@@ -237,7 +403,7 @@ def test_a_process_that_is_killed_while_it_encodes_is_a_line(
             made[0].kill()
 
     monkeypatch.setattr(subprocess, "Popen", Remembered)
-    monkeypatch.setattr(encoded_rows._Build, "_pieces", killing)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(row_entry.RowEntry, "_pieces", killing)  # pyright: ignore[reportPrivateUsage]
     assert opened(write(tmp_path / "a.jsonl", rows(100)), model) is None
     assert "a process that encodes rows was killed; the rows of" in caplog.text
     assert not list(cache_folder.cache_root().glob(".tmp-*"))

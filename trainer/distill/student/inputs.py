@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.run import RunConfig
+from trainer.data.encoded_rows import DataFile, open_rows, read_data
 from trainer.data.encoder import Encoder
-from trainer.data.samples import SampleFile, read_file
 from trainer.data.survey import check_conversations, survey
-from trainer.data.tokens import make_dataset
 from trainer.distill.logits import targets
 from trainer.distill.logits.dataset import DATASET, LogitsFolder
 from trainer.distill.logits.description import Description
@@ -59,7 +58,7 @@ class FreshStudent:
             )
 
 
-def check_ahead(config: RunConfig, fresh: FreshStudent | None) -> SampleFile | None:
+def check_ahead(config: RunConfig, fresh: FreshStudent | None) -> DataFile | None:
     """Return the validation data; check everything that needs no teacher.
 
     A summary of the data is logged.
@@ -74,8 +73,9 @@ def check_ahead(config: RunConfig, fresh: FreshStudent | None) -> SampleFile | N
         return None
     encoder = Encoder(tokenizer_dir, config.data.lost_text, config.data.date)
     length = config.data.max_seq_len
-    file = read_file(Path(config.data.validation), "causal-lm", columns=config.data.columns)
-    make_dataset(file, encoder, "causal-lm", length)
+    file = read_data(config.data.validation, config, tokenizer_dir)
+    assert file is not None
+    open_rows(file, encoder, config)
     lost = check_conversations(file, encoder)
     for line in (*lost, *survey(None, file, encoder, length, None)):
         log.info("%s", line)

@@ -1,0 +1,404 @@
+"""Make an entry of encoded rows: several processes encode them, this one writes them down.
+
+JSON Lines go to the processes as they are, a piece of the file after another. What has no lines to
+cut is read here, and goes as lines of JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from trainer import __version__
+from trainer.config.run import Classes, RunConfig, Task
+from trainer.data.formats import count_lines, read_records
+from trainer.data.labels import LABEL, LabelColumn
+from trainer.data.measurement import Measurement
+from trainer.data.records import MAX_RECORD_BYTES, Problems
+from trainer.data.shapes import UnusedKeys
+from trainer.data.sources import DataFiles
+from trainer.data.tokenizer_folder import MORE_TEMPLATES
+from trainer.system import cgroups
+from trainer.system.errors import InputError, StorageError, readable
+from trainer.system.regular_file import open_file
+from trainer.system.storage.atomic_folder import record_of
+from trainer.system.storage.cache_folder import Files
+from trainer.system.storage.progress import reported
+
+if TYPE_CHECKING:
+    Encoders = subprocess.Popen[bytes]
+
+PIECE_BYTES = 1 << 20
+MOST_PROCESSES = 16
+"""Processes that encode: more would wait for the one that reads and writes."""
+ROWS, PARTS, DIGESTS = "rows.arrow", "parts.json", "digests.bin"
+DIGEST_TYPE = np.dtype("S16")
+"""Of a sample's digest, a part that is different for different samples."""
+_FORMAT = 2
+"""Changes when an entry of an older Motley cannot be read."""
+_OF_TOKENIZERS = (".json", ".jinja", ".model", ".txt")
+_MARK = b"\xef\xbb\xbf"
+_NOT_DECODED = "..."
+"""Takes the place of a column that is not read, of which only the name counts."""
+_COLUMNS = {
+    **dict.fromkeys(("lengths", "longest", "kept", "label"), np.int32),
+    **dict.fromkeys(("unlearned", "lost_text", "conversation"), np.bool_),
+}
+"""Of a report that a process makes of a piece, with a value for each sample."""
+
+
+class IrregularError(Exception):
+    """Some of the data cannot be encoded, or there is none."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The samples for training, or those for validation, of one file."""
+
+    samples: int
+    tokens: int
+    longest: int
+    cut: int
+    lost: int
+    unlearned: int
+    conversations: int
+    lost_text: int
+    markup: dict[str, int]
+    duplicates: int
+    ambiguous: int
+    """Texts with several labels."""
+    classes: list[int]
+    """Samples of each class."""
+
+    @property
+    def measurement(self) -> Measurement:
+        """The tokens of all samples."""
+        return Measurement(
+            self.samples,
+            lengths=[self.longest],
+            cut=self.cut,
+            lost=self.lost,
+            unlearned=self.unlearned,
+            tokens=self.tokens,
+            whole=True,
+        )
+
+
+def unused_keys(task: Task, classes: Classes | None) -> UnusedKeys:
+    """Return a counter of the keys that lines of a task have and that are not used."""
+    labels = None if classes is None else LabelColumn(classes)
+    return UnusedKeys(labels, pairs=task == "dpo")
+
+
+class RowEntry:
+    """Makes an entry: one use.
+
+    Args:
+        data: the digest of the files' bytes.
+        fraction: of the different samples is held out.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        files: DataFiles,
+        config: RunConfig,
+        model_dir: Path,
+        data: str,
+        fraction: float,
+    ) -> None:
+        from trainer.data.row_encoder import EncoderSettings
+
+        settings = config.data
+        self._path, self._files, self._data, self._fraction = path, files.files, data, fraction
+        # A pipe has no lines to cut under its own name.
+        self._lines = None if files.piped else count_lines(path)
+        self._columns, self._classes = dict(settings.columns), config.classes
+        self._settings = EncoderSettings(
+            model=str(model_dir),
+            lost_text=settings.lost_text,
+            date=settings.date,
+            max_seq_len=settings.max_seq_len,
+            columns=self._columns if self._lines is not None else {},
+            task=config.task,
+            classes=config.classes,
+        )
+        self._reports: list[dict[str, NDArray[Any]]] = []
+        self._markup: list[tuple[int, str]] = []
+        self._unused = unused_keys(config.task, config.classes)
+        self._kinds: set[Any] = set()
+        self._count = 0
+        self._digests = bytearray()
+        self._at_end = ExitStack()
+        self._chosen: list[NDArray[np.int64]] = []
+
+    @property
+    def key(self) -> str:
+        """The digest of all that the entry depends on."""
+        import tokenizers
+
+        hasher = blake3()
+        facts = [_FORMAT, __version__, tokenizers.__version__, self._data, self._fraction]
+        settings = asdict(self._settings) | {"model": "", "columns": self._columns}
+        # Of files that are not JSON Lines the suffix may say what they are.
+        facts.append([] if self._lines is not None else [path.name for path in self._files])
+        hasher.update(json.dumps([*facts, settings]).encode())
+        folder = Path(self._settings.model)
+        for path in sorted([*folder.glob("*"), *folder.glob(f"{MORE_TEMPLATES}/*")]):
+            if path.suffix in _OF_TOKENIZERS:
+                with suppress(OSError):  # what cannot be read is not used
+                    name = str(path.relative_to(folder))
+                    hasher.update(json.dumps([name, record_of(path).blake3]).encode())
+        return hasher.hexdigest()
+
+    def files(self) -> Files:
+        """Return the pieces of the entry's files, each made when it is taken."""
+        return {
+            ROWS: self._rows(),
+            DIGESTS: (bytes(self._digests) for _ in range(1)),
+            PARTS: (self._describe() for _ in range(1)),
+            **{f"{n}.bin": self._numbers(n) for n in range(2 if self._fraction else 0)},
+        }
+
+    def end(self) -> None:
+        """End the processes, also those of a generator that was left where a write failed."""
+        self._at_end.close()
+
+    def _numbers(self, part: int) -> Iterator[bytes]:
+        yield self._chosen[part].astype("<i8").tobytes()
+
+    def _rows(self) -> Iterator[bytes]:
+        import pyarrow as pa
+
+        from trainer.data.row_encoder import SCHEMA
+
+        sink = _Pieces()
+        writer = pa.ipc.new_file(pa.PythonFile(sink, "w"), SCHEMA)
+        with reported(f"encoding {self._path.name}", self._lines) as progress:
+            for report, digests, rows in self._encoded():
+                columns = {name: np.array(report[name], kind) for name, kind in _COLUMNS.items()}
+                self._reports.append(columns)
+                self._markup += [(self._count + row, token) for row, token in report["markup"]]
+                self._unused.merge(report["unused"])
+                self._kinds.add(report["kind"])
+                self._count += len(report["kept"])
+                self._digests += digests
+                for batch in pa.ipc.open_stream(rows):
+                    writer.write_batch(batch)
+                progress.advance(len(report["kept"]))
+                yield from sink.take()
+        writer.close()
+        yield from sink.take()
+
+    def _encoded(self) -> Iterator[tuple[dict[str, Any], bytes, bytes]]:
+        """Yield what processes, one for each core, answer of the data's pieces, in their order.
+
+        Each process has one piece at a time, so that none waits for the other to be read.
+        """
+        from trainer.data.row_encoder import receive, send
+
+        settings = json.dumps(asdict(self._settings)).encode()
+        command = [sys.executable, "-P", "-m", "trainer.data.row_encoder"]
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        killed = StorageError(f"{self._path}: a process that encodes rows was killed")
+        idle: list[Encoders] = []
+        for _ in range(min(MOST_PROCESSES, _usable_processors())):
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+            )
+            self._at_end.callback(_end, process)
+            idle.append(process)
+        busy: deque[Encoders] = deque()
+
+        def answer() -> tuple[dict[str, Any], bytes, bytes]:
+            process = busy.popleft()
+            assert process.stdout is not None
+            report = receive(process.stdout)
+            if report is None:
+                raise killed
+            tree = json.loads(report)
+            if "irregular" in tree:
+                raise IrregularError
+            digests, rows = receive(process.stdout), receive(process.stdout)
+            if digests is None or rows is None:
+                raise killed
+            idle.append(process)
+            return tree, digests, rows
+
+        fresh = set(map(id, idle))
+        for piece in self._pieces():
+            if not idle:
+                yield answer()
+            process = idle.pop(0)
+            assert process.stdin is not None
+            try:
+                if id(process) in fresh:
+                    fresh.remove(id(process))
+                    send(process.stdin, settings)
+                send(process.stdin, piece)
+            except OSError:
+                raise killed from None
+            busy.append(process)
+        while busy:
+            yield answer()
+
+    def _pieces(self) -> Iterator[bytes]:
+        """Yield the lines of the data, about a MiB at a time.
+
+        Raises:
+            InputError: its bytes are others than those of the key.
+            IrregularError: a part of it cannot be read.
+        """
+        hasher = blake3()
+        yield from self._file_pieces(hasher) if self._lines is not None else self._record_pieces()
+        if self._lines is None:
+            for path in self._files:
+                with readable(path, InputError), open_file(path) as file:
+                    while piece := file.read(PIECE_BYTES):
+                        hasher.update(piece)
+                hasher.update(b"\0")
+        if hasher.hexdigest() != self._data:
+            raise InputError(f"{self._path}: was changed while it was read; read it again")
+
+    def _file_pieces(self, hasher: blake3) -> Iterator[bytes]:
+        for path in self._files:
+            with readable(path, InputError), open_file(path) as file:
+                first = True
+                while piece := file.read(PIECE_BYTES):
+                    if not piece.endswith(b"\n"):
+                        piece += (rest := file.readline(MAX_RECORD_BYTES))
+                        if len(rest) == MAX_RECORD_BYTES:
+                            raise IrregularError
+                    hasher.update(piece)
+                    yield piece.removeprefix(_MARK) if first else piece
+                    first = False
+            hasher.update(b"\0")
+
+    def _record_pieces(self) -> Iterator[bytes]:
+        """Yield the records of a format without lines, each as a line of JSON."""
+        labels = None if self._classes is None else LabelColumn(self._classes)
+        problems, held, size = Problems(), list[bytes](), 0
+        try:
+            for record in read_records(self._path, problems, self._columns):
+                held.append(json.dumps(_as_json(record.tree, labels), default=_refuse).encode())
+                size += len(held[-1])
+                if size >= PIECE_BYTES:
+                    yield b"\n".join(held)
+                    held, size = [], 0
+            problems.check()
+        except InputError:
+            raise IrregularError from None
+        if held:
+            yield b"\n".join(held)
+
+    def _describe(self) -> bytes:
+        """Return what the parts hold, once all rows are encoded.
+
+        Raises:
+            IrregularError: a part has nothing to learn from, nothing can be held out, or labels
+                are of several kinds.
+        """
+        digests = np.frombuffer(self._digests, dtype=DIGEST_TYPE)
+        different, same = np.unique(digests, return_inverse=True)
+        everything = np.arange(len(digests))
+        self._chosen = [everything]
+        if self._fraction:
+            if len(different) < 2:
+                raise IrregularError
+            # As `hold_out` does: digests are random, so is their order.
+            held = same < max(1, round(self._fraction * len(different)))
+            self._chosen = [everything[~held], everything[held]]
+        parts = [self._part(chosen, same) for chosen in self._chosen]
+        kinds = self._kinds - {None}
+        if any(part.unlearned == part.samples for part in parts) or len(kinds) > 1:
+            raise IrregularError
+        tree = {"parts": [asdict(part) for part in parts], "unused": self._unused.counts()}
+        return json.dumps(tree | {"labels": next(iter(kinds), None)}).encode()
+
+    def _part(self, chosen: NDArray[np.int64], same: NDArray[np.int64]) -> Part:
+        def column(name: str) -> NDArray[Any]:
+            return np.concatenate([each[name] for each in self._reports])[chosen]
+
+        lengths, longest, labels = column("lengths"), column("longest"), column("label")
+        mine = np.isin(np.array([row for row, _ in self._markup], np.int64), chosen)
+        markup = Counter(t for (_, t), here in zip(self._markup, mine, strict=True) if here)
+        classes = np.bincount(labels[labels >= 0])
+        # A text's number and its label, of which all that is no class has -1.
+        labelled = np.unique(same[chosen] * (len(classes) + 1) + labels + 1)
+        _, variants = np.unique(labelled // (len(classes) + 1), return_counts=True)
+        return Part(
+            samples=len(chosen),
+            tokens=int(lengths.sum(dtype=np.int64)),
+            longest=int(longest.max(initial=0)),
+            cut=int((longest > self._settings.max_seq_len).sum()),
+            lost=int((lengths - column("kept")).sum(dtype=np.int64)),
+            unlearned=int(column("unlearned").sum()),
+            conversations=int(column("conversation").sum()),
+            lost_text=int(column("lost_text").sum()),
+            markup=dict(markup),
+            duplicates=len(chosen) - len(labelled),
+            ambiguous=int((variants > 1).sum()),
+            classes=classes.tolist(),
+        )
+
+
+def _as_json(tree: Any, labels: LabelColumn | None) -> Any:
+    """Return a record without what JSON has no value for."""
+    if not isinstance(tree, dict):
+        return tree
+    found: Mapping[str, Any] = tree
+    plain = {name: _NOT_DECODED if value is ... else value for name, value in found.items()}
+    if labels is not None and LABEL in plain:
+        plain[LABEL] = labels.as_named(plain[LABEL])
+    return plain
+
+
+def _refuse(_: object) -> Any:
+    raise IrregularError
+
+
+def _usable_processors() -> int:
+    if not hasattr(os, "sched_getaffinity"):  # Linux alone has it
+        return os.cpu_count() or 1
+    return cgroups.processors(len(os.sched_getaffinity(0)))
+
+
+def _end(process: Encoders) -> None:
+    process.kill()
+    for stream in (process.stdin, process.stdout):
+        with suppress(OSError):  # what is left for a killed process
+            if stream is not None:
+                stream.close()
+    process.wait()
+
+
+class _Pieces(io.RawIOBase):
+    """A file that hands on what is written to it."""
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self._written.append(bytes(data))
+        return len(self._written[-1])
+
+    def take(self) -> list[bytes]:
+        """Return what was written since the last call."""
+        taken, self._written = self._written, []
+        return taken
