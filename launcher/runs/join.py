@@ -26,6 +26,9 @@ from trainer.system.process.sign_of_life import Silence
 STEP_PATIENCE = 15.0
 """Seconds for which `up` waits for the first step, to say how long it took."""
 
+LONGEST_PAUSE = 1.0
+"""Seconds between two looks in a long wait."""
+
 PROGRESS_INTERVAL = 10.0
 """Seconds between two lines of `up` on the reading of data."""
 
@@ -45,7 +48,7 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
     """
     monitor = RunMonitor(run)
     silence = Silence(time.monotonic)
-    said, progress_at = "", -math.inf
+    began, said, progress_at = time.monotonic(), "", -math.inf
     while True:
         view = monitor.observe()
         reading = {name: p.progress for name, p in view.processes.items() if p.progress}
@@ -67,7 +70,16 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
             hopeless = []
         if hopeless or silent > timeout:
             raise _missing_followers(monitor, view, hopeless, timeout)
-        time.sleep(2 * POLL)
+        time.sleep(pause_after(time.monotonic() - began))
+
+
+def pause_after(waited: float) -> float:
+    """Return the seconds until the next look, a fiftieth of the wait so far, within limits.
+
+    Each look reads the states of all processes: ten a second for half an hour cost 47 s of
+    processor time.
+    """
+    return min(LONGEST_PAUSE, max(2 * POLL, waited / 50))
 
 
 def wait_for_first_step(run: Run, resumed: bool, patience: float = STEP_PATIENCE) -> bool:

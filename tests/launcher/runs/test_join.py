@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import PartialError
 from launcher.runs import join
-from launcher.runs.join import wait_until_joined
+from launcher.runs.join import pause_after, wait_until_joined
 from launcher.runs.status import RunMonitor
 from tests.launcher.runs import test_status
 from tests.launcher.runs.test_status import Distillation
@@ -48,6 +48,15 @@ def test_progress_is_a_sign_of_life(
     wait_until_joined(distillation.run, TIMEOUT, lines.append)
     assert clock.looks == 20
     assert "teacher-0: reading train.jsonl: 1,000 of 20,000 rows, 19 s left" in lines
+
+
+def test_a_wait_of_half_an_hour_looks_some_two_thousand_times() -> None:
+    looks, waited = 0, 0.0
+    while waited < 1800:
+        waited += pause_after(waited)
+        looks += 1
+    assert looks < 2000
+    assert pause_after(0) == pause_after(1) == 0.1, "a short wait ends at once"
 
 
 @pytest.mark.parametrize("read", [0, 5])
