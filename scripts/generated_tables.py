@@ -30,8 +30,9 @@ from launcher.cli import cli as launch
 from launcher.runs.preflight.inspection import CHECKS
 from scripts.generated_pages import update_pages
 from trainer.cli import trainer
-from trainer.config.capabilities import ENGINE_TITLES, REFUSALS
+from trainer.config.capabilities import ENGINE_TITLES, NEEDS_TORCH, REFUSALS
 from trainer.config.run import RunConfig
+from trainer.system.backends import BACKENDS
 from trainer.system.errors import EXIT_CODES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -138,11 +139,14 @@ def describe_type(schema: dict[str, Any]) -> str:
 
 
 def render_capabilities() -> str:
-    """Return the settings that an engine refuses, and what each engine is."""
+    """Return the settings and backends that an engine refuses, and what each engine is."""
     engines = [engine for engine in ENGINE_TITLES if any(engine in row.engines for row in REFUSALS)]
     refused: dict[str, set[str]] = {}
     for row in REFUSALS:
         refused.setdefault(row.name, set()).update(row.engines)
+    for backend, facts in BACKENDS.items():
+        if not facts.has_torch:
+            refused[f"--gpu-backend {backend}"] = {*NEEDS_TORCH}
     rows = (
         [f"`{name}`", *("no" if engine in by else "" for engine in engines)]
         for name, by in refused.items()

@@ -13,6 +13,7 @@ from launcher.inventory.hosts import Host
 from trainer.config.run import RunConfig
 from trainer.model.shards import check_shards
 from trainer.planning.device_models import find_device
+from trainer.system.backends import BACKENDS, Backend
 from trainer.system.errors import InputError
 
 _TARGET = re.compile(r"(\d{1,5})\s*nodes?\s*x\s*(\d{1,4})\s+(\S.*)", re.IGNORECASE)
@@ -92,12 +93,10 @@ def target_of(hosts: Sequence[Host]) -> Target:
     Raises:
         ConfigError: they differ, or have devices that torch.distributed does not support.
     """
-    kinds: dict[str, Counter[tuple[str, str]]] = {}
+    kinds: dict[str, Counter[tuple[Backend, str]]] = {}
     for host in hosts:
         devices = host.devices or ()
-        kinds[host.name] = Counter(
-            (one.backend, one.name if one.backend != "cpu" else "") for one in devices
-        )
+        kinds[host.name] = Counter((one.backend, one.name if one.is_gpu else "") for one in devices)
     first, kind = next(iter(kinds.items()))
     for name, other in kinds.items():
         if other != kind:
@@ -111,7 +110,8 @@ def target_of(hosts: Sequence[Host]) -> Target:
             " in motley_devices, or train on all: launch cluster up"
         )
     ((backend, name), count) = next(iter(kind.items()))
-    if backend == "wgpu":
+    facts = BACKENDS[backend]
+    if not facts.has_torch:
         raise ConfigError(
             f"{first}: equal processes compute on CUDA or on processors, not on {name or 'Vulkan'};"
             " launch cluster up trains on it"
@@ -119,7 +119,7 @@ def target_of(hosts: Sequence[Host]) -> Target:
     return Target(
         nodes=len(hosts),
         devices=count,
-        device=None if backend == "cpu" else name or "GPU",
+        device=(name or "GPU") if facts.is_gpu else None,
         hosts=tuple((host.name, _address(host)) for host in hosts),
     )
 
@@ -145,7 +145,7 @@ def check_strategy(config: RunConfig, target: Target, model: Path | None) -> Non
         raise ConfigError(f"{target.text}: {error}") from None
 
 
-def _words(kind: Counter[tuple[str, str]]) -> str:
+def _words(kind: Counter[tuple[Backend, str]]) -> str:
     parts = [f"{count} x {name or backend}" for (backend, name), count in sorted(kind.items())]
     return " and ".join(parts) or "no device"
 

@@ -123,12 +123,12 @@ def _spare(host: Host, detection: Detection) -> tuple[Device, ...]:
     """Return the detected GPUs that are not used."""
     found = (*detection.devices, *detection.vulkan)
     used = {device.pci or device.id for device in host.devices or ()}
-    return tuple(d for d in found if d.backend != "cpu" and (d.pci or d.id) not in used)
+    return tuple(d for d in found if d.is_gpu and (d.pci or d.id) not in used)
 
 
 def _known(device: Device, found: Sequence[Device]) -> Device | None:
     """Return the detected device for one of the inventory; None when it is missing."""
-    if device.backend == "cpu":
+    if not device.is_gpu:
         return device
     return next((o for o in found if o.backend == device.backend and o.answers_to(device.id)), None)
 
@@ -144,7 +144,7 @@ def _wanted(host: Host) -> dict[str, Any] | None:
     """Return the question for a host's devices; None if the inventory lists them completely."""
     if host.devices is None:
         return {}
-    accelerators = [device for device in host.devices if device.backend != "cpu"]
+    accelerators = [device for device in host.devices if device.is_gpu]
     if not accelerators:
         return None
     return {"allow_software": any(device.id.lower() in SOFTWARE_VULKAN for device in accelerators)}

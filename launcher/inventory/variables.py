@@ -155,7 +155,7 @@ class VariableReader:
             for number, entry in enumerate(cast("list[Any]", value))
             for device in self._entry(entry, number)
         )
-        ids = [device.id for device in devices if device.backend != "cpu"]
+        ids = [device.id for device in devices if device.is_gpu]
         for double in {identity for identity in ids if ids.count(identity) > 1}:
             self.refuse("motley_devices", f"names {double} twice")
         return devices

@@ -244,7 +244,7 @@ def _columns(columns: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _device_words(device: Device) -> tuple[str, ...]:
-    gpu = () if device.backend == "cpu" else ("--gpu", device.id)
+    gpu = ("--gpu", device.id) if device.is_gpu else ()
     return ("--gpu-backend", device.backend, *gpu)
 
 

@@ -113,7 +113,7 @@ def _only(hosts: Sequence[Host], role: str) -> Host | None:
 def student_device(host: Host) -> Device:
     """Return the device for a student: the card with the most memory, else the CPU."""
     cards = [device for device in host.devices or () if device.backend == "cuda"]
-    listed = [device for device in host.devices or () if device.backend == "cpu"]
+    listed = [device for device in host.devices or () if not device.is_gpu]
     return max(cards, key=lambda card: card.memory or 0) if cards else (*listed, CPU)[0]
 
 

@@ -111,7 +111,7 @@ def _refuse_shared_devices(hosts: Sequence[Host], setting: Setting) -> None:
     owners: dict[tuple[str, str], str] = {}
     for host in hosts:
         for device in host.devices or ():
-            if device.backend == "cpu":
+            if not device.is_gpu:
                 continue
             card = setting.machine(host), device.pci or device.id
             if card in owners:
@@ -175,7 +175,7 @@ def share_cores(host: Host, devices: Sequence[Device]) -> list[Device]:
 
     The coordinator needs little and gets no core of its own. Threads set in the inventory stay.
     """
-    open_seats = [i for i, d in enumerate(devices) if d.backend == "cpu" and d.threads is None]
+    open_seats = [i for i, d in enumerate(devices) if not d.is_gpu and d.threads is None]
     if host.cores is None or not open_seats:
         return list(devices)
     fixed = sum(d.threads or 1 for i, d in enumerate(devices) if i not in open_seats)
@@ -236,9 +236,9 @@ def _worker(
     name = f"worker-{rank}"
     members = tuple(each.id for each in seat.devices) if device.group is not None else ()
     target = endpoint(_connect_address(host, head, bind), head.port)
-    gpu = () if device.backend == "cpu" else ("--gpus", device.id)
+    gpu = ("--gpus", device.id) if device.is_gpu else ()
     if members:
-        ids = map(str, range(len(members))) if device.backend == "cpu" else members
+        ids = members if device.is_gpu else map(str, range(len(members)))
         gpu = ("--gpus", ",".join(ids), "--strategy", device.strategy)
     # The share of the cores is a worker's maximum, set in its environment: it computes with
     # fewer threads while other programs use them.

@@ -8,6 +8,7 @@ from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from trainer.config.exchange import FEWEST, RING_NOTE, ExchangeConfig
+from trainer.system.backends import BACKENDS
 from trainer.system.errors import InputError
 
 _INSTEAD = "choose others with --limit or motley_devices, or leave exchange.topology at star"
@@ -43,10 +44,10 @@ def check_ring(
                 f"exchange.topology ring: worker-{rank} on {host.name} is a replica group, and each"
                 f" worker of a ring has one device; {_INSTEAD}"
             )
-        if devices[0].backend == "wgpu":
+        if not BACKENDS[devices[0].backend].has_torch:
             raise ConfigError(
-                f"exchange.topology ring: worker-{rank} on {host.name} computes with wgpu, which"
-                f" torch.distributed does not support; {_INSTEAD}"
+                f"exchange.topology ring: worker-{rank} on {host.name} computes with"
+                f" {devices[0].backend}, which torch.distributed does not support; {_INSTEAD}"
             )
     first = workers[0][0]
     for rank, (host, devices) in enumerate(workers):
@@ -71,4 +72,4 @@ def ring_notes(exchange: ExchangeConfig, run_id: str) -> list[str]:
 
 
 def _kind(device: Device) -> str:
-    return "CPU" if device.backend == "cpu" else device.name or f"a {device.backend} device"
+    return (device.name or f"a {device.backend} device") if device.is_gpu else "CPU"

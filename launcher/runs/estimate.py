@@ -208,10 +208,10 @@ def _devices(plan: LaunchPlan, process: ProcessPlan) -> list[Device]:
 def _seat(plan: LaunchPlan, process: ProcessPlan) -> ClusterShape:
     """Return what a process of a distillation computes on, with its part of a shared device."""
     (device,) = _devices(plan, process)
-    if device.backend == "cpu":
+    if not device.is_gpu:
         device = replace(device, threads=process.threads)
     cluster = cluster_of([replace(plan.host(process.host), devices=(device,))], None)
-    if device.backend == "cpu":
+    if not device.is_gpu:
         return cluster
     alike = Counter((each.host, each.device) for each in plan.processes if each.role != "evaluator")
     part, (group,) = alike[process.host, process.device], cluster.groups

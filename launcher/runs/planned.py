@@ -138,7 +138,7 @@ def cluster_of(hosts: Sequence[Host], between: LinkRates | None) -> ClusterShape
 def _devices(host: Host, remarks: list[str]) -> Counter[DeviceModel]:
     found: Counter[DeviceModel] = Counter()
     for device in host.devices or ():
-        if device.backend == "cpu":
+        if not device.is_gpu:
             cores = device.threads or host.cores or 1
             memory = int((host.memory or 0) * MAIN_MEMORY)
             if not memory:

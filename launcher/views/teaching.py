@@ -168,7 +168,7 @@ def _next(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
     for key, value in settings.items():
         command += ["--set", f"teacher.{key}={value}"]
     lines = ["next:", f"  {shlex.join(command)}"]
-    if option.format.engine == "gguf":
+    if option.format.is_gguf:
         lines.insert(0, "Its teacher.model is a GGUF file of these types")
     return lines
 

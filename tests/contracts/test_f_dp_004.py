@@ -33,8 +33,8 @@ from trainer.system.process.child import FALLBACK_VARIABLE
 
 if TYPE_CHECKING:
     from tests.conftest import MakeConfig, TinyModel
-    from trainer.config.run import Backend
     from trainer.replica.base import Replica
+    from trainer.system.backends import RequestedBackend
 
 BATCH = [Encoded(np.array([5, 6, 7], np.int32), 1), Encoded(np.array([8], np.int32), 0)]
 
@@ -63,7 +63,7 @@ def in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_request_in_a_run_ends_in_finite_output(
     tiny_model: TinyModel,
     make_config: MakeConfig,
-    wanted: Backend,
+    wanted: RequestedBackend,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = tiny_model()
@@ -85,7 +85,7 @@ def test_every_request_in_a_run_ends_in_finite_output(
 
 @pytest.mark.parametrize("wanted", ["auto", "cuda", "wgpu", "cpu"])
 def test_at_the_start_only_auto_falls_back(
-    tiny_model: TinyModel, make_config: MakeConfig, wanted: Backend
+    tiny_model: TinyModel, make_config: MakeConfig, wanted: RequestedBackend
 ) -> None:
     folder = tiny_model()
     config = make_config(folder)
@@ -152,7 +152,7 @@ def test_the_first_backend_that_works_is_taken_and_the_reasons_are_kept(
 
         return open_
 
-    openers: dict[Backend, Opener] = {
+    openers: dict[RequestedBackend, Opener] = {
         "cuda": broken("driver mismatch"),
         "wgpu": broken("no adapter"),
         "cpu": OPENERS["cpu"],

@@ -11,7 +11,7 @@ import click
 from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
 from trainer.config.budget import with_environment
-from trainer.config.capabilities import check_capability
+from trainer.config.capabilities import check_backend, check_capability
 from trainer.config.notify_command import read_notify_command
 from trainer.config.parallel import GROUP_STRATEGIES
 from trainer.config.run import RunConfig
@@ -20,6 +20,7 @@ from trainer.model.files import resolve_model
 from trainer.planning.defaults import derive, own_rooms, provisional, table
 from trainer.run.composition import preload
 from trainer.run.distributed.environment import Environment, read_environment
+from trainer.system.backends import BACKENDS, RequestedBackend
 from trainer.system.commandline.number import Threads
 from trainer.system.errors import InputError
 from trainer.system.process.prefork import fork_workers
@@ -156,7 +157,9 @@ def finetune(
     click.get_current_context().exit(code)
 
 
-def _check_devices(gpus: list[str], role: str, backend: str, strategy: str | None) -> None:
+def _check_devices(
+    gpus: list[str], role: str, backend: RequestedBackend, strategy: str | None
+) -> None:
     """Refuse devices that no process, or no replica group, computes on together."""
     if strategy is None:
         if role != "coordinator" and len(gpus) > 1:
@@ -171,7 +174,7 @@ def _check_devices(gpus: list[str], role: str, backend: str, strategy: str | Non
             f"--strategy {strategy} needs two or more different devices: --gpus 0,1, not "
             f"{','.join(gpus) or 'none'}"
         )
-    elif backend not in ("cuda", "cpu"):
+    elif backend == "auto" or not BACKENDS[backend].has_torch:
         raise InputError(
             f"--strategy {strategy} needs --gpu-backend cuda or cpu, not {backend}: "
             "torch.distributed supports no others"
@@ -187,8 +190,7 @@ def _environment(role: str, flags: dict[str, Any]) -> Environment | None:
         return None
     if role != "local":
         raise InputError(f"--distributed: there is no coordinator, so no --role {role}")
-    if flags["gpu_backend"] == "wgpu":
-        raise InputError("--gpu-backend wgpu: --distributed runs on cuda or cpu")
+    check_backend(flags["gpu_backend"], "ranks")
     return read_environment(os.environ, world_size=size, rank=flags["rank"], master=master)
 
 

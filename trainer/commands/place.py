@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from trainer.config.run import Backend
+from trainer.system.backends import RequestedBackend
 from trainer.system.commandline.number import Threads
 from trainer.system.commandline.together import PATH, Command, together
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainer.run.distributed.inference import Ranks
 
 
-def place_options(*backends: Backend) -> Callable[[Command], Command]:
+def place_options(*backends: RequestedBackend) -> Callable[[Command], Command]:
     """Return a decorator that adds --gpu-backend, --gpu and --threads, together `compute`."""
     add = together(
         click.option(
@@ -41,7 +41,7 @@ def place_options(*backends: Backend) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
-        def call(backend: Backend, gpu: str, threads: int | None, **rest: Any) -> None:
+        def call(backend: RequestedBackend, gpu: str, threads: int | None, **rest: Any) -> None:
             from trainer.replica.backend import Compute
 
             command(compute=Compute(backend, gpu, threads), **rest)

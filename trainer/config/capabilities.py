@@ -1,4 +1,4 @@
-"""The settings that an engine refuses, each with a sentence; every engine follows the others.
+"""The settings and backends that an engine refuses, each with a sentence; it follows all others.
 
 This is the only place that says so. A setting that is in no row fails a test; docs/config.md shows
 the table.
@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from trainer.config.exchange import FEWEST
+from trainer.system.backends import BACKENDS, RequestedBackend
 from trainer.system.errors import InputError
 
 Engine = Literal[
@@ -228,6 +229,9 @@ REFUSALS: tuple[Refusal, ...] = (
 )
 """In the order in which they are reported."""
 
+NEEDS_TORCH: tuple[Engine, ...] = ("ring", "ranks", "parallel", "ddp", "fsdp", "tensor")
+"""Engines of torch.distributed: they refuse a backend on which torch does not compute."""
+
 _FOLLOWED = """
 name method num_classes class_names output tracking dpo.beta
 model.path model.dtype model.quantization
@@ -268,6 +272,19 @@ def check_capability(config: BaseModel, *engines: Engine) -> None:
     """
     if sentence := explain_refusal(config, *engines):
         raise InputError(sentence)
+
+
+def check_backend(backend: RequestedBackend, engine: Engine) -> None:
+    """Check that an engine computes on a requested backend; `auto` becomes one of its own.
+
+    Raises:
+        InputError: it does not.
+    """
+    if engine not in NEEDS_TORCH or backend == "auto" or BACKENDS[backend].has_torch:
+        return
+    able = " or ".join(name for name, facts in BACKENDS.items() if facts.has_torch)
+    title = ENGINE_TITLES[engine].replace("`", "")
+    raise InputError(f"--gpu-backend {backend}: {title} runs on {able}")
 
 
 def _read_setting(config: BaseModel, path: str) -> tuple[Any, Any]:

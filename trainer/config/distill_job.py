@@ -28,6 +28,7 @@ from trainer.config.run import (
     TrainingConfig,
 )
 from trainer.config.section import Section, load_settings
+from trainer.config.teacher_engines import TEACHER_ENGINES, TeacherEngine
 from trainer.config.telling import Trackers
 from trainer.system.errors import InputError
 
@@ -61,12 +62,12 @@ class TeacherJob(Section):
     shard_bytes: Positive | None = None
     batch_tokens: Positive | None = None
     dtype: Literal["bfloat16", "float32"] | None = None
-    engine: Literal["torch", "openvino", "gguf"] | None = None
+    engine: TeacherEngine | None = None
     seed: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _computes_where_it_is(self) -> Self:
-        if self.engine in ("openvino", "gguf") and self.backend != "cpu":
+        if self.engine and self.backend not in TEACHER_ENGINES[self.engine].backends:
             raise ValueError(f"the engine {self.engine} computes on the CPU; leave out backend")
         return self
 

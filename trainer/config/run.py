@@ -34,7 +34,6 @@ Classes = int | tuple[str, ...]
 MOST_CLASSES = 100
 """Their confusion matrix must fit a control message."""
 Method = Literal["lora", "full"]
-Backend = Literal["auto", "cuda", "wgpu", "cpu"]
 ClassName = Annotated[str, Field(min_length=1, pattern=r"\S")]
 
 DATA_ON_HUB = "hf://"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trainer.config.run import RunConfig
+from trainer.config.teacher_engines import TEACHER_ENGINES
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder
@@ -121,6 +122,7 @@ def read_measured(logits: Path) -> list[Measured]:
         if beat.tokens_per_second and beat.device is not None:
             place: Place = "cpu" if beat.device == "cpu" else "cuda"
             rates.setdefault(place, {})[beat.name] = beat.tokens_per_second
+    facts = TEACHER_ENGINES.get(there.engine)
     return [
         Measured(
             engine=there.engine,
@@ -130,7 +132,7 @@ def read_measured(logits: Path) -> list[Measured]:
             rates=by_name,
             bytes_per_token=size / tokens if tokens else None,
             kept=(scheme.kind, scheme.top_k if scheme.kind == "topk" else None),
-            bits=_bits(there.quantization) if there.engine == "gguf" else None,
+            bits=_bits(there.quantization) if facts and facts.reads_gguf else None,
         )
         for place, by_name in rates.items()
     ]

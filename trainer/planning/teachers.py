@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from trainer.config.teacher_engines import TEACHER_ENGINES, EngineFacts
 from trainer.planning.device_models import DeviceModel
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.planning.replica import USABLE
@@ -45,7 +46,7 @@ class WeightFormat:
     """How an engine holds a teacher's weights."""
 
     engine: str | None
-    """Of `distill.teacher.engines`; None: no engine of this version, planned to compare."""
+    """Of `TEACHER_ENGINES`; None: no engine of this version, planned to compare."""
     weights: str
     """Their type: the dtype, or the quantisation."""
     bits: float
@@ -53,7 +54,21 @@ class WeightFormat:
     file: bool = False
     """They are a file of this format, mapped: read when they are used, and may leave the memory. So
     are the dtype's where the model is stored in it."""
-    places: tuple[Place, ...] = ("cpu",)
+
+    @property
+    def facts(self) -> EngineFacts | None:
+        """What is known of the engine."""
+        return None if self.engine is None else TEACHER_ENGINES.get(self.engine)
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether the engine reads GGUF files alone."""
+        return self.facts is not None and self.facts.reads_gguf
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where it may be held."""
+        return self.facts.backends if self.facts else ("cpu",)
 
     @property
     def name(self) -> str:
@@ -62,8 +77,8 @@ class WeightFormat:
 
 
 FORMATS = (
-    WeightFormat(engine="torch", weights="float32", bits=32, places=("cpu", "cuda")),
-    WeightFormat(engine="torch", weights="bfloat16", bits=16, places=("cpu", "cuda")),
+    WeightFormat(engine="torch", weights="float32", bits=32),
+    WeightFormat(engine="torch", weights="bfloat16", bits=16),
     WeightFormat(engine="openvino", weights="int8", bits=8),
     # A scale of 16 bits to 32 weights: ggml's block_q8_0 and block_q4_0.
     WeightFormat(engine="gguf", weights="Q8_0", bits=8.5, file=True),
@@ -213,7 +228,7 @@ def pick_teacher(options: Sequence[TeacherOption]) -> TeacherOption | None:
     able = [one for one in options if one.format.engine is not None and one.fits != "no"]
 
     def merit(one: TeacherOption) -> tuple[object, ...]:
-        return one.source != "computed", one.rate or 0.0, one.format.engine != "gguf", -one.least
+        return one.source != "computed", one.rate or 0.0, not one.format.is_gguf, -one.least
 
     return max(able, key=merit, default=None)
 
@@ -226,7 +241,7 @@ def _option(
     length: int,
     given: float | None,
 ) -> TeacherOption:
-    if kind.engine == "gguf" and (shape.experts > 1 or not shape.in_gguf):
+    if kind.is_gguf and (shape.experts > 1 or not shape.in_gguf):
         kind = replace(kind, engine=None)  # such files are not converted
     wide = kind.weights != "bfloat16"
     batch = gguf_batch(shape.vocab) if kind.file else max(BATCH[place], length)
@@ -235,20 +250,25 @@ def _option(
         working += 8 * shape.layers * shape.keys * length  # of a window, in fp32
     weights = int(shape.parameters * kind.bits / 8)
     read = 0  # bytes that are mapped
-    if kind.engine == "openvino":
+    facts = kind.facts
+    if facts and facts.is_quantizing:
         largest = max(shape.table_parameters, shape.widest_linear)
         loaded = 0 if shape.stored in _STORED.values() else 4 * shape.parameters
         weights = int8_opening_bytes(shape.parameters, largest, loaded)
     elif place == "cpu" and (kind.file or _STORED.get(kind.weights) == shape.stored):
         # Transformers stacks experts, in memory of its own.
-        stacked = shape.expert_parameters if kind.engine == "torch" else 0
+        stacked = shape.expert_parameters if facts and facts.stacks_experts else 0
         read = weights - int(stacked * kind.bits / 8)
     least = weights + working
     if read:
-        layer = shape.layer_parameters - (shape.layer_experts if kind.engine == "torch" else 0)
+        layer = shape.layer_parameters
+        if facts and facts.stacks_experts:
+            layer -= shape.layer_experts
         least += int((layer + shape.table_parameters) * kind.bits / 8) - read
     room = int(max(device.memory for device in devices) * USABLE)
-    refused = _refused(shape, kind)
+    refused = facts and facts.explain_refusal(
+        experts=shape.experts > 1, recurrent=shape.recurrent_layers > 0
+    )
     able = [] if refused else [one for one in devices if least <= one.memory * USABLE]
     rates: list[float | None] = []
     for device in able:
@@ -266,20 +286,11 @@ def _option(
         least=least,
         room=room,
         fits="no" if not able else "yes" if weights + working <= room else "disk",
-        refused=refused,
+        refused=refused or "",
         teachers=teachers,
         rate=rate,
         source="computed" if given is None else "given",
     )
-
-
-def _refused(shape: ModelShape, kind: WeightFormat) -> str:
-    """Return why an engine does not compute a model; empty if it does."""
-    if kind.engine == "openvino" and shape.experts > 1:
-        return "refuses a mixture of experts, which it would not quantise"
-    if kind.engine == "openvino" and shape.recurrent_layers:
-        return "refuses recurrent layers, which it cannot export"
-    return ""
 
 
 def _named(devices: Sequence[DeviceModel], rates: Sequence[float | None]) -> DeviceModel:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from trainer.config.capabilities import explain_refusal
 from trainer.config.run import RunConfig
@@ -19,8 +18,8 @@ from trainer.planning.model_config import read_shape
 from trainer.planning.replica import BUSY_TOKENS, plan_memory
 from trainer.planning.shapes import ModelShape
 from trainer.planning.vulkan_buffers import padded_length
+from trainer.system.backends import BACKENDS, Backend
 
-Backend = Literal["cuda", "wgpu", "cpu"]
 MAIN_MEMORY = 0.75
 """Share of a host's main memory that its processes may use, where the free part is not known."""
 
@@ -83,13 +82,12 @@ class RunMemory:
                 self.architecture, self.layout, self.config, samples, recompute=recompute
             )
             return sum(parts.values())
-        is_card = backend != "cpu"
         plan = plan_memory(
             self.model,
             self.headers,
             self.layout,
             self.config,
-            accelerator=is_card,
+            accelerator=BACKENDS[backend].is_gpu,
             recompute=recompute,
             coordinates=coordinates,
         )
@@ -97,7 +95,7 @@ class RunMemory:
 
     def fits(self, room: Room, *, busy: bool = False) -> bool:
         """Return whether a worker fits a room; `busy`: so that an accelerator is kept busy."""
-        tokens = BUSY_TOKENS if busy and room.backend != "cpu" else 0
+        tokens = BUSY_TOKENS if busy and BACKENDS[room.backend].is_gpu else 0
         needed = self.needed(room.backend, tokens, coordinates=room.coordinates)
         return needed <= room.usable
 

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from trainer.config.run import Backend, RunConfig
+from trainer.config.run import RunConfig
 from trainer.model.families import left_to_transformers
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
 from trainer.replica.base import Replica
+from trainer.system.backends import BACKENDS, RequestedBackend
 from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
 from trainer.system.process.child import FALLBACK_VARIABLE, NO_GPU
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 Opened = TypeVar("Opened")
 
-CHAIN: tuple[Backend, ...] = ("cuda", "wgpu", "cpu")
+CHAIN: tuple[RequestedBackend, ...] = tuple(BACKENDS)
 
 
 class UnusableError(Exception):
@@ -50,7 +51,7 @@ class AbsentError(UnusableError):
 class Compute:
     """Where a model computes; it falls back as training does."""
 
-    backend: Backend = "auto"
+    backend: RequestedBackend = "auto"
     gpu: str = ""
     """An index, UUID, PCI address or name; empty for the first."""
     threads: int | None = None
@@ -61,7 +62,7 @@ class ReplicaChoice:
     """A replica, its backend, and why no earlier one was taken."""
 
     replica: Replica
-    backend: Backend
+    backend: RequestedBackend
     reason: str
     """It begins with `NO_GPU` if that is all."""
 
@@ -94,13 +95,13 @@ Opener = Callable[[BackendRequest], Replica]
 
 
 def choose(
-    wanted: Backend,
+    wanted: RequestedBackend,
     gpu: str,
     model_dir: Path,
     config: RunConfig,
     layout: GradientLayout,
     threads: int | None,
-    openers: dict[Backend, Opener] | None = None,
+    openers: dict[RequestedBackend, Opener] | None = None,
     *,
     rest: bool = False,
     moments: bool = False,
@@ -124,7 +125,7 @@ def choose(
     """
     openers = openers or OPENERS
 
-    def opener(backend: Backend) -> Callable[[], Replica]:
+    def opener(backend: RequestedBackend) -> Callable[[], Replica]:
         named = backend == wanted
         request = BackendRequest(
             model_dir,
@@ -147,8 +148,8 @@ def choose(
 
 
 def first_usable(
-    wanted: Backend, gpu: str, openers: Mapping[Backend, Callable[[], Opened]]
-) -> tuple[Opened, Backend, str]:
+    wanted: RequestedBackend, gpu: str, openers: Mapping[RequestedBackend, Callable[[], Opened]]
+) -> tuple[Opened, RequestedBackend, str]:
     """Open the first usable backend of those that the request allows.
 
     Also return the backend's name and why no earlier one was taken. An opener raises
@@ -185,7 +186,7 @@ def in_brackets(reason: str) -> str:
     return f" ({short})" if short else ""
 
 
-def _allowed(wanted: Backend, gpu: str) -> tuple[Backend, ...]:
+def _allowed(wanted: RequestedBackend, gpu: str) -> tuple[RequestedBackend, ...]:
     """Return the backends to try, in order."""
     if os.environ.get(FALLBACK_VARIABLE):
         return CHAIN if wanted == "auto" else CHAIN[CHAIN.index(wanted) :]
@@ -318,4 +319,4 @@ def _torch_replica(request: BackendRequest, device: str) -> Replica:
     )
 
 
-OPENERS: dict[Backend, Opener] = {"cuda": _open_cuda, "wgpu": _open_wgpu, "cpu": _open_cpu}
+OPENERS: dict[RequestedBackend, Opener] = {"cuda": _open_cuda, "wgpu": _open_wgpu, "cpu": _open_cpu}

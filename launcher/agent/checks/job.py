@@ -37,7 +37,8 @@ from trainer.planning.distillation import Scoring
 from trainer.planning.model_config import read_shape
 from trainer.planning.shapes import ModelShape
 from trainer.planning.teachers import Measured
-from trainer.planning.workers import Backend, Room, RunMemory, coordinator_memory
+from trainer.planning.workers import Room, RunMemory, coordinator_memory
+from trainer.system.backends import BACKENDS, Backend
 from trainer.system.errors import InputError
 from trainer.system.regular_file import open_file, read_file
 
@@ -392,7 +393,7 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
                 f"{worker.name} computes with wgpu: {memory.not_on_wgpu}",
                 "give the host `cuda` or `cpu` in motley_devices",
             )
-        if backend != "cpu" and size is not None and not memory.fits(Room(size, backend)):
+        if BACKENDS[backend].is_gpu and size is not None and not memory.fits(Room(size, backend)):
             return _too_little(f"{worker.name} on {worker.device}", memory.needed(backend), size)
     main = memory.needed("cpu") * on_cpu
     who = f"{on_cpu} CPU worker{'' if on_cpu == 1 else 's'}"

@@ -15,7 +15,6 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from launcher.inventory.facts import vulkan
 from launcher.inventory.facts.pci import (
@@ -28,9 +27,8 @@ from launcher.inventory.facts.pci import (
     normal_address,
 )
 from trainer.system import cgroups, nvidia_smi
+from trainer.system.backends import BACKENDS, Backend
 from trainer.system.kernel_files import read
-
-Backend = Literal["cuda", "wgpu", "cpu"]
 
 FIELDS = ("uuid", "pci.bus_id", "name", "memory.total")
 """What nvidia-smi is asked for; the nvidia role asks for the same."""
@@ -56,6 +54,11 @@ class Device:
     """How that group holds its replica."""
     kind: str = ""
     """What Vulkan calls a wgpu device: discrete, integrated, virtual or software."""
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is one of the host's GPUs; else the CPU."""
+        return BACKENDS[self.backend].is_gpu
 
     def answers_to(self, identity: str) -> bool:
         """Whether this is the device that the inventory names by UUID or PCI address."""

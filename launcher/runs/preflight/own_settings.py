@@ -11,7 +11,8 @@ from launcher.hosts.survey import Survey
 from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig
 from trainer.planning.defaults import SETTLED, table
-from trainer.planning.workers import MAIN_MEMORY, Backend, Room
+from trainer.planning.workers import MAIN_MEMORY, Room
+from trainer.system.backends import BACKENDS, Backend
 
 
 def follow_data(
@@ -45,7 +46,7 @@ def _rooms(plan: LaunchPlan) -> list[Room]:
     for worker in plan.workers:
         host = plan.host(worker.host)
         backend = cast("Backend", worker.backend)
-        if backend == "cpu":
+        if not BACKENDS[backend].is_gpu:
             memory = host.memory and int(host.memory * MAIN_MEMORY) // processes[host.name]
         else:
             memory = plan.device_memory(worker)

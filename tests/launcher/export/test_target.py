@@ -10,9 +10,10 @@ from launcher.errors import ConfigError
 from launcher.export.job import ExportedJob
 from launcher.export.target import check_strategy, parse_target, target_of
 from launcher.export.torchrun import render_torchrun
-from launcher.inventory.facts.devices import Backend, Device
+from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from trainer.config.run import RunConfig
+from trainer.system.backends import Backend
 
 
 def host(name: str, *devices: tuple[Backend, str], **facts: Any) -> Host:

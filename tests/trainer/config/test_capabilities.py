@@ -9,11 +9,14 @@ import pytest
 from trainer.config.capabilities import (
     ENGINE_TITLES,
     FOLLOWED_BY_ALL,
+    NEEDS_TORCH,
     REFUSALS,
     Engine,
+    check_backend,
     explain_refusal,
 )
 from trainer.config.run import RunConfig, load, setting_keys
+from trainer.system.errors import InputError
 
 DISTILLS = {"task": "causal-lm", "num_classes": None, "data.validation_fraction": 0.0}
 PARALLEL = {"parallel.tensor": 2}
@@ -95,3 +98,14 @@ def test_what_is_left_at_its_default_is_refused_by_no_engine(engine: Engine) -> 
 def test_settings_of_adapters_do_not_count_where_all_weights_train() -> None:
     given = {"method": "full", "lora.use_dora": True}
     assert explain_refusal(load("quickstart", given), "wgpu", "parallel") is None
+
+
+@pytest.mark.parametrize("engine", ENGINE_TITLES)
+def test_engines_of_torch_distributed_refuse_vulkan_and_nothing_else(engine: Engine) -> None:
+    for backend in ("auto", "cuda", "cpu"):
+        check_backend(backend, engine)
+    if engine not in NEEDS_TORCH:
+        check_backend("wgpu", engine)
+        return
+    with pytest.raises(InputError, match=r"^--gpu-backend wgpu: .* runs on cuda or cpu$"):
+        check_backend("wgpu", engine)

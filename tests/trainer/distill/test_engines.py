@@ -25,6 +25,7 @@ from torch import Tensor
 from tests.forked import CONTEXT
 from tests.trainer.small_teacher import load, teach, wish, write_corpus, write_teacher
 from trainer.config.distill_job import TeacherJob
+from trainer.config.teacher_engines import EngineFacts
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.heartbeat import TeacherWatch
 from trainer.distill.logits.verify import verdicts
@@ -39,6 +40,7 @@ from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError, NonFiniteError, RefusedError
 
+INT4 = EngineFacts(quantization="int4")
 BATCHES = 12
 """Of the pass before a fault; each shard has one or a few."""
 
@@ -129,7 +131,7 @@ def by(
     def by(engine: type[Double] | str, **settings: int) -> ScoringRequest:
         if isinstance(engine, str):
             return wish(*files, out, engine=engine)
-        monkeypatch.setitem(ENGINES, "double", EngineKind(partial(engine, **settings), "int4"))
+        monkeypatch.setitem(ENGINES, "double", EngineKind(partial(engine, **settings), INT4))
         return wish(*files, out, engine="double")
 
     return by
@@ -264,7 +266,9 @@ def test_two_quantisations_never_fill_one_folder(
 ) -> None:
     teach(by(Double))
     again = by(Double)
-    monkeypatch.setitem(ENGINES, "double", replace(ENGINES["double"], quantization="int8"))
+    monkeypatch.setitem(
+        ENGINES, "double", replace(ENGINES["double"], facts=EngineFacts(quantization="int8"))
+    )
     with pytest.raises(RefusedError, match=r"teacher\.quantization is int4 there and int8 here"):
         assign(again)
 
@@ -304,7 +308,7 @@ def test_an_engine_out_of_memory_gets_smaller_batches(
 
 
 def _teach_and_be_killed(files: tuple[Path, Path], out: Path, healthy: int) -> None:
-    ENGINES["double"] = EngineKind(partial(Killed, healthy=healthy), "int4")
+    ENGINES["double"] = EngineKind(partial(Killed, healthy=healthy), INT4)
     teach(wish(*files, out, engine="double"))
 
 

@@ -63,7 +63,7 @@ def test_torch_gives_the_logits_of_transformers(tiny: Tiny, model_type: str) -> 
 
 @pytest.mark.parametrize("model_type", [*SPARSE, *RECURRENT])
 def test_openvino_refuses_in_one_line_before_it_loads_anything(tiny: Tiny, model_type: str) -> None:
-    reason = "is a mixture of experts" if model_type in SPARSE else "has recurrent layers"
+    reason = "refuses a mixture" if model_type in SPARSE else "refuses recurrent layers"
     with pytest.raises(InputError, match=rf"{reason}.*; use --engine torch$") as refused:
         engine_kind("openvino").open(tiny.model(model_type), "float32", CPU, ForwardSize(64, 64))
     assert "\n" not in str(refused.value)

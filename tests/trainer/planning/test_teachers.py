@@ -41,7 +41,7 @@ def of(options: list[TeacherOption], weights: str, place: str = "cpu") -> Teache
 def test_engines_and_quantisations_are_those_of_the_table() -> None:
     stored = {"torch": "none", "gguf": None}
     planned = {(one.engine, stored.get(str(one.engine), one.weights)) for one in FORMATS}
-    assert planned == {(name, kind.quantization) for name, kind in ENGINES.items()}
+    assert planned == {(name, kind.facts.quantization) for name, kind in ENGINES.items()}
 
 
 def test_a_gguf_file_is_picked_for_what_fits_in_no_other_form() -> None:

@@ -10,6 +10,7 @@ import click
 
 from trainer.commands.place import place_options
 from trainer.config.limits import MOST
+from trainer.config.teacher_engines import TEACHER_ENGINES
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH
 from trainer.system.errors import RefusedError
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(0, MOST), default=0, help="Seed of the sample.")
 @click.option(
     "--engine",
-    type=click.Choice(["torch", "openvino", "gguf"]),
+    type=click.Choice([*TEACHER_ENGINES]),
     help="What scores again; default: torch if the model fits the memory, else DIR's own engine.",
 )
 @place_options("auto", "cuda", "cpu")

@@ -10,6 +10,7 @@ import click
 
 from trainer.commands.place import corpus_options, lost_text_option, place_options
 from trainer.config.limits import HOTTEST, MOST, MOST_DRAWS, SHORTEST_WINDOW
+from trainer.config.teacher_engines import TEACHER_ENGINES
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH
 from trainer.system.errors import InputError
@@ -142,7 +143,7 @@ class Share(click.ParamType):
 @dtype_option
 @click.option(
     "--engine",
-    type=click.Choice(["torch", "openvino", "gguf"]),
+    type=click.Choice([*TEACHER_ENGINES]),
     default="torch",
     help="What computes; on the CPU: openvino, with int8 weights, and gguf, with those of a GGUF"
     " file as they are. Both are compared with transformers first.",

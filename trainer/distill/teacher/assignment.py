@@ -106,7 +106,7 @@ def assign(request: ScoringRequest) -> Assignment:
         RefusedError: the tokenizer is not this teacher's, or the folder's description differs;
             names both hashes. Nothing was changed.
     """
-    if not request.data and not engine_kind(request.engine).is_reference:
+    if not request.data and not engine_kind(request.engine).facts.is_reference:
         raise InputError(f"--engine {request.engine} is compared on the corpus first: give --data")
     model_dir = resolve_model(request.model)
     tokenizer_dir = request.tokenizer or model_dir

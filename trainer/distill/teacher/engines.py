@@ -1,4 +1,4 @@
-"""What can compute a teacher's forward: one interface, and the table of engines.
+"""What can compute a teacher's forward: one interface, and how each engine is opened.
 
 Torch-free: an engine's library is imported when it is opened.
 """
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.config.teacher_engines import TEACHER_ENGINES, EngineFacts
 from trainer.model.gguf.source import is_converted, stored_types
 from trainer.planning.teachers import ForwardSize
 from trainer.system.errors import InputError
@@ -60,11 +61,7 @@ class EngineKind:
 
     open: Callable[[Path, str, Compute, ForwardSize], Engine]
     """Takes the model's folder, and the dtype and size of a forward; raises InputError."""
-    quantization: str | None
-    """Of the weights, as the description of a folder of logits names it; None: the one of the GGUF
-    file, without which the engine cannot be."""
-    is_reference: bool = False
-    """Whether it computes as transformers does without a proof at each start."""
+    facts: EngineFacts
 
 
 def _torch(model_dir: Path, dtype: str, compute: Compute, forward: ForwardSize) -> Engine:
@@ -85,11 +82,13 @@ def _gguf(model_dir: Path, _dtype: str, compute: Compute, _forward: ForwardSize)
     return open_gguf(model_dir, compute)
 
 
-ENGINES = {
-    # Transformers' own code, or the decoder that the tests compare with it.
-    "torch": EngineKind(_torch, "none", is_reference=True),
-    "openvino": EngineKind(_openvino, "int8"),
-    "gguf": EngineKind(_gguf, None),
+_OPENERS: dict[str, Callable[[Path, str, Compute, ForwardSize], Engine]] = {
+    "torch": _torch,
+    "openvino": _openvino,
+    "gguf": _gguf,
+}
+ENGINES: dict[str, EngineKind] = {
+    name: EngineKind(_OPENERS[name], facts) for name, facts in TEACHER_ENGINES.items()
 }
 
 
@@ -110,7 +109,7 @@ def quantization(name: str, model_dir: Path) -> str:
     Raises:
         InputError: the engine reads GGUF files alone, and this model is none.
     """
-    if (known := engine_kind(name).quantization) is not None:
+    if (known := engine_kind(name).facts.quantization) is not None:
         return known
     if not is_converted(model_dir):
         raise InputError(

@@ -12,7 +12,7 @@ import logging
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from trainer.config.teacher_engines import TEACHER_ENGINES, check_backend
 from trainer.distill.teacher.published import load_published
 from trainer.distill.teacher.torch_engine import padded, rows_at_once
 from trainer.model.families import text_config
@@ -251,18 +252,6 @@ def import_openvino(model_dir: Path) -> Any:
     return openvino
 
 
-def _not_exported(config: Mapping[str, Any]) -> str | None:
-    """Return why a model is refused before it is loaded; None if it is not."""
-    # Chosen by an operator that OpenVINO lacks, or copied for each token.
-    if any((config.get(key) or 1) > 1 for key in EXPERTS):
-        return "is a mixture of experts, which it does not quantise"
-    # Their loop over pieces of a window depends on its length: of two small layers no export ended
-    # within a minute of processor time.
-    if "linear_attention" in (config.get("layer_types") or ()):
-        return "has recurrent layers, which are not exported"
-    return None
-
-
 def open_openvino(model_dir: Path, dtype: str, compute: Compute) -> OpenVinoEngine:
     """Load a teacher on the CPU.
 
@@ -270,10 +259,17 @@ def open_openvino(model_dir: Path, dtype: str, compute: Compute) -> OpenVinoEngi
         InputError: see `OpenVinoEngine`; or a GPU is asked for, or the model has experts or
             recurrent layers, or does not fit.
     """
-    if compute.backend not in ("auto", "cpu") or compute.gpu:
-        raise InputError("--engine openvino computes on the CPU; leave out --gpu-backend and --gpu")
-    if (reason := _not_exported(text_config(read_config(model_dir)))) is not None:
-        raise InputError(f"--engine openvino: {model_dir} {reason}; use --engine torch")
+    check_backend("openvino", compute.backend, compute.gpu)
+    config = text_config(read_config(model_dir))
+    # Experts are chosen by an operator that OpenVINO lacks, or copied for each token. The loop of
+    # recurrent layers over pieces of a window depends on its length: of two small layers no export
+    # ended within a minute of processor time.
+    reason = TEACHER_ENGINES["openvino"].explain_refusal(
+        experts=any((config.get(key) or 1) > 1 for key in EXPERTS),
+        recurrent="linear_attention" in (config.get("layer_types") or ()),
+    )
+    if reason is not None:
+        raise InputError(f"{model_dir}: --engine openvino {reason}; use --engine torch")
     headers = read_headers(model_dir)
     need, free = needed_memory(headers), free_memory(psutil.virtual_memory().available)
     if need > free:

@@ -282,7 +282,7 @@ class TeacherRun(ShardRun[Window]):
         teacher = self._open_teacher()
         assigned, kl = self._assignment, None
         engine = assigned.description.teacher.engine
-        if not engine_kind(engine).is_reference:
+        if not engine_kind(engine).facts.is_reference:
             from trainer.distill.teacher.admission import TOKENS, admit
 
             windows = assigned.first_windows(TOKENS)

@@ -6,19 +6,19 @@ import logging
 from collections.abc import Callable, Sequence
 
 from trainer.config.parallel import GroupStrategy
-from trainer.config.run import Backend
 from trainer.replica.backend import ReplicaChoice
 from trainer.run.distributed.group.member import serve
 from trainer.run.distributed.group.processes import Members
 from trainer.run.distributed.group.setup import Setup
 from trainer.run.inputs import RunInputs
+from trainer.system.backends import RequestedBackend
 from trainer.system.process.announcement import announced
 
 log = logging.getLogger(__name__)
 
 
 def start_group(
-    backend: Backend, gpus: Sequence[str], strategy: GroupStrategy, threads: int | None
+    backend: RequestedBackend, gpus: Sequence[str], strategy: GroupStrategy, threads: int | None
 ) -> Callable[[RunInputs], ReplicaChoice]:
     """Start the members of a group, and return what opens its replica over them.
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.config.run import Backend, RunConfig
+from trainer.config.run import RunConfig
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.targets import has_bare_rest
 from trainer.exchange.transport import tls
@@ -26,6 +26,7 @@ from trainer.run.composition import run as build
 from trainer.run.composition.record import Guards, refuse_lost_checkpoints
 from trainer.run.distributed.environment import quieten_torch
 from trainer.run.inputs import RunInputs, read_inputs
+from trainer.system.backends import RequestedBackend
 from trainer.system.errors import RESTARTED, BudgetStopError, InputError, TrainerError
 from trainer.system.process.imports import importing
 from trainer.system.process.local_workers import LocalWorkers
@@ -50,7 +51,7 @@ class Placement:
     """Where this process runs and how it proves its identity."""
 
     gpus: list[str]
-    backend: Backend
+    backend: RequestedBackend
     threads: int | None
     rank: int | None
     tls_dir: str | None

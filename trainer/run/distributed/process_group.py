@@ -18,9 +18,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from trainer.config.run import Backend
+from trainer.config.capabilities import check_backend
 from trainer.replica.backend import UnusableError, cuda_device
 from trainer.run.distributed.environment import Environment
+from trainer.system.backends import RequestedBackend
 from trainer.system.errors import InputError, UnreachableError, first_line
 from trainer.system.process.native_thread import NativeThread
 
@@ -30,7 +31,7 @@ _GRACE = 10.0
 """Seconds beyond its own deadline that torch may take to say why nothing answers."""
 
 
-def own_device(environment: Environment, wanted: Backend, gpu: str) -> torch.device:
+def own_device(environment: Environment, wanted: RequestedBackend, gpu: str) -> torch.device:
     """Return this rank's device: of several on a host, the one of its number there.
 
     Args:
@@ -41,8 +42,7 @@ def own_device(environment: Environment, wanted: Backend, gpu: str) -> torch.dev
     """
     if wanted == "cpu":
         return torch.device("cpu")
-    if wanted == "wgpu":
-        raise InputError("--gpu-backend wgpu: --distributed runs on cuda or cpu")
+    check_backend(wanted, "ranks")
     number = environment.rank if environment.local_rank is None else environment.local_rank
     if environment.local_rank is None and torch.cuda.is_available():
         number %= torch.cuda.device_count()

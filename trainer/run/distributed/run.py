@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from trainer.config.exchange import RING_NOTE
-from trainer.config.run import Backend
 from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.loop import OF_ALL, DistributedRun
 from trainer.run.distributed.process_group import meet, own_device, process_group
 from trainer.run.distributed.roll_call import RankReport, call_roll
 from trainer.run.distributed.watch import Watch
+from trainer.system.backends import RequestedBackend
 from trainer.system.process.stopping import Stop
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(
     inputs: RunInputs,
     environment: Environment,
     *,
-    backend: Backend,
+    backend: RequestedBackend,
     gpu: str,
     threads: int | None,
     stop: Stop,

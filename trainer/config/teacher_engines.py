@@ -1,0 +1,80 @@
+"""The engines that compute a teacher's forward, as facts: for config, planner and commands.
+
+`distill.teacher.engines` opens them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from trainer.system.errors import InputError
+
+TeacherEngine = Literal["torch", "openvino", "gguf"]
+"""The names in the table, as a job's settings take them."""
+EXPERTS, RECURRENCE = "a mixture of experts", "recurrent layers"
+"""Parts of a model that an engine may refuse."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFacts:
+    """What is known of an engine before it is opened."""
+
+    quantization: str | None
+    """Of the weights, as the description of a folder of logits names it; None: the one of the GGUF
+    file, without which the engine cannot be."""
+    is_reference: bool = False
+    """Whether it computes as transformers does without a proof at each start."""
+    backends: tuple[Literal["cpu", "cuda"], ...] = ("cpu",)
+    """Where it computes."""
+    stacks_experts: bool = False
+    """Whether experts are copied into memory of their own instead of mapped from the file."""
+    refused: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The parts of models that it does not compute, with the reason."""
+
+    @property
+    def reads_gguf(self) -> bool:
+        """Whether the weights are those of a GGUF file."""
+        return self.quantization is None
+
+    @property
+    def is_quantizing(self) -> bool:
+        """Whether it quantizes weights itself when it is opened, which takes memory."""
+        return self.quantization not in (None, "none")
+
+    def explain_refusal(self, *, experts: bool, recurrent: bool) -> str | None:
+        """Return which part of a model is refused and why; None if the model is computed."""
+        parts = {EXPERTS: experts, RECURRENCE: recurrent}
+        found = [part for part in self.refused if parts[part]]
+        return f"refuses {found[0]}, {self.refused[found[0]]}" if found else None
+
+
+TEACHER_ENGINES: Mapping[str, EngineFacts] = {
+    # Transformers' own code, or the decoder that the tests compare with it.
+    "torch": EngineFacts(
+        quantization="none", is_reference=True, backends=("cpu", "cuda"), stacks_experts=True
+    ),
+    "openvino": EngineFacts(
+        quantization="int8",
+        refused={
+            EXPERTS: "which it would not quantise",
+            RECURRENCE: "which it cannot export",
+        },
+    ),
+    "gguf": EngineFacts(quantization=None),
+}
+"""By name."""
+
+
+def check_backend(engine: str, backend: str, gpu: str = "") -> None:
+    """Check that an engine computes where it is asked to.
+
+    Raises:
+        InputError: it does not.
+    """
+    known = TEACHER_ENGINES[engine].backends
+    if backend not in ("auto", *known) or (gpu and known == ("cpu",)):
+        raise InputError(
+            f"--engine {engine} computes on the CPU; leave out --gpu-backend and --gpu"
+        )
