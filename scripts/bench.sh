@@ -11,7 +11,6 @@ arguments() { # NAME: what it needs, a line for each of its runs
     case $1 in
     distill) printf '%s\n' bytes scoring "engines --model MODEL" "generate --model MODEL" kv ;;
     keyword_baseline) echo demo/data/train.jsonl demo/data/validation.jsonl ;; # of `make demo`
-    real_loss) echo $results/real_loss.jsonl ;;
     *) echo ;;
     esac
 }
