@@ -30,6 +30,7 @@ from trainer.data.values import BadLineError
 from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
 from trainer.system.regular_file import open_file, read_file
+from trainer.system.storage.progress import reported
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ class Documents(Sequence[Sample]):
         self._marks = array("Q")  # and the first bytes of its digest
         hasher = blake3()
         for path in paths:
-            with announced(f"reading {path}"):
+            with announced(f"reading {path}"), reported(f"reading {path.name}") as progress:
+                self._progress = progress
                 self._read(path, hasher)
         if not self._place and paths:
             names = ", ".join(map(str, paths))
@@ -166,6 +168,7 @@ class Documents(Sequence[Sample]):
             log.info("%s: %s", named, line)
 
     def _append(self, sample: Sample, begin: int, size: int, hasher: blake3) -> None:
+        self._progress.advance()
         digest = sample.digest()
         hasher.update(digest)
         self._place.append(len(self._places) - 1)

@@ -16,6 +16,8 @@ from trainer.data.documents import Documents
 from trainer.data.records import DataError
 from trainer.data.shapes import ChatMessage
 from trainer.system.errors import InputError
+from trainer.system.process.child import PROGRESS_VARIABLE
+from trainer.system.storage import progress
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -40,6 +42,18 @@ def test_folders_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert texts(documents) == [f"# {name}\r\n" for name in names]
     assert [documents.source(index) for index in range(7)] == [str(tmp_path / n) for n in names]
     assert documents.digest == Documents([tmp_path]).digest
+
+
+def test_reading_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A teacher whose corpus takes minutes to read is waited for."""
+    seen: list[str] = []
+    monkeypatch.setenv(PROGRESS_VARIABLE, str(tmp_path / "progress"))
+    monkeypatch.setattr(progress, "REPORT_INTERVAL", 0.0)
+    monkeypatch.setattr(progress, "replace_file", lambda _path, line: seen.append(line))
+    path = write(tmp_path / "a.jsonl", lines(*({"text": str(n)} for n in range(1000))))
+    Documents([path])
+    assert seen[0] == "reading a.jsonl: 1 rows"
+    assert len(seen) == 4, "each 256 rows"
 
 
 def test_the_given_order_counts(tmp_path: Path) -> None:
