@@ -143,12 +143,14 @@ def answer(
     from torch import distributed
 
     from tests.trainer.replica.driving import drawn_weights, gradient, start
+    from trainer.run.distributed.group.part import CopiedPart
     from trainer.run.distributed.group.replica import GroupReplica
 
     model = Path(task["model"])
     single, _ = start(model, config)
     group = GroupReplica(make_setup(task, config, members), members)
-    group.write_trainable(drawn_weights(model, config))
+    weights = drawn_weights(model, config)
+    group.write_trainable(weights)
     found: dict[str, object] = {}
     for name, replica in (("single", single), ("group", group), ("again", group)):
         found[name], result, found[f"{name}_order"] = gradient(replica, batch)
@@ -159,6 +161,8 @@ def answer(
             *(evaluated.loss_sum, evaluated.weight),
             *np.ravel(evaluated.confusion or []),
         ]
+    if isinstance(group._part, CopiedPart):
+        found["leader_shares"] = group._part._replica.weights.data_ptr() == weights.ctypes.data
     found["send_order"] = group.layout.send_order
     found["few"], _, _ = gradient(group, batch[:1])
     found["few_single"], _, _ = gradient(single, batch[:1])

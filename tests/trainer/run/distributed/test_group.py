@@ -106,6 +106,14 @@ def test_the_gradient_is_that_of_one_process(answers: Answers, case: str) -> Non
 
 
 @pytest.mark.cluster
+def test_a_leader_computes_with_the_weights_of_its_worker(answers: Answers) -> None:
+    """As a worker of one process, of which the plan of memory is."""
+    copied = [name for name, own in CASES.items() if own["strategy"] == "ddp"]
+    assert copied
+    assert all(bool(answers[name]["leader_shares"]) for name in copied)
+
+
+@pytest.mark.cluster
 def test_a_member_of_another_installation_is_refused(answers: Answers) -> None:
     text = str(answers["refused"]["text"])
     assert text.startswith("rank 1 of the group of 2 (cpu on ")

@@ -77,11 +77,15 @@ class GroupReplica:
         )
 
     def write_trainable(self, flat: np.ndarray) -> None:
-        """Copy fp32 `[layout.size]` into the trainable weights of all processes."""
+        """Take the trainable weights, fp32 `[layout.size]`; see `Replica.write_trainable`.
+
+        The leader's whole copy on a CPU computes with the array itself, as one process does.
+        """
         assert flat.dtype == np.float32, f"weights are fp32, got {flat.dtype}"
         assert flat.shape == (self.layout.size,), f"{flat.shape} is not ({self.layout.size},)"
         self._members.tell_all({"do": "weights"})
-        self._part.write_trainable(self._collectively(lambda: broadcast(self.layout, flat)))
+        self._collectively(lambda: broadcast(self.layout, flat))
+        self._part.write_trainable(flat)
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Run only the forward pass, divided between the processes; see `Replica.evaluate`."""
