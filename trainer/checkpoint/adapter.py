@@ -21,7 +21,7 @@ from trainer.model.expert_parameters import AdaptedParameter
 from trainer.model.families import family_of
 from trainer.model.files import resolve_model, weights_digest
 from trainer.model.formats import adapter_way_in, gguf_file, template_files
-from trainer.model.header_layout import language_name, read_stored
+from trainer.model.header_layout import read_stored
 from trainer.model.hf_export import (
     ADAPTER_CONFIG,
     ADAPTER_FILE,
@@ -38,6 +38,7 @@ from trainer.model.safetensors_headers import (
     read_metadata,
     read_object,
 )
+from trainer.model.tensor_names import language_name
 from trainer.system.errors import InputError
 from trainer.system.key_table import KeyTable, UnknownKeys
 from trainer.system.storage import atomic_folder

@@ -16,8 +16,7 @@ from trainer.checkpoint.adapter import Adapter
 from trainer.checkpoint.generation_file import generation_file
 from trainer.config.run import RunConfig, load
 from trainer.model.expert_parameters import expert_place
-from trainer.model.families import BIASED_BY, family_of, text_config
-from trainer.model.header_layout import is_ignored, language_name
+from trainer.model.families import BIASED_BY, text_config
 from trainer.model.hf_export import (
     MODEL_CONFIG,
     MODEL_FILE,
@@ -28,6 +27,7 @@ from trainer.model.hf_export import (
 )
 from trainer.model.initialization import read_tensor
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
+from trainer.model.tensor_names import is_ignored, language_name, stored_family
 from trainer.system.errors import InputError
 from trainer.system.storage.cache_folder import Files
 from trainer.system.storage.new_folder import check_new, write_new
@@ -80,12 +80,12 @@ class _Merged:
         self._adapter, self._dtype_of_all = adapter, dtype
         self.config = _full_config(adapter)
         tree = read_config(adapter.base_dir)
-        family = family_of(tree, str(adapter.base_dir))
+        headers = read_headers(adapter.base_dir)
+        family = stored_family(adapter.base_dir, headers)
         self._family = family
         self._transposed = family.transposed
         self._embedding = f"{family.backbone}.{family.embedding}"
         self._table = f"{self._embedding}.weight"
-        headers = read_headers(adapter.base_dir)
         bare = any(name.startswith(f"{family.layers}.") for name in headers)
         self._base: dict[str, TensorHeader] = {}
         for name, header in headers.items():

@@ -30,7 +30,6 @@ from trainer.model.expert_parameters import FUSED, converted_targets
 from trainer.model.families import family_of
 from trainer.model.files import resolve_model, weights_digest
 from trainer.model.formats import gguf_file
-from trainer.model.header_layout import language_name
 from trainer.model.hf_export import (
     ADAPTER_CONFIG,
     ADAPTER_FILE,
@@ -40,6 +39,7 @@ from trainer.model.hf_export import (
 from trainer.model.initialization import initial_weights, read_tensor
 from trainer.model.layout import GradientLayout, TensorSlot, build_layout, stored_name
 from trainer.model.safetensors_headers import read_config, read_headers
+from trainer.model.tensor_names import language_name
 from trainer.system.errors import InputError
 from trainer.system.process.announcement import announced
 from trainer.system.regular_file import read_file

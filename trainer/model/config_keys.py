@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer.model.families import BIASES, WINDOWS, family_of, text_config, with_defaults
-from trainer.model.header_layout import other_parts
 from trainer.model.safetensors_headers import INDEX_FILE, SINGLE_FILE, read_config, read_headers
+from trainer.model.tensor_names import other_parts
 from trainer.system.errors import InputError
 from trainer.system.key_table import KeyTable, UnknownKeys
 

@@ -248,6 +248,10 @@ FAMILIES: dict[str, Family] = {
     "falcon": replace(_DECODER_H, embedding="word_embeddings"),
     "mpt": replace(_DECODER_H, layers="blocks"),
     "gpt_neox": replace(_OTHER, gated=False, backbone="gpt_neox", embedding="embed_in"),
+    **dict.fromkeys(
+        ("falcon_h1", "falcon_mamba", "mamba", "mamba2"),
+        replace(_OTHER, unadapted=("out_proj", "conv1d")),
+    ),
     "opt": replace(_OTHER, gated=False, backbone="model.decoder"),
     "phi": replace(_OTHER, gated=False),
 }

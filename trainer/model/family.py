@@ -65,6 +65,8 @@ class Family:
     """Stacked experts are `[experts, in, out]`."""
     converts_experts: bool = True
     """PEFT takes the names of stored experts' linears for the parameters that stack them."""
+    unadapted: tuple[str, ...] = ()
+    """Linears that PEFT leaves without an adapter, since the class reads their weights itself."""
     moved: tuple[tuple[str, str], ...] = ()
     """Parts of names in files, and what the class calls them."""
     ignored: str = ""

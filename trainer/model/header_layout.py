@@ -26,24 +26,21 @@ from trainer.model.expert_parameters import (
     has_fused_rank,
     targeted_parameters,
 )
-from trainer.model.families import family_of, text_config
+from trainer.model.families import text_config
 from trainer.model.family import Family
 from trainer.model.safetensors_headers import TensorHeader, read_config
+from trainer.model.tensor_names import (
+    HEADS,
+    is_ignored,
+    layer_count,
+    module_lists,
+    module_name,
+    stored_family,
+)
 from trainer.system.errors import InputError
 
 PEFT_PREFIX = "base_model.model."
 FLOATS = ("F32", "F16", "BF16")
-LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-"""The families' names of the number of layers."""
-_HEADS = ("lm_head", "score")
-_INSIDE = {
-    "model.language_model.": "model.",
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-}
-"""How names in files begin where the language model has other parts beside it."""
-LANGUAGE_KEYS = {f"^{re.escape(prefix)}": own for prefix, own in _INSIDE.items()}
-"""The same as patterns, for transformers' `key_mapping`."""
 
 
 class Named(NamedTuple):
@@ -96,10 +93,15 @@ class StoredModel:
             (layer, *found)
             for layer in range(len(self.layers))
             for found in self.linears(layer)
-            if found[0].rpartition(".")[2] not in stacked
+            if found[0].rpartition(".")[2] not in (*stacked, *self.family.unadapted)
         ]
         known = list(dict.fromkeys(path.rpartition(".")[2] for _, path, _, _ in every))
         for name in wanted or ():
+            if name in self.family.unadapted:
+                raise InputError(
+                    f"{self.model_dir}: lora.target_modules: PEFT has no adapter of {name} in"
+                    " models of state spaces; leave it out"
+                )
             if name not in stacked and not any(_ends(path, name) for _, path, _, _ in every):
                 raise InputError(unknown_linear(self.model_dir, name, [*known, *stacked]))
         return [
@@ -123,7 +125,13 @@ class StoredModel:
                     f"{self.model_dir}: lora.target_modules: {one} of experts is stacked with"
                     f" {other}; name both"
                 )
-        adapted = self.named_parameters(targeted_parameters(self.family, lora))
+        names = targeted_parameters(self.family, lora)
+        if lora.target_modules is None and lora.target_parameters is None:
+            shapes = [expert_parameters(self.family, layer) for layer in self.layers]
+            names = tuple(
+                name for name in names if any(_ends(path, name) for of in shapes for path in of)
+            )
+        adapted = self.named_parameters(names)
         layers = set(lora.layers(len(self.layers)))
         return [(layer, target) for layer, target in adapted if layer in layers]
 
@@ -168,8 +176,8 @@ def read_stored(model_dir: Path, headers: Mapping[str, TensorHeader]) -> StoredM
         InputError: layers are missing, or a tensor is not stored as floats.
     """
     where, tree = str(model_dir / "config.json"), read_config(model_dir)
-    family, tree = family_of(tree, where), text_config(tree)
-    count = next((tree[key] for key in LAYER_COUNTS if key in tree), None)
+    family, tree = stored_family(model_dir, headers), text_config(tree)
+    count = layer_count(tree)
     if type(count) is not int or count < 1:
         raise InputError(f"{where}: num_hidden_layers must be a positive integer, got {count!r}")
     inside = re.compile(rf"{re.escape(f'{family.backbone}.{family.layers}.')}(\d+)\.(.+)")
@@ -192,9 +200,12 @@ def read_stored(model_dir: Path, headers: Mapping[str, TensorHeader]) -> StoredM
             rest[name] = header.shape
     for number, layer in enumerate(layers):
         if not layer:
+            stem = f"{family.backbone}.{family.layers}"
             raise InputError(
-                f"{model_dir}: {family.backbone}.{family.layers}.{number}.* is missing from the"
-                f" weights{'' if family.listed else ', whose layers are divided by these names'}"
+                f"{model_dir}: {stem}.{number}.* is missing from the weights"
+                if family.listed or any(layers)
+                else f"{model_dir}: its {count} layers lie in no single list of modules, but in"
+                f" {', '.join(sorted(module_lists(headers))) or 'none'}"
             )
     return StoredModel(model_dir, family, layers, rest)
 
@@ -242,7 +253,7 @@ def header_tensors(stored: StoredModel, config: RunConfig) -> Tensors:
 def saved_as(family: Family, name: str, shape: tuple[int, ...]) -> Named:
     """Return a tensor of an adapter as PEFT saves it, by its name in the language model."""
     own = PEFT_PREFIX + name
-    if not family.inside or name.startswith(_HEADS):
+    if not family.inside or name.startswith(HEADS):
         return Named(own, shape)
     return Named(f"{PEFT_PREFIX}{family.inside}.{name.partition('.')[2]}", shape, own)
 
@@ -288,7 +299,7 @@ def _full(stored: StoredModel, head: Named | None) -> Tensors:
     norms = [
         Named(name, shape)
         for name, shape in stored.rest.items()
-        if len(shape) == 1 and not name.startswith(_HEADS)
+        if len(shape) == 1 and not name.startswith(HEADS)
     ]
     yield "norm", norms
     if head is not None:
@@ -301,35 +312,9 @@ def _full(stored: StoredModel, head: Named | None) -> Tensors:
     tables = [
         Named(name, shape)
         for name, shape in stored.rest.items()
-        if len(shape) > 1 and not name.startswith(_HEADS)
+        if len(shape) > 1 and not name.startswith(HEADS)
     ]
     yield "embedding", tables
-
-
-def module_name(stored: str, family: Family) -> str:
-    """Return the name of a stored tensor in the model: published files may lack the prefix."""
-    name = language_name(stored)
-    own = name.startswith((f"{family.backbone}.", *_HEADS)) or re.match(family.ignored or "$", name)
-    return name if own else f"{family.backbone}.{name}"
-
-
-def language_name(name: str) -> str:
-    """Return the name in the language model of a tensor of one that has other parts beside it."""
-    prefix = next(filter(name.startswith, _INSIDE), "")
-    return _INSIDE.get(prefix, "") + name.removeprefix(prefix)
-
-
-def is_ignored(stored: str, family: Family) -> bool:
-    """Return whether a stored tensor is no part of the language model."""
-    if family.inside:
-        return not stored.startswith((*_INSIDE, *_HEADS))
-    return bool(family.ignored and re.search(family.ignored, module_name(stored, family)))
-
-
-def other_parts(names: Iterable[str]) -> list[str]:
-    """Return the parts of a model that stand beside its language model, by tensors' names."""
-    others = (name for name in names if not name.startswith((*_INSIDE, *_HEADS)))
-    return list(dict.fromkeys(name.removeprefix("model.").partition(".")[0] for name in others))
 
 
 def _parameter(stored: StoredModel, layer: int, name: str) -> str:
@@ -354,7 +339,12 @@ def _table(stored: StoredModel) -> tuple[int, ...]:
     """Return the shape of the embedding."""
     name = f"{stored.family.backbone}.{stored.family.embedding}.weight"
     if name not in stored.rest:
-        raise InputError(f"{stored.model_dir}: {name} is missing from the weights")
+        raise InputError(
+            f"{stored.model_dir}: {name} is missing from the weights"
+            if stored.family.listed
+            else f"{stored.model_dir}: no single matrix of {stored.family.backbone} has a row for"
+            " each of vocab_size tokens, as an embedding has"
+        )
     return stored.rest[name]
 
 

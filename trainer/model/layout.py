@@ -26,12 +26,12 @@ from trainer.model.header_layout import (
     Named,
     Tensors,
     header_tensors,
-    language_name,
     read_stored,
     trained_whole,
     unknown_linear,
 )
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
+from trainer.model.tensor_names import language_name
 from trainer.system.errors import InputError
 
 __all__ = [
@@ -256,7 +256,11 @@ def adapted_names(model_dir: Path, config: RunConfig) -> frozenset[str]:
         return frozenset(f"{family.inside}.{name.partition('.')[2]}" for name in found)
     if config.lora.target_modules is not None:
         return frozenset(config.lora.target_modules) - converted_targets(family).keys()
-    return frozenset(name.rpartition(".")[2] for name in adapted_modules(model_dir, config))
+    # PEFT would take the last part of `list.0` for the layer 0.
+    return frozenset(
+        name if (last := name.rpartition(".")[2]).isdigit() else last
+        for name in adapted_modules(model_dir, config)
+    )
 
 
 def stored_name(headers: Mapping[str, TensorHeader], name: str) -> str | None:

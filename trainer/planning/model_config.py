@@ -20,16 +20,22 @@ from trainer.model.families import (
     with_defaults,
 )
 from trainer.model.family import Family
-from trainer.model.header_layout import LAYER_COUNTS, is_ignored
 from trainer.model.safetensors_headers import (
     TensorHeader,
     read_config,
     read_headers,
     stored_dtype,
 )
+from trainer.model.tensor_names import is_ignored, layer_count
 from trainer.planning.shapes import NAMED, ModelShape
 from trainer.system.errors import InputError
 
+_HEADS = (
+    *("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
+    *("decoder_attention_heads", "num_decoder_attention_heads"),
+)
+_INNER = ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "decoder_ffn_dim")
+"""Names of the number of attention heads, and of the columns between the MLP's products."""
 _ROTATED = ("rope", "rotary", "alibi")
 """Begin keys of models without a table of positions."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -89,7 +95,9 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
     kind = str(tree.get("model_type", "unknown"))
 
     def size(*keys: str, default: int | None = None) -> int:
-        value = next((tree[key] for key in keys if tree.get(key) is not None), default)
+        value: Any = next((tree[key] for key in keys if tree.get(key) is not None), default)
+        if isinstance(value, list) and value and all(type(each) is int for each in value):
+            value = max(value)  # one for each layer
         if type(value) is not int or value < 0 or (value == 0 and default != 0):
             raise InputError(f"{where}: {keys[0]} must be a positive integer, got {value!r}")
         if value >= 1 << 31:
@@ -97,11 +105,12 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         return value
 
     hidden = size("hidden_size", "n_embd", "d_model")
-    heads = size("num_attention_heads", "n_head", "n_heads", "num_heads")
+    heads = size(*_HEADS, default=None if known_family(tree).listed else 1)
+    layers = size("num_hidden_layers", default=layer_count(tree) or None)
     family = FAMILIES.get(kind)
     gated = _has_gate(tree) if family is None else family.gated
     experts = size(*EXPERTS, default=0) or 1
-    inner = size("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
+    inner = size(*_INNER, default=4 * hidden)
     if tree.get("block_auto_adjust_ff_dim"):  # LFM2: two thirds, and whole multiples
         multiple = size("block_multiple_of", default=1)
         factor = tree.get("block_ffn_dim_multiplier")
@@ -125,7 +134,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         name=name,
         recurrent_layers=sum(kind == "linear_attention" for kind in types),
         recurrent_columns=states[0] * sum(states[1:]),
-        layers=size(*LAYER_COUNTS),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=size("num_key_value_heads", default=heads),

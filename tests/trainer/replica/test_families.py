@@ -196,9 +196,14 @@ def test_packed_rows_and_recomputed_layers_give_the_same_gradient(
 def test_an_adapter_is_read_back_generates_and_merges(
     tiny: Tiny, tmp_path: Path, model_type: str
 ) -> None:
+    folder = tiny.model(model_type, tie_word_embeddings=model_type != "granite")
+    check_adapter(tiny, folder, tmp_path)
+
+
+def check_adapter(tiny: Tiny, folder: Path, tmp_path: Path) -> None:
+    """Compare an adapter that is read, generates and merges with what PEFT makes of it."""
     import transformers
 
-    folder = tiny.model(model_type, tie_word_embeddings=model_type != "granite")
     config = tiny.config(folder, task="causal-lm", lora__lora_rank=2)
     layout, weights = build_layout(folder, config), drawn_weights(folder, config)
     adapter = write_trained(tmp_path / "out", folder, config, layout, weights)

@@ -20,8 +20,9 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.data.encoder import IGNORED
 from trainer.model.config_keys import notices
 from trainer.model.families import left_to_transformers
-from trainer.model.header_layout import PEFT_PREFIX, language_name
+from trainer.model.header_layout import PEFT_PREFIX
 from trainer.model.layout import GradientLayout, build_layout
+from trainer.model.tensor_names import language_name
 from trainer.planning.model_config import read_shape
 
 if TYPE_CHECKING:

@@ -173,6 +173,11 @@ def flatten(
         raise InputError(
             f"{name}: the model has {found.get(name, 0)} elements of it to train, its files have"
             f" {expected.get(name, 0)}"
+            + (
+                ""
+                if name.startswith(PEFT_PREFIX)
+                else "; set method lora, which leaves it as it is"
+            )
         )
     flat = torch.empty(layout.size, dtype=torch.float32, device=device)
     for name, (start, stop) in spans.items():

@@ -87,8 +87,20 @@ def language(
             targets.rows, targets.places
         ]  # the head runs on these alone
         more = {} if shape == PLAIN else {"shape": shape}  # other `losses` have none
-        found = losses(hidden, model.lm_head.weight, targets.wanted, soft, mix, **more)
+        hidden, head = biased_product(hidden, model.lm_head)
+        found = losses(hidden, head, targets.wanted, soft, mix, **more)
     return found, len(targets.wanted)
+
+
+def biased_product(hidden: Tensor, head: Any) -> tuple[Tensor, Tensor]:
+    """Return hidden states `[N, D]` and a matrix `[V, D]` whose product is the head's.
+
+    A bias is one more column of the matrix, for a column of ones.
+    """
+    bias = getattr(head, "bias", None)
+    if bias is None:
+        return hidden, head.weight
+    return F.pad(hidden, (0, 1), value=1.0), torch.cat([head.weight, bias[:, None]], 1)
 
 
 def hidden_states(model: Any, batch: MicroBatch) -> Tensor:

@@ -22,7 +22,7 @@ from trainer.model.families import PLAIN, Logits
 from trainer.replica.torch.batch import MicroBatch
 from trainer.replica.torch.kd_loss import chunks, row_losses, shape_logits
 from trainer.replica.torch.linear import without_adapters
-from trainer.replica.torch.objective import hidden_states
+from trainer.replica.torch.objective import biased_product, hidden_states
 
 
 def pair_losses(
@@ -69,7 +69,7 @@ def _log_likelihoods(
         hidden = hidden_states(model, batch)[targets.rows, targets.places]
         wide = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if wide else hidden.dtype
-    head = model.lm_head.weight
+    hidden, head = biased_product(hidden, model.lm_head)
     trains = torch.is_grad_enabled()
     found: Any = _TokenLikelihoods.apply(hidden, head, targets.wanted, shape, dtype, trains)
     # Not by `index_add`, which adds in another order each time on a GPU.

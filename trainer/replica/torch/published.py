@@ -18,9 +18,9 @@ from torch import nn
 from trainer.config.run import RunConfig
 from trainer.model.config_keys import CONFIG_KEYS, is_dropout
 from trainer.model.families import family_of, logits_of, text_config
-from trainer.model.header_layout import LANGUAGE_KEYS, is_ignored
 from trainer.model.layout import adapted_experts, adapted_modules
 from trainer.model.safetensors_headers import read_config, read_headers
+from trainer.model.tensor_names import LANGUAGE_KEYS, is_ignored
 from trainer.replica.torch.model import prepare, reading, train_whole
 from trainer.replica.torch.precision import autocast, compute_dtype
 from trainer.replica.torch.unlisted import check_class, check_type, report_unreached

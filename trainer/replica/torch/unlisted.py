@@ -71,8 +71,8 @@ def check_class(
     """
     name = type(model).__name__
     head = getattr(model, "lm_head", None)
-    if not isinstance(head, nn.Linear) or head.bias is not None:
-        raise InputError(f"{model_dir}: {name} has no head lm_head that is a product without bias")
+    if not isinstance(head, nn.Linear):
+        raise InputError(f"{model_dir}: {name} {_describe_head(model)}, which is not trained here")
     for path in modules:
         _check_linear(model, path, f"{model_dir}: lora.target_modules: {name}")
     for module in model.modules():
@@ -131,11 +131,23 @@ def report_unreached(model: Any, model_dir: Path, autocast: torch.autocast) -> N
         )
 
 
+def _describe_head(model: Any) -> str:
+    """Return how a class without a linear `lm_head` makes its logits."""
+    head = model.get_output_embeddings()
+    own = (name for name, module in model.named_modules() if module is head and head is not None)
+    if (path := next(own, None)) is None:
+        return "has no matrix that makes logits of hidden states"
+    return f"makes its logits by {path}, not by a linear lm_head on its hidden states"
+
+
 def _check_linear(model: nn.Module, path: str, where: str) -> None:
     try:
         module = model.get_submodule(path)
     except AttributeError:
-        raise InputError(f"{where} has no module {path}, as its files have") from None
+        raise InputError(
+            f"{where} renames {path} of its files when it loads them, so that no adapter has its"
+            " name; name other linears"
+        ) from None
     if not isinstance(module, nn.Linear):
         kind = type(module).__name__
         raise InputError(f"{where} has {path} as {kind}, which gets no adapter; name others")
