@@ -11,7 +11,6 @@ import os
 import pwd
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -45,13 +44,14 @@ def perform(
     """
     if own is not None and name in own:
         return own[name](**arguments)
-    # The checks of a job import the trainer: only once one is called, and then the import waits for
-    # a thread that is at it.
-    if name not in OPERATIONS or "launcher.agent.checks.job" in sys.modules:
+    # The checks of a job import the trainer, which takes seconds: only once one is called, and then
+    # the import waits for a thread that is at it. Every other operation does not wait.
+    known = OPERATIONS.get(name)
+    if known is None or known.function.__module__ == "launcher.agent.checks.job":
         from launcher.agent.checks import job as job
     if name not in OPERATIONS:
-        known = ", ".join(OPERATIONS)
-        raise ValueError(f"no operation {name!r} is known here (known: {known})")
+        names = ", ".join(OPERATIONS)
+        raise ValueError(f"no operation {name!r} is known here (known: {names})")
     return OPERATIONS[name].perform(arguments)
 
 
