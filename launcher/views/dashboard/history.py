@@ -15,17 +15,16 @@ import math
 import threading
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress, groupby
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
 from launcher.hosts import ssh
-from launcher.runs.processes.log_pages import line_pages
+from launcher.runs.processes.log_pages import Page, line_pages
 from launcher.runs.records.run import Run
 from trainer.config.run import MOST_CLASSES
 from trainer.system.received import LARGEST_FLOAT, parse, plain
@@ -55,13 +54,18 @@ _ByRank = Annotated[
 ]
 
 
-class _Line(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+# Dataclasses with slots: a model of pydantic takes half as long again, of a million lines.
+
+
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    __pydantic_config__ = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
     step: _Count
     time: _Figure
 
 
+@dataclass(slots=True, kw_only=True)
 class _StepLine(_Line):
     """A step: its figures, and what its ledger says of the samples that counted."""
 
@@ -76,12 +80,15 @@ class _StepLine(_Line):
     exchange_bytes: _Count = 0
     ce: _Figure | None = None
     kl: _Figure | None = None
-    shares: _ByRank = {}
+    shares: _ByRank = field(default_factory=dict[str, float])
     worker_seconds: _ByRank | None = None
     worker_overlap_seconds: _ByRank | None = None
-    samples: Annotated[list[_Shard], Field(max_length=1 << 17)] = []
+    samples: Annotated[list[_Shard], Field(max_length=1 << 17)] = field(
+        default_factory=list[list[int]]
+    )
 
 
+@dataclass(slots=True, kw_only=True)
 class _ValidationLine(_Line):
     kind: Literal["validation"]
     loss: _Figure | None = None
@@ -94,6 +101,7 @@ class _ValidationLine(_Line):
     confusion: _Confusion | None = None
 
 
+@dataclass(slots=True, kw_only=True)
 class _AnswerLine(_Line):
     kind: Literal["answer"]
     number: _Count
@@ -101,6 +109,7 @@ class _AnswerLine(_Line):
     text: _Said
 
 
+@dataclass(slots=True, kw_only=True)
 class _EventLine(_Line):
     kind: Literal["event"]
     event: _Word
@@ -115,40 +124,74 @@ class _EventLine(_Line):
     to: _Ranks | None = None
 
 
+_Sums = tuple[int, int, int, int, int]
 _Known = _StepLine | _ValidationLine | _AnswerLine | _EventLine
 _LINE: TypeAdapter[_Known] = TypeAdapter(Annotated[_Known, Field(discriminator="kind")])
+_read_line = _LINE.validator.validate_json
+_Added = tuple[()] | tuple[int] | tuple[list[int], _Sums]
+"""Of a line, beside it: nothing, the proofs so far, or a step's ledger and the sums so far."""
 
 
-@dataclass(slots=True)
-class _Read:
-    """A line that was read: what is kept of it if it is."""
+class _Lines:
+    """Lines that were read, and in columns what decides whether each is kept.
 
-    end: int
-    record: _Known
-    added: dict[str, Any]
-    kind: int
-    """Lines of a kind are thinned out together; 0: never."""
+    Columns of numbers: with an object for each line a third of the time is garbage collection.
+    """
 
-    @property
-    def figures(self) -> tuple[float, ...]:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.ends, self.steps, self.kinds = array("Q"), array("Q"), array("Q")
+        """Lines of a kind are thinned out together; 0: never."""
+        self.figures = array("d"), array("d")
         """The figures whose extremes are kept; NaN where there is none."""
-        if isinstance(self.record, _StepLine):
-            shown = self.record.loss, self.record.tokens_per_second
-        elif isinstance(self.record, _ValidationLine):
-            shown = self.record.loss, self.record.accuracy
-        else:
-            shown = None, None
-        return tuple(math.nan if value is None else value for value in shown)
 
-    def text(self) -> str:
-        """Return it as JSON, without what the page does not show."""
-        unsent = {"confusion"}
-        if isinstance(self.record, _StepLine):
-            unsent = {"samples", "exchange_bytes"}
-        text = self.record.model_dump_json(exclude_none=True, exclude=unsent)
-        if not self.added:
-            return text
-        return f"{text[:-1]},{json.dumps(self.added, separators=(',', ':'))[1:]}"
+    def append(
+        self, text: str, end: int, step: int, kind: int, figures: tuple[float, float]
+    ) -> None:
+        """Add a line."""
+        self.texts.append(text)
+        self.ends.append(end)
+        self.steps.append(step)
+        self.kinds.append(kind)
+        self.figures[0].append(figures[0])
+        self.figures[1].append(figures[1])
+
+    def extend(self, more: _Lines) -> None:
+        """Add lines."""
+        self.texts += more.texts
+        self.ends += more.ends
+        self.steps += more.steps
+        self.kinds += more.kinds
+        for column, figures in zip(self.figures, more.figures, strict=True):
+            column += figures
+
+    def select(self, keep: bytearray) -> None:
+        """Drop the lines that are not kept."""
+        self.texts = list(compress(self.texts, keep))
+        self.ends = array("Q", compress(self.ends, keep))
+        self.steps = array("Q", compress(self.steps, keep))
+        self.kinds = array("Q", compress(self.kinds, keep))
+        first, second = self.figures
+        self.figures = array("d", compress(first, keep)), array("d", compress(second, keep))
+
+    def choose(self, every: int, count: int) -> bytearray:
+        """Return for each of the first lines whether it is kept, of groups of so many steps."""
+        kinds = self.kinds[:count]
+        keep = bytearray(not kind for kind in kinds)
+        groups = [step // every for step in self.steps[:count]]
+        of_kind: dict[int, list[int]] = {}
+        for at, kind in enumerate(kinds):
+            if kind:
+                of_kind.setdefault(kind, []).append(at)
+        for kind, places in of_kind.items():
+            for _, group in groupby(places, groups.__getitem__):
+                lines = list(group)
+                kept = set[int]() if kind == _STEP else {lines[-1]}
+                if kind in (_STEP, _VALIDATION):
+                    kept.update(_extremes(lines, self.figures))
+                for at in kept:
+                    keep[at] = 1
+        return keep
 
 
 class History:
@@ -167,10 +210,7 @@ class History:
 
     def _begin(self) -> None:
         self._offset = 0
-        self._ends, self._lines = array("Q"), list[str]()
-        self._steps, self._kinds = array("Q"), array("Q")
-        """The step and the kind of each line; see `_Read`."""
-        self._figures: tuple[array[float], ...] = (array("d"), array("d"))
+        self._lines = _Lines()
         self._every = 1
         """Steps of the older half of which the extremes are kept."""
         self._size = 0
@@ -204,14 +244,8 @@ class History:
                 return connection.read(path, offset, limit)
 
             for page in line_pages(read, self._offset, whole=False):
-                found: list[_Read] = []
-                end = self._offset
-                for line in page.lines:
-                    end += len(line) + 1
-                    if (record := parsed(line)) is not None:
-                        found.append(self._count(record, end))
+                self._keep(page, is_far=size - page.end > 2 * self._most, size=size)
                 self._offset = page.end
-                self._keep(found, is_far=size - page.end > 2 * self._most, size=size)
                 while self._size > self._most and self._thin_out():
                     pass
 
@@ -223,7 +257,7 @@ class History:
         with self._lock:
             if cursor > self._offset:
                 return None
-            lines = self._lines[bisect_right(self._ends, cursor) :]
+            lines = self._lines.texts[bisect_right(self._lines.ends, cursor) :]
             return self._offset, f"[{','.join(lines)}]"
 
     @property
@@ -231,13 +265,13 @@ class History:
         """The epoch of the last step, and the sample behind it in the epoch's order."""
         return self._so_far.place or (0, 0)
 
-    def _count(self, record: _Known, end: int) -> _Read:
-        """Add a line to the sums, and return it with what it tells of them."""
-        added: dict[str, Any] = {}
+    def _count(self, record: _Known) -> tuple[int, _Added]:
+        """Add a line to the sums, and return its kind and what it tells of them."""
+        added: _Added = ()
         kind = 0
         if isinstance(record, _StepLine):
             ledger = counted(record.samples)
-            added = {"counted": ledger, "so_far": self._so_far.add(record, ledger)}
+            added = ledger, self._so_far.add(record, ledger)
             kind, self._keep_next = 0 if self._keep_next else _STEP, False
         elif isinstance(record, _ValidationLine):
             kind = _VALIDATION
@@ -247,7 +281,7 @@ class History:
             kind = _ANSWER + record.number
         elif record.event == "verified":
             self._proofs += 1
-            added, kind = {"proofs": self._proofs}, _PROOF
+            added, kind = (self._proofs,), _PROOF
         elif record.event == "checkpoint":
             kind = _CHECKPOINT
         elif record.event in ("lost", "resumed"):
@@ -259,66 +293,43 @@ class History:
         if kind > _PROOF and kind not in self._begun:
             self._begun.add(kind)
             kind = 0
-        return _Read(end, record, added, kind)
+        return kind, added
 
-    def _keep(self, found: list[_Read], *, is_far: bool, size: int) -> None:
+    def _keep(self, page: Page, *, is_far: bool, size: int) -> None:
         """Keep lines; of those far from the file's end, what thinning out would leave of them."""
+        read, far = _Lines(), list[tuple[bytes, _Added]]()
+        end = self._offset
+        for line in page.lines:
+            end += len(line) + 1
+            if (record := parsed(line)) is None:
+                continue
+            kind, sums = self._count(record)
+            if is_far:  # few are kept: the bytes are one object, the record is a dozen
+                far.append((line, sums))
+            text = "" if is_far else _text(record, sums)
+            read.append(text, end, record.step, kind, _figures(record))
         if is_far:
             self._every = max(self._every, 1 << (4 * size // self._most).bit_length() - 1)
-            steps, kinds = [each.record.step for each in found], [each.kind for each in found]
-            figures = tuple(zip(*(each.figures for each in found), strict=True))
-            found = list(compress(found, _choose(steps, kinds, figures, self._every)))
-        for each in found:
-            text = each.text()
-            self._ends.append(each.end)
-            self._lines.append(text)
-            self._steps.append(each.record.step)
-            self._kinds.append(each.kind)
-            for figures, value in zip(self._figures, each.figures, strict=True):
-                figures.append(value)
-            self._size += len(text)
+            keep = read.choose(self._every, len(far))
+            read.select(keep)
+            kept = ((parsed(line), sums) for line, sums in compress(far, keep))
+            read.texts = [_text(record, sums) for record, sums in kept if record is not None]
+        self._lines.extend(read)
+        self._size += sum(map(len, read.texts))
 
     def _thin_out(self) -> bool:
         """Drop at least every second line of the older half that may be; return if any may be."""
-        half = len(self._lines) // 2
-        furthest = max(compress(self._steps[:half], self._kinds), default=0)
-        keep = self._kept(half)
+        lines = self._lines
+        half = len(lines.texts) // 2
+        furthest = max(compress(lines.steps[:half], lines.kinds), default=0)
+        keep = lines.choose(self._every, half)
         while sum(keep) > half // 2 and self._every <= furthest:
             self._every *= 2
-            keep = self._kept(half)
+            keep = lines.choose(self._every, half)
         dropped = sum(keep) < half
-        keep += b"\1" * (len(self._lines) - half)
-        self._ends = array("Q", compress(self._ends, keep))
-        self._steps = array("Q", compress(self._steps, keep))
-        self._kinds = array("Q", compress(self._kinds, keep))
-        self._figures = tuple(array("d", compress(each, keep)) for each in self._figures)
-        self._lines = list(compress(self._lines, keep))
-        self._size = sum(map(len, self._lines))
+        lines.select(keep + b"\1" * (len(lines.texts) - half))
+        self._size = sum(map(len, lines.texts))
         return dropped
-
-    def _kept(self, half: int) -> bytearray:
-        """Return for each line of the older half whether it is kept."""
-        return _choose(self._steps[:half], self._kinds[:half], self._figures, self._every)
-
-
-def _choose(
-    steps: Sequence[int], kinds: Sequence[int], figures: Sequence[Sequence[float]], every: int
-) -> bytearray:
-    """Return for each line whether it is kept, of groups of so many steps."""
-    keep = bytearray(not kind for kind in kinds)
-    of_kind: dict[int, list[int]] = {}
-    for at, kind in enumerate(kinds):
-        if kind:
-            of_kind.setdefault(kind, []).append(at)
-    for kind, places in of_kind.items():
-        for _, group in groupby(places, lambda at: steps[at] // every):
-            lines = list(group)
-            kept = set[int]() if kind == _STEP else {lines[-1]}
-            if kind in (_STEP, _VALIDATION):
-                kept.update(_extremes(lines, figures))
-            for at in kept:
-                keep[at] = 1
-    return keep
 
 
 def _extremes(lines: list[int], figures: Sequence[Sequence[float]]) -> Iterable[int]:
@@ -341,41 +352,74 @@ class SoFar:
     def __init__(self) -> None:
         self.place: tuple[int, int] | None = None
         """The epoch of the last step, and the sample behind it in the epoch's order."""
-        self._sums = [0, 0, 0, 0, 0]
-        self._at = OrderedDict[int, tuple[tuple[int, int], list[int]]]()
-        """By step, of the last ones."""
+        self._sums: _Sums = (0, 0, 0, 0, 0)
+        self._last = deque[tuple[int, tuple[int, int], _Sums]](maxlen=_MOST_BACK)
+        """Of the last steps: the place, and the sums."""
 
-    def add(self, step: _StepLine, ledger: Sequence[int]) -> list[int]:
+    def add(self, step: _StepLine, ledger: Sequence[int]) -> _Sums:
         """Count a step, of which the ledger was `counted`, and return the sums."""
         first, behind, missing, repeated = ledger
-        samples = behind - first - missing
+        added = behind - first - missing
         if self.place is not None and self.place[0] == step.epoch:
-            missing += max(0, first - self.place[1])
-            repeated += max(0, self.place[1] - first)
+            if first > self.place[1]:
+                missing += first - self.place[1]
+            else:
+                repeated += self.place[1] - first
         tokens = round((step.tokens_per_second or 0.0) * (step.seconds or 0.0))
+        before = self._sums
         self.place = (step.epoch, behind)
-        added = (samples, missing, repeated, tokens, step.exchange_bytes)
-        self._sums = [total + more for total, more in zip(self._sums, added, strict=True)]
-        self._at.pop(step.step, None)
-        self._at[step.step] = self.place, self._sums
-        if len(self._at) > _MOST_BACK:
-            self._at.popitem(last=False)
+        self._sums = (
+            before[0] + added,
+            before[1] + missing,
+            before[2] + repeated,
+            before[3] + tokens,
+            before[4] + step.exchange_bytes,
+        )
+        self._last.append((step.step, self.place, self._sums))
         return self._sums
 
     def return_to(self, step: int) -> None:
         """Forget the steps behind one; of one that is too long ago nothing is known."""
-        self.place, self._sums = self._at.get(step, (None, self._sums if step else [0] * 5))
+        for number, place, sums in reversed(self._last):
+            if number == step:
+                self.place, self._sums = place, sums
+                return
+        self.place, self._sums = None, self._sums if step else (0, 0, 0, 0, 0)
 
 
 def parsed(line: bytes) -> _Known | None:
     """Return what the page shows of a line; None for one that it does not."""
-    with suppress(ValueError):
-        return _LINE.validate_json(line)  # nearly all lines, in a fraction of the time
+    try:
+        return _read_line(line)  # nearly all lines, in a fraction of the time
+    except ValueError:
+        pass
     try:
         tree: Any = parse(line, METRICS_FILE)
-        return _LINE.validate_python(plain(tree) if isinstance(tree, dict) else tree)  # pyright: ignore[reportUnknownArgumentType] - JSON
+        return _read_line(json.dumps(plain(tree))) if isinstance(tree, dict) else None  # pyright: ignore[reportUnknownArgumentType] - JSON
     except (ValueError, RecursionError):
         return None
+
+
+def _text(record: _Known, added: _Added) -> str:
+    """Return a line as JSON, without what the page does not show."""
+    unsent = {"samples", "exchange_bytes"} if isinstance(record, _StepLine) else {"confusion"}
+    text = _LINE.dump_json(record, exclude_none=True, exclude=unsent).decode()
+    if not added:
+        return text
+    names = ("counted", "so_far") if isinstance(record, _StepLine) else ("proofs",)
+    more = json.dumps(dict(zip(names, added, strict=True)), separators=(",", ":"))
+    return f"{text[:-1]},{more[1:]}"
+
+
+def _figures(record: _Known) -> tuple[float, float]:
+    """Return the figures of a line whose extremes are kept; NaN where there is none."""
+    if isinstance(record, _StepLine):
+        first, second = record.loss, record.tokens_per_second
+    elif isinstance(record, _ValidationLine):
+        first, second = record.loss, record.accuracy
+    else:
+        first = second = None
+    return math.nan if first is None else first, math.nan if second is None else second
 
 
 def counted(samples: Sequence[Sequence[int]]) -> list[int]:
@@ -384,6 +428,14 @@ def counted(samples: Sequence[Sequence[int]]) -> list[int]:
     `samples` are [rank, start, stop] in the epoch's order; all counted exactly once if the last
     two figures are 0.
     """
+    if samples:  # nearly always in order, each part behind the one before
+        first = reached = samples[0][1]
+        for _, start, stop in samples:
+            if start != reached or stop <= start:
+                break
+            reached = stop
+        else:
+            return [first, reached, 0, 0]
     parts = sorted((start, stop) for _, start, stop in samples if stop > start)
     if not parts:
         return [0, 0, 0, 0]
