@@ -190,12 +190,21 @@ def option_rows(command: click.Command, context: click.Context) -> Iterator[list
         if not isinstance(option, click.Option) or option.hidden:
             continue
         names = ", ".join([*option.opts, *option.secondary_opts])
+        if not _says_more(option):
+            sys.exit(f"{command.name} {names}: has no help beyond its name")
         value = "" if option.is_flag or option.count else f" {option.make_metavar(context)}"
         default = option.to_info_dict()["default"]
         shown = "" if option.is_flag or default in (None, "", ()) else f"`{default}`"
         if option.required:
             shown = "required"
         yield [f"`{names}{value}`", shown, (option.help or "").rstrip(".")]
+
+
+def _says_more(option: click.Option) -> bool:
+    """Return whether an option has a help with other words than its name's."""
+    words = set(re.findall(r"[a-z]+", (option.help or "").lower()))
+    name = " ".join([*option.opts, *option.secondary_opts]).lower()
+    return bool(words - set(re.findall(r"[a-z]+", name)) - {"a", "an", "of", "the"})
 
 
 def describe_options(commands: Commands) -> str:

@@ -36,7 +36,7 @@ job_options = together(
         "source",
         metavar="FILE|PRESET",
         shell_complete=complete.job_presets,
-        help="The job (YAML).",
+        help="The job's settings (YAML), or the name of a preset.",
     ),
     click.option(
         "--set",
@@ -70,7 +70,11 @@ job_options = together(
         help="The folder of the teacher's logits, in the shared folder.",
     ),
     click.option(
-        "--output", "-o", type=click.Path(), metavar="DIR", help="The student's output folder."
+        "--output",
+        "-o",
+        type=click.Path(),
+        metavar="DIR",
+        help="Folder for the student's checkpoints and metrics.",
     ),
 )
 """Describe a distillation; see `job_order`."""

@@ -35,7 +35,11 @@ def _render(system: str) -> Render:
 
 @click.command()
 @click.option(
-    "--to", "system", type=click.Choice(_SYSTEMS), required=True, help="The target system."
+    "--to",
+    "system",
+    type=click.Choice(_SYSTEMS),
+    required=True,
+    help="What shall start the processes.",
 )
 @click.option(
     "--target",

@@ -145,7 +145,13 @@ config_options = together(
         metavar="PATH",
         help="Training data of any format, or a folder of logits.",
     ),
-    click.option("--output", "-o", type=click.Path(), metavar="DIR", help="The output folder."),
+    click.option(
+        "--output",
+        "-o",
+        type=click.Path(),
+        metavar="DIR",
+        help="Folder for checkpoints, metrics and the adapter.",
+    ),
 )
 """Describe a fine-tune; see `config_order`."""
 

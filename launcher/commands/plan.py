@@ -56,9 +56,16 @@ class _Count(click.ParamType[float]):
     help="Link between hosts, e.g. 1gbit or '50mbit, 20ms, half duplex'.",
 )
 @click.option("--tokens", type=_Count(), default="50M", help="Tokens to train on.")
-@click.option("--method", type=click.Choice(["lora", "qlora", "full"]), default="lora")
+@click.option(
+    "--method",
+    type=click.Choice(["lora", "qlora", "full"]),
+    default="lora",
+    help="Adapters, adapters over 4-bit weights (qlora), or all weights.",
+)
 @click.option("--length", type=click.IntRange(min=1), default=2048, help="Tokens per row.")
-@click.option("--rank", type=click.IntRange(min=1), default=16, help="LoRA's rank.")
+@click.option(
+    "--rank", type=click.IntRange(min=1), default=16, help="Rank of each adapter: lora.lora_rank."
+)
 @click.option(
     "--adapted-layers",
     type=click.IntRange(min=1),
@@ -77,7 +84,7 @@ class _Count(click.ParamType[float]):
     default="auto",
     help="Recompute layers in the backward pass; auto: the fastest that fits.",
 )
-@click.option("--price-kwh", type=Number(min=0), help="Price of a kWh.")
+@click.option("--price-kwh", type=Number(min=0), help="What a kWh costs, for the run's bill.")
 @click.option("--price-hour", type=Number(min=0), help="Price of a device for an hour.")
 @click.option(
     "--currency",

@@ -64,7 +64,12 @@ def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
 )
 @click.option("--price-hour", type=PRICE, metavar="MONEY", help="Rent of this machine per hour.")
 @click.option("--watts", type=ABOVE, help="Its power under load, if it cannot be measured.")
-@click.option("--price-kwh", type=PRICE, metavar="MONEY", help="Price of a kWh.")
+@click.option(
+    "--price-kwh",
+    type=PRICE,
+    metavar="MONEY",
+    help="What a kWh costs; with the measured or given watts.",
+)
 @click.option("--name", help="Name of its record; commands with the same name share one ceiling.")
 @click.option(
     "--grace", type=Number(min=0), default=30.0, help="Seconds between SIGTERM and SIGKILL."

@@ -69,7 +69,9 @@ def test_options_that_commands_share_are_shown_once() -> None:
     def command(name: str) -> click.Command:
         options = [
             click.Option(["--json", "as_json"], is_flag=True, help="Print JSON."),
-            click.Option([f"--{name}", "-n"], type=int, default=3, show_default=True),
+            click.Option(
+                [f"--{name}", "-n"], type=int, default=3, show_default=True, help="Count."
+            ),
         ]
         return click.Command(
             name, params=[*options, click.Argument(["file"])], help="Do it.\n\nMore."
@@ -81,7 +83,14 @@ def test_options_that_commands_share_are_shown_once() -> None:
     text = generated_tables.describe_options(commands)
     assert text.count("| `--json` | | Print JSON |") == 1
     assert "### `tool b`\n\n| option | default | meaning |" in text
-    assert "| `--b, -n INTEGER` | `3` | |\n\nShared: `--json`." in text
+    assert "| `--b, -n INTEGER` | `3` | Count |\n\nShared: `--json`." in text
+
+
+@pytest.mark.parametrize("text", [None, "", "The output."])
+def test_an_option_whose_help_is_its_name_is_named(text: str | None) -> None:
+    command = click.Command("tool", params=[click.Option(["-o", "--output"], help=text)])
+    with pytest.raises(SystemExit, match=r"tool -o, --output: has no help"):
+        list(generated_tables.option_rows(command, click.Context(command)))
 
 
 def test_tables_are_as_generated() -> None:

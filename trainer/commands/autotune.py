@@ -41,7 +41,9 @@ _DEFAULT = {
     default="nf4",
     help="Format of the frozen weights.",
 )
-@click.option("--tokens", type=click.IntRange(min=1), default=512)
+@click.option(
+    "--tokens", type=click.IntRange(min=1), default=512, help="Tokens of the batch that is timed."
+)
 def autotune(gpu: str, model: Path | None, weights: Kind, tokens: int) -> None:
     """Time the matrix multiplication kernels on a GPU and store the fastest for later runs."""
     from trainer.model.architecture import parse_architecture, read_architecture

@@ -56,7 +56,12 @@ _LONGEST_NAME = 20
 @click.option(
     "--samples", type=click.IntRange(min=1), default=1, help="For code: samples per problem."
 )
-@click.option("--max-new-tokens", type=click.IntRange(1, MOST_NEW_TOKENS), default=128)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1, MOST_NEW_TOKENS),
+    default=128,
+    help="For generate and code: the most tokens of an answer.",
+)
 @click.option(
     "--temperature",
     type=Number(),

@@ -36,7 +36,11 @@ _SETTINGS = {
 
 @click.command()
 @click.argument("model_dir", required=False, type=click.Path())
-@click.option("--task", type=click.Choice(["classify", "causal-lm", "dpo"]))
+@click.option(
+    "--task",
+    type=click.Choice(["classify", "causal-lm", "dpo"]),
+    help="Classes, texts and conversations, or preferences; default: by the data.",
+)
 @click.option("--num-classes", type=int, help="Number of classes of a classify task.")
 @click.option(
     "--data",
@@ -51,8 +55,18 @@ _SETTINGS = {
     help="A LoRA adapter of the model, from which the run begins.",
 )
 @run_options("sample")
-@click.option("--role", type=click.Choice(["local", "coordinator", "worker"]), default="local")
-@click.option("--bind", metavar="HOST:PORT", default="127.0.0.1:9000")
+@click.option(
+    "--role",
+    type=click.Choice(["local", "coordinator", "worker"]),
+    default="local",
+    help="This process alone, the server of a run, or one of its workers.",
+)
+@click.option(
+    "--bind",
+    metavar="HOST:PORT",
+    default="127.0.0.1:9000",
+    help="Where a coordinator listens for workers.",
+)
 @click.option("--coordinator", metavar="HOST:PORT", help="The coordinator's address, for a worker.")
 @click.option(
     "--expect-workers", type=click.IntRange(min=1), help="Start when this many workers have joined."

@@ -20,7 +20,9 @@ _Count = click.IntRange(min=1, max=1_000_000)
     default=600,
     help="Samples from templates that training never sees.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, help="Seed of the scripts that are drawn."
+)
 @click.option(
     "-o", "--output", type=PATH, required=True, help="Folder for train.jsonl and validation.jsonl."
 )

@@ -23,12 +23,31 @@ def lab() -> None:
 def _options(*, steps: int | None = None, gradients: bool = False) -> Callable[[Command], Command]:
     """Return a decorator that adds --json and --seed, and what else an experiment takes."""
     options = [click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")]
-    options.append(click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=42))
+    options.append(
+        click.option(
+            "--seed",
+            type=click.IntRange(0, 2**32 - 1),
+            default=42,
+            help="Seed of the drawn values.",
+        )
+    )
     if steps is not None:
-        options.append(click.option("--steps", type=click.IntRange(2, 1000), default=steps))
+        options.append(
+            click.option(
+                "--steps",
+                type=click.IntRange(2, 1000),
+                default=steps,
+                help="Training steps, or updates of a gradient.",
+            )
+        )
     if gradients:
-        for name, default, most in (("--parameters", 1000, 10_000_000), ("--workers", 4, 100)):
-            options.append(click.option(name, type=click.IntRange(1, most), default=default))
+        for name, default, most, meaning in (
+            ("--parameters", 1000, 10_000_000, "Values of each gradient."),
+            ("--workers", 4, 100, "Workers whose gradients are averaged."),
+        ):
+            options.append(
+                click.option(name, type=click.IntRange(1, most), default=default, help=meaning)
+            )
     return together(*reversed(options))
 
 
@@ -52,8 +71,16 @@ def feedback(steps: int, parameters: int, workers: int, seed: int, as_json: bool
 
 
 @lab.command("zero")
-@click.option("--parameters", type=Number(1, 1e15), default=7e9, metavar="7e9")
-@click.option("--devices", type=click.IntRange(1, 1_000_000), default=8)
+@click.option(
+    "--parameters",
+    type=Number(1, 1e15),
+    default=7e9,
+    metavar="7e9",
+    help="Parameters of the model.",
+)
+@click.option(
+    "--devices", type=click.IntRange(1, 1_000_000), default=8, help="Devices that share the states."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def zero(parameters: float, devices: int, as_json: bool) -> None:
     """Show the memory of weights, gradients and optimizer states under each stage of ZeRO."""

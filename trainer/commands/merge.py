@@ -11,7 +11,9 @@ from trainer.system.commandline.together import PATH
 
 @click.command("merge")
 @click.argument("adapter", type=PATH)
-@click.option("-o", "--output", type=PATH, required=True, help="The new model folder.")
+@click.option(
+    "-o", "--output", type=PATH, required=True, help="Where the merged model's folder is made."
+)
 @click.option("--base", help="The base model, if not at the adapter's stored path.")
 def merge(adapter: Path, output: Path, base: str | None) -> None:
     """Merge ADAPTER (or an output folder, or a checkpoint) into its base model."""

@@ -63,17 +63,24 @@ def run_options(unit: str, config: str | None = None) -> Callable[[Command], Com
             show_default=config is not None,
             help="A run config, or the name of a preset.",
         ),
-        click.option("--method", type=click.Choice(["lora", "full"])),
         click.option(
-            "--validation", type=click.Path(), metavar="PATH", help="Held-out data of any format."
+            "--method",
+            type=click.Choice(["lora", "full"]),
+            help="Train adapters (lora) or all weights.",
+        ),
+        click.option(
+            "--validation",
+            type=click.Path(),
+            metavar="PATH",
+            help="Data of any format that is scored and not learned.",
         ),
         click.option("--max-seq-len", type=int, help=f"Tokens; longer {unit}s are cut."),
-        click.option("--epochs", type=int),
+        click.option("--epochs", type=int, help="Passes over the data."),
         click.option("--max-steps", type=int, help="Number of steps; overrides --epochs."),
         click.option(
             "--batch-size", type=int, help=f"{unit.capitalize()}s a step, over all workers."
         ),
-        click.option("--learning-rate", type=Number()),
+        click.option("--learning-rate", type=Number(), help="AdamW's peak rate, after warmup."),
         click.option(
             "-o",
             "--output",
@@ -87,7 +94,7 @@ def run_options(unit: str, config: str | None = None) -> Callable[[Command], Com
             metavar="KEY=VALUE",
             multiple=True,
             shell_complete=_complete_settings,
-            help="Any other setting.",
+            help="Any other setting, e.g. --set lora.lora_rank=8.",
         ),
         click.option(
             "--run-id", type=RunId(), metavar="ID", help="Name of the run; the same id resumes it."

@@ -25,7 +25,10 @@ def generation_options(max_new_tokens: int) -> Callable[[_Callback], _Callback]:
     add = together(
         click.argument("model", type=PATH),
         click.option(
-            "--max-new-tokens", type=click.IntRange(1, MOST_NEW_TOKENS), default=max_new_tokens
+            "--max-new-tokens",
+            type=click.IntRange(1, MOST_NEW_TOKENS),
+            default=max_new_tokens,
+            help="The most tokens of an answer; it may end before.",
         ),
         click.option(
             "--temperature", type=Number(), default=0.0, help="0 selects the most likely token."
@@ -36,7 +39,12 @@ def generation_options(max_new_tokens: int) -> Callable[[_Callback], _Callback]:
             type=Number(),
             help="Sample from the most likely tokens of this total probability.",
         ),
-        click.option("--seed", type=click.IntRange(min=0), default=0),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            default=0,
+            help="Seed of the draws above temperature 0.",
+        ),
         click.option("--base", help="The base model of an adapter, if it has moved."),
         place_options("auto", "cuda", "wgpu", "cpu"),
     )

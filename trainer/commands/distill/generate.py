@@ -48,7 +48,12 @@ def _gpu_of(_: click.Context, param: click.Parameter, given: str | None) -> str 
 @click.option(
     "--samples", type=click.IntRange(1, MOST_ANSWERS), default=1, help="Answers to each prompt."
 )
-@click.option("--max-new-tokens", type=click.IntRange(1, MOST_NEW_TOKENS), default=512)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1, MOST_NEW_TOKENS),
+    default=512,
+    help="The most tokens of an answer; it may end before.",
+)
 @click.option(
     "--temperature",
     type=Number(min=0, max=HOTTEST),

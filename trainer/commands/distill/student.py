@@ -49,7 +49,11 @@ _SETTINGS = {
 )
 @click.option("--alpha", type=Number(), help="Weight of the divergence; 0 is only cross-entropy.")
 @click.option("--temperature", type=Number(), help="For teacher and student in the divergence.")
-@click.option("--divergence", type=click.Choice(["forward", "reverse", "jsd"]))
+@click.option(
+    "--divergence",
+    type=click.Choice(["forward", "reverse", "jsd"]),
+    help="KL(teacher || student), KL(student || teacher), or their mean.",
+)
 @run_options("window", config=_PRESET)
 @place_options("auto", "cuda", "cpu")
 @click.option("--compile", "compiled", is_flag=True, help="Compile layers with torch.compile.")

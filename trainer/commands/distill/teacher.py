@@ -64,7 +64,12 @@ class Share(click.ParamType):
     type=PATH,
     help="The student's tokenizer folder; default: the teacher's own tokenizer.",
 )
-@click.option("--scheme", type=click.Choice(["topk", "sampled", "full"]), default="topk")
+@click.option(
+    "--scheme",
+    type=click.Choice(["topk", "sampled", "full"]),
+    default="topk",
+    help="What is stored: the likeliest tokens and a sample, a sample, or all.",
+)
 @click.option(
     "--top-k",
     type=click.IntRange(1, MOST),
