@@ -29,6 +29,13 @@ def answer_start(asked: str, text: str) -> int | None:
     return common if _ONE_TAG.fullmatch(asked, common) else None
 
 
+def ends_alike(one: str, other: str, markup: re.Pattern[str]) -> bool:
+    """Return whether both texts end with the same token of the markup, or else the same line."""
+    one, other = one.rstrip(), other.rstrip()
+    tokens = [found for found in markup.finditer(one) if found.end() == len(one)]
+    return other.endswith(tokens[0][0] if tokens else one.rpartition("\n")[2])
+
+
 def common_start(one: str, other: str, markup: re.Pattern[str]) -> str:
     """Return what both texts begin with, in whole tokens of the markup."""
     pairs = zip(one, other, strict=False)

@@ -24,7 +24,7 @@ from itertools import accumulate
 from typing import Any
 
 from trainer.config.data import TEMPLATE_DATE, LostText
-from trainer.data.answer_start import answer_start, common_start, continued_answer
+from trainer.data.answer_start import answer_start, common_start, continued_answer, ends_alike
 from trainer.data.chat_marks import (
     END_MARK,
     FORGED,
@@ -194,7 +194,8 @@ class ChatTemplate:
         if number < len(turns) - 1:
             only = self._render([*turns[:number], with_end_mark(turns[number], number)], tools)
             alone = END_MARK.split(only)[-1]
-        end = self._end(alone, within, self._asks_always(turns, tools, text))
+        always = ends_alike(asked, text, self._markup) and self._asks_always(turns, tools, text)
+        end = self._end(alone, within, always)
         if end is None:
             end = self._other_end(turns[:number], tools, alone, within)
         if end is None:
@@ -205,7 +206,7 @@ class ChatTemplate:
         return begin, said + end
 
     def _asks_always(self, turns: list[Turn], tools: Tools, text: str) -> bool:
-        """Return whether the template ends with the markup that asks for an answer, unasked."""
+        """Return whether the template writes the same, asked for an answer or not."""
         source = self._source(tools)
         if source not in self._always:
             self._always[source] = self._render(turns, tools, asking=True) == text

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.trainer.data.families import Family
-from tests.trainer.data.test_chat_template import ONE, turn, write_model
+from tests.trainer.data.test_chat_template import ONE, TOOLS, turn, write_model
 from tests.trainer.data.test_lost_text import prompted, sample, spoken
 from trainer.data.answer_start import answer_start
 from trainer.data.chat_marks import ConversationError
@@ -86,3 +87,39 @@ def test_a_header_that_only_the_prompt_has_is_refused(tmp_path: Path) -> None:
     encoder = Encoder(make(tmp_path, "\\n"))
     with pytest.raises(ConversationError, match="changes the text before turn 2"):
         encoder.conversation(sample(*ONE))
+
+
+UNASKED = """
+{%- for m in messages %}
+    {%- if m.role == 'user' %}{{- '[INST]' + m.content + '[/INST]' }}
+    {%- elif m.role == 'tool' %}{{- '[RESULT]' + m.content + '[/RESULT]' }}
+    {%- else %}
+        {%- for call in m.tool_calls %}
+            {{- '[CALL]' + call.function.name + '[ARGS]' + call.function.arguments | tojson }}
+        {%- endfor %}
+        {{- (m.content or '') + '</s>' }}
+    {%- endif %}
+{%- endfor %}"""
+"""It has no markup before an answer, and asks for none."""
+
+
+@pytest.mark.parametrize("turns", [TOOLS, TOOLS[:2]])
+def test_a_call_is_learned_whole_where_no_prompt_is_asked_for(
+    tmp_path: Path, turns: list[dict[str, Any]]
+) -> None:
+    tags = ("[INST]", "[/INST]", "[RESULT]", "[/RESULT]", "[CALL]", "[ARGS]", "</s>")
+    folder = write_model(tmp_path, Family(tags, "</s>", None, UNASKED), UNASKED)
+    one = sample(*turns)
+    call = '[CALL]weather[ARGS]{"city": "Köln"}</s>'
+    _, learned = spoken(Encoder(folder), one)
+    assert learned == call + ("It is sunny.</s>" if turns is TOOLS else "")
+
+
+def test_the_prompt_that_a_template_always_adds_is_not_learned(tmp_path: Path) -> None:
+    source = (
+        "{%- for m in messages %}{{- '<|' + m.role + '|>' + m.content + '<|end|>' }}{%- endfor %}"
+        "{{- '<|assistant|>' }}"
+    )
+    tags = ("<|end|>", "<|user|>", "<|assistant|>")
+    folder = write_model(tmp_path, Family(tags, "<|end|>", None, source), source)
+    assert spoken(Encoder(folder), sample(*ONE))[1] == "yes, größe<|end|>"
