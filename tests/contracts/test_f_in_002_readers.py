@@ -63,7 +63,7 @@ OF_A_PERSON_BELOW = (
     "trainer.distill.tokenizer.",
     "trainer.lab.",
 )
-PARSERS = {"loads", "load", "safe_load", "model_validate_json", "validate_json"}
+VALIDATORS = {"model_validate_json", "validate_json"}
 MODULES_WITH_LOAD = {"json", "yaml"}
 
 
@@ -76,15 +76,16 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
                 yield module.name, ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
 
 
-def parses(call: ast.AST) -> bool:
-    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
-        return call.func.id == "parse_yaml"
-    if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+def parses(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id == "parse_yaml"
+    if isinstance(node, ast.Attribute):  # called here, or under another name
+        return node.attr in VALIDATORS
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return False
-    owner, name = call.func.value, call.func.attr
-    if name in ("loads", "load", "safe_load"):
-        return isinstance(owner, ast.Name) and owner.id in MODULES_WITH_LOAD
-    return name in PARSERS
+    owner, name = node.func.value, node.func.attr
+    known = isinstance(owner, ast.Name) and owner.id in MODULES_WITH_LOAD
+    return name in ("loads", "load", "safe_load") and known
 
 
 def test_json_of_others_is_read_by_one_function() -> None:

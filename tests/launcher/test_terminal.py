@@ -216,6 +216,7 @@ DOORS = {
     "inventory/rendering.py": "JSON to the launcher",
     "session/process_supervisor.py": "on a host, into a log",
     "agent/checks/share.py": "on a host, to its parent",
+    "agent/server.py": "on a host, the answer to a single request",
     "transfer/wheel.py": "about this checkout",
 }
 """Files that write to stdout or stderr; everything else goes through these."""

@@ -19,7 +19,7 @@ from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.ssh import close_all, connect, route_of
 from launcher.inventory.hosts import Host
-from launcher.runs.preflight.inspection import check_login_shell
+from launcher.runs.preflight.inspection import CHECKS, check_login_shell
 from launcher.runs.processes.session import SessionSupervisor
 from launcher.session.processes import find_run, identify, is_alive
 from launcher.session.spec import RestartPolicy
@@ -209,7 +209,8 @@ def test_a_login_shell_that_prints_is_named(server: Server, tmp_path: Path) -> N
         keys.write_text(key)
     assert quiet.status == "ok"
     assert (loud.status, "'Welcome to the lab'" in loud.detail) == ("warn", True)
-    assert "~/.bashrc" in loud.remedy
+    (row,) = (check for check in CHECKS if check.name == "login shell")
+    assert "~/.bashrc" in row.remedy
 
 
 def test_a_host_without_motley_says_which_recipe(server: Server, tmp_path: Path) -> None:
