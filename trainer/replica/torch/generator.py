@@ -6,6 +6,7 @@ The decoder runs with a cache, and what it does not compute transformers runs wi
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -181,6 +182,9 @@ class _Published:
         self._backbone, self._lengths = backbone, lengths
         self._seen = torch.empty(0)
         self._cache: Any = None
+        takes = inspect.signature(backbone.forward).parameters
+        self._kept = "cache_params" if "cache_params" in takes else "past_key_values"
+        """What its class calls the cache; that of states alone has the first name."""
         self._stored: StoredLayers | None = None
         if store is None:
             forget_store(backbone)
@@ -197,12 +201,28 @@ class _Published:
             self._seen = torch.cat((self._seen, torch.ones_like(ids)), 1)
         if self._stored is not None:
             self._stored.places = position_ids
-        found = self._backbone(
-            ids,
-            attention_mask=self._seen,
-            position_ids=position_ids,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        self._cache = found.past_key_values
+        found = self._run(ids, position_ids)
+        if getattr(found, self._kept, None) is None and self._cache is None:
+            # Some leave it to the causal model around them.
+            import transformers
+
+            self._cache = transformers.DynamicCache(config=self._backbone.config)
+            found = self._run(ids, position_ids)
+        self._cache = getattr(found, self._kept, None)
+        if self._cache is None:
+            name = type(self._backbone).__name__
+            raise InputError(
+                f"{name} keeps nothing of past tokens, without which none is generated"
+            )
         return found
+
+    def _run(self, ids: Tensor, position_ids: Tensor | None) -> Any:
+        # Without keys nothing is masked, and falcon_mamba would multiply the token by the mask.
+        of_states = self._kept == "cache_params" and position_ids is not None
+        return self._backbone(
+            ids,
+            attention_mask=None if of_states else self._seen,
+            position_ids=position_ids,
+            use_cache=True,
+            **{self._kept: self._cache},
+        )
