@@ -243,7 +243,7 @@ def deliver(run: Run, record: bytes, config: bytes) -> None:
                     connection.write(f"{process.folder}/tls/{name}", content)
         connection.write(f"{folder}/plan.json", record)
 
-    fleet.ask(run.keepers, write, REACH).require()
+    fleet.ask(run.file_hosts, write, REACH).require()
 
 
 def _reopen(connection: Connection, status: str) -> None:

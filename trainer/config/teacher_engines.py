@@ -67,7 +67,7 @@ TEACHER_ENGINES: Mapping[str, EngineFacts] = {
 """By name."""
 
 
-def check_backend(engine: str, backend: str, gpu: str = "") -> None:
+def check_teacher_backend(engine: str, backend: str, gpu: str = "") -> None:
     """Check that an engine computes where it is asked to.
 
     Raises:

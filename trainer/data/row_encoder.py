@@ -35,8 +35,6 @@ SCHEMA = pa.schema(
     [("ids", pa.list_(pa.int32())), ("learned", pa.list_(pa.bool_())), ("label", pa.int32())]
 )
 """Of a row: its tokens, and which of them are targets, or its class. A preference has two rows."""
-DIGEST = 16
-"""Bytes of a sample's digest that are kept."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -127,7 +125,7 @@ class RowEncoder:
                 ids.append(tokens)
                 learned.append(targets)
                 labels.append(sample.label)
-            digests += sample.digest()[:DIGEST]
+            digests += sample.short_digest()
         problems.check()
         report.unused = unused.counts()
         report.kind = self._labels and self._labels.kind

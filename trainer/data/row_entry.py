@@ -28,6 +28,7 @@ from trainer.data.formats import count_lines, read_records
 from trainer.data.labels import LABEL, LabelColumn
 from trainer.data.measurement import Measurement
 from trainer.data.records import MAX_RECORD_BYTES, Problems
+from trainer.data.sample import SHORT_DIGEST
 from trainer.data.shapes import UnusedKeys
 from trainer.data.sources import DataFiles
 from trainer.data.tokenizer_folder import MORE_TEMPLATES
@@ -45,8 +46,8 @@ PIECE_BYTES = 1 << 20
 MOST_PROCESSES = 16
 """Processes that encode: more would wait for the one that reads and writes."""
 ROWS, PARTS, DIGESTS = "rows.arrow", "parts.json", "digests.bin"
-DIGEST_TYPE = np.dtype("S16")
-"""Of a sample's digest, a part that is different for different samples."""
+DIGEST_TYPE = np.dtype(f"S{SHORT_DIGEST}")
+"""A sample's short digest in an array."""
 _FORMAT = 2
 """Changes when an entry of an older Motley cannot be read."""
 _OF_TOKENIZERS = (".json", ".jinja", ".model", ".txt")

@@ -93,7 +93,7 @@ def _repetitions_of(train: DataFile, validation: DataFile | None) -> Repetitions
 def _digests_of(file: DataFile) -> NDArray[np.bytes_]:
     if isinstance(file, EncodedFile):
         return file.digests()
-    return np.array([each.digest()[: DIGEST_TYPE.itemsize] for each in file.samples], DIGEST_TYPE)
+    return np.array([each.short_digest() for each in file.samples], DIGEST_TYPE)
 
 
 def check_conversations(file: DataFile, encoder: Encoder) -> list[str]:

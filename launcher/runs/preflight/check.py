@@ -28,7 +28,7 @@ from trainer.config.run import RunConfig
 P = ParamSpec("P")
 Kind = Literal["host", "plan", "training", "distillation"]
 Question = tuple[Callable[[Connection], Finding], float]
-"""What finds out over the connection to a host, and the seconds that it may take."""
+"""A function that asks a host over its connection, and its deadline in seconds."""
 
 
 def ask(operation: Operation[P, Finding], *args: P.args, **kwargs: P.kwargs) -> Question:
@@ -146,7 +146,7 @@ class Check:
     fault: str
     """When it fails, or warns."""
     remedy: str
-    """What to do, of a finding that has no remedy of its own; empty: each has."""
+    """The remedy of findings without their own; empty if each has its own."""
     probes: Mapping[Kind, Callable[[CheckContext, str], Iterable[Question]]]
     """By kind, the questions to a host: none where the check does not apply to it."""
 

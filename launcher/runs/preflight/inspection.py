@@ -86,10 +86,10 @@ def _kind(error: LauncherError) -> str:
     return "version" if "launch cluster push" in str(error) else "reachable"
 
 
-def _here(
+def _on_launcher(
     find: Callable[[Connection], Finding],
 ) -> Callable[[CheckContext, str], Iterator[Question]]:
-    """Return the probe of what the launcher itself finds out about the connection to a host."""
+    """Return a probe that the launcher answers itself, from its connection to a host."""
 
     def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
         if not cluster.host(name).is_local:
@@ -233,21 +233,21 @@ CHECKS = (
         "SSH, the login, sudo to the run user or the agent fails; the line names which. Warns: "
         "sudo refuses `motley-unit`, so processes would not be units",
         "",
-        {"host": _here(check_reachable)},
+        {"host": _on_launcher(check_reachable)},
     ),
     Check(
         "host key",
         "SSH hosts",
         "the key is not known yet, has changed or was revoked",
         "compare it at the host's console; for a new key: `--accept-new-host-keys`",
-        {"host": _here(_host_key)},
+        {"host": _on_launcher(_host_key)},
     ),
     Check(
         "login shell",
         "SSH hosts",
         "warns: a start-up file of the login shell prints, which breaks `launch sync`",
         "print for a terminal alone, in ~/.bashrc: `[ -t 1 ] && echo ...`",
-        {"host": _here(check_login_shell)},
+        {"host": _on_launcher(check_login_shell)},
     ),
     Check(
         "version",
@@ -277,7 +277,7 @@ CHECKS = (
         f"warns above {DRIFT:.0f} s, fails above {GREATEST_DRIFT:.0f} s of offset to the launcher, "
         "less the round-trip time of the query",
         "`timedatectl set-ntp true` (the base role installs a time service)",
-        {"host": _here(check_clock)},
+        {"host": _on_launcher(check_clock)},
     ),
     Check(
         "trainer",

@@ -11,7 +11,7 @@ from launcher.agent.checks.finding import Result
 from launcher.inventory.facts.machine import LIBRARIES, Machine
 
 UPDATE = "`launch cluster push`, or: `ansible-playbook recipes/gpu-training.yml --tags trainer`"
-"""What to do about other code, or other libraries."""
+"""The remedy where a host has other code or other libraries."""
 
 
 def compare(machines: Mapping[str, Machine], here: Machine, head: str) -> list[Result]:

@@ -154,8 +154,8 @@ class Registry:
         tree = {**json.loads(plan.to_json()), "started": started}
         hosts = self._known(plan)
         head = [head_of(self.hosts)] if self.hosts else []
-        keepers = {host.name: host for host in (*hosts, *head)}
-        run = Run(plan, started, hosts, keepers=tuple(keepers.values()))
+        file_hosts = {host.name: host for host in (*hosts, *head)}
+        run = Run(plan, started, hosts, file_hosts=tuple(file_hosts.values()))
         return run, json.dumps(tree, indent=1).encode()
 
     def get(self, run_id: str) -> Run:

@@ -24,7 +24,7 @@ class Run:
     """The hosts of the plan as the inventory knows them; the others cannot be reached."""
     source: str = ""
     """The host whose plan.json this is; empty for a plan that was made here."""
-    keepers: tuple[Host, ...] = ()
+    file_hosts: tuple[Host, ...] = ()
     """Of a run that begins: the hosts that get its files, the registry's among them."""
     is_launched: bool = True
     """Whether `launch` has started it, not `trainer finetune` alone."""

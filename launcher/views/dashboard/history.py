@@ -129,7 +129,7 @@ _Known = _StepLine | _ValidationLine | _AnswerLine | _EventLine
 _LINE: TypeAdapter[_Known] = TypeAdapter(Annotated[_Known, Field(discriminator="kind")])
 _read_line = _LINE.validator.validate_json
 _Added = tuple[()] | tuple[int] | tuple[list[int], _Sums]
-"""Of a line, beside it: nothing, the proofs so far, or a step's ledger and the sums so far."""
+"""Values added to a line: none, the number of proofs, or a step's ledger and the running sums."""
 
 
 class _Lines:
@@ -354,7 +354,7 @@ class SoFar:
         """The epoch of the last step, and the sample behind it in the epoch's order."""
         self._sums: _Sums = (0, 0, 0, 0, 0)
         self._last = deque[tuple[int, tuple[int, int], _Sums]](maxlen=_MOST_BACK)
-        """Of the last steps: the place, and the sums."""
+        """The last steps, each with its position in the data and the running sums."""
 
     def add(self, step: _StepLine, ledger: Sequence[int]) -> _Sums:
         """Count a step, of which the ledger was `counted`, and return the sums."""

@@ -132,7 +132,8 @@ class LossyCluster(SimulatedCluster):
             self._settled[step] = found.settled
             return found
 
-        # Watched from outside: the machine itself keeps no account.
+        # Wrapped on the instance, for which mypy and pyright have no type: the product keeps no
+        # account, and a subclass could not be put into a machine that builds its own policy.
         policy.terms = terms  # type: ignore[method-assign]
         policy.apply = applied  # type: ignore[method-assign]
         own.encode = encoded  # type: ignore[method-assign]
@@ -192,7 +193,7 @@ class LossyCluster(SimulatedCluster):
                 yield first
                 yield from frames
 
-        # As for the coordinator.
+        # Wrapped on the instance, as for the coordinator: the session is made by the product.
         session._encode_late = watched  # type: ignore[method-assign]
 
     def _book(self, debtor: Debtor, ledger: Ledger | None) -> bool:

@@ -249,7 +249,7 @@ UNTRIED = {
     **dict.fromkeys(("musicgen", "musicgen_melody"), "codes of sound, without a text_config"),
     **dict.fromkeys(("qwen4_exp_text", "zamba"), "PEFT finds linears that its files do not have"),
 }
-"""What stands against a small model here, or a comparison."""
+"""Why no small model of these is compared."""
 
 
 def write_tiny(folder: Path, model_type: str) -> Path:

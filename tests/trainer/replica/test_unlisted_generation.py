@@ -23,12 +23,12 @@ __all__ = ["pytestmark"]
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "model_type", ["cohere_compass_text", "ctrl", "falcon_mamba", "mamba", "mamba2", "zamba2"]
+    "model_type", ["cohere_compass_text", "falcon_mamba", "mamba", "mamba2", "minimax", "zamba2"]
 )
 def test_caches_of_all_kinds_go_on_from_a_prompt(
     tiny: Tiny, tmp_path: Path, model_type: str
 ) -> None:
-    """Of keys that the backbone leaves to the model around it, of states alone, and of both."""
+    """Keys that the backbone leaves to the model around it, states alone, both, one of its own."""
     folder = write_tiny(tmp_path / "model", model_type)
     config = tiny.config(folder, task="causal-lm", lora__lora_rank=2)
     layout, weights = build_layout(folder, config), drawn_weights(folder, config)

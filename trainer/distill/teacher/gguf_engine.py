@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.config.teacher_engines import check_backend
+from trainer.config.teacher_engines import check_teacher_backend
 from trainer.distill.teacher.llama_cpp import LlamaCpp, last, load_llama_cpp
 from trainer.distill.teacher.torch_engine import warn_if_from_disk
 from trainer.distill.teacher.windows import WINDOW
@@ -152,7 +152,7 @@ def open_gguf(model_dir: Path, compute: Compute) -> GgufEngine:
         InputError: see `GgufEngine`; or a GPU is asked for, the model is no GGUF file, or it does
             not fit.
     """
-    check_backend("gguf", compute.backend, compute.gpu)
+    check_teacher_backend("gguf", compute.backend, compute.gpu)
     source = source_of(model_dir)
     if source is None:
         raise InputError(f"--engine gguf: {model_dir} is no GGUF file; give one, or another engine")

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from trainer.config.teacher_engines import TEACHER_ENGINES, check_backend
+from trainer.config.teacher_engines import TEACHER_ENGINES, check_teacher_backend
 from trainer.distill.teacher.published import load_published
 from trainer.distill.teacher.torch_engine import padded, rows_at_once
 from trainer.model.families import text_config
@@ -259,7 +259,7 @@ def open_openvino(model_dir: Path, dtype: str, compute: Compute) -> OpenVinoEngi
         InputError: see `OpenVinoEngine`; or a GPU is asked for, or the model has experts or
             recurrent layers, or does not fit.
     """
-    check_backend("openvino", compute.backend, compute.gpu)
+    check_teacher_backend("openvino", compute.backend, compute.gpu)
     config = text_config(read_config(model_dir))
     # Experts are chosen by an operator that OpenVINO lacks, or copied for each token. The loop of
     # recurrent layers over pieces of a window depends on its length: of two small layers no export

@@ -11,8 +11,9 @@ from trainer.exchange.policies.feedback import agreed_codec
 from trainer.exchange.policies.residuals import Residuals
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.layout import GradientLayout
-from trainer.optimizer.adamw import AdamW, Gradient, TrainState
+from trainer.optimizer.adamw import Gradient, TrainState
 from trainer.optimizer.learning_rate import learning_rate_at
+from trainer.optimizer.nesterov import Update
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class StepTerms:
 
 
 class EveryStep:
-    """Exchange gradients at every step, and apply their mean by AdamW."""
+    """Exchange gradients at every step, and apply their mean as the workers do."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class EveryStep:
         self.choice = CodecChoice(config.exchange, layout, plan, emit)
         self.residuals = Residuals(self.codec, plan, emit)
         self._optimizer = config.optimizer
-        self._adamw = AdamW(config.optimizer, layout)
+        self._update = Update(config, layout)
 
     def terms(self, step: int) -> StepTerms:
         """Return how a step, counted from 0, is exchanged."""
@@ -61,12 +62,11 @@ class EveryStep:
 
     def clip_scale(self, step: int, norm: float) -> float:
         """Return the factor for a step's average of this norm."""
-        del step
-        return self._adamw.clip_scale(norm)
+        return self._update.clip_scale(norm, is_round=self.plan.is_round(step))
 
     def apply(self, state: TrainState, average: Gradient, rate: float, scale: float) -> None:
         """Move `state` by the update of its next step."""
-        self._adamw.apply(state, average, rate, scale)
+        self._update.apply(state, average, rate, scale, self.plan.first_round)
 
     def _wire_layout(self, layout: GradientLayout) -> GradientLayout:
         return layout

@@ -203,7 +203,7 @@ class _Published:
             self._stored.places = position_ids
         found = self._run(ids, position_ids)
         if getattr(found, self._kept, None) is None and self._cache is None:
-            # Some leave it to the causal model around them.
+            # Some leave it to the causal model around them; MiniMax takes only one of its own kind.
             import transformers
 
             self._cache = transformers.DynamicCache(config=self._backbone.config)
