@@ -69,13 +69,18 @@ def kind(option: dict[str, Any]) -> str:
 
 
 def table(options: dict[str, Any], defaults: dict[str, Any]) -> list[str]:
-    """Return the variables of an entry point as a Markdown table."""
+    """Return the variables of an entry point as a Markdown table, with longer texts below it.
+
+    A description's first entry stands in the table, the others in a list.
+    """
     lines = ["| variable | type | default | what it is |", "|---|---|---|---|"]
+    notes = list[str]()
     for name, option in options.items():
-        cells = [f"`{name}`", kind(option), default(name, option, defaults)]
-        cells.append(markdown(option.get("description")))
+        meaning, *more = _entries(option.get("description")) or [""]
+        cells = [f"`{name}`", kind(option), default(name, option, defaults), meaning]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return lines
+        notes += [f"- `{name}`: {' '.join(more)}"] if more else []
+    return [*lines, *(["", *notes] if notes else [])]
 
 
 def tags(role: Path) -> list[str]:
@@ -87,11 +92,9 @@ def tags(role: Path) -> list[str]:
     return list(found)
 
 
-def paragraphs(text: Any) -> list[str]:
-    """Return each entry of a description as a list item."""
-    return [
-        f"- {markdown(entry)}" for entry in (text if isinstance(text, list) else [text]) if entry
-    ]
+def _entries(description: Any) -> list[str]:
+    listed = description if isinstance(description, list) else [description]
+    return [markdown(entry) for entry in listed if entry]
 
 
 def readme(role: Path) -> str:
@@ -112,7 +115,7 @@ def readme(role: Path) -> str:
         if entry != "main":
             lines += ["", f"## `tasks_from: {entry}`"]
         lines += ["", f"{markdown(spec.get('short_description'))}.", ""]
-        lines += paragraphs(spec.get("description"))
+        lines += [f"- {entry}" for entry in _entries(spec.get("description"))]
         if spec.get("options"):
             lines += ["", *table(spec["options"], defaults)]
         if entry == "main":
