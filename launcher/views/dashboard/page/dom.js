@@ -21,6 +21,9 @@ export const bounded = (text) => (text.length > LONGEST ? `${text.slice(0, LONGE
 /** Return a text whose paths may be broken after a slash. */
 export const breakable = (text) => bounded(String(text)).split(/(?<=\/)/).map((part, at) => [at ? el("wbr") : null, part]);
 
+/** Return lines as they stand; each is bounded by itself. */
+export const code = (lines) => el("pre", { tabIndex: 0 }, lines.map((line) => [line, "\n"]));
+
 /** Replace what is in a place, unless it would look the same; what is open or has the focus stays so. */
 export function put(place, ...children) {
   const fresh = el("div", {}, ...children);

@@ -1,5 +1,5 @@
 // What a report has besides the page of its run: in words, and how to repeat it.
-import { breakable, count, duration, el, table } from "./dom.js";
+import { breakable, code, count, duration, el, table } from "./dom.js";
 
 /** Return sections of facts, faults, commands and hashes; what nothing recorded is listed. */
 export function about({ made, version, facts, results, costs, faults, classes, confusion, hashes, commands, settings, absent }) {
@@ -19,7 +19,6 @@ export function about({ made, version, facts, results, costs, faults, classes, c
 
 const card = (name, ...content) => el("section", { className: "card scroll" }, el("h2", {}, name), content);
 const pairs = (rows) => el("dl", { className: "facts" }, rows.map(([name, value]) => [el("dt", {}, name), el("dd", {}, breakable(value))]));
-const code = (lines) => el("pre", { tabIndex: 0 }, lines.map((line) => [line, "\n"]));
 const after = (seconds) => (seconds == null ? "" : seconds < 10 ? `${seconds.toFixed(1)} s` : duration(seconds));
 
 function matrix(classes, step, counts) {

@@ -5,7 +5,7 @@ import { checkpoints, strip } from "./distillation.js";
 import { LogView } from "./log.js";
 import { about } from "./report.js";
 import { waterfall } from "./waterfall.js";
-import { badge, bar, bounded, breakable, colourName, count, duration, el, fixed, gib, lane, moment, ms, percent, put, rate, table, tile } from "./dom.js";
+import { badge, bar, breakable, code, colourName, count, duration, el, fixed, gib, lane, moment, ms, percent, put, rate, table, tile } from "./dom.js";
 
 const BAD = ["lost", "diverged", "halted", "outlier", "alarm", "quarantined", "unproved", "refused", "residual_lost"];
 const GOOD = ["rejoined", "active", "finished"];
@@ -177,8 +177,8 @@ export class RunPage {
       total ? bar(step / total, `step ${count(step)} of ${count(total)}, ${percent(step / total)}`) : null,
       [error, age > 10 ? `as it was ${age} s ago` : null, status.state === "failed" ? outcome : status.state === "completed" ? null : status.reason, ...Object.values(status.unreachable ?? {}), ...remarks]
         .filter(Boolean).map((line) => el("p", { className: "remark" }, line)),
-      failures.map(([first, ...lines]) => el("details", { className: "failure" }, el("summary", {}, first), el("pre", {}, lines.map(bounded).join("\n")))),
-      card.length ? el("details", { open: !status.live }, el("summary", {}, "Result"), el("pre", {}, card.join("\n"))) : null);
+      failures.map(([first, ...lines]) => el("details", { className: "failure" }, el("summary", {}, first), code(lines))),
+      card.length ? el("details", { open: !status.live }, el("summary", {}, "Result"), code(card)) : null);
     const { steps, events } = this.#records;
     const last = steps.at(-1) ?? {};
     const figure = (name, value, ...more) => (this.state.report && value === "–" ? null : tile(name, value, ...more)); // it lists what it lacks

@@ -105,11 +105,13 @@ def test_a_run_that_has_ended_unfolds_its_result_and_is_not_live(
     recorded: RecordedRun, server: Server, browser: Browser, tmp_path: Path
 ) -> None:
     recorded.metrics.answer(10, number=1, prompt="How are you?", text=" ", tokens=1, ended=True)
-    recorded.status["card"] = ["adapter: runs/output/adapter"]
+    card = [f"line {number} of the result: {'runs/output/' * 4}" for number in range(20)]
+    recorded.status["card"] = card
     recorded.finish(tmp_path / "state")
     browser.open(f"{server.url}#/run/{RUN_ID}")
     result = "document.querySelector('details:has(> summary + pre)')"
     browser.wait(f"{result}?.open && document.querySelector('#link').textContent === 'up to date'")
+    assert browser.run(f"{result}.querySelector('pre').textContent.trim().split('\\n')") == card
     assert "(an empty answer)" in text(browser, "section[aria-labelledby=answers] ul span")
     assert browser.run("document.querySelectorAll('.proofs small wbr').length") > 1
     browser.run(f"{result}.open = false")
