@@ -18,6 +18,7 @@ from tests.trainer.exchange.staging import (
     saved,
     until_step,
 )
+from trainer.config.codec import FREE
 from trainer.exchange.protocol.wire import Frame, MessageType
 
 pytestmark = pytest.mark.usefixtures("small_frames")
@@ -95,6 +96,14 @@ def test_what_a_codec_drops_is_sent_by_the_bytes_that_were_agreed() -> None:
     for event in cluster.named("step"):
         one_way = 2 * cluster.problem.layout.size if event["step"] in SETTLED else agreed
         assert event["exchange_bytes"] == (3 + 3) * one_way
+
+
+def test_a_step_names_the_codec_that_it_was_sent_in() -> None:
+    """Not the one that was chosen for the next step before its event was written."""
+    cluster = LossyCluster(problem("auto"), 3)
+    cluster.run_to_end()
+    codecs = [event["codec"] for event in cluster.named("step")]
+    assert codecs == [FREE[step // 2 % 2] for step in range(6)]
 
 
 def test_a_stop_between_settled_commits_saves_and_says_what_is_lost() -> None:

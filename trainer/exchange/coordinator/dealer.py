@@ -91,7 +91,7 @@ class Dealer:
             self.pace.expect_rounds(terms.inner_steps)
         samples = range(at.start, at.stop)
         round_ = self.open("train", step, at.epoch, samples, shares, now, sums)
-        round_.settled = terms.settled
+        round_.settled, round_.codec = terms.settled, terms.codec
         if terms.inner_steps:
             round_.inner_batch = max(1, round(plan.batch_size / len(round_.ledger.dealt)))
             round_.limit = self.balancer.limit(shares)

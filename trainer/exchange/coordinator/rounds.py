@@ -35,6 +35,8 @@ class Round:
     """Shards of lost workers that no other worker was there to take."""
     settled: bool = False
     """Whether nothing private to a member is left after it."""
+    codec: str = ""
+    """Of a training step, as a setting."""
     inner_batch: int = 0
     """Samples of one inner step of a worker, about; 0 where each worker sends gradients."""
     limit: float | None = None
@@ -177,7 +179,6 @@ def step_event(
     *,
     generation: int,
     learning_rate: float,
-    codec: str,
     round_of: int | None,
     seconds: float,
 ) -> Step:
@@ -217,7 +218,7 @@ def step_event(
         exchange_ms=1e3 * (hiding[slowest] + exposed),
         exchange_exposed_ms=1e3 * exposed,
         exchange_bytes=round_.sums.bytes_received + sent,
-        codec=codec,
+        codec=round_.codec,
         round_of=round_of,
         watts={
             shard.rank: result.watts

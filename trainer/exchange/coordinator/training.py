@@ -301,7 +301,6 @@ class Training:
                 receivers,
                 generation=self._membership.generation,
                 learning_rate=rate,
-                codec=self.policy.choice.codec_of(round_.step),
                 round_of=self.plan.inner_steps if round_.inner_batch else None,
                 seconds=now - round_.started,
             )

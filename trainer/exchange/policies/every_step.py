@@ -20,6 +20,8 @@ from trainer.optimizer.nesterov import Update
 class StepTerms:
     """How the members exchange one step."""
 
+    codec: str
+    """As a setting; a settled step is sent in bf16."""
     settled: bool = True
     """Whether nothing private to a member is left after it."""
     second_moments: bool = False
@@ -53,7 +55,8 @@ class EveryStep:
 
     def terms(self, step: int) -> StepTerms:
         """Return how a step, counted from 0, is exchanged."""
-        return StepTerms(settled=self.plan.settles(step) or self.choice.in_bf16(step))
+        settled = self.plan.settles(step) or self.choice.in_bf16(step)
+        return StepTerms(self.choice.codec_of(step), settled)
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of the last inner step of a step."""
