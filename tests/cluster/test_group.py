@@ -151,8 +151,11 @@ def test_a_killed_leader_takes_its_members_along(cluster: Cluster) -> None:
     assert "connection" in reason, reason
 
 
-def test_a_member_without_its_device_ends_the_group_in_one_line(cluster: Cluster) -> None:
-    flags = ("--gpu-backend", "cuda", "--gpus", "98,99", "--strategy", "ddp")
+@pytest.mark.parametrize("backend", ["cuda", "auto"])
+def test_a_member_without_its_device_ends_the_group_in_one_line(
+    cluster: Cluster, backend: str
+) -> None:
+    flags = ("--gpu-backend", backend, "--gpus", "98,99", "--strategy", "ddp")
     group = cluster.torch_worker(0, *flags)
     assert group.wait() == 2
     lines = [line for line in group.text.splitlines() if line.startswith("trainer: ")]

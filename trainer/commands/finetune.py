@@ -13,14 +13,14 @@ from trainer.config import run as run_config
 from trainer.config.budget import with_environment
 from trainer.config.capabilities import check_backend, check_capability
 from trainer.config.notify_command import read_notify_command
-from trainer.config.parallel import GROUP_STRATEGIES
+from trainer.config.parallel import GROUP_STRATEGIES, GroupStrategy
 from trainer.config.run import RunConfig
 from trainer.data.sources import refuse_pipe
 from trainer.model.files import resolve_model
 from trainer.planning.defaults import derive, own_rooms, provisional, table
 from trainer.run.composition import preload
 from trainer.run.distributed.environment import Environment, read_environment
-from trainer.system.backends import BACKENDS, RequestedBackend
+from trainer.system.backends import RequestedBackend
 from trainer.system.commandline.number import Threads
 from trainer.system.errors import InputError
 from trainer.system.process.prefork import fork_workers
@@ -172,7 +172,7 @@ def finetune(
 
 
 def _check_devices(
-    gpus: list[str], role: str, backend: RequestedBackend, strategy: str | None
+    gpus: list[str], role: str, backend: RequestedBackend, strategy: GroupStrategy | None
 ) -> None:
     """Refuse devices that no process, or no replica group, computes on together."""
     if strategy is None:
@@ -188,11 +188,8 @@ def _check_devices(
             f"--strategy {strategy} needs two or more different devices: --gpus 0,1, not "
             f"{','.join(gpus) or 'none'}"
         )
-    elif backend == "auto" or not BACKENDS[backend].has_torch:
-        raise InputError(
-            f"--strategy {strategy} needs --gpu-backend cuda or cpu, not {backend}: "
-            "torch.distributed supports no others"
-        )
+    else:
+        check_backend(backend, strategy)
 
 
 def _environment(role: str, flags: dict[str, Any]) -> Environment | None:

@@ -28,7 +28,7 @@ from trainer.config.run import (
     TrainingConfig,
 )
 from trainer.config.section import Section, load_settings
-from trainer.config.teacher_engines import TEACHER_ENGINES, TeacherEngine
+from trainer.config.teacher_engines import TeacherEngine, explain_backend
 from trainer.config.telling import Trackers
 from trainer.system.errors import InputError
 
@@ -67,8 +67,8 @@ class TeacherJob(Section):
 
     @model_validator(mode="after")
     def _computes_where_it_is(self) -> Self:
-        if self.engine and self.backend not in TEACHER_ENGINES[self.engine].backends:
-            raise ValueError(f"the engine {self.engine} computes on the CPU; leave out backend")
+        if self.engine and (reason := explain_backend(self.engine, self.backend)):
+            raise ValueError(reason)
         return self
 
 

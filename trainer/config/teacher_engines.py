@@ -67,14 +67,19 @@ TEACHER_ENGINES: Mapping[str, EngineFacts] = {
 """By name."""
 
 
+def explain_backend(engine: str, backend: str, gpu: str = "") -> str | None:
+    """Return why an engine does not compute where it is asked to; None if it does."""
+    known = TEACHER_ENGINES[engine].backends
+    if backend in ("auto", *known) and not (gpu and known == ("cpu",)):
+        return None
+    return f"the engine {engine} computes on the CPU; leave out the backend and the GPU"
+
+
 def check_teacher_backend(engine: str, backend: str, gpu: str = "") -> None:
     """Check that an engine computes where it is asked to.
 
     Raises:
         InputError: it does not.
     """
-    known = TEACHER_ENGINES[engine].backends
-    if backend not in ("auto", *known) or (gpu and known == ("cpu",)):
-        raise InputError(
-            f"--engine {engine} computes on the CPU; leave out --gpu-backend and --gpu"
-        )
+    if reason := explain_backend(engine, backend, gpu):
+        raise InputError(reason)

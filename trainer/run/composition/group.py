@@ -25,6 +25,7 @@ def start_group(
     To be called while this process, the leader, has neither a device nor a thread.
 
     Args:
+        backend: `auto` is cuda, since the devices are named.
         gpus: of all processes by rank, the leader's first; on the CPU their number counts.
         threads: of each process.
 
@@ -33,6 +34,7 @@ def start_group(
             available, or the model cannot be used, or not with this strategy, or does not fit.
         RefusedError: when the replica is opened, a member has another config, model or torch.
     """
+    backend = "cuda" if backend == "auto" else backend
     members = Members(["cpu"] * len(gpus) if backend == "cpu" else gpus, serve)
 
     def open_replica(inputs: RunInputs) -> ReplicaChoice:

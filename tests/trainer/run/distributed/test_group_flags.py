@@ -16,7 +16,10 @@ from trainer.system.errors import InputError
         (["--gpus", "0", "--strategy", "ddp"], "needs two or more different devices"),
         (["--strategy", "ddp"], "not none"),
         (["--gpus", "1,1", "--strategy", "ddp"], "needs two or more different devices"),
-        (["--gpus", "0,1", "--strategy", "ddp"], "needs --gpu-backend cuda or cpu, not auto"),
+        (
+            ["--gpus", "0,1", "--strategy", "ddp", "--gpu-backend", "wgpu"],
+            "--gpu-backend wgpu: --strategy ddp runs on cuda or cpu",
+        ),
         (["--gpus", "0,1", "--strategy", "ddp", "--role", "local"], "is for --role worker"),
         (["--gpus", "0,1", "--strategy", "ddp", "--role", "coordinator"], "is for --role worker"),
     ],
