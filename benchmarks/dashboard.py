@@ -291,7 +291,7 @@ def memory(report: Report, folder: Path, steps: int) -> None:
     before, began = resident(), time.process_time()
     history.read_on()
     taken, cpu = (resident() - before) / 1e6, time.process_time() - began
-    _, text = history.after(0) or (0, "[]")
+    _, text = history.select_lines_after(0) or (0, "[]")
     report.add(
         Ratio(f"memory for the history of {steps:,} steps", taken / MEGABYTES, "50 MB", 1.0),
         megabytes=round(taken, 1),

@@ -59,7 +59,7 @@ def certificates(
             }
         )
         return
-    render.say(
+    render.print_line(
         f"{bundle.folder}: {', '.join(bundle.members)}; valid for {LEAF_LIFETIME.days} days and "
         f"for the run {run_id}"
     )

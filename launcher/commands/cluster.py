@@ -57,18 +57,21 @@ def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> 
             none = {"schema": "motley.cluster.status/1", "run_id": None, "state": "none"}
             render.print_json({**none, "idle": [asdict(host) for host in idle]})
         else:
-            render.say("no run has been started here; start one with: launch cluster up")
+            render.print_line("no run has been started here; start one with: launch cluster up")
             for line in render.idle_lines(idle):
-                render.say(line)
+                render.print_line(line)
         return
     if watch:
         watch_run(run, as_json)
         return
-    with render.late_hosts_asked() as show:
+    with render.show_while_waiting() as show:
         view = RunMonitor(run).observe(
             on_late=lambda known: show(
                 known.late,
-                Group(Text(render.headline(known)), processes_table(known, render.width())),
+                Group(
+                    Text(render.run_headline(known)),
+                    processes_table(known, render.terminal_width()),
+                ),
             )
         )
     idle = cluster.idle(view)
@@ -76,11 +79,11 @@ def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> 
         tree = {**render.status_tree(view), "idle": [asdict(host) for host in idle]}
         render.print_json(tree)
         return
-    render.say(render.headline(view))
-    render.console().print(processes_table(view, render.width()))
+    render.print_line(render.run_headline(view))
+    render.make_console().print(processes_table(view, render.terminal_width()))
     for remark in (*view.remarks, *view.unreachable.values(), *render.idle_lines(idle)):
-        render.say(remark)
-    render.say(f"output: {run.plan.output}")
+        render.print_line(remark)
+    render.print_line(f"output: {run.plan.output}")
     render.say_card(view)
 
 
@@ -120,12 +123,14 @@ def down(cluster: Cluster, run_id: str | None, everything: bool, as_json: bool) 
     else:
         for ending in endings:
             if ending.stopped or ending.stragglers:
-                render.say(f"{ending.run_id}: stopped {', '.join(ending.stopped) or 'nothing'}")
+                render.print_line(
+                    f"{ending.run_id}: stopped {', '.join(ending.stopped) or 'nothing'}"
+                )
                 for straggler in ending.stragglers:
-                    render.say(f"{ending.run_id}: killed a leftover process: {straggler}")
+                    render.print_line(f"{ending.run_id}: killed a leftover process: {straggler}")
         if not any(ending.stopped or ending.stragglers or ending.left for ending in endings):
-            render.say("nothing was running")
+            render.print_line("nothing was running")
         elif not any(ending.left for ending in endings):
-            render.say("no process is left")
+            render.print_line("no process is left")
     for ending in endings:
         ending.require_all()

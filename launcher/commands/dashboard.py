@@ -37,7 +37,7 @@ def dashboard(cluster: Cluster, outputs: tuple[Path, ...], bind: str, port: int)
             f"the dashboard needs the package {error.name}; install the extra: "
             "pip install 'motley[dashboard]'"
         ) from None
-    serve(cluster, bind, port, render.say, _open_outputs(outputs))
+    serve(cluster, bind, port, render.print_line, _open_outputs(outputs))
 
 
 def _open_outputs(folders: Sequence[Path]) -> list[OutputMonitor]:

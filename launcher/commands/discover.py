@@ -59,5 +59,5 @@ def discover(no_mdns: bool, no_links: bool, as_json: bool, **sources: Any) -> No
     if as_json:
         render.print_json(discovery.discovery_tree(found))
     else:
-        discovery.show(found)
+        discovery.show_survey(found)
     raise_all(found.problems)

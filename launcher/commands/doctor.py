@@ -42,7 +42,7 @@ def show_checks(checks: Sequence[Result], as_json: bool) -> None:
         tree = [asdict(check) for check in checks]
         render.print_json({"schema": "motley.doctor/1", "checks": tree})
     else:
-        render.console().print(render.checks_table(checks, render.width()))
+        render.make_console().print(render.checks_table(checks, render.terminal_width()))
     failed = sum(check.status == "fail" for check in checks)
     if failed:
         raise PreflightError(f"{failed} of {len(checks)} checks failed")

@@ -86,9 +86,11 @@ def export(
         render.print_json({"schema": "motley.exported/1", **tree, **where})
         return
     begun = f"from step {done.step}" if done.step else "from the start"
-    render.say(f"{folder}: run {done.run_id} for {system}, {target.text}, {begun}; next:")
+    render.print_line(f"{folder}: run {done.run_id} for {system}, {target.text}, {begun}; next:")
     for step in done.steps:
-        render.say(f"  {step}")
+        render.print_line(f"  {step}")
     budget = outgoing.config.budget
     if done.step and budget is not None and budget.ceiling is not None:
-        render.say("budget.ceiling: counts what the run costs there, not what it has cost here")
+        render.print_line(
+            "budget.ceiling: counts what the run costs there, not what it has cost here"
+        )

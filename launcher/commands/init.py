@@ -83,7 +83,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
         text, lines = _from_foreign(file, source, given, chosen)
         _write(file, text)
         for line in lines:
-            render.say(line)
+            render.print_line(line)
         return
     config = load(None, {"model.path": model, "data.train": data, **provisional({})})
     folder = local_model(Path(model))
@@ -112,7 +112,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
         evaluate_every=config.training.evaluate_every,
     )
     _write(file, text)
-    render.say(f"{file}: {config.task}; edit it, then: {_up(file)}")
+    render.print_line(f"{file}: {config.task}; edit it, then: {_up(file)}")
 
 
 def _is_given(context: click.Context, name: str) -> bool:

@@ -62,5 +62,5 @@ def logs(
     if run is None or not follow:
         reader.print_existing(note)
         return
-    with render.detaching(" ".join(["launch logs", *names, "-f"]), run.run_id):
+    with render.detach_on_interrupt(" ".join(["launch logs", *names, "-f"]), run.run_id):
         reader.follow(note)

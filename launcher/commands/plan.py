@@ -199,14 +199,14 @@ def _show(request: Request, explain: str | None, as_json: bool, again: Mapping[s
         if option is None:
             known = ", ".join(one.key for one in found)
             raise ConfigError(f"--explain {explain}: not in this plan; it has {known}")
-        for line in planning.explanation(option):
-            render.say(line)
+        for line in planning.explain_option(option):
+            render.print_line(line)
         return
     else:
-        for line in planning.heading(request):
-            render.say(line)
-        table = planning.plan_table(request, found, chosen.option, render.width())
-        render.console().print(table)
-        render.say_result(planning.verdict(request, chosen, again))
+        for line in planning.describe_request(request):
+            render.print_line(line)
+        table = planning.plan_table(request, found, chosen.option, render.terminal_width())
+        render.make_console().print(table)
+        render.say_result(planning.describe_choice(request, chosen, again))
     if chosen.option is None:
         raise PreflightError("no strategy fits these devices")

@@ -70,4 +70,4 @@ def push(
         render.print_json(tree)
         return
     for update in updates:
-        render.say(update.line)
+        render.print_line(update.line)

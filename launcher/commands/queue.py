@@ -45,7 +45,7 @@ def add(cluster: Cluster, timeout: float | None, as_json: bool, **described: Any
     if as_json:
         render.print_json({"schema": "motley.queue.add/1", "id": run_id})
     else:
-        render.say(f"{run_id} waits; launch queue run starts it")
+        render.print_line(f"{run_id} waits; launch queue run starts it")
 
 
 @click.command("list")
@@ -72,12 +72,12 @@ def show(cluster: Cluster, as_json: bool) -> None:
         return
     for entry in entries:
         why = f": {entry.end.reason}" if entry.end and entry.end.reason else ""
-        added = f"added {render.moment(entry.job.added)} by {entry.job.who}"
-        render.say(f"{entry.id}: {entry.state}{why} ({added})")
+        added = f"added {render.format_time(entry.job.added)} by {entry.job.who}"
+        render.print_line(f"{entry.id}: {entry.state}{why} ({added})")
     for name, reason in skipped.items():
-        render.say(f"skipped: {name}: {reason}")
+        render.print_line(f"skipped: {name}: {reason}")
     if not entries and not skipped:
-        render.say("the queue is empty; add a run: launch queue add")
+        render.print_line("the queue is empty; add a run: launch queue add")
 
 
 @click.command()
@@ -89,7 +89,7 @@ def remove(cluster: Cluster, run_id: str) -> None:
     from launcher.views import render
 
     queue_of(cluster.inventory)[0].remove(run_id)
-    render.say(f"{run_id} was removed from the queue")
+    render.print_line(f"{run_id} was removed from the queue")
 
 
 @click.command()
@@ -106,7 +106,7 @@ def run(cluster: Cluster, notify: str | None) -> None:
     from trainer.config.notify_command import read_notify_command
 
     def follow(run: Run, report: Callable[[str], None]) -> RunView:
-        with render.detaching("launch queue run", run.run_id):
+        with render.detach_on_interrupt("launch queue run", run.run_id):
             return follow_run(run, report)
 
     command = read_notify_command(notify)

@@ -43,7 +43,7 @@ def report(
     from launcher.runs.output_run import is_output, read_output
     from launcher.runs.records.registry import Registry
     from launcher.views import render
-    from launcher.views.dashboard.markdown import markdown, model_card
+    from launcher.views.dashboard.markdown import format_markdown, model_card
     from launcher.views.dashboard.report import as_html, make_report
     from trainer.system.storage.atomic_file import write_atomically
 
@@ -59,12 +59,12 @@ def report(
     if path.exists() and not force:
         raise ConfigError(f"{path} exists already; --force replaces it, -o names another file")
     found = make_report(registry, run, view)
-    texts = {"html": as_html, "md": markdown, "card": model_card}
+    texts = {"html": as_html, "md": format_markdown, "card": model_card}
     try:
         write_atomically(path, texts[form](found).encode(), mode=None, durable=False)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
-    render.say(str(path))
+    render.print_line(str(path))
 
 
 def _choose_format(form: str | None, output: Path | None) -> str:

@@ -21,10 +21,10 @@ def runs(cluster: Cluster, as_json: bool) -> None:
     from launcher.views import render
 
     monitors = [RunMonitor(run) for run in cluster.runs()]
-    with render.late_hosts_asked() as show:
+    with render.show_while_waiting() as show:
         views = [monitor.observe() for monitor in monitors]
         if late := sorted({name for view in views for name in view.late}):
-            show(late, render.runs_table(views, render.width()))
+            show(late, render.runs_table(views, render.terminal_width()))
             views = [
                 monitor.observe(on_late=lambda _: None) if view.late else view
                 for monitor, view in zip(monitors, views, strict=True)
@@ -44,4 +44,4 @@ def runs(cluster: Cluster, as_json: bool) -> None:
         ]
         render.print_json({"schema": "motley.runs/1", "runs": tree})
         return
-    render.console().print(render.runs_table(views, render.width()))
+    render.make_console().print(render.runs_table(views, render.terminal_width()))

@@ -48,9 +48,9 @@ def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
         render.print_json({"schema": "motley.spend/1", **tree})
         return
     if not found:
-        render.say("nothing has been recorded; docs/budget.md explains how to set prices")
+        render.print_line("nothing has been recorded; docs/budget.md explains how to set prices")
         return
-    render.console().print(render.spend_table(found, by, render.width()))
+    render.make_console().print(render.spend_table(found, by, render.terminal_width()))
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

@@ -46,7 +46,7 @@ def start_job(
                 render.say_whole(line)
         return
     run = cluster.up(launch, timeout, command)
-    with render.detaching(WATCH, run.run_id):
+    with render.detach_on_interrupt(WATCH, run.run_id):
         if wait_for_first_step(run, resumed=resume is not None):
             cluster.watch.lap("first step")
         note(cluster.watch.line())
@@ -54,8 +54,8 @@ def start_job(
     if as_json:
         render.print_json({**render.status_tree(view), "timings": cluster.watch.tree()})
         return
-    render.say(render.headline(view))
+    render.print_line(render.run_headline(view))
     render.say_card(view)
     if not wait:
-        render.console().print(processes_table(view, render.width()))
+        render.make_console().print(processes_table(view, render.terminal_width()))
         note("the run continues without this terminal: launch cluster status | logs | down")

@@ -108,7 +108,7 @@ def _show(what: str, done: Sequence[Synced], as_json: bool) -> None:
 
     if not as_json:
         for synced in done:
-            render.say(synced.line)
+            render.print_line(synced.line)
         return
     hosts = [
         {

@@ -113,10 +113,10 @@ def teach(
     if as_json:
         render.print_json(view.teaching_tree(request, planned))
     else:
-        for line in view.heading(request):
-            render.say(line)
-        render.console().print(view.teacher_table(request, planned, render.width()))
-        render.say_result(view.verdict(request, planned))
+        for line in view.describe_request(request):
+            render.print_line(line)
+        render.make_console().print(view.teacher_table(request, planned, render.terminal_width()))
+        render.say_result(view.describe_choice(request, planned))
     if planned.pick is None:
         raise PreflightError("no engine fits this teacher on these hosts")
     if not planned.student_fits:

@@ -11,7 +11,7 @@ from launcher.discovery.proposal import size_text
 from launcher.discovery.search import Discovery
 from launcher.inventory.facts.network import speed
 from launcher.views import render
-from launcher.views.tables import Column, table
+from launcher.views.tables import Column, make_table
 
 _FOUND = (
     Column("HOST"),
@@ -33,12 +33,12 @@ _LINKS = (
 )
 
 
-def show(found: Discovery) -> None:
+def show_survey(found: Discovery) -> None:
     """Print machines, refusals, links, the proposal, and how the file has changed."""
-    width = render.width()
+    width = render.terminal_width()
     if found.found:
-        rows = [_row(one) for one in found.found]
-        render.console().print(table(_FOUND, rows, width))
+        rows = [_machine_row(one) for one in found.found]
+        render.make_console().print(make_table(_FOUND, rows, width))
     if found.refused:
         refused = [
             (
@@ -48,14 +48,16 @@ def show(found: Discovery) -> None:
             )
             for one in found.refused
         ]
-        render.console().print(table(_REFUSED, refused, width))
+        render.make_console().print(make_table(_REFUSED, refused, width))
     if found.links:
-        render.console().print(table(_LINKS, [_link(link) for link in found.links], width))
-    for line in _lines(found):
-        render.say(line)
+        render.make_console().print(
+            make_table(_LINKS, [_link_row(link) for link in found.links], width)
+        )
+    for line in _survey_lines(found):
+        render.print_line(line)
 
 
-def _row(one: Found) -> list[str]:
+def _machine_row(one: Found) -> list[str]:
     problems = [*one.detection.problems, *one.detection.vulkan_problems]
     return [
         one.name,
@@ -69,7 +71,7 @@ def _row(one: Found) -> list[str]:
     ]
 
 
-def _link(link: MeasuredLink) -> list[str]:
+def _link_row(link: MeasuredLink) -> list[str]:
     if link.problem:
         return [
             link.one,
@@ -82,7 +84,7 @@ def _link(link: MeasuredLink) -> list[str]:
     return [link.one, link.other, *rates, f"{1e3 * (link.round_trip or 0):.1f} ms"]
 
 
-def _lines(found: Discovery) -> list[str]:
+def _survey_lines(found: Discovery) -> list[str]:
     lines: list[str] = []
     if found.proposal is not None:
         for name, role in asdict(found.proposal).items():

@@ -41,7 +41,7 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
             for failure in watch.news(view):
                 for text in failure.text:
                     report(text)
-            line = render.headline(view)
+            line = render.run_headline(view)
             if line != said and time.monotonic() - said_at >= _PROGRESS_EVERY:
                 report_progress(line)
                 said, said_at = line, time.monotonic()
@@ -62,7 +62,7 @@ def watch_run(run: Run, as_json: bool) -> None:
 
     A live picture on a terminal, else a line a change; JSON is one object a look.
     """
-    with render.detaching(WATCH, run.run_id):
+    with render.detach_on_interrupt(WATCH, run.run_id):
         if as_json:
             monitor = RunMonitor(run)
             while not is_over(view := monitor.observe()):
@@ -70,7 +70,7 @@ def watch_run(run: Run, as_json: bool) -> None:
                 time.sleep(LOOK_EVERY)
             render.print_json(render.status_tree(view))
         elif draws_pictures():
-            _draw(run)
+            _draw_until_end(run)
         else:
             with contextlib.closing(Telemetry(RunMonitor(run))) as telemetry:
                 _print_changes(telemetry)
@@ -86,10 +86,10 @@ def is_over(view: RunView) -> bool:
     return not view.is_live and view.state != "unknown"
 
 
-def _draw(run: Run) -> None:
+def _draw_until_end(run: Run) -> None:
     from rich.live import Live
 
-    console, events = render.console(), EventFeed()
+    console, events = render.make_console(), EventFeed()
     rows = min(6, max(1, console.height - len(run.plan.processes) - _OTHER_LINES))
     with (
         contextlib.closing(Telemetry(RunMonitor(run))) as telemetry,
@@ -98,7 +98,7 @@ def _draw(run: Run) -> None:
         telemetry.start()
         while True:
             snapshot = telemetry.latest()
-            seen = events.seen(snapshot.view)
+            seen = events.update(snapshot.view)
             live.update(live_view(snapshot, console.width, seen, rows), refresh=True)
             if is_over(snapshot.view):
                 return
@@ -112,19 +112,19 @@ def _print_changes(telemetry: Telemetry) -> None:
     while True:
         snapshot = telemetry.latest()
         view = snapshot.view
-        lines = {"run": render.headline(view)}
+        lines = {"run": render.run_headline(view)}
         for process in view.run.plan.processes:
             state = view.processes[process.name]
             attempt = f", attempt {state.attempt}" if state.attempt > 1 else ""
             lines[process.name] = f"{process.name} on {process.host}: {state.state}{attempt}"
         for key, line in lines.items():
             if said.get(key) != line:
-                render.say(line)
+                render.print_line(line)
         said = lines
         for failure in snapshot.failures:
             if failure not in shown:
                 for line in failure.text:
-                    render.say(line)
+                    render.print_line(line)
         shown = snapshot.failures
         if is_over(view):
             return

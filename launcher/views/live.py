@@ -32,7 +32,7 @@ def live_view(
     """
     view = snapshot.view
     parts: list[RenderableType] = [
-        _title(snapshot),
+        _panel_title(snapshot),
         *progress_picture(view.training or {}, snapshot.losses, snapshot.left, width, rows),
         Text(""),
         processes_table(view, width, snapshot.gauges),
@@ -41,18 +41,18 @@ def live_view(
     notes = [Text(f"! {line}", "yellow") for line in said]
     for failure in snapshot.failures:
         notes.append(Text(failure.heading, "bold red"))
-        notes += [_line(line) for line in failure.text[1:]]
-    for block in (notes, list(map(_line, events))):
+        notes += [_one_line(line) for line in failure.text[1:]]
+    for block in (notes, list(map(_one_line, events))):
         if block:
             parts += [Text(""), *block]
     return Group(*parts)
 
 
-def _line(text: str) -> Text:
+def _one_line(text: str) -> Text:
     return Text(text, "dim", overflow="ellipsis", no_wrap=True)
 
 
-def _title(snapshot: TelemetrySnapshot) -> Text:
+def _panel_title(snapshot: TelemetrySnapshot) -> Text:
     view = snapshot.view
     title = Text.assemble(
         (view.run.run_id, "bold"), "  ", (view.outcome, COLOURS.get(view.state, ""))
@@ -74,9 +74,9 @@ class EventFeed:
         self._known: dict[str, str] | None = None
         self._lines: deque[str] = deque(maxlen=_KEPT)
 
-    def seen(self, view: RunView) -> tuple[str, ...]:
+    def update(self, view: RunView) -> tuple[str, ...]:
         """Take a look into account; return the last events."""
-        facts = dict(_facts(view))
+        facts = dict(_list_facts(view))
         before = self._known
         if before is not None:
             self._lines.extend(
@@ -86,7 +86,7 @@ class EventFeed:
         return tuple(self._lines)
 
 
-def _facts(view: RunView) -> Iterator[tuple[str, str]]:
+def _list_facts(view: RunView) -> Iterator[tuple[str, str]]:
     """Yield what changes seldom, by what it is about, in words."""
     yield "run", f"the run is {view.outcome}"
     for process in view.run.plan.processes:

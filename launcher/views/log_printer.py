@@ -22,7 +22,7 @@ _INDENT = " " * len("00:00:00 ")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-class Printer:
+class LinePrinter:
     """Prints lines on stdout: plain, with the name in front, or as JSON lines."""
 
     def __init__(self, as_json: bool, chosen: Sequence[ProcessPlan]) -> None:
@@ -34,9 +34,9 @@ class Printer:
             if self._width is not None:
                 self._width = max(20, self._width - width - len(_BAR))
             for process in chosen:
-                self._prefixes[process.name] = _prefix(process, width, wants_colour())
+                self._prefixes[process.name] = _format_prefix(process, width, wants_colour())
 
-    def print(self, process: ProcessPlan, attempt: int, lines: Sequence[bytes]) -> None:
+    def print_lines(self, process: ProcessPlan, attempt: int, lines: Sequence[bytes]) -> None:
         """Print complete lines (without their ends) of one attempt."""
         for line in lines:
             if self._as_json:  # which escapes what a terminal would obey
@@ -48,15 +48,15 @@ class Printer:
                     "attempt": attempt,
                     "line": line.decode(errors="replace"),
                 }
-                self._write(json.dumps(tree))
+                self._write_line(json.dumps(tree))
                 continue
             for shown in visible_lines(line):
                 for part in wrapped(shown, self._width, _INDENT):
-                    self._write(self._prefixes.get(process.name, "") + part)
+                    self._write_line(self._prefixes.get(process.name, "") + part)
         sys.stdout.buffer.flush()
 
     @staticmethod
-    def _write(line: str) -> None:
+    def _write_line(line: str) -> None:
         # As the terminal reads it: in another encoding the bytes of a letter may be a command.
         data = line.encode(sys.stdout.encoding or "utf-8", "backslashreplace")
         sys.stdout.buffer.write(data + b"\n")
@@ -90,7 +90,7 @@ def parse_since(text: str) -> Callable[[float], float]:
     return lambda _: moment
 
 
-def _prefix(process: ProcessPlan, width: int, coloured: bool) -> str:
+def _format_prefix(process: ProcessPlan, width: int, coloured: bool) -> str:
     padded = f"{process.name:<{width}}{_BAR}"
     if not coloured:
         return padded

@@ -29,7 +29,7 @@ from launcher.runs.failures import FailureWatch
 from launcher.runs.processes.log_pages import LogPages, Page
 from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor
-from launcher.views.log_printer import Printer
+from launcher.views.log_printer import LinePrinter
 
 POLL = 0.2
 _FIRST_RETRY = 0.5
@@ -64,7 +64,7 @@ class ProcessLog:
         self._offsets: dict[int, int] = {}
         self._moment: float | None = None
 
-    def existing(self, emit: Callable[[int, list[bytes]], None], announce: Announce) -> None:
+    def read_existing(self, emit: Callable[[int, list[bytes]], None], announce: Announce) -> None:
         """Hand over the selected existing lines.
 
         Raises:
@@ -79,8 +79,8 @@ class ProcessLog:
             raise ConfigError(f"{self.process.name} has no attempt {wanted} (there are: {known})")
         for attempt in self._wanted_attempts(attempts):
             if attempt not in self._offsets:
-                self._offsets[attempt] = self._beginning(attempt, announce)
-            self._advance(attempt, emit, whole=attempt != attempts[-1])
+                self._offsets[attempt] = self._find_start(attempt, announce)
+            self._read_on(attempt, emit, whole=attempt != attempts[-1])
 
     def follow(self, emit: Callable[[int, list[bytes]], None], announce: Announce) -> bool:
         """Hand over new lines, also of new attempts; return whether the end was reached.
@@ -98,16 +98,16 @@ class ProcessLog:
                 if attempt > 1:
                     announce(f"--- {self.process.name}: attempt {attempt} ---")
                 self._offsets[attempt] = 0
-            self._advance(attempt, emit, whole=state.is_over or attempt != attempts[-1])
+            self._read_on(attempt, emit, whole=state.is_over or attempt != attempts[-1])
         if state.is_over:
             ending = f" ({state.ending})" if state.ending else ""
             announce(f"--- {self.process.name} {state.state}{ending} ---")
         return state.is_over
 
-    def last(self, emit: Callable[[int, list[bytes]], None]) -> None:
+    def read_unfinished_line(self, emit: Callable[[int, list[bytes]], None]) -> None:
         """Hand over the unfinished line at the end, when nothing is followed."""
         for attempt in sorted(self._offsets)[-1:]:
-            self._advance(attempt, emit, whole=True)
+            self._read_on(attempt, emit, whole=True)
 
     def _wanted_attempts(self, attempts: list[int]) -> list[int]:
         if self._selection.attempt is not None:
@@ -120,7 +120,7 @@ class ProcessLog:
             self._moment = self._selection.since(clock)
         return attempts
 
-    def _beginning(self, attempt: int, announce: Announce) -> int:
+    def _find_start(self, attempt: int, announce: Announce) -> int:
         """Return the offset of the first line that is wanted."""
         pages = LogPages(self._monitor.supervisor(self.process), self.process, attempt)
         offset = 0
@@ -134,7 +134,7 @@ class ProcessLog:
         tail = self._selection.tail
         return offset if tail is None else max(offset, pages.offset_of_tail(tail))
 
-    def _advance(self, attempt: int, emit: Callable[[int, list[bytes]], None], whole: bool) -> None:
+    def _read_on(self, attempt: int, emit: Callable[[int, list[bytes]], None], whole: bool) -> None:
         """Hand over what is behind the remembered offset, which moves only after that."""
         pages = LogPages(self._monitor.supervisor(self.process), self.process, attempt)
         page: Page
@@ -154,8 +154,8 @@ def logs_of(
     """
     if run is None:
         raise ConfigError("no run has been started here; start one with: launch cluster up")
-    chosen = choose(run, names)
-    return LogReader(RunMonitor(run), chosen, Printer(as_json, chosen), selection)
+    chosen = choose_processes(run, names)
+    return LogReader(RunMonitor(run), chosen, LinePrinter(as_json, chosen), selection)
 
 
 class LogReader:
@@ -165,7 +165,7 @@ class LogReader:
         self,
         monitor: RunMonitor,
         chosen: Sequence[ProcessPlan],
-        printer: Printer,
+        printer: LinePrinter,
         selection: Selection,
     ) -> None:
         self._monitor = monitor
@@ -187,8 +187,8 @@ class LogReader:
             if log.process.host in errors:
                 continue
             try:
-                log.existing(self._emitter(log.process), announce)
-                log.last(self._emitter(log.process))
+                log.read_existing(self._make_emitter(log.process), announce)
+                log.read_unfinished_line(self._make_emitter(log.process))
             except (UnreachableError, InvalidAnswerError) as error:
                 errors[log.process.host] = error
         raise_all([*errors.values()])
@@ -205,7 +205,7 @@ class LogReader:
         events: queue.Queue[_Event] = queue.Queue(_AHEAD)
         over = threading.Event()
         for log in self._logs:
-            threading.Thread(target=_follow, args=(log, events), daemon=True).start()
+            threading.Thread(target=_follow_process, args=(log, events), daemon=True).start()
         threading.Thread(target=self._tell_late_hosts, args=(events,), daemon=True).start()
         open_logs = len(self._logs)
         followed = {log.process.name for log in self._logs}
@@ -225,7 +225,7 @@ class LogReader:
                 elif event.process is None:
                     open_logs -= 1
                 else:
-                    self._printer.print(event.process, event.attempt, event.lines)
+                    self._printer.print_lines(event.process, event.attempt, event.lines)
         finally:
             over.set()
 
@@ -240,8 +240,8 @@ class LogReader:
             if late := self._late_hosts():
                 events.put(_Event(note=asking(late)))
 
-    def _emitter(self, process: ProcessPlan) -> Callable[[int, list[bytes]], None]:
-        return lambda attempt, lines: self._printer.print(process, attempt, lines)
+    def _make_emitter(self, process: ProcessPlan) -> Callable[[int, list[bytes]], None]:
+        return lambda attempt, lines: self._printer.print_lines(process, attempt, lines)
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class _Event:
     error: BaseException | None = None
 
 
-def _follow(log: ProcessLog, events: queue.Queue[_Event]) -> None:
+def _follow_process(log: ProcessLog, events: queue.Queue[_Event]) -> None:
     """Follow one process to its end, over as many connections as that takes."""
     process = log.process
     lost_for = 0
@@ -270,7 +270,7 @@ def _follow(log: ProcessLog, events: queue.Queue[_Event]) -> None:
     while True:
         try:
             if not started:
-                log.existing(emit, announce)
+                log.read_existing(emit, announce)
                 started = True
             over = log.follow(emit, announce)
             if lost_for:
@@ -305,7 +305,7 @@ def _watch_others(
         over.wait(_OTHERS_EVERY)
 
 
-def choose(run: Run, names: Sequence[str]) -> list[ProcessPlan]:
+def choose_processes(run: Run, names: Sequence[str]) -> list[ProcessPlan]:
     """Return the named processes of a run; all of them without a name.
 
     Raises:

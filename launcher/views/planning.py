@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from launcher.views.tables import Column, table
+from launcher.views.tables import Column, make_table
 from trainer.config.exchange import FEWEST
 from trainer.planning.decision import Pick
 from trainer.planning.devices import GIB, count_text, gib
@@ -39,7 +39,7 @@ _COLUMNS = (
 )
 
 
-def heading(request: Request) -> list[str]:
+def describe_request(request: Request) -> list[str]:
     """Return what is planned, and what was guessed."""
     shape = request.shape
     size = f"{count_text(shape.parameters)} parameters"
@@ -60,11 +60,11 @@ def plan_table(
     width: int | None,
 ) -> Table:
     """Return a line for each strategy; the one that is picked is marked."""
-    rows = [_row(request, option, option is picked) for option in options]
-    return table(_COLUMNS, rows, width)
+    rows = [_option_row(request, option, option is picked) for option in options]
+    return make_table(_COLUMNS, rows, width)
 
 
-def verdict(request: Request, pick: Pick, again: Mapping[str, str]) -> list[str]:
+def describe_choice(request: Request, pick: Pick, again: Mapping[str, str]) -> list[str]:
     """Return what is picked and why, in words, and the next command.
 
     Args:
@@ -77,14 +77,14 @@ def verdict(request: Request, pick: Pick, again: Mapping[str, str]) -> list[str]
     if second is None:
         beside = "; nothing else fits"
     else:
-        beside = f", {_pace(chosen, second)} {second.title}"
+        beside = f", {_describe_speed(chosen, second)} {second.title}"
         if second.training.recompute != "none" and chosen.training.recompute == "none":
             beside += ", which must recompute"
-    command = _next(chosen, again, request.cluster.hosts)
+    command = _next_command(chosen, again, request.cluster.hosts)
     return [f"{chosen.title} {of}{beside}.", f"Why: {pick.reason}.", "next:", f"  {command}"]
 
 
-def _pace(chosen: StrategyOption, second: StrategyOption) -> str:
+def _describe_speed(chosen: StrategyOption, second: StrategyOption) -> str:
     if chosen.time is None or second.time is None:
         return f"with {gib(second.memory.total)} GiB next is"
     faster = second.seconds / chosen.seconds
@@ -95,7 +95,7 @@ def _pace(chosen: StrategyOption, second: StrategyOption) -> str:
     return f"at {faster:.0%} of the speed of"
 
 
-def _exchange(strategy: Strategy, choice: ChosenExchange | None) -> list[str]:
+def _exchange_lines(strategy: Strategy, choice: ChosenExchange | None) -> list[str]:
     """Return the settings of what was chosen for the link."""
     if choice is None or choice.is_exact:
         return []
@@ -105,7 +105,7 @@ def _exchange(strategy: Strategy, choice: ChosenExchange | None) -> list[str]:
     return ["exchange.schedule=rounds", f"exchange.inner_steps={choice.every}", codec]
 
 
-def _next(chosen: StrategyOption, again: Mapping[str, str], hosts: int) -> str:
+def _next_command(chosen: StrategyOption, again: Mapping[str, str], hosts: int) -> str:
     """Return the command that starts a strategy, with places for what a plan does not know."""
     strategy, given = chosen.strategy, {"--model": "DIR", **again, "--data": "FILE"}
     settings = {"qlora": ["model.quantization=nf4"], "full": ["method=full"], "lora": []}[
@@ -113,7 +113,7 @@ def _next(chosen: StrategyOption, again: Mapping[str, str], hosts: int) -> str:
     ]
     own = strategy.data in ("motley", "diloco") or strategy.world == 1
     if own:
-        settings += _exchange(strategy, chosen.time.choice if chosen.time else None)
+        settings += _exchange_lines(strategy, chosen.time.choice if chosen.time else None)
         start = ["launch", "cluster", "up", *(part for pair in given.items() for part in pair)]
     else:
         if strategy.data != "ddp" or strategy.tensor > 1 < strategy.replicas:
@@ -136,22 +136,22 @@ def _next(chosen: StrategyOption, again: Mapping[str, str], hosts: int) -> str:
     return shlex.join([*start, *(part for one in settings for part in ("--set", one))])
 
 
-def _row(request: Request, option: StrategyOption, picked: bool) -> list[str]:
+def _option_row(request: Request, option: StrategyOption, picked: bool) -> list[str]:
     parts = [gib(size) for size in option.memory.bytes().values()]
     time, cost = option.time, option.cost
     seconds = ["-"] * 4
     if time is not None:
         strategy = option.strategy
         seconds = [
-            _short(time.total),
-            _short(time.compute.value),
-            _short(time.exposed.value) if strategy.world > 1 else "-",
-            _short(time.bubble.value) if strategy.stages > 1 else "-",
+            _format_figure(time.total),
+            _format_figure(time.compute.value),
+            _format_figure(time.exposed.value) if strategy.world > 1 else "-",
+            _format_figure(time.bubble.value) if strategy.stages > 1 else "-",
         ]
     hours = kwh = money = "-"
     if cost is not None:
-        hours = _short(cost.seconds / 3600)
-        kwh = "-" if cost.kwh is None else _short(cost.kwh)
+        hours = _format_figure(cost.seconds / 3600)
+        kwh = "-" if cost.kwh is None else _format_figure(cost.kwh)
         if cost.money is not None:
             money = f"{cost.money:.2f} {request.prices.currency}"
     return [
@@ -168,14 +168,14 @@ def _row(request: Request, option: StrategyOption, picked: bool) -> list[str]:
     ]
 
 
-def _short(value: float) -> str:
+def _format_figure(value: float) -> str:
     """Return three digits of a figure, without an exponent."""
     if value >= 1000:
         return f"{value:,.0f}"
     return "<0.001" if 0 < value < 0.001 else f"{value:.3g}"
 
 
-def explanation(option: StrategyOption) -> list[str]:
+def explain_option(option: StrategyOption) -> list[str]:
     """Return each formula of a strategy with its numbers put in, and its source."""
     training, strategy = option.training, option.strategy
     lines = [

@@ -12,7 +12,7 @@ from launcher.inventory.facts.gauges import Gauge
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes.session import ProcessState
 from launcher.runs.status import RunView, shards
-from launcher.views.tables import COLOURS, Column, table
+from launcher.views.tables import COLOURS, Column, make_table
 from trainer.tracking.picture import figure, share_text
 
 _WARM = 70.0
@@ -54,27 +54,27 @@ def processes_table(view: RunView, width: int | None, gauges: Gauges | None = No
     for process in view.run.plan.processes:
         state = view.processes[process.name]
         member = view.member(process)
-        device = (process.host, _first(process).lower())
-        gauge = Gauge() if device in measured else _gauge(gauges or {}, process)
+        device = (process.host, _first_device(process).lower())
+        gauge = Gauge() if device in measured else _find_gauge(gauges or {}, process)
         measured.add(device)
         mine = (member.get("samples") or 0) if _has_share(member) else 0
         rows.append(
             (
                 process.name,
                 process.host,
-                _device(view, process, width is None or width >= _WIDE),
-                _state(state, member),
+                _device_name(view, process, width is None or width >= _WIDE),
+                _process_state(state, member),
                 shards(member) or share_text(mine, samples),
-                Text(_bar(mine / samples), "cyan") if gauges is not None and samples else "",
+                Text(_draw_bar(mine / samples), "cyan") if gauges is not None and samples else "",
                 figure("", member.get("tokens_per_second"), ",.0f") or "-",
-                _memory(gauge),
-                _temperature(gauge),
+                _format_memory(gauge),
+                _format_temperature(gauge),
                 "" if gauge.load is None else f"{gauge.load} %",
                 str(state.attempt) if state.attempt > 1 else "-",
                 "-" if state.exit_code == 0 else state.ending or "-",
             )
         )
-    return table(_COLUMNS, rows, width)
+    return make_table(_COLUMNS, rows, width)
 
 
 def _has_share(member: Mapping[str, Any]) -> bool:
@@ -82,13 +82,13 @@ def _has_share(member: Mapping[str, Any]) -> bool:
     return member.get("state") not in ("idle", "lost")
 
 
-def _bar(part: float) -> str:
+def _draw_bar(part: float) -> str:
     """Return a bar of a part of the whole."""
     eighths = round(8 * _BAR * part)
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).strip() if eighths else ""
 
 
-def _state(state: ProcessState, member: Mapping[str, Any]) -> Text:
+def _process_state(state: ProcessState, member: Mapping[str, Any]) -> Text:
     """Return the most specific state: for a running process the coordinator's."""
     word = str(member.get("state") or state.state) if state.state == "running" else state.state
     if word == "lost" and state.state == "running":
@@ -96,37 +96,37 @@ def _state(state: ProcessState, member: Mapping[str, Any]) -> Text:
     return Text(word, COLOURS.get(word, ""))
 
 
-def _device(view: RunView, process: ProcessPlan, wide: bool) -> str:
+def _device_name(view: RunView, process: ProcessPlan, wide: bool) -> str:
     if process.role == "coordinator":
         return "-"
     if process.backend == "cpu" and not wide:
         return "cpu"
     host = view.run.host(process.host)
     for device in host.devices or ():
-        if device.answers_to(_first(process)) and device.name:
+        if device.answers_to(_first_device(process)) and device.name:
             kind = "cpu " if process.backend == "cpu" else ""
             count = f"{len(process.members)} x " if process.members else ""
-            return count + kind + _short(device.name)
+            return count + kind + _shorten_name(device.name)
     return process.device or process.backend or "-"
 
 
-def _first(process: ProcessPlan) -> str:
+def _first_device(process: ProcessPlan) -> str:
     """Return the device whose gauges are shown: of a replica group the leader's."""
     return next(iter(process.devices), "cpu")
 
 
-def _short(name: str) -> str:
+def _shorten_name(name: str) -> str:
     for word in ("NVIDIA GeForce ", "NVIDIA ", "AMD Radeon ", "AMD ", "Intel(R) ", "(R)", "(TM)"):
         name = name.replace(word, "")
     return name
 
 
-def _gauge(gauges: Gauges, process: ProcessPlan) -> Gauge:
-    here, device = gauges.get(process.host, {}), _first(process)
+def _find_gauge(gauges: Gauges, process: ProcessPlan) -> Gauge:
+    here, device = gauges.get(process.host, {}), _first_device(process)
     return here.get(device) or here.get(device.lower()) or Gauge()
 
 
-def _memory(gauge: Gauge) -> Text:
+def _format_memory(gauge: Gauge) -> Text:
     if gauge.memory_used is None:
         return Text("")
     used = gauge.memory_used / 2**30
@@ -137,7 +137,7 @@ def _memory(gauge: Gauge) -> Text:
     return Text(f"{used:.1f}/{total:.0f} GiB", "red" if full else "")
 
 
-def _temperature(gauge: Gauge) -> Text:
+def _format_temperature(gauge: Gauge) -> Text:
     if gauge.temperature is None:
         return Text("")
     degrees = gauge.temperature

@@ -23,7 +23,7 @@ from launcher.runs.budget.spending import IdleHost, Total
 from launcher.runs.processes.session import ProcessState
 from launcher.runs.status import RunView
 from launcher.terminal import note, visible
-from launcher.views.tables import COLOURS, Column, table
+from launcher.views.tables import COLOURS, Column, make_table
 from trainer.system.commandline.wrapping import wrapped, wrapped_card
 from trainer.tracking.picture import exchanged, figure, loss_text
 
@@ -70,7 +70,7 @@ class _Terminal(Console):
                 yield Segment(text, segment.style)
 
 
-def console() -> Console:
+def make_console() -> Console:
     """Return stdout as rich draws on it; piped output is neither coloured nor cut nor broken."""
     return _Terminal(
         file=sys.stdout,
@@ -81,7 +81,7 @@ def console() -> Console:
 
 
 @contextlib.contextmanager
-def late_hosts_asked() -> Generator[Callable[[Iterable[str], RenderableType], None]]:
+def show_while_waiting() -> Generator[Callable[[Iterable[str], RenderableType], None]]:
     """Yield what takes late hosts and shows what the others said, until the block ends.
 
     On a terminal the block's end takes the picture away: what is printed then is complete. A pipe
@@ -91,13 +91,13 @@ def late_hosts_asked() -> Generator[Callable[[Iterable[str], RenderableType], No
 
     with contextlib.ExitStack() as pictures:
 
-        def show(names: Iterable[str], picture: RenderableType) -> None:
+        def draw_hosts(names: Iterable[str], picture: RenderableType) -> None:
             note(asking(names))
             if sys.stdout.isatty():
-                live = Live(picture, console=console(), auto_refresh=False, transient=True)
+                live = Live(picture, console=make_console(), auto_refresh=False, transient=True)
                 pictures.enter_context(live)
 
-        yield show
+        yield draw_hosts
 
 
 def print_json(tree: Mapping[str, Any]) -> None:
@@ -106,23 +106,23 @@ def print_json(tree: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line on stdout; on a terminal it is broken between words."""
-    _write(wrapped(visible(line), width(), "  "))
+    _write_lines(wrapped(visible(line), terminal_width(), "  "))
 
 
 def say_whole(line: str) -> None:
     """Print a line of a program on stdout, which must not be broken."""
-    _write([visible(line)])
+    _write_lines([visible(line)])
 
 
-def _write(lines: Iterable[str]) -> None:
+def _write_lines(lines: Iterable[str]) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 
 @contextlib.contextmanager
-def detaching(again: str, run_id: str) -> Generator[None]:
+def detach_on_interrupt(again: str, run_id: str) -> Generator[None]:
     """Turn Ctrl-C on a view into a note: the run continues, and how to return or stop it."""
     try:
         yield
@@ -137,28 +137,28 @@ def say_detached(again: str, run_id: str) -> None:
     note(f"detached; run {run_id} continues. Return: {again}; stop it: launch cluster down")
 
 
-def width() -> int | None:
+def terminal_width() -> int | None:
     """Return the columns of the terminal on stdout; None for a file or pipe: nothing is cut."""
-    return console().width if sys.stdout.isatty() else None
+    return make_console().width if sys.stdout.isatty() else None
 
 
 def say_card(view: RunView) -> None:
     """Print a run's summary card; its commands are for the host that has the output."""
     leader = view.run.plan.leader.host
     if view.card and not view.run.plan.host(leader).is_local:
-        say(f"on {leader}:")
+        print_line(f"on {leader}:")
     say_result(view.card)
 
 
 def say_result(lines: Iterable[str]) -> None:
     """Print sentences, and commands below `next:`, which are indented."""
-    _write(wrapped_card(lines, width()))
+    _write_lines(wrapped_card(lines, terminal_width()))
 
 
 def checks_table(checks: Iterable[Result], width: int | None) -> Table:
     """Return the table of `launch doctor`."""
-    rows = [(_styled(c.status), c.host, c.name, c.detail, c.remedy) for c in checks]
-    return table(_CHECKS, rows, width)
+    rows = [(_style_state(c.status), c.host, c.name, c.detail, c.remedy) for c in checks]
+    return make_table(_CHECKS, rows, width)
 
 
 def runs_table(views: Iterable[RunView], width: int | None) -> RenderableType:
@@ -166,17 +166,17 @@ def runs_table(views: Iterable[RunView], width: int | None) -> RenderableType:
     rows: list[tuple[str, Text, str, str, str, str]] = [
         (
             view.run.run_id,
-            _styled(view.outcome),
-            moment(view.run.started),
+            _style_state(view.outcome),
+            format_time(view.run.started),
             str(len(view.run.plan.workers or view.run.plan.followers)),
-            progress(view.training or {}, steps=view.state != "stopped"),
+            format_progress(view.training or {}, steps=view.state != "stopped"),
             view.run.plan.output,
         )
         for view in views
     ]
     longest = max((len(row[0]) for row in rows), default=0)
     if width is None or longest + _BESIDE_ID <= width:
-        return table(_RUNS, rows, width)
+        return make_table(_RUNS, rows, width)
     # `overflow="ignore"`: an id is never cut or broken, since `--resume` and `--run` take it.
     lines: list[RenderableType] = []
     for run_id, state, started, workers, steps, _ in rows:
@@ -191,14 +191,14 @@ def runs_table(views: Iterable[RunView], width: int | None) -> RenderableType:
 
 def spend_table(totals: Sequence[Total], by: str, width: int | None) -> Table:
     """Return the table of `launch spend`, with the sum of each currency as its last lines."""
-    rows = [_spent(total.name, [total]) for total in totals]
+    rows = [_spending_row(total.name, [total]) for total in totals]
     for unit in dict.fromkeys(total.currency for total in totals):
-        rows.append(_spent("all", [total for total in totals if total.currency == unit]))
+        rows.append(_spending_row("all", [total for total in totals if total.currency == unit]))
     columns = (Column(by.upper()), *_SPEND)
-    return table(columns, rows if len(totals) > 1 else rows[:1], width)
+    return make_table(columns, rows if len(totals) > 1 else rows[:1], width)
 
 
-def _spent(name: str, totals: Sequence[Total]) -> tuple[str, ...]:
+def _spending_row(name: str, totals: Sequence[Total]) -> tuple[str, ...]:
     seconds = sum(total.seconds for total in totals)
     share = sum(total.measured * total.seconds for total in totals) / seconds if seconds else 0.0
     kwh, money = sum(total.kwh for total in totals), sum(total.money for total in totals)
@@ -281,18 +281,18 @@ def status_tree(view: RunView) -> dict[str, Any]:
     }
 
 
-def headline(view: RunView) -> str:
+def run_headline(view: RunView) -> str:
     """Return one line for a run: its state and how far training is."""
     parts = [f"{view.run.run_id}: {view.outcome}"]
     if view.training:
-        parts.append(progress(view.training, steps=view.state != "stopped"))
+        parts.append(format_progress(view.training, steps=view.state != "stopped"))
     over = (view.training or {}).get("state") == "completed"  # whose reason is that it is done
     if view.reason and view.state != "failed" and not over:
         parts.append(str(view.reason))
     return ", ".join(part for part in parts if part)
 
 
-def progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
+def format_progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
     """Return `step 12/90, loss 1.234, 4,200 tokens/s` from the leader's status."""
     done = f"step {training.get('step', 0)}/{training.get('total_steps')}"
     validation: Mapping[str, Any] = training.get("validation") or {}
@@ -310,10 +310,10 @@ def progress(training: Mapping[str, Any], *, steps: bool = True) -> str:
     return ", ".join(filter(None, parts))
 
 
-def moment(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Return Unix seconds as local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _styled(state: str) -> Text:
+def _style_state(state: str) -> Text:
     return Text(visible(state), COLOURS.get(state.partition(": ")[0], ""))

@@ -49,19 +49,21 @@ class Column:
     right: bool = False
 
 
-def table(
+def make_table(
     columns: Sequence[Column], rows: Iterable[Sequence[str | Text]], width: int | None
 ) -> Table:
     """Return a plain table of at most `width` characters; None is as wide as its cells.
 
     A column after the first that says nothing in any row, or a dash in all, is left out.
     """
-    texts = [[_text(cell) for cell in row] for row in rows]
+    texts = [[_cell_text(cell) for cell in row] for row in rows]
     full = [
         max(cell_len(column.name), *(cell_len(row[index].plain) for row in texts), 0)
         for index, column in enumerate(columns)
     ]
-    least = [_least(column, full[index], index, texts) for index, column in enumerate(columns)]
+    least = [
+        _least_width(column, full[index], index, texts) for index, column in enumerate(columns)
+    ]
     chosen = [
         index
         for index in range(len(columns))
@@ -73,7 +75,7 @@ def table(
             if not columns[spare].spare:
                 break
             chosen.remove(spare)
-    sizes = _sizes(chosen, full, least, width)
+    sizes = _divide_width(chosen, full, least, width)
     result = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
     for index in chosen:
         column = columns[index]
@@ -89,11 +91,11 @@ def table(
     return result
 
 
-def _text(cell: str | Text) -> Text:
+def _cell_text(cell: str | Text) -> Text:
     return cell if isinstance(cell, Text) else Text(visible(cell))
 
 
-def _least(column: Column, full: int, index: int, texts: Sequence[Sequence[Text]]) -> int:
+def _least_width(column: Column, full: int, index: int, texts: Sequence[Sequence[Text]]) -> int:
     least = full if column.least is None else min(full, max(column.least, cell_len(column.name)))
     if not column.words:
         return least
@@ -101,7 +103,7 @@ def _least(column: Column, full: int, index: int, texts: Sequence[Sequence[Text]
     return max(least, max(map(cell_len, words), default=0))
 
 
-def _sizes(
+def _divide_width(
     chosen: Sequence[int], full: Sequence[int], least: Sequence[int], width: int | None
 ) -> dict[int, int]:
     """Return the characters of each column: what is over goes to the one that lacks most."""

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from launcher.runs.teaching import TeachingPlan, TeachingRequest
-from launcher.views.tables import Column, table
+from launcher.views.tables import Column, make_table
 from trainer.planning.devices import count_text, gib, size_text
 from trainer.planning.logits_size import Kept
 from trainer.planning.teachers import DISK_RATE, WINDOW, TeacherOption
@@ -31,7 +31,7 @@ _COLUMNS = (
 )
 
 
-def heading(request: TeachingRequest) -> list[str]:
+def describe_request(request: TeachingRequest) -> list[str]:
     """Return what is planned, and what was guessed."""
     shape = request.shape
     size = f"{count_text(shape.parameters)} parameters"
@@ -46,11 +46,11 @@ def heading(request: TeachingRequest) -> list[str]:
 
 def teacher_table(request: TeachingRequest, plan: TeachingPlan, width: int | None) -> Table:
     """Return a line for each engine and type of weights; the one that is picked is marked."""
-    rows = [_row(one, one is plan.pick, request.tokens) for one in plan.options]
-    return table(_COLUMNS, rows, width)
+    rows = [_option_row(one, one is plan.pick, request.tokens) for one in plan.options]
+    return make_table(_COLUMNS, rows, width)
 
 
-def _row(option: TeacherOption, picked: bool, tokens: float) -> list[str]:
+def _option_row(option: TeacherOption, picked: bool, tokens: float) -> list[str]:
     fits, seconds = option.fits != "no", option.seconds(tokens)
     return [
         option.format.engine or "none",
@@ -64,18 +64,22 @@ def _row(option: TeacherOption, picked: bool, tokens: float) -> list[str]:
         str(option.teachers) if fits else "-",
         "-" if option.rate is None else f"{option.rate:.3g}",
         option.source if option.rate is not None else "-",
-        "-" if seconds is None else _hours(seconds),
+        "-" if seconds is None else _format_hours(seconds),
     ]
 
 
-def verdict(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
+def describe_choice(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
     """Return the hours, the bytes and who waits, in words, and the next command."""
     refused = [f"{one.format.name}: {one.refused}" for one in plan.options if one.refused]
-    lines = [*_time(request, plan), *_student(request, plan), _share(request, plan)]
-    return [*lines, *refused, *_next(request, plan)]
+    lines = [
+        *_time_lines(request, plan),
+        *_student_lines(request, plan),
+        _teacher_share(request, plan),
+    ]
+    return [*lines, *refused, *_next_command(request, plan)]
 
 
-def _time(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
+def _time_lines(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
     option = plan.pick
     if option is None:
         return _too_large(plan.options)
@@ -87,7 +91,7 @@ def _time(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
     else:
         how += f", {option.teachers} teachers" if option.teachers > 1 else ""
         lines.append(
-            f"{how}: {_hours(seconds)} hours at {option.rate:.3g} tokens/s, {option.source}"
+            f"{how}: {_format_hours(seconds)} hours at {option.rate:.3g} tokens/s, {option.source}"
         )
     if option.fits == "disk":
         lines.append(
@@ -111,7 +115,7 @@ def _too_large(options: Sequence[TeacherOption]) -> list[str]:
     ]
 
 
-def _student(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
+def _student_lines(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
     """Return whether the student waits for the teachers."""
     if request.student is None or plan.learning is None:
         return []
@@ -128,7 +132,7 @@ def _student(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
         scoring = plan.pick.seconds(request.tokens)
     if cost is None:
         return [f"{who}: its speed is not known"]
-    learns = f"{who} learns an epoch in {_hours(cost.seconds)} hours, computed"
+    learns = f"{who} learns an epoch in {_format_hours(cost.seconds)} hours, computed"
     if scoring is None:
         return [learns]
     if scoring > cost.seconds:
@@ -137,7 +141,7 @@ def _student(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
     return [f"{learns}, and never waits: the teachers are faster"]
 
 
-def _share(request: TeachingRequest, plan: TeachingPlan) -> str:
+def _teacher_share(request: TeachingRequest, plan: TeachingPlan) -> str:
     each = plan.bytes_per_token
     source = "measured" if plan.bytes_measured else "computed"
     return (
@@ -146,7 +150,7 @@ def _share(request: TeachingRequest, plan: TeachingPlan) -> str:
     )
 
 
-def _next(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
+def _next_command(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
     option, kept = plan.pick, request.kept
     if option is None or not plan.student_fits:
         return []
@@ -173,7 +177,7 @@ def _next(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
     return lines
 
 
-def _hours(seconds: float) -> str:
+def _format_hours(seconds: float) -> str:
     """Return hours for people, as a plan knows them."""
     return f"{seconds / 3600:.3g}" if seconds < 3.6e6 else f"{seconds / 3600:,.0f}"
 

@@ -51,7 +51,7 @@ class StepRate:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque(maxlen=_PACE_LOOKS)
 
-    def seen(self, view: RunView, now: float) -> None:
+    def update(self, view: RunView, now: float) -> None:
         """Take a look into account; only training counts for the pace."""
         step = (view.training or {}).get("step")
         if view.state != "running" or step is None:
@@ -61,7 +61,7 @@ class StepRate:
         elif step < self._seen[-1][1]:  # it went on from a checkpoint
             self._seen.clear()
 
-    def left(self, view: RunView) -> float | None:
+    def seconds_left(self, view: RunView) -> float | None:
         """Return the seconds to the last step; None while unknown."""
         total = (view.training or {}).get("total_steps")
         looks = tuple(self._seen)
@@ -128,7 +128,7 @@ class Telemetry:
         Raises:
             LauncherError: the first look failed.
         """
-        threading.Thread(target=self._observe, daemon=True).start()
+        threading.Thread(target=self._observe_run, daemon=True).start()
         self._gauges.start()
         self._first.wait()
         self.latest()
@@ -152,16 +152,16 @@ class Telemetry:
             time.monotonic() - self._seen,
             self._gauges.fresh(),
             tuple(self._losses),
-            self._pace.left(self._view),
+            self._pace.seconds_left(self._view),
             tuple(self._failures),
         )
 
-    def _observe(self) -> None:
+    def _observe_run(self) -> None:
         try:
             while not self._closed.is_set():
                 view = self._monitor.observe()
-                self._note(view)
-                self._pace.seen(view, time.monotonic())
+                self._store_view(view)
+                self._pace.update(view, time.monotonic())
                 self._failures.extend(self._watch.news(view))
                 self._view, self._seen = view, time.monotonic()
                 self._first.set()
@@ -171,7 +171,7 @@ class Telemetry:
             self._first.set()
             self._gauges.close()
 
-    def _note(self, view: RunView) -> None:
+    def _store_view(self, view: RunView) -> None:
         training: Mapping[str, Any] = view.training or {}
         step, loss = training.get("step"), training.get("loss")
         if step != self._step and loss is not None:

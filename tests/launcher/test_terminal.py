@@ -30,7 +30,7 @@ from launcher.runs.status import RunView
 from launcher.terminal import note, redrawing, visible, visible_lines
 from launcher.views import render
 from launcher.views.live import live_view
-from launcher.views.log_printer import Printer
+from launcher.views.log_printer import LinePrinter
 from launcher.views.processes import processes_table
 from launcher.views.telemetry import TelemetrySnapshot
 from tests.launcher.keeping import python_process
@@ -106,10 +106,10 @@ def test_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) ->
     out = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding=encoding))
     two = [python_process(tmp_path, "", f"worker-{n}") for n in range(2)]
-    Printer(False, two).print(
+    LinePrinter(False, two).print_lines(
         two[0], 1, [attack.encode(errors="surrogatepass") for attack in ATTACKS]
     )
-    Printer(False, two[:1]).print(two[0], 1, ["Û".encode(), b"\x9b2J", b"a\rb"])
+    LinePrinter(False, two[:1]).print_lines(two[0], 1, ["Û".encode(), b"\x9b2J", b"a\rb"])
     data = out.getvalue()
     assert re.findall(rb"[\x00-\x09\x0b-\x1f\x7f-\x9f]", data.replace("Û".encode(), b"")) == []
     lines = data.decode(encoding).splitlines()
@@ -119,7 +119,7 @@ def test_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str) ->
 
 def test_logs_for_programs_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process = python_process(tmp_path, "")
-    Printer(True, [process]).print(
+    LinePrinter(True, [process]).print_lines(
         process, 1, [attack.encode(errors="replace") for attack in ATTACKS]
     )
     out = capsys.readouterr().out
@@ -161,15 +161,15 @@ def test_tables_and_pictures(
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.setattr("sys.stdout.isatty", lambda: tty)
     failure = Failure(f"worker-0 on {EVIL}", (EVIL,))
-    console = render.console()
+    console = render.make_console()
     console.print(processes_table(view, 150))
     console.print(render.checks_table([Result(EVIL, EVIL, "fail", EVIL, EVIL)], 150))
     console.print(live_view(TelemetrySnapshot(view, 0.0, failures=(failure,)), 150))
     console.print(render.runs_table([view], 150))
-    render.say(render.headline(view))
+    render.print_line(render.run_headline(view))
     render.note(f"{EVIL}: is away")
     for line in render.command_lines(view.run.plan):
-        render.say(line)
+        render.print_line(line)
     said = capsys.readouterr()
     assert "fake" in said.out
     assert_harmless(said.out)

@@ -42,14 +42,14 @@ class BoundedProtocol(H11Protocol):
         order: dict[BoundedProtocol, None] = self.app_state.setdefault("connections", {})
         if len(order) >= MOST:
             oldest = next((one for one in order if one._is_idle), next(iter(order)))
-            oldest._abort()
+            oldest._abort_connection()
         order[self] = None
         self._wait_for_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""
         self.app_state["connections"].pop(self, None)
-        self._forget()
+        self._remove_connection()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -70,7 +70,7 @@ class BoundedProtocol(H11Protocol):
         """Give a reader that has stopped some time."""
         super().pause_writing()
         if self._stall is None:
-            self._stall = self.loop.call_later(STALL, self._abort)
+            self._stall = self.loop.call_later(STALL, self._abort_connection)
 
     def resume_writing(self) -> None:
         """Go on with a reader that reads again."""
@@ -81,25 +81,25 @@ class BoundedProtocol(H11Protocol):
 
     def shutdown(self) -> None:
         """End at once: a reader that has stopped would keep a closing connection open."""
-        self._abort()
+        self._abort_connection()
 
     def _wait_for_request(self) -> None:
         self._cancel_deadline()
-        self._deadline = self.loop.call_later(PATIENCE, self._abort)
+        self._deadline = self.loop.call_later(PATIENCE, self._abort_connection)
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _forget(self) -> None:
+    def _remove_connection(self) -> None:
         self._cancel_deadline()
         if self._stall is not None:
             self._stall.cancel()
 
-    def _abort(self) -> None:
+    def _abort_connection(self) -> None:
         self.app_state["connections"].pop(self, None)
-        self._forget()
+        self._remove_connection()
         self.transport.abort()
 
 

@@ -62,7 +62,7 @@ class Distillation:
         self._damaged: set[int] = set()
         self._scores: list[_Score] = []
         self._scored = ("", 0)
-        """The path and size of the file of `_scores`."""
+        """The path and size of the file of `_parse_scores`."""
 
     def read_on(self, checkpoint: str) -> None:
         """Look again, if the last look is some seconds old.
@@ -95,8 +95,10 @@ class Distillation:
                 text = connection.read(str(folder / "dataset.json"), limit=_MOST)
                 shards = receive_json(_Description, text, "dataset.json", least=0).shards
                 self._windows = [shard.windows for shard in shards]
-        self._written = _shards(connection.names(str(folder)))
-        self._damaged = _shards(connection.names(str(folder / "quarantine"))) - self._written
+        self._written = _parse_shard_numbers(connection.names(str(folder)))
+        self._damaged = (
+            _parse_shard_numbers(connection.names(str(folder / "quarantine"))) - self._written
+        )
 
     def _read_scores(self, store: PurePosixPath) -> None:
         run = store.parent if store.name == "checkpoints" else store
@@ -105,21 +107,23 @@ class Distillation:
         with suppress(FileNotFoundError):
             size = connection.size(path)
             if (path, size) != self._scored:
-                self._scores = _scores(connection.read(path, max(0, size - _MOST), _MOST))
+                self._scores = _parse_scores(connection.read(path, max(0, size - _MOST), _MOST))
                 self._scored = (path, size)
 
-    def tree(self, epoch: int, window: int) -> dict[str, Any]:
+    def build_tree(self, epoch: int, window: int) -> dict[str, Any]:
         """Return it for the page; the student is at a window of an epoch's order."""
         rated = [score for score in self._scores if score.rating is not None]
         rated = [score for score in rated if score.rated_by == rated[-1].rated_by]
         best = min(rated, key=lambda score: (-(score.rating or 0.0), score.step), default=None)
         return {
             "shards": len(self._windows),
-            "written": _spans(self._written),
-            "damaged": _spans(self._damaged),
+            "written": _group_numbers(self._written),
+            "damaged": _group_numbers(self._damaged),
             "read": len(self._windows) if epoch else round(self._shards_before(window), 2),
             "epoch": epoch,
-            "scores": [_line(score, score is best) for score in self._scores[-_MOST_CHECKPOINTS:]],
+            "scores": [
+                _score_entry(score, score is best) for score in self._scores[-_MOST_CHECKPOINTS:]
+            ],
         }
 
     def _shards_before(self, window: int) -> float:
@@ -132,12 +136,12 @@ class Distillation:
         return len(self._windows)
 
 
-def _shards(names: list[str]) -> set[int]:
+def _parse_shard_numbers(names: list[str]) -> set[int]:
     found = (re.match(r"shard-(\d{5,9})(?!\d)", name) for name in names)
     return {int(match[1]) for match in found if match}
 
 
-def _spans(numbers: set[int]) -> list[list[int]]:
+def _group_numbers(numbers: set[int]) -> list[list[int]]:
     """Return numbers as [first, last] of each gapless part."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
@@ -148,7 +152,7 @@ def _spans(numbers: set[int]) -> list[list[int]]:
     return spans
 
 
-def _scores(data: bytes) -> list[_Score]:
+def _parse_scores(data: bytes) -> list[_Score]:
     """Return the scored checkpoints, each once; lines of another shape are left out."""
     found: dict[str, _Score] = {}
     for line in data.split(b"\n"):
@@ -158,7 +162,7 @@ def _scores(data: bytes) -> list[_Score]:
     return sorted(found.values(), key=lambda score: score.step)
 
 
-def _line(score: _Score, best: bool) -> dict[str, Any]:
+def _score_entry(score: _Score, best: bool) -> dict[str, Any]:
     figures = {
         f"{task} {name}": value
         for task, outcome in score.tasks.items()

@@ -59,13 +59,13 @@ class Facts:
         scores = [record for record in records if record["kind"] == "validation"]
         self._score = scores[-1] if scores else None
 
-    def facts(self) -> list[Row]:
+    def list_facts(self) -> list[Row]:
         """Return what was trained on what, and by which hosts."""
-        found = [(name, _at(self._settings, key)) for name, key in _SETTINGS.items()]
+        found = [(name, _get_path(self._settings, key)) for name, key in _SETTINGS.items()]
         if self._settings.get("method") != "lora":
             found = [(name, value) for name, value in found if name != "LoRA rank"]
         facts = [
-            (name, _text(value))
+            (name, _format_value(value))
             for name, value in found
             if value is not None and (name, value) != ("part held out", 0.0)
         ]
@@ -83,7 +83,7 @@ class Facts:
                 devices.append(f"{process['name']} on {device}")
         return [*facts, *((f"host {host}", ", ".join(does)) for host, does in hosts.items())]
 
-    def results(self) -> list[Row]:
+    def list_results(self) -> list[Row]:
         """Return the last losses and how fast they were reached."""
         found: list[Row] = [("state", self._state["outcome"])]
         if self._steps and self._steps[-1].get("loss") is not None:
@@ -92,7 +92,7 @@ class Facts:
             loss, at = self._score["loss"], f"step {self._score['step']:,}"
             found.append(("validation loss", f"{loss:.4f} at {at}"))
             pairs = self._settings.get("task") == "dpo"
-            if not self._classifies and not pairs and loss < 100:
+            if not self._is_classifier and not pairs and loss < 100:
                 found.append(("perplexity", f"{math.exp(loss):.4g}"))
             titles = {"accuracy": "accuracy", "mcc": "MCC", "reward_margin": "reward margin"}
             for name, title in {**titles, "reward_accuracy": "pairs in order"}.items():
@@ -109,16 +109,16 @@ class Facts:
             count = "1 proof" if last["proofs"] == 1 else f"{last['proofs']:,} proofs"
             where = f"the last of {ranks} workers at step {last['step']:,}"
             found.append(("weights agree", f"{count}, {where}: {last.get('digest', '')}"))
-        shares = self._shares()
+        shares = self._compute_fractions()
         found += [(f"share of worker {rank}", f"{part:.0%}") for rank, part in shares.items()]
         return found
 
-    def traffic(self) -> list[Row]:
+    def list_traffic(self) -> list[Row]:
         """Return how many bytes were exchanged, if any were."""
         sent = self._steps[-1]["so_far"][4] if self._steps else 0
         return [("bytes exchanged", f"{sent:,}")] if sent else []
 
-    def faults(self) -> list[Tree]:
+    def list_faults(self) -> list[Tree]:
         """Return each loss and resumption: `step`, `what`, and the seconds until the next step
         (`held_up`) and until the worker was back (`back`), None if that did not come."""
         found: list[Tree] = []
@@ -149,7 +149,7 @@ class Facts:
             )
         return found
 
-    def answers(self) -> list[tuple[str, str, str]]:
+    def list_answers(self) -> list[tuple[str, str, str]]:
         """Return each prompt that the run answered, with its first and its last answer."""
         found: dict[int, list[Tree]] = {}
         for record in self._records:
@@ -161,14 +161,14 @@ class Facts:
             rows.append((first["prompt"], texts[0], texts[1] if later else ""))
         return rows
 
-    def classes(self) -> list[str]:
+    def list_class_names(self) -> list[str]:
         """Return the names of a classifier's classes; their numbers if they have none."""
         names = self._settings.get("class_names") or self._settings.get("num_classes")
         if isinstance(names, list):
-            return [_text(name) for name in cast("list[object]", names)]
+            return [_format_value(name) for name in cast("list[object]", names)]
         return [str(number) for number in range(names if isinstance(names, int) else 0)]
 
-    def commands(self) -> list[str]:
+    def list_commands(self) -> list[str]:
         """Return the commands that repeat the run with the settings of the report."""
         if self._run.plan.leader.role == "student":
             return ["launch distill up --config run.yaml --output NEW_FOLDER"]
@@ -179,7 +179,7 @@ class Facts:
         output = shlex.quote(f"{self._run.plan.output}-again")
         return [f"launch cluster up --config run.yaml --output {output}{start}"]
 
-    def absent(self, *, hashes: bool, spent: bool) -> list[str]:
+    def list_absent(self, *, hashes: bool, spent: bool) -> list[str]:
         """Return what this report lacks, and why."""
         status = self._state["status"]
         found = list(status["unreachable"].values())
@@ -187,7 +187,7 @@ class Facts:
             found.append("the result: the run has not ended; these are its figures so far")
         if self._score is None:
             found.append("a validation: there were no held-out data, or none was due")
-        elif self._classifies and not self._has_confusion:
+        elif self._is_classifier and not self._has_confusion:
             found.append("the confusion matrix: the last validation did not record one")
         alone = self._training.get("expect_workers") == 1
         if not (alone or self._run.plan.leader.role == "student") and not any(
@@ -202,10 +202,10 @@ class Facts:
         return found
 
     @property
-    def _classifies(self) -> bool:
+    def _is_classifier(self) -> bool:
         return self._settings.get("task") == "classify"
 
-    def _shares(self) -> dict[int, float]:
+    def _compute_fractions(self) -> dict[int, float]:
         """Return each worker's part of the samples of the steps in the report."""
         sums: dict[int, float] = {}
         for step in self._steps:
@@ -219,13 +219,13 @@ def _same_rank(one: Tree, other: Tree) -> bool:
     return one.get("rank") == other.get("rank")
 
 
-def _at(tree: Mapping[str, Any], key: str) -> Any:
+def _get_path(tree: Mapping[str, Any], key: str) -> Any:
     found: Any = tree
     for part in key.split("."):
         found = cast("dict[str, Any]", found).get(part) if isinstance(found, dict) else None
     return found
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     parts = cast("list[object]", value) if isinstance(value, list) else [value]
     return ", ".join(map(str, parts))[:_LONGEST]

@@ -174,7 +174,7 @@ class _Lines:
         first, second = self.figures
         self.figures = array("d", compress(first, keep)), array("d", compress(second, keep))
 
-    def choose(self, every: int, count: int) -> bytearray:
+    def choose_kept(self, every: int, count: int) -> bytearray:
         """Return for each of the first lines whether it is kept, of groups of so many steps."""
         kinds = self.kinds[:count]
         keep = bytearray(not kind for kind in kinds)
@@ -188,7 +188,7 @@ class _Lines:
                 lines = list(group)
                 kept = set[int]() if kind == _STEP else {lines[-1]}
                 if kind in (_STEP, _VALIDATION):
-                    kept.update(_extremes(lines, self.figures))
+                    kept.update(_select_extremes(lines, self.figures))
                 for at in kept:
                     keep[at] = 1
         return keep
@@ -206,9 +206,9 @@ class History:
         self._most = most
         self._path: str | None = None
         self._lock = threading.Lock()
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._offset = 0
         self._lines = _Lines()
         self._every = 1
@@ -217,7 +217,7 @@ class History:
         self._proofs = 0
         self.confusion: tuple[int, list[list[int]]] | None = None
         """The step of the last validation with a confusion matrix, and the matrix."""
-        self._so_far = SoFar()
+        self._so_far = RunningTotals()
         self._begun = set[int]()
         """Kinds of which there was a line: the first is never dropped."""
         self._keep_next = True
@@ -238,18 +238,18 @@ class History:
         path = self._path
         with self._lock:
             if (size := connection.size(path)) < self._offset:
-                self._begin()
+                self._reset()
 
-            def read(offset: int, limit: int) -> bytes:
+            def read_metrics(offset: int, limit: int) -> bytes:
                 return connection.read(path, offset, limit)
 
-            for page in line_pages(read, self._offset, whole=False):
-                self._keep(page, is_far=size - page.end > 2 * self._most, size=size)
+            for page in line_pages(read_metrics, self._offset, whole=False):
+                self._append_page(page, is_far=size - page.end > 2 * self._most, size=size)
                 self._offset = page.end
                 while self._size > self._most and self._thin_out():
                     pass
 
-    def after(self, cursor: int) -> tuple[int, str] | None:
+    def select_lines_after(self, cursor: int) -> tuple[int, str] | None:
         """Return the cursor behind the last line, and the lines after a cursor as a JSON array.
 
         None: the cursor is of a file that is gone, and its reader begins again at 0.
@@ -261,17 +261,17 @@ class History:
             return self._offset, f"[{','.join(lines)}]"
 
     @property
-    def place(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """The epoch of the last step, and the sample behind it in the epoch's order."""
         return self._so_far.place or (0, 0)
 
-    def _count(self, record: _Known) -> tuple[int, _Added]:
+    def _count_record(self, record: _Known) -> tuple[int, _Added]:
         """Add a line to the sums, and return its kind and what it tells of them."""
         added: _Added = ()
         kind = 0
         if isinstance(record, _StepLine):
-            ledger = counted(record.samples)
-            added = ledger, self._so_far.add(record, ledger)
+            ledger = count_samples(record.samples)
+            added = ledger, self._so_far.add_step(record, ledger)
             kind, self._keep_next = 0 if self._keep_next else _STEP, False
         elif isinstance(record, _ValidationLine):
             kind = _VALIDATION
@@ -295,25 +295,25 @@ class History:
             kind = 0
         return kind, added
 
-    def _keep(self, page: Page, *, is_far: bool, size: int) -> None:
+    def _append_page(self, page: Page, *, is_far: bool, size: int) -> None:
         """Keep lines; of those far from the file's end, what thinning out would leave of them."""
         read, far = _Lines(), list[tuple[bytes, _Added]]()
         end = self._offset
         for line in page.lines:
             end += len(line) + 1
-            if (record := parsed(line)) is None:
+            if (record := parse_record(line)) is None:
                 continue
-            kind, sums = self._count(record)
+            kind, sums = self._count_record(record)
             if is_far:  # few are kept: the bytes are one object, the record is a dozen
                 far.append((line, sums))
-            text = "" if is_far else _text(record, sums)
-            read.append(text, end, record.step, kind, _figures(record))
+            text = "" if is_far else _format_record(record, sums)
+            read.append(text, end, record.step, kind, _get_extreme_figures(record))
         if is_far:
             self._every = max(self._every, 1 << (4 * size // self._most).bit_length() - 1)
-            keep = read.choose(self._every, len(far))
+            keep = read.choose_kept(self._every, len(far))
             read.select(keep)
-            kept = ((parsed(line), sums) for line, sums in compress(far, keep))
-            read.texts = [_text(record, sums) for record, sums in kept if record is not None]
+            kept = ((parse_record(line), sums) for line, sums in compress(far, keep))
+            read.texts = [_format_record(record, sums) for record, sums in kept if record]
         self._lines.extend(read)
         self._size += sum(map(len, read.texts))
 
@@ -322,17 +322,17 @@ class History:
         lines = self._lines
         half = len(lines.texts) // 2
         furthest = max(compress(lines.steps[:half], lines.kinds), default=0)
-        keep = lines.choose(self._every, half)
+        keep = lines.choose_kept(self._every, half)
         while sum(keep) > half // 2 and self._every <= furthest:
             self._every *= 2
-            keep = lines.choose(self._every, half)
+            keep = lines.choose_kept(self._every, half)
         dropped = sum(keep) < half
         lines.select(keep + b"\1" * (len(lines.texts) - half))
         self._size = sum(map(len, lines.texts))
         return dropped
 
 
-def _extremes(lines: list[int], figures: Sequence[Sequence[float]]) -> Iterable[int]:
+def _select_extremes(lines: list[int], figures: Sequence[Sequence[float]]) -> Iterable[int]:
     """Return of some lines those with the least and the greatest of each figure."""
     if len(lines) <= 2 * len(figures):
         return lines
@@ -343,7 +343,7 @@ def _extremes(lines: list[int], figures: Sequence[Sequence[float]]) -> Iterable[
     return found or lines[:1]
 
 
-class SoFar:
+class RunningTotals:
     """Sums over the steps that count: samples, missing and repeated ones, tokens, and bytes.
 
     A resumed run goes on with the sums of the step from which it does.
@@ -356,7 +356,7 @@ class SoFar:
         self._last = deque[tuple[int, tuple[int, int], _Sums]](maxlen=_MOST_BACK)
         """The last steps, each with its position in the data and the running sums."""
 
-    def add(self, step: _StepLine, ledger: Sequence[int]) -> _Sums:
+    def add_step(self, step: _StepLine, ledger: Sequence[int]) -> _Sums:
         """Count a step, of which the ledger was `counted`, and return the sums."""
         first, behind, missing, repeated = ledger
         added = behind - first - missing
@@ -387,7 +387,7 @@ class SoFar:
         self.place, self._sums = None, self._sums if step else (0, 0, 0, 0, 0)
 
 
-def parsed(line: bytes) -> _Known | None:
+def parse_record(line: bytes) -> _Known | None:
     """Return what the page shows of a line; None for one that it does not."""
     try:
         return _read_line(line)  # nearly all lines, in a fraction of the time
@@ -400,7 +400,7 @@ def parsed(line: bytes) -> _Known | None:
         return None
 
 
-def _text(record: _Known, added: _Added) -> str:
+def _format_record(record: _Known, added: _Added) -> str:
     """Return a line as JSON, without what the page does not show."""
     unsent = {"samples", "exchange_bytes"} if isinstance(record, _StepLine) else {"confusion"}
     text = _LINE.dump_json(record, exclude_none=True, exclude=unsent).decode()
@@ -411,7 +411,7 @@ def _text(record: _Known, added: _Added) -> str:
     return f"{text[:-1]},{more[1:]}"
 
 
-def _figures(record: _Known) -> tuple[float, float]:
+def _get_extreme_figures(record: _Known) -> tuple[float, float]:
     """Return the figures of a line whose extremes are kept; NaN where there is none."""
     if isinstance(record, _StepLine):
         first, second = record.loss, record.tokens_per_second
@@ -422,7 +422,7 @@ def _figures(record: _Known) -> tuple[float, float]:
     return math.nan if first is None else first, math.nan if second is None else second
 
 
-def counted(samples: Sequence[Sequence[int]]) -> list[int]:
+def count_samples(samples: Sequence[Sequence[int]]) -> list[int]:
     """Return of a step's ledger: first sample, behind the last, missing ones, repeated ones.
 
     `samples` are [rank, start, stop] in the epoch's order; all counted exactly once if the last

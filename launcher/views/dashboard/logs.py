@@ -14,7 +14,7 @@ from launcher.runs.processes.log_pages import LogPages
 from launcher.runs.processes.session import SessionSupervisor
 from launcher.runs.status import RunMonitor
 from launcher.terminal import visible_lines
-from launcher.views.logs import choose
+from launcher.views.logs import choose_processes
 from trainer.system.timestamp import leading_timestamp
 
 MOST_LINES = 500
@@ -28,7 +28,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LogQuery:
     """The wanted lines."""
 
     words: str = ""
@@ -39,7 +39,7 @@ class Wanted:
     """Only the lines behind this place."""
 
 
-def log_lines(monitor: RunMonitor, name: str, wanted: Wanted) -> dict[str, Any]:
+def log_lines(monitor: RunMonitor, name: str, wanted: LogQuery) -> dict[str, Any]:
     """Return `lines` with their `moments`, and the place behind them as `attempt` and `end`.
 
     A moment is in Unix seconds, by the clock of the process's host; None for a line that does not
@@ -49,12 +49,12 @@ def log_lines(monitor: RunMonitor, name: str, wanted: Wanted) -> dict[str, Any]:
         ConfigError: the run has no such process.
         UnreachableError: its host does not answer.
     """
-    (process,) = choose(monitor.run, [name])
+    (process,) = choose_processes(monitor.run, [name])
     supervisor = monitor.supervisor(process)
     attempts = supervisor.attempts(process)
     if not attempts:
         return {"attempt": 1, "end": 0, "lines": [], "moments": []}
-    attempt, offset = _beginning(supervisor, process, attempts, wanted)
+    attempt, offset = _find_start(supervisor, process, attempts, wanted)
     over = attempt != attempts[-1] or supervisor.state(process).is_over
     words = wanted.words.casefold()
     # From a moment on the first lines count, else the last ones.
@@ -73,8 +73,8 @@ def log_lines(monitor: RunMonitor, name: str, wanted: Wanted) -> dict[str, Any]:
     return {"attempt": attempt, "end": end, "lines": lines, "moments": moments}
 
 
-def _beginning(
-    supervisor: SessionSupervisor, process: ProcessPlan, attempts: list[int], wanted: Wanted
+def _find_start(
+    supervisor: SessionSupervisor, process: ProcessPlan, attempts: list[int], wanted: LogQuery
 ) -> Place:
     """Return where to begin to read; always the beginning of a line."""
     if wanted.after is not None and wanted.after[0] in attempts:

@@ -12,9 +12,9 @@ from trainer.system.commandline.markdown_text import code_block, escape_markdown
 _MOST_FAULTS = 20
 
 
-def markdown(report: Report) -> str:
+def format_markdown(report: Report) -> str:
     """Return a report that is readable as text too; what a host says stays text."""
-    return f"# Run {report.run_id}\n\n{_sections(report)}"
+    return f"# Run {report.run_id}\n\n{_format_sections(report)}"
 
 
 def model_card(report: Report) -> str:
@@ -28,21 +28,26 @@ def model_card(report: Report) -> str:
             f"run {report.run_id} has no folder to publish, and so no model card; a run writes it "
             "at its end"
         )
-    return f"{report.card.rstrip()}\n\n## How it was trained\n\n{_sections(report)}"
+    return f"{report.card.rstrip()}\n\n## How it was trained\n\n{_format_sections(report)}"
 
 
-def _sections(report: Report) -> str:
+def _format_sections(report: Report) -> str:
     tree: Tree = report.state["report"]
-    parts = [_table(("", ""), tree["results"]), _table(("trained", ""), tree["facts"])]
+    parts = [
+        _format_table(("", ""), tree["results"]),
+        _format_table(("trained", ""), tree["facts"]),
+    ]
     if tree["confusion"]:
-        parts.append("\n".join(_confusion(tree["classes"], *tree["confusion"])))
+        parts.append("\n".join(_confusion_lines(tree["classes"], *tree["confusion"])))
     if tree["faults"]:
-        parts.append(_table(("step", "fault", "next step after", "back after"), _faults(tree)))
+        parts.append(
+            _format_table(("step", "fault", "next step after", "back after"), _fault_rows(tree))
+        )
     if tree["answers"]:
-        parts.append(_table(("prompt", "first answer", "last answer"), tree["answers"]))
+        parts.append(_format_table(("prompt", "first answer", "last answer"), tree["answers"]))
     rows = [*tree["costs"], *((f"BLAKE3 of {what}", it) for what, it in tree["hashes"])]
     if rows:
-        parts.append(_table(("", ""), rows))
+        parts.append(_format_table(("", ""), rows))
     if tree["commands"]:
         commands = code_block(tree["commands"])
         settings = code_block(tree["settings"].splitlines(), "yaml")
@@ -54,29 +59,36 @@ def _sections(report: Report) -> str:
     return "\n\n".join([*parts, f"Not in this report:\n\n{lacks}"]) + "\n"
 
 
-def _confusion(classes: Sequence[str], step: int, counts: Sequence[Sequence[int]]) -> Iterator[str]:
+def _confusion_lines(
+    classes: Sequence[str], step: int, counts: Sequence[Sequence[int]]
+) -> Iterator[str]:
     """Yield the lines of a confusion matrix: rows are labels, columns predictions."""
     yield f"Predictions (columns) by label (rows) at step {step:,}:\n"
     names = classes if len(classes) == len(counts) else [str(n) for n in range(len(counts))]
     rows = [(name, *map(str, row)) for name, row in zip(names, counts, strict=True)]
-    yield _table(("", *names), rows)
+    yield _format_table(("", *names), rows)
 
 
-def _faults(tree: Tree) -> list[tuple[str, str, str, str]]:
+def _fault_rows(tree: Tree) -> list[tuple[str, str, str, str]]:
     shown = tree["faults"][:_MOST_FAULTS]
     rows = [
-        (f"{fault['step']:,}", fault["what"], _seconds(fault["held_up"]), _seconds(fault["back"]))
+        (
+            f"{fault['step']:,}",
+            fault["what"],
+            _format_seconds(fault["held_up"]),
+            _format_seconds(fault["back"]),
+        )
         for fault in shown
     ]
     more = len(tree["faults"]) - len(shown)
     return [*rows, ("", f"and {more:,} more", "", "")] if more else rows
 
 
-def _seconds(value: float | None) -> str:
+def _format_seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.1f} s"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     titles, *cells = ([escape_markdown(cell) for cell in row] for row in (head, *rows))
     lines = [titles, ["---"] * len(head), *cells]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

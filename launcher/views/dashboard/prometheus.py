@@ -35,16 +35,16 @@ _HELP = {
 """Every metric, without `motley_`, and what it means; all are gauges."""
 
 
-def exposition(overview: Mapping[str, Any]) -> str:
+def format_metrics(overview: Mapping[str, Any]) -> str:
     """Return the metrics of the dashboard's overview; what is not known is left out."""
     found: dict[str, list[_Sample]] = {name: [] for name in _HELP}
-    for name, labels, value in (*_runs(overview), *_hosts(overview)):
+    for name, labels, value in (*_run_samples(overview), *_host_samples(overview)):
         found[name].append((labels, value))
     found["remarks"].append(({}, len(overview.get("remarks", ()))))
-    return "".join(_family(name, samples) for name, samples in found.items())
+    return "".join(_format_family(name, samples) for name, samples in found.items())
 
 
-def _runs(overview: Mapping[str, Any]) -> Iterator[tuple[str, _Labels, object]]:
+def _run_samples(overview: Mapping[str, Any]) -> Iterator[tuple[str, _Labels, object]]:
     for run in overview.get("runs", ()):
         labels = {"run": run["run_id"]}
         yield "run_info", {**labels, "state": run["state"]}, 1
@@ -64,7 +64,7 @@ def _runs(overview: Mapping[str, Any]) -> Iterator[tuple[str, _Labels, object]]:
         yield "run_budget", money, budget.get("ceiling")
 
 
-def _hosts(overview: Mapping[str, Any]) -> Iterator[tuple[str, _Labels, object]]:
+def _host_samples(overview: Mapping[str, Any]) -> Iterator[tuple[str, _Labels, object]]:
     for host in overview.get("hosts", ()):
         yield "host_reachable", {"host": host["name"]}, host["reachable"]
         yield "host_processes", {"host": host["name"]}, len(host["busy"])
@@ -79,10 +79,10 @@ def _hosts(overview: Mapping[str, Any]) -> Iterator[tuple[str, _Labels, object]]
             yield "device_temperature_celsius", labels, gauge.get("temperature")
 
 
-def _family(name: str, samples: Sequence[_Sample]) -> str:
+def _format_family(name: str, samples: Sequence[_Sample]) -> str:
     """Return a metric's lines; none without a value."""
     lines = [
-        f"motley_{name}{_labels(labels)} {float(value)!r}\n"
+        f"motley_{name}{_format_labels(labels)} {float(value)!r}\n"
         for labels, value in samples
         if isinstance(value, int | float) and math.isfinite(value)
     ]
@@ -90,11 +90,11 @@ def _family(name: str, samples: Sequence[_Sample]) -> str:
     return head + "".join(lines) if lines else ""
 
 
-def _labels(labels: _Labels) -> str:
-    pairs = (f'{name}="{_escaped(str(value))}"' for name, value in labels.items())
+def _format_labels(labels: _Labels) -> str:
+    pairs = (f'{name}="{_escape_label(str(value))}"' for name, value in labels.items())
     return f"{{{','.join(pairs)}}}" if labels else ""
 
 
-def _escaped(text: str) -> str:
+def _escape_label(text: str) -> str:
     """Return a label's value as the format asks; it may be a host's."""
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

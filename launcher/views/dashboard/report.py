@@ -23,7 +23,7 @@ from launcher.views.dashboard.distillation import Distillation
 from launcher.views.dashboard.facts import Facts
 from launcher.views.dashboard.history import History
 from launcher.views.dashboard.run_files import read_card, read_hashes, read_settings, read_spent
-from launcher.views.dashboard.single_file import single_file
+from launcher.views.dashboard.single_file import build_single_file
 from launcher.views.dashboard.state import Tree, last_checkpoint, run_tree
 from launcher.views.telemetry import TelemetrySnapshot
 from trainer import __version__
@@ -53,7 +53,7 @@ def as_html(report: Report) -> str:
     """Return the page with a report in it."""
     path, head = f"api/runs/{report.run_id}", json.dumps(report.state)
     run = f'{head[:-1]}, "records": {report.records}}}'  # which is JSON already, and long
-    return single_file({"home": json.dumps(f"#/run/{report.run_id}"), path: run})
+    return build_single_file({"home": json.dumps(f"#/run/{report.run_id}"), path: run})
 
 
 def make_report(registry: Registry, run: Run, view: RunView | None = None) -> Report:
@@ -83,8 +83,8 @@ def make_report(registry: Registry, run: Run, view: RunView | None = None) -> Re
             taught.read_on(checkpoint)
         except (LauncherError, OSError, ValueError) as error:
             absent.append(f"shards and scores: {plain_reason(error)}"[:_LONGEST])
-        state["distillation"] = taught.tree(*history.place)
-    _, records = history.after(0) or (0, "[]")
+        state["distillation"] = taught.build_tree(*history.position)
+    _, records = history.select_lines_after(0) or (0, "[]")
     try:
         own = f"{run.plan.output}/run.yaml"
         text = connection.read(own, limit=_MOST) if alone else registry.config(run.run_id)
@@ -101,17 +101,17 @@ def make_report(registry: Registry, run: Run, view: RunView | None = None) -> Re
     state["report"] = {
         "made": time.time(),
         "version": __version__,
-        "facts": [*known.facts(), *saved],
-        "results": known.results(),
-        "costs": [*known.traffic(), *spent],
-        "faults": known.faults(),
-        "answers": known.answers(),
-        "classes": known.classes(),
+        "facts": [*known.list_facts(), *saved],
+        "results": known.list_results(),
+        "costs": [*known.list_traffic(), *spent],
+        "faults": known.list_faults(),
+        "answers": known.list_answers(),
+        "classes": known.list_class_names(),
         "confusion": history.confusion,
         "hashes": hashes,
-        "commands": known.commands() if settings else [],
+        "commands": known.list_commands() if settings else [],
         "settings": yaml.safe_dump(settings, sort_keys=False, allow_unicode=True),
-        "absent": [*absent, *known.absent(hashes=bool(hashes), spent=bool(spent))],
+        "absent": [*absent, *known.list_absent(hashes=bool(hashes), spent=bool(spent))],
     }
     plan = run.plan_by(run.head, connection) or run.plan
     return Report(run.run_id, state, records, read_card(connection, plan.output))

@@ -65,8 +65,8 @@ def read_hashes(connection: Connection, checkpoint: str) -> tuple[list[Row], lis
     for name in ("best", "best-evaluated", PurePosixPath(checkpoint).name):
         folder = store / name
         try:
-            run = _read(connection, _Checkpoint, folder / "run.json")
-            files = _read(connection, _Manifest, folder / "manifest.json").files
+            run = _read_json(connection, _Checkpoint, folder / "run.json")
+            files = _read_json(connection, _Manifest, folder / "manifest.json").files
         except (OSError, ValueError):
             continue
         weights = next((files[each].blake3 for each in _WEIGHTS if each in files), None)
@@ -81,7 +81,7 @@ def read_hashes(connection: Connection, checkpoint: str) -> tuple[list[Row], lis
     return [], []
 
 
-def _read(connection: Connection, kind: type[_Kind], path: PurePosixPath) -> _Kind:
+def _read_json(connection: Connection, kind: type[_Kind], path: PurePosixPath) -> _Kind:
     return receive_json(kind, connection.read(str(path), limit=_MOST), str(path), lines=True)
 
 
@@ -103,10 +103,10 @@ def read_spent(registry: Registry, run_id: str) -> list[Row]:
         records = [r for r in read_spend(registry, remarks.append) if r.run == run_id]
     except LauncherError as error:
         return [("energy and cost", f"unknown: {plain_reason(error)}"[:_LONGEST])]
-    return [*_amounts(totals(records, "run")), *(("not counted", line) for line in remarks)]
+    return [*_amount_rows(totals(records, "run")), *(("not counted", line) for line in remarks)]
 
 
-def _amounts(found: Sequence[Total]) -> Iterator[Row]:
+def _amount_rows(found: Sequence[Total]) -> Iterator[Row]:
     for total in found:
         if total.kwh:
             yield "energy", f"{total.kwh:.3f} kWh, {total.measured:.0%} of the time measured"

@@ -37,10 +37,10 @@ from launcher.runs.output_run import OutputMonitor
 from launcher.runs.records.registry import authority_folder
 from launcher.views.dashboard.connections import BoundedProtocol, run_server
 from launcher.views.dashboard.history import History
-from launcher.views.dashboard.logs import Wanted
-from launcher.views.dashboard.prometheus import CONTENT_TYPE, exposition
+from launcher.views.dashboard.logs import LogQuery
+from launcher.views.dashboard.prometheus import CONTENT_TYPE, format_metrics
 from launcher.views.dashboard.single_file import PAGE
-from launcher.views.dashboard.state import Observed, Tree
+from launcher.views.dashboard.state import ObservedCluster, Tree
 
 IDENTITY = "urn:motley:dashboard"
 HEADERS = {
@@ -57,7 +57,7 @@ _EVERY = 1.0
 _LONGEST_WORDS = 200
 
 
-class Guarded:
+class GuardedApp:
     """An application whose answers all have `HEADERS`."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -88,21 +88,21 @@ def make_app(
         hosts: the names in a request's Host header that are answered.
         outputs: runs that no launcher started.
     """
-    observed = Observed(cluster, outputs)
+    observed = ObservedCluster(cluster, outputs)
 
-    async def overview(_: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(observed.overview))
+    async def get_overview(_: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(observed.get_overview))
 
-    async def metrics(_: Request) -> Response:
-        text = exposition(await run_in_threadpool(observed.overview))
+    async def get_metrics(_: Request) -> Response:
+        text = format_metrics(await run_in_threadpool(observed.get_overview))
         return Response(text, media_type=CONTENT_TYPE)
 
     async def overview_events(_: Request) -> Response:
-        return _events(_changes(observed))
+        return _event_stream(_watch_overview(observed))
 
-    async def run(request: Request) -> Response:
-        state, history = await _run(observed, request)
-        cursor, records = await run_in_threadpool(history.after, 0) or (0, "[]")
+    async def get_run(request: Request) -> Response:
+        state, history = await _find_run(observed, request)
+        cursor, records = await run_in_threadpool(history.select_lines_after, 0) or (0, "[]")
         # The records are JSON already; they can be many.
         head = json.dumps({**state, "cursor": cursor})
         return Response(f'{head[:-1]}, "records": {records}}}', media_type="application/json")
@@ -110,31 +110,31 @@ def make_app(
     async def run_events(request: Request) -> Response:
         cursor = request.headers.get("last-event-id") or request.query_params.get("after", "0")
         after = int(cursor) if re.fullmatch(r"\d{1,18}", cursor) else 0
-        await _run(observed, request)  # there is such a run
-        return _events(_news(observed, request.path_params["run_id"], after))
+        await _find_run(observed, request)  # there is such a run
+        return _event_stream(_watch_run(observed, request.path_params["run_id"], after))
 
-    async def log(request: Request) -> Response:
+    async def get_log(request: Request) -> Response:
         names, asked = request.path_params, request.query_params
         after = re.fullmatch(r"(\d{1,9})\.(\d{1,18})", asked.get("after", ""))
         since = re.fullmatch(r"\d{1,12}(\.\d{1,9})?", asked.get("since", ""))
-        wanted = Wanted(
+        wanted = LogQuery(
             asked.get("find", "")[:_LONGEST_WORDS],
             float(since[0]) if since else None,
             (int(after[1]), int(after[2])) if after else None,
         )
-        found = await run_in_threadpool(observed.log, names["run_id"], names["process"], wanted)
+        found = await run_in_threadpool(observed.get_log, names["run_id"], names["process"], wanted)
         return JSONResponse(found)
 
-    async def refused(_: Request, error: Exception) -> Response:
+    async def answer_error(_: Request, error: Exception) -> Response:
         return JSONResponse({"error": str(error)}, 404 if isinstance(error, ConfigError) else 503)
 
     routes = [
-        Route("/metrics", metrics),
-        Route("/api/overview", overview),
+        Route("/metrics", get_metrics),
+        Route("/api/overview", get_overview),
         Route("/api/overview/events", overview_events),
-        Route("/api/runs/{run_id}", run),
+        Route("/api/runs/{run_id}", get_run),
         Route("/api/runs/{run_id}/events", run_events),
-        Route("/api/runs/{run_id}/logs/{process}", log),
+        Route("/api/runs/{run_id}/logs/{process}", get_log),
         Mount("/", StaticFiles(directory=PAGE, html=True)),
     ]
     app = Starlette(
@@ -143,54 +143,54 @@ def make_app(
             Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False),
             Middleware(GZipMiddleware, minimum_size=1000),
         ],
-        exception_handlers={LauncherError: refused},
+        exception_handlers={LauncherError: answer_error},
     )
-    return Guarded(app)
+    return GuardedApp(app)
 
 
-async def _run(observed: Observed, request: Request) -> tuple[Tree, History]:
-    return await run_in_threadpool(observed.run, request.path_params["run_id"])
+async def _find_run(observed: ObservedCluster, request: Request) -> tuple[Tree, History]:
+    return await run_in_threadpool(observed.get_run, request.path_params["run_id"])
 
 
-def _events(events: AsyncIterator[str]) -> Response:
+def _event_stream(events: AsyncIterator[str]) -> Response:
     return StreamingResponse(events, media_type="text/event-stream")
 
 
-async def _changes(observed: Observed) -> AsyncIterator[str]:
+async def _watch_overview(observed: ObservedCluster) -> AsyncIterator[str]:
     """Yield the overview whenever it changed."""
     said: Tree = {}
     while True:
-        tree = await run_in_threadpool(observed.overview)
-        yield ": \n\n" if _same(tree, said) else _event("overview", json.dumps(tree))
+        tree = await run_in_threadpool(observed.get_overview)
+        yield ": \n\n" if _is_same(tree, said) else _format_event("overview", json.dumps(tree))
         said = tree
         await asyncio.sleep(_EVERY)
 
 
-async def _news(observed: Observed, run_id: str, cursor: int) -> AsyncIterator[str]:
+async def _watch_run(observed: ObservedCluster, run_id: str, cursor: int) -> AsyncIterator[str]:
     """Yield a run's state whenever it changed, and the lines of its history after a cursor."""
     said: Tree = {}
     while True:
-        state, history = await run_in_threadpool(observed.run, run_id)
-        if not _same(state, said):
-            yield _event("state", json.dumps(state))
+        state, history = await run_in_threadpool(observed.get_run, run_id)
+        if not _is_same(state, said):
+            yield _format_event("state", json.dumps(state))
             said = state
-        found = await run_in_threadpool(history.after, cursor)
+        found = await run_in_threadpool(history.select_lines_after, cursor)
         if found is None:
-            yield _event("reset", "{}", 0)
+            yield _format_event("reset", "{}", 0)
             return
         if found[0] > cursor:
             cursor = found[0]
-            yield _event("records", found[1], cursor)
+            yield _format_event("records", found[1], cursor)
         yield ": \n\n"  # a reader that is gone is noticed
         await asyncio.sleep(_EVERY)
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two objects differ in nothing but the clock."""
     return {**one, "now": 0} == {**other, "now": 0}
 
 
-def _event(name: str, data: str, cursor: int | None = None) -> str:
+def _format_event(name: str, data: str, cursor: int | None = None) -> str:
     at = "" if cursor is None else f"id: {cursor}\n"
     return f"event: {name}\n{at}data: {data}\n\n"
 
@@ -211,11 +211,11 @@ def serve(
     Raises:
         ConfigError: the address or port cannot be listened on.
     """
-    listening = _listen(bind, port)
+    listening = _open_listener(bind, port)
     port = listening.getsockname()[1]
     private = is_loopback(bind)
     token = "" if private else secrets.token_urlsafe(18)
-    names = _names(bind)
+    names = _page_names(bind)
     shown = f"[{names[0]}]" if ":" in names[0] else names[0]
     hosts = ("localhost", "127.0.0.1", "[::1]", shown) if private else ("*",)
     config = uvicorn.Config(
@@ -233,13 +233,13 @@ def serve(
     if private:
         report(f"http://{shown}:{port}/")
     else:
-        config.ssl = _tls(names)
+        config.ssl = _make_tls_context(names)
         report(f"https://{shown}:{port}/{token}/")
         report(f"the browser trusts it once it has this CA: {authority_folder() / 'ca.pem'}")
     run_server(config, listening)
 
 
-def _listen(bind: str, port: int) -> socket.socket:
+def _open_listener(bind: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(
             bind, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -253,14 +253,14 @@ def _listen(bind: str, port: int) -> socket.socket:
         ) from None
 
 
-def _names(bind: str) -> list[str]:
+def _page_names(bind: str) -> list[str]:
     """Return the names and addresses of the page, the one to show first."""
     if bind in ("0.0.0.0", "::"):  # noqa: S104 - compared only; a person gave it, and TLS and a token guard it
         return [socket.getfqdn(), socket.gethostname(), "localhost", "127.0.0.1"]
     return [bind]
 
 
-def _tls(names: list[str]) -> ssl.SSLContext:
+def _make_tls_context(names: list[str]) -> ssl.SSLContext:
     """Return a context with a fresh certificate of the cluster's CA; no file of it stays."""
     leaf = Authority.open(authority_folder()).issue(IDENTITY, dict.fromkeys(names))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -18,7 +18,7 @@ _IMPORT = re.compile(r'import \{ (\w+(?:, \w+)*) \} from "\./(\w+)\.js";')
 _EXPORT = re.compile(r"export ((?:async )?function|class|const) (\w+)")
 
 
-def single_file(data: Mapping[str, str]) -> str:
+def build_single_file(data: Mapping[str, str]) -> str:
     """Return the page as HTML that needs no server.
 
     Args:
@@ -27,14 +27,15 @@ def single_file(data: Mapping[str, str]) -> str:
 
     The policy lets nothing run and nothing load but what this file has.
     """
-    styles = [_file(name) for name in ("uplot.css", "style.css")]
-    scripts = [_file("uplot.js"), joined("app")]
-    icon = f"data:image/svg+xml;base64,{base64.b64encode(_file('icon.svg').encode()).decode()}"
+    styles = [_read_page_file(name) for name in ("uplot.css", "style.css")]
+    scripts = [_read_page_file("uplot.js"), join_modules("app")]
+    drawing = base64.b64encode(_read_page_file("icon.svg").encode()).decode()
+    icon = f"data:image/svg+xml;base64,{drawing}"
     policy = "; ".join(
         [
             "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:",
-            " ".join(["style-src", *map(_hash, styles)]),
-            " ".join(["script-src", *map(_hash, scripts)]),
+            " ".join(["style-src", *map(_csp_hash, styles)]),
+            " ".join(["script-src", *map(_csp_hash, scripts)]),
         ]
     )
     members = ",".join(f"{json.dumps(name)}:{text}" for name, text in data.items())
@@ -42,14 +43,14 @@ def single_file(data: Mapping[str, str]) -> str:
     head = "".join(f"<style>{text}</style>\n" for text in styles)
     body = f'<script type="application/json" id="data">{inside}</script>\n'
     body += "".join(f"<script>{text}</script>\n" for text in scripts)
-    page = re.sub(r"<(?:link|script)\b.*\n", "", _file("index.html"))
+    page = re.sub(r"<(?:link|script)\b.*\n", "", _read_page_file("index.html"))
     meta = f'<meta http-equiv="content-security-policy" content="{policy}">\n'
     page = page.replace('<meta name="viewport"', f'{meta}<meta name="viewport"')
     page = page.replace("</head>", f'<link rel="icon" href="{icon}">\n{head}</head>')
     return page.replace('"icon.svg"', f'"{icon}"').replace("</body>", f"{body}</body>")
 
 
-def joined(first: str, folder: Path = PAGE) -> str:
+def join_modules(first: str, folder: Path = PAGE) -> str:
     """Return a module of the page and all that it imports as one script without modules.
 
     Raises:
@@ -57,11 +58,11 @@ def joined(first: str, folder: Path = PAGE) -> str:
             each other.
     """
     done: dict[str, str] = {}
-    _join(first, folder, done, ())
+    _join_module(first, folder, done, ())
     return '"use strict";\n' + "".join(done.values())
 
 
-def _join(name: str, folder: Path, done: dict[str, str], above: tuple[str, ...]) -> None:
+def _join_module(name: str, folder: Path, done: dict[str, str], above: tuple[str, ...]) -> None:
     if name in above:
         raise ValueError(f"{name}.js imports itself, by way of {' and '.join(above)}")
     if name in done:
@@ -70,7 +71,7 @@ def _join(name: str, folder: Path, done: dict[str, str], above: tuple[str, ...])
     exported: list[str] = []
     for number, line in enumerate((folder / f"{name}.js").read_text().splitlines(), 1):
         if found := _IMPORT.fullmatch(line):
-            _join(found[2], folder, done, (*above, name))
+            _join_module(found[2], folder, done, (*above, name))
             line = f"const {{ {found[1]} }} = $_{found[2]};"
         elif found := _EXPORT.match(line):
             exported.append(found[2])
@@ -84,10 +85,10 @@ def _join(name: str, folder: Path, done: dict[str, str], above: tuple[str, ...])
     )
 
 
-def _file(name: str) -> str:
+def _read_page_file(name: str) -> str:
     return (PAGE / name).read_text()
 
 
-def _hash(text: str) -> str:
+def _csp_hash(text: str) -> str:
     """Return a text as a policy names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

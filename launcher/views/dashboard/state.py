@@ -18,7 +18,7 @@ from launcher.runs.records.registry import Registry
 from launcher.runs.status import RunMonitor, RunView, live_runs
 from launcher.views.dashboard.distillation import Distillation
 from launcher.views.dashboard.history import History
-from launcher.views.dashboard.logs import Wanted, log_lines
+from launcher.views.dashboard.logs import LogQuery, log_lines
 from launcher.views.render import status_tree
 from launcher.views.telemetry import (
     LOOK_EVERY,
@@ -41,7 +41,7 @@ _LONGEST = 400
 Tree = dict[str, Any]
 
 
-class Live:
+class LiveTree:
     """An object kept current by a thread for as long as someone reads it."""
 
     def __init__(
@@ -60,9 +60,9 @@ class Live:
         self._first = threading.Event()
         self._defect: BaseException | None = None
         self.closed = threading.Event()
-        threading.Thread(target=self._refresh, daemon=True).start()
+        threading.Thread(target=self._keep_current, daemon=True).start()
 
-    def tree(self) -> Tree:
+    def latest_tree(self) -> Tree:
         """Return the latest object; waits for the first one alone."""
         self._read_at = time.monotonic()
         self._first.wait()
@@ -70,7 +70,7 @@ class Live:
             raise self._defect
         return self._tree
 
-    def _refresh(self) -> None:
+    def _keep_current(self) -> None:
         try:
             while time.monotonic() - self._read_at < UNWATCHED:
                 try:
@@ -87,7 +87,7 @@ class Live:
             self._close()
 
 
-class Observed:
+class ObservedCluster:
     """A cluster's runs and hosts, queried while a page is open; nothing is written or locked.
 
     Args:
@@ -98,40 +98,40 @@ class Observed:
         self._cluster = cluster
         self._outputs = {monitor.run.run_id: monitor for monitor in outputs}
         self._ended: dict[str, RunView] = {}
-        self._live: dict[str, Live] = {}
+        self._live: dict[str, LiveTree] = {}
         self._spend: list[Tree] = []
         self._spend_read = -_SPEND_EVERY
         self._lock = threading.Lock()
 
-    def overview(self) -> Tree:
+    def get_overview(self) -> Tree:
         """Return the runs, the hosts, what is idle, and what was spent."""
 
-        def begin() -> Live:
+        def start_observing() -> LiveTree:
             gauges, began = HostGauges(self._cluster.hosts), time.monotonic()
             gauges.start()
 
-            def look() -> Tree:
-                return self._overview(gauges.fresh(), time.monotonic() - began > STALE)
+            def build_tree() -> Tree:
+                return self._build_overview(gauges.fresh(), time.monotonic() - began > STALE)
 
-            return Live(look, _OVERVIEW_EVERY, gauges.close)
+            return LiveTree(build_tree, _OVERVIEW_EVERY, gauges.close)
 
-        return self._kept("", begin).tree()
+        return self._get_live("", start_observing).latest_tree()
 
-    def run(self, run_id: str) -> tuple[Tree, History]:
+    def get_run(self, run_id: str) -> tuple[Tree, History]:
         """Return a run's state, and its history.
 
         Raises:
             ConfigError: there is no such run.
         """
 
-        def begin() -> Live:
+        def start_observing() -> LiveTree:
             monitor = self._outputs.get(run_id) or RunMonitor(self._cluster.look().get(run_id))
             run = monitor.run
             telemetry, history = Telemetry(monitor), History(run)
             taught = Distillation(run) if run.plan.leader.role == "student" else None
             telemetry.start()
 
-            def look() -> Tree:
+            def build_tree() -> Tree:
                 tree = run_tree(telemetry.latest())
                 try:
                     with suppress(FileNotFoundError):  # no step yet
@@ -141,28 +141,28 @@ class Observed:
                 except (LauncherError, OSError, ValueError) as error:
                     tree["error"] = plain_reason(error)[:_LONGEST]
                 if taught is not None:
-                    tree["distillation"] = taught.tree(*history.place)
+                    tree["distillation"] = taught.build_tree(*history.position)
                 return tree
 
-            return Live(look, LOOK_EVERY, telemetry.close, history)
+            return LiveTree(build_tree, LOOK_EVERY, telemetry.close, history)
 
-        live = self._kept(run_id, begin)
+        live = self._get_live(run_id, start_observing)
         assert live.history is not None
-        return live.tree(), live.history
+        return live.latest_tree(), live.history
 
-    def log(self, run_id: str, process: str, wanted: Wanted) -> Tree:
+    def get_log(self, run_id: str, process: str, wanted: LogQuery) -> Tree:
         """Return lines of a process's log; see `log_lines`."""
-        _, history = self.run(run_id)
+        _, history = self.get_run(run_id)
         return log_lines(RunMonitor(history.run), process, wanted)
 
-    def _kept(self, name: str, begin: Callable[[], Live]) -> Live:
+    def _get_live(self, name: str, begin: Callable[[], LiveTree]) -> LiveTree:
         with self._lock:
             self._live = {key: one for key, one in self._live.items() if not one.closed.is_set()}
             if name not in self._live:
                 self._live[name] = begin()
             return self._live[name]
 
-    def _overview(self, gauges: Gauges, settled: bool) -> Tree:
+    def _build_overview(self, gauges: Gauges, settled: bool) -> Tree:
         """Return the overview; once `settled`, a host without a reading does not answer."""
         registry = self._cluster.look()
         remarks: list[str] = [] if registry.absence is None else [str(registry.absence)]
@@ -188,7 +188,7 @@ class Observed:
             "schema": "motley.dashboard/1",
             "now": time.time(),
             "runs": [_run_line(view) for view in reversed(views)],
-            "hosts": self._hosts([view for view in views if view.is_live], gauges, settled),
+            "hosts": self._host_entries([view for view in views if view.is_live], gauges, settled),
             "idle": [asdict(host) for host in self._cluster.idle(latest)],
             "spend": self._spend,
             "remarks": [line[:_LONGEST] for line in remarks],
@@ -204,7 +204,7 @@ class Observed:
         except LauncherError as error:
             remarks.append(str(error))
 
-    def _hosts(self, live: list[RunView], gauges: Gauges, settled: bool) -> list[Tree]:
+    def _host_entries(self, live: list[RunView], gauges: Gauges, settled: bool) -> list[Tree]:
         names = {host.name: host for host in self._cluster.hosts}
         for view in live:
             names |= {host.name: host for host in view.run.hosts if host.name not in names}
@@ -223,7 +223,7 @@ class Observed:
             reachable = not silent and not any(name in view.unreachable for view in live)
             found.append(
                 {"name": name, "devices": devices, "busy": busy, "reachable": reachable}
-                | {"gauges": _plain(gauges.get(name, {})), "rates": dict(host.link_rates)}
+                | {"gauges": _gauge_entries(gauges.get(name, {})), "rates": dict(host.link_rates)}
             )
         return found
 
@@ -249,7 +249,7 @@ def run_tree(snapshot: TelemetrySnapshot) -> Tree:
         "devices": {
             p.name: next(iter(p.devices), "cpu").lower() for p in snapshot.view.run.plan.processes
         },
-        "gauges": {host: _plain(read) for host, read in snapshot.gauges.items()},
+        "gauges": {host: _gauge_entries(read) for host, read in snapshot.gauges.items()},
         "left": snapshot.left,
         "age": round(snapshot.age),
         "remarks": snapshot.view.remarks,
@@ -294,5 +294,5 @@ def last_checkpoint(training: Mapping[str, Any] | None) -> str:
             return ""
 
 
-def _plain(gauges: Mapping[str, Any]) -> dict[str, Tree]:
+def _gauge_entries(gauges: Mapping[str, Any]) -> dict[str, Tree]:
     return {device.lower(): asdict(gauge) for device, gauge in gauges.items()}

@@ -25,7 +25,7 @@ from launcher.runs.down import tear_down
 from launcher.runs.records.plan_file import read_record
 from launcher.runs.records.registry import Registry
 from launcher.runs.status import RunMonitor, find_run
-from launcher.views.render import progress
+from launcher.views.render import format_progress
 from tests.launcher.sshd import Server
 from trainer.config.run import load
 
@@ -298,7 +298,7 @@ def test_an_odd_figure_of_a_report_is_shown_as_invalid(lab: Lab, odd: float) -> 
     (lab.output / "status.json").write_text(json.dumps(tree))
     view = RunMonitor(lab.run()).observe()
     assert view.training is not None
-    shown = progress(view.training)
+    shown = format_progress(view.training)
     assert shown == "step 3/9, loss -, invalid in its report: loss, validation.accuracy"
 
 

@@ -26,7 +26,7 @@ from launcher.views import render, telemetry
 from launcher.views.follow import draws_pictures
 from launcher.views.live import EventFeed, live_view
 from launcher.views.processes import processes_table
-from launcher.views.render import progress
+from launcher.views.render import format_progress
 from launcher.views.telemetry import StepRate, Telemetry, TelemetrySnapshot
 from tests.launcher.keeping import python_process
 from tests.waiting import wait_for
@@ -154,19 +154,19 @@ def test_a_bar_for_each_share_and_temperatures_in_colour(run: Run) -> None:
 
 def test_what_happens_is_told_as_it_happens(run: Run) -> None:
     feed, whole = EventFeed(lambda: "10:14:26"), snapshot(run)
-    assert feed.seen(whole.view) == (), "what was so before is no event"
+    assert feed.update(whole.view) == (), "what was so before is no event"
     workers = [TRAINING["workers"][0], {"rank": 1, "state": "lost", "samples": 0}]
     scores = {"step": 100, "loss": 0.79981, "accuracy": 0.665}
     training = {**TRAINING, "workers": workers, "validation": scores}
     view = replace(whole.view, training=training)
-    events = feed.seen(view)
+    events = feed.update(view)
     assert events == (
         "10:14:26 worker-1: lost",
         "10:14:26 validation at step 100: loss 0.7998, accuracy 0.665",
     )
-    assert feed.seen(view) == events, "each once"
+    assert feed.update(view) == events, "each once"
     states = {**view.processes, "worker-1": ProcessState(state="running", attempt=2)}
-    assert feed.seen(replace(view, processes=states))[-1] == (
+    assert feed.update(replace(view, processes=states))[-1] == (
         "10:14:26 worker-1: running, attempt 2"
     )
     lines = drawn(snapshot(run), 80)
@@ -208,10 +208,10 @@ def test_codec_and_rounds_in_use_are_shown(run: Run) -> None:
     view = replace(whole.view, training=training)
     text = " ".join("\n".join(drawn(replace(whole, view=view), 80)).split())
     assert "exchange 35 ms (9 exposed), int8, rounds of 20 steps" in text
-    assert "4,200 tokens/s, int8, rounds of 20 steps" in progress(training)
-    assert progress({**training, "round_of": None}).endswith("tokens/s, int8")
-    assert progress(TRAINING).endswith("tokens/s")
-    assert "step 120/480, loss -, 4,200" in progress({**TRAINING, "loss": None})
+    assert "4,200 tokens/s, int8, rounds of 20 steps" in format_progress(training)
+    assert format_progress({**training, "round_of": None}).endswith("tokens/s, int8")
+    assert format_progress(TRAINING).endswith("tokens/s")
+    assert "step 120/480, loss -, 4,200" in format_progress({**TRAINING, "loss": None})
 
 
 @pytest.mark.parametrize(
@@ -293,13 +293,13 @@ def test_the_last_log_lines_of_a_failed_worker_are_shown(run: Run) -> None:
 def test_the_time_that_is_left_goes_by_the_pace_of_late(run: Run) -> None:
     view, pace = snapshot(run).view, StepRate()
     for now, step in ((0.0, 100), (1.0, 100), (10.0, 120)):
-        assert pace.left(view) is None
-        pace.seen(replace(view, training={**TRAINING, "step": step}), now)
-    assert pace.left(view) == pytest.approx(180.0)
-    pace.seen(replace(view, training={**TRAINING, "step": 90}), 11.0)
-    assert pace.left(view) is None, "it went on from a checkpoint"
-    pace.seen(replace(view, state="recovering"), 12.0)
-    assert pace.left(view) is None
+        assert pace.seconds_left(view) is None
+        pace.update(replace(view, training={**TRAINING, "step": step}), now)
+    assert pace.seconds_left(view) == pytest.approx(180.0)
+    pace.update(replace(view, training={**TRAINING, "step": 90}), 11.0)
+    assert pace.seconds_left(view) is None, "it went on from a checkpoint"
+    pace.update(replace(view, state="recovering"), 12.0)
+    assert pace.seconds_left(view) is None
 
 
 def test_a_dead_host_does_not_hold_up_the_picture(

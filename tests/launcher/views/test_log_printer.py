@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.views.log_printer import Printer, parse_since
+from launcher.views.log_printer import LinePrinter, parse_since
 from tests.launcher.keeping import python_process
 
 
@@ -52,8 +52,8 @@ def test_prefixes(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: tty)
     one, ten = (python_process(tmp_path, "", name) for name in ("worker-1", "worker-10"))
-    Printer(False, [one, ten]).print(one, 1, [b"hello \xff", b""])
-    Printer(False, [one]).print(one, 1, [b"alone"])
+    LinePrinter(False, [one, ten]).print_lines(one, 1, [b"hello \xff", b""])
+    LinePrinter(False, [one]).print_lines(one, 1, [b"alone"])
     plain = b"worker-1  | "
     prefix = b"\x1b[36m" + plain + b"\x1b[0m" if coloured else plain
     expected = prefix + b"hello \\xff\n" + prefix + b"\nalone\n"
@@ -62,7 +62,7 @@ def test_prefixes(
 
 def test_json_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process = python_process(tmp_path, "")
-    Printer(True, [process]).print(process, 2, [b"\xffx"])
+    LinePrinter(True, [process]).print_lines(process, 2, [b"\xffx"])
     assert json.loads(capsys.readouterr().out) == {
         "schema": "motley.log/1",
         "name": "worker-0",

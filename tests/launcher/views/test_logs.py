@@ -18,14 +18,14 @@ from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor
 from launcher.session.spec import RestartPolicy
 from launcher.views import logs
-from launcher.views.log_printer import Printer
-from launcher.views.logs import LogReader, Selection, choose
+from launcher.views.log_printer import LinePrinter
+from launcher.views.logs import LogReader, Selection, choose_processes
 from tests.launcher.agent_pipe import AgentHost, state_in
 from tests.launcher.keeping import python_process
 from tests.waiting import PATIENCE, wait_for
 
 
-class Collector(Printer):
+class Collector(LinePrinter):
     """Keeps what would be printed; `hook` hears of every line."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Collector(Printer):
         self.lines: list[tuple[str, int, str]] = []
         self.hook: Callable[[str], None] = lambda _: None
 
-    def print(self, process: ProcessPlan, attempt: int, lines: Sequence[bytes]) -> None:
+    def print_lines(self, process: ProcessPlan, attempt: int, lines: Sequence[bytes]) -> None:
         for line in lines:
             self.lines.append((process.name, attempt, line.decode()))
             self.hook(line.decode())
@@ -134,10 +134,10 @@ def test_one_host_that_is_away(tmp_path: Path, process: ProcessPlan, here: set[s
 def test_choosing(tmp_path: Path) -> None:
     one, two = (python_process(tmp_path, "", name) for name in ("worker-0", "worker-1"))
     run = run_of(one, two)
-    assert choose(run, []) == [one, two]
-    assert choose(run, ["worker-1", "worker-1"]) == [two]
+    assert choose_processes(run, []) == [one, two]
+    assert choose_processes(run, ["worker-1", "worker-1"]) == [two]
     with pytest.raises(ConfigError, match=r"no process worker-7 \(there are: worker-0, worker-1\)"):
-        choose(run, ["worker-7"])
+        choose_processes(run, ["worker-7"])
 
 
 # Each hundredth line waits until the reader has seen it, and has lost its agent.

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from launcher.views.tables import Column, table
+from launcher.views.tables import Column, make_table
 
 COLUMNS = (
     Column("NAME", least=6),
@@ -23,7 +23,7 @@ ROWS: list[tuple[str | Text, ...]] = [
 
 def drawn(width: int | None, columns: Any = COLUMNS, rows: Any = ROWS) -> list[str]:
     console = Console(file=io.StringIO(), width=width or 500, force_terminal=False)
-    console.print(table(columns, rows, width))
+    console.print(make_table(columns, rows, width))
     assert isinstance(console.file, io.StringIO)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 

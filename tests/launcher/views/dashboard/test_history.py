@@ -12,7 +12,7 @@ import pytest
 
 from launcher.runs.records.registry import Registry
 from launcher.views.dashboard import history as history_module
-from launcher.views.dashboard.history import METRICS_FILE, History, counted, parsed
+from launcher.views.dashboard.history import METRICS_FILE, History, count_samples, parse_record
 from tests.launcher.views.dashboard.recorded_run import RUN_ID, RecordedRun
 from trainer.tracking import metrics
 
@@ -25,7 +25,7 @@ def test_only_new_lines_are_read_and_a_cursor_outlives_the_reader(tmp_path: Path
     run = Registry.default().get(RUN_ID)
     history = History(run)
     history.read_on()
-    cursor, text = history.after(0) or (0, "")
+    cursor, text = history.select_lines_after(0) or (0, "")
     first = json.loads(text)
     assert [line["step"] for line in first if line["kind"] == "step"] == list(range(1, 11))
     assert cursor == (recorded.output / METRICS_FILE).stat().st_size
@@ -35,21 +35,21 @@ def test_only_new_lines_are_read_and_a_cursor_outlives_the_reader(tmp_path: Path
     again = History(run)
     for each in (history, again):
         each.read_on()
-        found = each.after(cursor)
+        found = each.select_lines_after(cursor)
         assert found
         assert [line["step"] for line in json.loads(found[1])] == [11]
-        assert each.after(found[0]) == (found[0], "[]")
+        assert each.select_lines_after(found[0]) == (found[0], "[]")
 
 
 def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
     recorded = RecordedRun(tmp_path / "state")
     history = History(Registry.default().get(RUN_ID))
     history.read_on()
-    cursor, _ = history.after(0) or (0, "")
+    cursor, _ = history.select_lines_after(0) or (0, "")
     (recorded.output / METRICS_FILE).write_text('{"kind": "validation", "step": 1, "time": 1.0}\n')
     history.read_on()
-    assert history.after(cursor) is None
-    assert len(json.loads((history.after(0) or (0, ""))[1])) == 1
+    assert history.select_lines_after(cursor) is None
+    assert len(json.loads((history.select_lines_after(0) or (0, ""))[1])) == 1
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,13 @@ def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
     ],
 )
 def test_a_line_of_another_shape_is_left_out(line: bytes) -> None:
-    assert parsed(line) is None
+    assert parse_record(line) is None
 
 
 def test_a_number_that_is_not_plain_is_left_out_of_its_line() -> None:
-    kept = parsed(b'{"kind": "step", "step": 1, "time": 1.0, "loss": Infinity, "more": {"a": []}}')
+    kept = parse_record(
+        b'{"kind": "step", "step": 1, "time": 1.0, "loss": Infinity, "more": {"a": []}}'
+    )
     assert kept is not None
     assert {key: value for key, value in asdict(kept).items() if value is not None} == {
         "kind": "step",
@@ -99,13 +101,13 @@ def test_a_number_that_is_not_plain_is_left_out_of_its_line() -> None:
 def test_the_ledger_tells_what_is_missing_and_repeated(
     samples: list[list[int]], found: list[int]
 ) -> None:
-    assert counted(samples) == found
+    assert count_samples(samples) == found
 
 
 def read(history: History) -> list[dict[str, Any]]:
     """Return all lines that are kept."""
     history.read_on()
-    return json.loads((history.after(0) or (0, ""))[1])
+    return json.loads((history.select_lines_after(0) or (0, ""))[1])
 
 
 def test_a_resumed_run_goes_on_with_the_sums_of_its_checkpoint(tmp_path: Path) -> None:
@@ -197,9 +199,9 @@ def test_a_long_history_that_is_read_at_once_is_thinned_out_while_it_is_read(
                     file.write(json.dumps(line | each) + "\n")
     assert path.stat().st_size > 3 << 20  # whole pages of it are far from the end
     rendered: list[object] = []
-    whole = history_module._text
+    whole = history_module._format_record
     monkeypatch.setattr(
-        history_module, "_text", lambda it, sums: (rendered.append(it), whole(it, sums))[1]
+        history_module, "_format_record", lambda it, sums: (rendered.append(it), whole(it, sums))[1]
     )
     most = 300_000
     lines = read(History(Registry.default().get(RUN_ID), most))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.views.dashboard.single_file import PAGE, joined
+from launcher.views.dashboard.single_file import PAGE, join_modules
 from tests import ROOT
 
 FILES = {path.name: path.read_bytes() for path in PAGE.iterdir()}
@@ -57,7 +57,7 @@ def test_nothing_is_loaded_from_elsewhere_and_no_text_becomes_markup() -> None:
 def test_a_module_in_another_form_is_refused(text: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "app.js").write_text(f"{text}\n")
     with pytest.raises(ValueError, match=why):
-        joined("app", tmp_path)
+        join_modules("app", tmp_path)
 
 
 def test_modules_become_one_script_each_once_and_after_what_it_imports(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_modules_become_one_script_each_once_and_after_what_it_imports(tmp_path:
         'import { c } from "./c.js";\nexport const b = () => c;\nconst own = 1;\n'
     )
     (tmp_path / "c.js").write_text("export async function c() {}\nexport class D {}\n")
-    assert joined("app", tmp_path) == (
+    assert join_modules("app", tmp_path) == (
         '"use strict";\n'
         "const $_c = (() => {\nasync function c() {}\nclass D {}\nreturn { c, D };\n})();\n"
         "const $_b = (() => {\nconst { c } = $_c;\nconst b = () => c;\nconst own = 1;\n"

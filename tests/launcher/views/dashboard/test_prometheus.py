@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from launcher.views.dashboard.prometheus import exposition
+from launcher.views.dashboard.prometheus import format_metrics
 
 parser = pytest.importorskip("prometheus_client.parser")
 
@@ -74,7 +74,7 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 
 def test_what_is_known_is_there_with_its_unit_and_the_rest_is_not() -> None:
-    found = samples(exposition(OVERVIEW))
+    found = samples(format_metrics(OVERVIEW))
     run = {"run": "run-1"}
     assert found["motley_run_info"] == [
         ({**run, "state": "running"}, 1),
@@ -97,4 +97,4 @@ def test_what_is_known_is_there_with_its_unit_and_the_rest_is_not() -> None:
 
 
 def test_a_cluster_that_cannot_be_read_says_so() -> None:
-    assert samples(exposition({"error": "no"})) == {"motley_remarks": [({}, 0)]}
+    assert samples(format_metrics({"error": "no"})) == {"motley_remarks": [({}, 0)]}

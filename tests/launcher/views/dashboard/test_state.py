@@ -8,7 +8,7 @@ import pytest
 
 from launcher.inventory.hosts import Host
 from launcher.runs.cluster import Cluster
-from launcher.views.dashboard.state import Observed
+from launcher.views.dashboard.state import ObservedCluster
 from tests.launcher.views.dashboard.recorded_run import RUN_ID, RecordedRun, here
 from tests.waiting import wait_for
 
@@ -23,13 +23,13 @@ def test_a_lost_host_is_told_and_hides_nothing_of_the_others(
     cluster = Cluster(None)
     lost = Host(name="lost", address="127.0.0.1", port=1, link_rates=(("localhost", 1e9),))
     cluster.hosts = (here(tmp_path / "state"), lost)
-    observed = Observed(cluster)
+    observed = ObservedCluster(cluster)
 
     def settled() -> bool:
-        return bool(observed.overview()["hosts"][0]["gauges"])
+        return bool(observed.get_overview()["hosts"][0]["gauges"])
 
     wait_for(settled, "the readings of this machine")
-    overview = observed.overview()
+    overview = observed.get_overview()
     assert [(host["name"], host["reachable"]) for host in overview["hosts"]] == [
         ("localhost", True),
         ("lost", False),
