@@ -30,6 +30,7 @@ class LedgerAgainstSets(RuleBasedStateMachine):
         self.open = {shard.id for shard in shards}
         self.counts = [dict.fromkeys(range(self.start, self.stop), 0) for _ in range(columns)]
         self.recorded: set[tuple[int, int]] = set()
+        self.led: list[list[Shard]] = [[] for _ in range(columns)]
         self.ledger = Ledger(columns, list(reversed(shards)))
         assert self.ledger.dealt == shards
 
@@ -90,6 +91,15 @@ class LedgerAgainstSets(RuleBasedStateMachine):
             covered = [p for shard in counting for p in range(shard.start, shard.stop)]
             assert covered == sorted(p for p, count in counts.items() if count)
             assert {(shard.id, column) for shard in counting} <= self.recorded
+
+    @invariant()
+    def what_leads_stays_and_grows(self) -> None:
+        for column, counts in enumerate(self.counts):
+            leading = self.ledger.leading(column)
+            stop = next((p for p in counts if not counts[p]), self.stop)
+            assert [p for s in leading for p in range(s.start, s.stop)] == [*range(self.start, stop)]
+            assert leading[: len(self.led[column])] == self.led[column]
+            self.led[column] = leading
 
     @invariant()
     def open_work_is_exactly_what_is_missing(self) -> None:

@@ -1,6 +1,7 @@
 """The sum of a step's gradients: contributions come in pieces, averages go out as bytes.
 
-Contributions are added in the order of their samples, so the same split gives the same bits.
+Contributions are added in the order of their samples, so the same split gives the same bits. Those
+at the beginning of that order are added as they come; what came before its turn waits.
 The average leaves as encoded bytes, and all members, the coordinator too, decode those bytes.
 """
 
@@ -85,9 +86,10 @@ class SumMemory:
 class GradientSum:
     """All contributions to one step, `[N]` fp32 when complete.
 
-    Contributions wait for each other as the bytes that came, but in fp32 the first one of a block
-    waits where the sum will be. Averages in fp32 stay there; of all others the encoded bytes are
-    kept, and decoded again for the update. So little memory is needed beside the state.
+    A contribution whose turn has not come waits as the bytes that came, but in fp32 the first one
+    of a block waits where the sum will be. Those whose turn has come are added as soon as that takes
+    less memory than they do. Averages in fp32 stay where they were made; of all others the encoded
+    bytes are kept, and decoded again for the update.
 
     Args:
         codec: that contributions come in, and averages go in.
@@ -119,6 +121,8 @@ class GradientSum:
         """What has come of contributions that are not whole yet, by block and shard."""
         self._whole: dict[int, dict[int, BlockAssembly]] = {}
         """What waits for others, by block and shard, in the order in which it came."""
+        self._begun: dict[int, tuple[int, int]] = {}
+        """Of each block the contributions that were added already, and their weight."""
         self._square_sums: dict[int, float] = {}
 
     @property
@@ -164,7 +168,7 @@ class GradientSum:
             return None
         del self.partial[key]
         waiting = self._whole.setdefault(frame.block, {})
-        if waiting or not self._is_exact:
+        if frame.block in self._sums or not self._is_exact:
             decode = partial(self._values, frame.block, assembly)
         else:
             values = self._place(frame.block)
@@ -180,22 +184,36 @@ class GradientSum:
         for key in [key for key in self.partial if key[1] == shard]:
             del self.partial[key]
 
+    def begin(self, block: int, leading: Sequence[Shard]) -> None:
+        """Add the first contributions of a block's order, if their sum is smaller than they are."""
+        added, weight = self._begun.get(block, (0, 0))
+        parts = [self._whole[block][shard.id] for shard in leading[added:]]
+        size = self.layout.blocks[block].size
+        if not added and sum(part.codec.nbytes(size) for part in parts) <= 4 * size:
+            return
+        self._add_to(self._place(block, stays=True), block, parts)
+        for shard in leading[added:]:
+            del self._whole[block][shard.id]
+        self._begun[block] = len(leading), weight + sum(part.weight for part in parts)
+
     def average(self, block: int, order: Sequence[Shard]) -> Average:
         """Add the contributions of `order`, divide by their weight, and encode.
 
         Raises:
             NonFiniteError: the sum overflowed.
         """
-        whole = self._whole.pop(block)
-        parts = [whole[shard.id] for shard in order]
-        weight = sum(part.weight for part in parts)
+        added, weight = self._begun.get(block, (0, 0))
+        parts = [self._whole[block][shard.id] for shard in order[added:]]
+        weight += sum(part.weight for part in parts)
         codec = self._agreed.codec
-        if compiled.PASSES and {codec.name, *(part.codec.name for part in parts)} == {"bf16"}:
+        names = {codec.name, *(part.codec.name for part in parts)}
+        if compiled.PASSES and names == {"bf16"} and not added:
             encoded, squares = compiled.PASSES.bf16_average(
                 [part.bytes for part in parts], weight or 1
             )
         else:
             codec, encoded, squares = self._average(block, parts, weight)
+        del self._whole[block]
         if not math.isfinite(squares):  # no finite singles overflow a double
             values = self._memory.decoded[: self.layout.blocks[block].size]
             codec.decode(encoded, values)
@@ -209,18 +227,29 @@ class GradientSum:
     ) -> tuple[Codec, NDArray[np.uint8], float]:
         """Return a block's average encoded, with its codec, and the sum of its squares."""
         out = self._place(block)
-        first, *rest = parts
-        if rest and first.bytes is not _DECODED:
-            self._memory.spare[: out.size] = out  # what waits there has its turn later
-        if first.bytes is not _DECODED:
-            first.codec.decode(first.bytes, out)
-        with np.errstate(over="ignore"):  # an overflow is found, and named, by the check below
-            for other in rest:
-                np.add(out, self._values(block, other), out=out)
+        self._add_to(out, block, parts)
         if weight:
             np.divide(out, np.float32(weight), out=out)
         codec, encoded = self._encoded(block, out)
+        if not self._is_exact:
+            self._sums.pop(block, None)
         return codec, encoded, square_sum(out)
+
+    def _add_to(self, out: Float32, block: int, parts: list[BlockAssembly]) -> None:
+        """Add contributions to what was added of their block, or make the first one its sum."""
+        if block not in self._begun:
+            first, *parts = parts
+            if first.bytes is not _DECODED:
+                for waiting in self._whole[block].values():
+                    if waiting.bytes is _DECODED:  # its turn comes later
+                        in_turn = waiting in parts
+                        kept = self._memory.spare[: out.size] if in_turn else np.empty_like(out)
+                        kept[:] = out
+                        waiting.bytes = kept.view(np.uint8)
+                first.codec.decode(first.bytes, out)
+        with np.errstate(over="ignore"):  # an overflow is found, and named, when all are added
+            for other in parts:
+                np.add(out, self._values(block, other), out=out)
 
     def frames(self, average: Average, generation: int) -> Iterator[Frame]:
         """Yield the frames that carry an average to one member."""
@@ -256,22 +285,27 @@ class GradientSum:
     def _is_exact(self) -> bool:
         return codec_kind(self._agreed.codec.name).is_exact
 
-    def _place(self, block: int) -> Float32:
-        """Return where a block's sum is made: the average stays there only in fp32."""
-        if not self._is_exact:
-            return self._memory.spare[: self.layout.blocks[block].size]
+    def _place(self, block: int, *, stays: bool = False) -> Float32:
+        """Return where a block's sum is made; other than in fp32 it does not stay there.
+
+        Args:
+            stays: until the rest of it is added.
+        """
+        size = self.layout.blocks[block].size
         if block not in self._sums:
-            self._sums[block] = self._memory.take(block)
+            if self._is_exact:
+                self._sums[block] = self._memory.take(block)
+            elif stays:
+                self._sums[block] = np.empty(size, np.float32)
+            else:
+                return self._memory.spare[:size]
         return self._sums[block]
 
     def _values(self, block: int, whole: BlockAssembly) -> Float32:
         """Return a contribution that is not where the sum is made; valid until the next one."""
-        size = self.layout.blocks[block].size
-        if whole.bytes is _DECODED:
-            return self._memory.spare[:size]
         if codec_kind(whole.codec.name).is_exact:
             return whole.bytes.view(np.float32)
-        values = self._memory.decoded[:size]
+        values = self._memory.decoded[: self.layout.blocks[block].size]
         whole.codec.decode(whole.bytes, values)
         return values
 

@@ -104,6 +104,21 @@ class Ledger:
         """Return the shards that make up a column, in the order of their samples."""
         return [shard for root in self._roots for shard in root.counting(column)]
 
+    def leading(self, column: int) -> list[Shard]:
+        """Return the shards that make up a column up to its first missing sample, in their order.
+
+        What is recorded stays, and what is dealt again keeps its place, so these can only become
+        more.
+        """
+        found: list[Shard] = []
+        stop = self._roots[0].shard.start
+        for shard in self.counting(column):
+            if shard.start != stop:
+                break
+            found.append(shard)
+            stop = shard.stop
+        return found
+
     def open_shards(self, rank: int) -> list[Shard]:
         """Return the rank's shards that still owe something."""
         return [

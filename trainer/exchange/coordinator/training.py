@@ -101,6 +101,8 @@ class Training:
             average = round_.sums.average(frame.block, round_.ledger.counting(frame.block))
             for other in self._membership:
                 self._outbox.stream(other, round_.sums.frames(average, other.generation))
+        else:
+            round_.sums.begin(frame.block, round_.ledger.leading(frame.block))
 
     def hand_in(self, member: Member, shard_id: int, samples: int, now: float) -> None:
         """Take a shard of a round for its first samples alone; others get the rest.
