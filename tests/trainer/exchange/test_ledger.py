@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import pytest
 from hypothesis import settings
@@ -96,8 +96,8 @@ class LedgerAgainstSets(RuleBasedStateMachine):
     def what_leads_stays_and_grows(self) -> None:
         for column, counts in enumerate(self.counts):
             leading = self.ledger.leading(column)
-            stop = next((p for p in counts if not counts[p]), self.stop)
-            assert [p for s in leading for p in range(s.start, s.stop)] == [*range(self.start, stop)]
+            led = [p for shard in leading for p in range(shard.start, shard.stop)]
+            assert led == [*takewhile(lambda p, counts=counts: counts[p], counts)]
             assert leading[: len(self.led[column])] == self.led[column]
             self.led[column] = leading
 

@@ -87,9 +87,9 @@ class GradientSum:
     """All contributions to one step, `[N]` fp32 when complete.
 
     A contribution whose turn has not come waits as the bytes that came, but in fp32 the first one
-    of a block waits where the sum will be. Those whose turn has come are added as soon as that takes
-    less memory than they do. Averages in fp32 stay where they were made; of all others the encoded
-    bytes are kept, and decoded again for the update.
+    of a block waits where the sum will be. Those whose turn has come are added as soon as that
+    takes less memory than they do. Averages in fp32 stay where they were made; of all others the
+    encoded bytes are kept, and decoded again for the update.
 
     Args:
         codec: that contributions come in, and averages go in.
