@@ -1,100 +1,350 @@
-"""Growth: the cost of a report by the number of a run's steps, and its slope.
+"""Growth: what a run's commands take as one thing grows, and the slope.
 
-    python benchmarks/growth.py [--steps 1000 10000]
+    python benchmarks/growth.py [PART...] [--sizes 10 100 1000]
 
-steps: `launch report` of the output folder of a run of so many steps.
+rows      conversations of the training data; a start again finds them encoded
+steps     of the run's metrics, in place of those that it has
+runs      that the state folder has; a start again is beside all of them
+workers   on this machine
+hosts     with a worker each: real sshds in network namespaces, as root
+adapters  megabytes of trainable weights in fp32
 
-Of each size the seconds, the processor seconds of all processes and the peak memory of the largest.
-The slope is that of the processor seconds from the least to the largest size on a logarithmic
-scale: 1 grows as the size does, 0 does not grow.
-JSON: benchmarks/results/growth.json.
+Each size is a real run with a state folder and a cache of its own: its start until the first step,
+a step, `launch status`, the dashboard's pages of all runs and of this one, `launch report`, and its
+resumption until the next step. Of each the seconds, the processor seconds of all processes and the
+peak memory of the largest, pages of mapped files included; `own` is what it has beside these when
+it is measured. The slope is that of the processor seconds, fitted to all sizes on a logarithmic
+scale: 1 grows as the size does, 0 does not grow; `last` is that of the two largest sizes.
+JSON: benchmarks/results/growth-PART.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
-from rig.recorded import write_output
-from rig.report import Ratio, Report
+from rig.report import Ratio, Report, skip
+from start import BIN, cpu_of, environment_of, free_port, processes, steps_of, wait_until
 
-BIN = Path(sys.executable).parent
-LAUNCH = str(BIN / "launch")
-RUN = "growth-20261120-110300-7f3a"
+from benchmarks.rig.conversations import write_conversations
+from benchmarks.rig.network import missing
+from benchmarks.rig.recorded import write_metrics
+from benchmarks.rig.ssh_hosts import SshHosts, ssh_hosts
+
+LINEAR = 1.1
+"""The largest slope that counts as linear."""
+ROWS = 1000
+"""Rows of the data where something else grows."""
+STEPS = 5
+SECONDS = 2.0
+"""A step is measured over so many steps, and so many seconds, at least."""
+SMALL = {"hidden-size": 64, "layers": 2, "heads": 4, "kv-heads": 2, "head-dim": 16}
+LARGE = {"hidden-size": 512, "layers": 8, "heads": 8, "kv-heads": 4, "head-dim": 64}
+"""Models, by the options of `trainer init-model`."""
+MEGABYTES_A_RANK = 0.311
+"""Of the adapters of all linears of the large one, in fp32."""
+SETTINGS = {
+    "task": "causal-lm",
+    "num_classes": "null",
+    "data.validation": "null",
+    "training.batch_size": 64,
+    "training.max_steps": 10**6,
+    "training.epochs": 10**6,
+    "training.evaluate_every": 0,
+    "checkpoint.every": 10**6,
+}
+"""Of each run: it goes on until it is stopped, and no step validates."""
 
 
 class Spent(NamedTuple):
-    """The cost of a command with its children."""
+    """The cost of a command with all that it starts."""
 
     seconds: float
     cpu: float
     mebibytes: float
-    """The peak of its largest process."""
+    """The peak of the largest process."""
+    own: float = 0.0
+    """Of the largest process that lives on: its memory without pages of files."""
+
+
+class Bench:
+    """`launch` with a state folder, a cache and a model of its own.
+
+    Args:
+        hosts: of the run; default: this machine.
+        shape: options of `trainer init-model`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        hosts: SshHosts | None = None,
+        shape: Mapping[str, int] = SMALL,
+    ) -> None:
+        self.folder, self.model, self.output = folder, folder / "model", folder / "output"
+        self._inside = hosts.inside if hosts else []
+        self._words = ["-i", str(hosts.inventory)] if hosts else []
+        here = ["-e", f"motley_port={free_port()}", "-e", "motley_devices=[{backend: cpu}]"]
+        self._start = self._words or here
+        self._mark = f"MOTLEY_STATE_DIR={folder}/"
+        self._environment = {
+            **os.environ,
+            "MOTLEY_STATE_DIR": str(self.state),
+            "MOTLEY_CACHE": str(folder / "cache"),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.run_id = ""
+        sample = write_conversations(folder / "sample.jsonl", ROWS)
+        sizes = [word for name, size in shape.items() for word in (f"--{name}", str(size))]
+        words = ["init-model", "--data", str(sample), "--vocab-size", "512", *sizes]
+        self._run([str(BIN / "trainer"), *words, "-o", str(self.model)])
+
+    @property
+    def state(self) -> Path:
+        """The state folder of the machine that starts runs."""
+        return self.folder / "state"
+
+    def launch(self, *words: str) -> Spent:
+        """Return what a command of `launch` takes."""
+        return self._run([*self._inside, str(BIN / "launch"), *words, *self._words])[0]
+
+    def up(self, *words: str) -> Spent:
+        """Return what a start takes until its first step, in all processes that it leaves."""
+        command = [*self._inside, str(BIN / "launch"), "cluster", "up", "--json"]
+        spent, printed = self._run([*command, *words, *self._start])
+        self.run_id = json.loads(printed)["run_id"]
+        living = self._living()
+        return Spent(
+            spent.seconds,
+            spent.cpu + sum(map(cpu_of, living)),
+            max(spent.mebibytes, *(mebibytes(pid, "VmHWM") for pid in living)),
+            max(mebibytes(pid, "RssAnon") for pid in living),
+        )
+
+    def step(self) -> Spent:
+        """Return what a step of the run takes."""
+        metrics, living = self.output / "metrics.jsonl", self._living()
+        first, began, cpu = len(steps_of(metrics)), time.monotonic(), sum(map(cpu_of, living))
+        end = began + SECONDS
+        wait_until(
+            lambda: time.monotonic() > end and len(steps_of(metrics)) >= first + STEPS, "steps"
+        )
+        seconds, cpu = time.monotonic() - began, sum(map(cpu_of, living)) - cpu
+        done = len(steps_of(metrics)) - first
+        peaks = [mebibytes(pid, "VmHWM") for pid in living]
+        own = [mebibytes(pid, "RssAnon") for pid in living]
+        return Spent(seconds / done, cpu / done, max(peaks), max(own))
+
+    def dashboard(self) -> Spent:
+        """Return what a dashboard takes until it has shown all runs and this one."""
+        command = [*self._inside, str(BIN / "launch"), "dashboard", "--port", "0", *self._words]
+        read = "import sys, urllib.request as r; [r.urlopen(url).read() for url in sys.argv[1:]]"
+        began = time.monotonic()
+        with subprocess.Popen(
+            command, env=self._environment, stdout=subprocess.PIPE, text=True
+        ) as server:
+            assert server.stdout is not None
+            page = server.stdout.readline().strip()
+            pages = [f"{page}api/overview", f"{page}api/runs/{self.run_id}"]
+            subprocess.run([*self._inside, sys.executable, "-c", read, *pages], check=True)
+            spent = Spent(
+                time.monotonic() - began,
+                cpu_of(server.pid),
+                mebibytes(server.pid, "VmHWM"),
+                mebibytes(server.pid, "RssAnon"),
+            )
+            server.terminate()
+        return spent
+
+    def _run(self, command: list[str]) -> tuple[Spent, str]:
+        """Return what a command takes until it ends, and what it prints."""
+        began = time.monotonic()
+        with (self.folder / "log").open("wb") as log, (self.folder / "out").open("wb") as out:
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=self._environment, stdout=out, stderr=log
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)}: {(self.folder / 'log').read_text()[-2000:]}")
+        seconds, cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
+        return Spent(seconds, cpu, usage.ru_maxrss / 1024), (self.folder / "out").read_text()
+
+    def _living(self) -> list[int]:
+        """Return the processes of runs, on all hosts."""
+        return [
+            pid
+            for pid in processes()
+            if any(each.startswith(self._mark) for each in environment_of(pid))
+        ]
+
+
+def mebibytes(pid: int, field: str) -> float:
+    """Return a figure of a process's memory; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    found = (line.split()[1] for line in lines if line.startswith(f"{field}:"))
+    return int(next(found, "0")) / 1024
+
+
+def measure_run(
+    bench: Bench,
+    data: Path,
+    workers: int = 2,
+    settings: Mapping[str, object] = MappingProxyType({}),
+    grow: Callable[[], None] | None = None,
+) -> dict[str, Spent]:
+    """Measure all commands of a run; `grow` changes what it has left when it was stopped."""
+    words = ["--preset", "quickstart", "--model", str(bench.model), "--data", str(data)]
+    for key, value in {**SETTINGS, **settings}.items():
+        words += ["--set", f"{key}={value}"]
+    expect = [*words, "--expect-workers", str(workers)]
+    try:
+        spent = {"a start": bench.up(*expect, "-o", str(bench.output)), "a step": bench.step()}
+        if grow is not None:
+            bench.launch("cluster", "down")
+            grow()
+        run_id, page = bench.run_id, str(bench.folder / "report.html")
+        spent["status"] = bench.launch("status")
+        spent["the list of runs"] = bench.launch("runs")
+        spent["the dashboard"] = bench.dashboard()
+        spent["a report"] = bench.launch("report", run_id, "-o", page)
+        bench.launch("cluster", "down")
+        spent["a resumption"] = bench.up("--resume", run_id)
+        bench.launch("cluster", "down")
+        spent["a start again"] = bench.up(*expect, "-o", str(bench.folder / "again"))
+    finally:
+        bench.launch("cluster", "down", "--all")
+    return spent
+
+
+def measure_rows(folder: Path, rows: int) -> dict[str, Spent]:
+    """Measure a run of so many rows."""
+    return measure_run(Bench(folder), write_conversations(folder / "train.jsonl", rows))
+
+
+def measure_steps(folder: Path, steps: int) -> dict[str, Spent]:
+    """Measure a run that has made so many steps."""
+    bench = Bench(folder)
+    return measure_run(
+        bench, folder / "sample.jsonl", grow=lambda: write_metrics(bench.output, steps)
+    )
+
+
+def measure_runs(folder: Path, runs: int) -> dict[str, Spent]:
+    """Measure a run beside so many others."""
+    bench = Bench(folder)
+    return measure_run(bench, folder / "sample.jsonl", grow=lambda: copy_run(bench, runs - 1))
+
+
+def copy_run(bench: Bench, copies: int) -> None:
+    """Copy the state and the output of a stopped run to as many others."""
+    kept = bench.state / "runs" / bench.run_id
+    for number in range(copies):
+        run_id = f"{bench.run_id[:-4]}{number:04x}"
+        if run_id == bench.run_id:
+            continue
+        output = bench.folder / "outputs" / run_id
+        shutil.copytree(kept, kept.with_name(run_id))
+        shutil.copytree(bench.output, output)
+        for file in (*kept.with_name(run_id).rglob("*"), *output.rglob("*")):
+            if file.suffix in (".json", ".yaml"):
+                text = file.read_text().replace(bench.run_id, run_id)
+                file.write_text(text.replace(str(bench.output), str(output)))
+
+
+def measure_workers(folder: Path, workers: int) -> dict[str, Spent]:
+    """Measure a run of so many workers on this machine."""
+    return measure_run(Bench(folder), folder / "sample.jsonl", workers)
+
+
+def measure_hosts(folder: Path, hosts: int) -> dict[str, Spent]:
+    """Measure a run of so many hosts."""
+    if reason := missing():
+        skip(reason)
+    with ssh_hosts(folder, hosts) as network:
+        return measure_run(Bench(folder, network), folder / "sample.jsonl", hosts)
+
+
+def measure_adapters(folder: Path, megabytes: int) -> dict[str, Spent]:
+    """Measure a run of one worker whose adapters have so many megabytes."""
+    bench = Bench(folder, shape=LARGE)
+    rank = max(1, round(megabytes / MEGABYTES_A_RANK))
+    settings = {"lora.lora_rank": rank, "lora.lora_alpha": 2 * rank, "training.batch_size": 2}
+    return measure_run(bench, folder / "sample.jsonl", 1, settings)
+
+
+class Part(NamedTuple):
+    """One thing that grows."""
+
+    measure: Callable[[Path, int], dict[str, Spent]]
+    """Measures all commands at one size."""
+    sizes: tuple[int, ...]
+    """Sizes that are measured unless others are given."""
+
+
+PARTS = {
+    "rows": Part(measure_rows, (10_000, 100_000, 300_000)),
+    "steps": Part(measure_steps, (1000, 10_000, 100_000, 1_000_000)),
+    "runs": Part(measure_runs, (10, 100, 1000)),
+    "workers": Part(measure_workers, (1, 2, 4, 8, 16, 32)),
+    "hosts": Part(measure_hosts, (1, 4, 10, 40)),
+    "adapters": Part(measure_adapters, (5, 50, 200)),
+}
 
 
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], metavar="PART", default=[*PARTS])
+    parser.add_argument("--sizes", type=int, nargs="+", help="of each part")
     options = parser.parse_args()
-    report = Report("growth")
-    for part in PARTS:
-        sizes: list[int] = sorted(getattr(options, part))
+    return max([measure_part(name, options.sizes) for name in options.parts])
+
+
+def measure_part(name: str, sizes: Sequence[int] | None) -> int:
+    """Measure and report a part; return 1 if anything grows faster than it."""
+    report, found = Report(f"growth-{name}"), dict[int, dict[str, Spent]]()
+    for size in sorted(sizes or PARTS[name].sizes):
         with tempfile.TemporaryDirectory(prefix="motley-growth-") as scratch:
-            found = [PARTS[part](Path(scratch), size) for size in sizes]
-        for name in found[0]:
-            add(report, f"{name}, {part}", sizes, [each[name] for each in found])
+            found[size] = PARTS[name].measure(Path(scratch), size)
+    for command in found[min(found)]:
+        add(report, f"{name}, {command}", {size: each[command] for size, each in found.items()})
     return report.write()
 
 
-def add(report: Report, name: str, sizes: Sequence[int], spent: Sequence[Spent]) -> None:
-    """Take the figures of all sizes into the report, with their slope."""
-    grown = math.log(max(sizes[-1] / sizes[0], 2.0))
-    slope = math.log(max(spent[-1].cpu, 0.01) / max(spent[0].cpu, 0.01)) / grown
-    memory = spent[-1].mebibytes / spent[0].mebibytes
+def add(report: Report, name: str, spent: Mapping[int, Spent]) -> None:
+    """Take the figures of a command at all sizes into the report, with their slope."""
+    points = [(math.log(size), math.log(max(each.cpu, 0.001))) for size, each in spent.items()]
     report.add(
-        Ratio(f"{name}: slope of the processor time", slope, "linear", 1.1),
-        sizes=list(sizes),
-        **{field: [round(getattr(each, field), 2) for each in spent] for field in Spent._fields},
+        Ratio(f"{name}: slope of the processor time", slope(points), "linear", LINEAR),
+        last=round(slope(points[-2:]), 2),
+        sizes=[*spent],
+        **{
+            field: [round(getattr(each, field), 3) for each in spent.values()]
+            for field in Spent._fields
+        },
     )
-    report.add(Ratio(f"{name}: peak memory of the largest size", memory, "the least"))
 
 
-def measure_steps(folder: Path, steps: int) -> dict[str, Spent]:
-    """Measure a report of so many steps."""
-    output = folder / str(steps)
-    write_output(output, RUN, steps)
-    page = str(folder / f"{steps}.html")
-    return {"a report": run([LAUNCH, "report", str(output), "-o", page], folder)}
-
-
-PARTS: dict[str, Callable[[Path, int], dict[str, Spent]]] = {
-    "steps": measure_steps,
-}
-
-
-def run(command: list[str], folder: Path) -> Spent:
-    """Return what a command takes until it ends, with a state and a cache of its own."""
-    own = {"MOTLEY_STATE_DIR": f"{folder / 'state'}", "XDG_CACHE_HOME": f"{folder / 'cache'}"}
-    began = time.monotonic()
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env={**os.environ, **own}, stdout=log, stderr=subprocess.STDOUT
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)}: {(folder / 'log').read_text()[-400:]}")
-    seconds = time.monotonic() - began
-    return Spent(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Return the slope of a line through points; 0 through one."""
+    xs, ys = zip(*points, strict=True)
+    return statistics.linear_regression(xs, ys).slope if len(points) > 1 else 0.0
 
 
 if __name__ == "__main__":
