@@ -49,7 +49,7 @@ ROWS = 1000
 """Rows of the data where something else grows."""
 STEPS = 5
 SECONDS = 2.0
-"""A step is measured over so many steps, and so many seconds, at least."""
+"""A step is measured over so many steps, and so many seconds, at least, after as many steps."""
 SMALL = {"hidden-size": 64, "layers": 2, "heads": 4, "kv-heads": 2, "head-dim": 16}
 LARGE = {"hidden-size": 512, "layers": 8, "heads": 8, "kv-heads": 4, "head-dim": 64}
 """Models, by the options of `trainer init-model`."""
@@ -123,6 +123,7 @@ class Bench:
     def up(self, *words: str) -> Spent:
         """Return what a start takes until its first step, in all processes that it leaves."""
         command = [*self._inside, str(BIN / "launch"), "cluster", "up", "--json"]
+        command += ["--timeout", "3600"]  # the machine may be busy
         spent, printed = self._run([*command, *words, *self._start])
         self.run_id = json.loads(printed)["run_id"]
         living = self._living()
@@ -136,6 +137,7 @@ class Bench:
     def step(self) -> Spent:
         """Return what a step of the run takes."""
         metrics, living = self.output / "metrics.jsonl", self._living()
+        wait_until(lambda: len(steps_of(metrics)) >= STEPS, "first steps")
         first, began, cpu = len(steps_of(metrics)), time.monotonic(), sum(map(cpu_of, living))
         end = began + SECONDS
         wait_until(
@@ -207,8 +209,15 @@ def measure_run(
     workers: int = 2,
     settings: Mapping[str, object] = MappingProxyType({}),
     grow: Callable[[], None] | None = None,
+    *,
+    again: bool = False,
 ) -> dict[str, Spent]:
-    """Measure all commands of a run; `grow` changes what it has left when it was stopped."""
+    """Measure all commands of a run.
+
+    Args:
+        grow: changes what the run has left when it was stopped.
+        again: measure a start of another such run, too.
+    """
     words = ["--preset", "quickstart", "--model", str(bench.model), "--data", str(data)]
     for key, value in {**SETTINGS, **settings}.items():
         words += ["--set", f"{key}={value}"]
@@ -225,8 +234,9 @@ def measure_run(
         spent["a report"] = bench.launch("report", run_id, "-o", page)
         bench.launch("cluster", "down")
         spent["a resumption"] = bench.up("--resume", run_id)
-        bench.launch("cluster", "down")
-        spent["a start again"] = bench.up(*expect, "-o", str(bench.folder / "again"))
+        if again:
+            bench.launch("cluster", "down")
+            spent["a start again"] = bench.up(*expect, "-o", str(bench.folder / "again"))
     finally:
         bench.launch("cluster", "down", "--all")
     return spent
@@ -234,7 +244,8 @@ def measure_run(
 
 def measure_rows(folder: Path, rows: int) -> dict[str, Spent]:
     """Measure a run of so many rows."""
-    return measure_run(Bench(folder), write_conversations(folder / "train.jsonl", rows))
+    data = write_conversations(folder / "train.jsonl", rows)
+    return measure_run(Bench(folder), data, again=True)
 
 
 def measure_steps(folder: Path, steps: int) -> dict[str, Spent]:
@@ -248,7 +259,8 @@ def measure_steps(folder: Path, steps: int) -> dict[str, Spent]:
 def measure_runs(folder: Path, runs: int) -> dict[str, Spent]:
     """Measure a run beside so many others."""
     bench = Bench(folder)
-    return measure_run(bench, folder / "sample.jsonl", grow=lambda: copy_run(bench, runs - 1))
+    data = folder / "sample.jsonl"
+    return measure_run(bench, data, grow=lambda: copy_run(bench, runs - 1), again=True)
 
 
 def copy_run(bench: Bench, copies: int) -> None:
