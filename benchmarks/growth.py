@@ -341,10 +341,9 @@ def measure_part(name: str, sizes: Sequence[int] | None) -> int:
 
 def add(report: Report, name: str, spent: Mapping[int, Spent]) -> None:
     """Take the figures of a command at all sizes into the report, with their slope."""
-    points = [(math.log(size), math.log(max(each.cpu, 0.001))) for size, each in spent.items()]
     report.add(
-        Ratio(f"{name}: slope of the processor time", slope(points), "linear", LINEAR),
-        last=round(slope(points[-2:]), 2),
+        Ratio(f"{name}: slope of the processor time", slope(spent), "linear", LINEAR),
+        last=round(slope(dict([*spent.items()][-2:])), 2),
         sizes=[*spent],
         **{
             field: [round(getattr(each, field), 3) for each in spent.values()]
@@ -353,10 +352,11 @@ def add(report: Report, name: str, spent: Mapping[int, Spent]) -> None:
     )
 
 
-def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Return the slope of a line through points; 0 through one."""
-    xs, ys = zip(*points, strict=True)
-    return statistics.linear_regression(xs, ys).slope if len(points) > 1 else 0.0
+def slope(spent: Mapping[int, Spent]) -> float:
+    """Return the exponent of the size by which the processor time grows; 0 for one size."""
+    sizes = [math.log(size) for size in spent]
+    seconds = [math.log(max(each.cpu, 0.001)) for each in spent.values()]
+    return statistics.linear_regression(sizes, seconds).slope if len(sizes) > 1 else 0.0
 
 
 if __name__ == "__main__":

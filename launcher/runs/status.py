@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from launcher.agent.operations import list_unfinished_runs
@@ -86,12 +86,16 @@ class RunView:
         """The coordinator's report on each worker: `rank`, `state`, `samples`, ..."""
         return list((self.training or {}).get("workers") or ())
 
+    @cached_property
+    def _members_by_rank(self) -> dict[int | None, dict[str, Any]]:
+        """The reports on workers by rank; of two on one rank the first."""
+        return {member.get("rank"): member for member in reversed(self.members)}
+
     def member(self, process: ProcessPlan) -> Mapping[str, Any]:
         """The report on a process besides its state: `state`, `tokens_per_second`, ..."""
         match process.role:
             case "worker":
-                found = [w for w in self.members if w.get("rank") == process.rank]
-                return found[0] if found else {}
+                return self._members_by_rank.get(process.rank, {})
             case "student":
                 return self.training or {}
             case _:
@@ -127,7 +131,7 @@ class RunView:
     def takes_part(self, process: ProcessPlan) -> bool:
         """Whether a process has found its place in the run."""
         if process.role == "worker":
-            return process.rank in self.joined
+            return self.member(process).get("state") in JOINED
         if process.beat:
             return process.name in self.beats
         return self.processes[process.name].state in ("running", "exited")

@@ -5,6 +5,7 @@ import os
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,10 @@ from launcher.plan.setting import Setting
 from launcher.runs.processes.session import ProcessState
 from launcher.runs.records.run import Run
 from launcher.runs.records.self_reports import read_training
-from launcher.runs.status import RunMonitor, derive_state, shards
+from launcher.runs.status import RunMonitor, RunView, derive_state, shards
 from launcher.session.processes import ProcessIdentity, identify
+from launcher.views.processes import processes_table
+from launcher.views.render import status_tree
 from trainer.config import distill_job
 from trainer.config.run import load
 
@@ -215,3 +218,34 @@ def test_failed_notifications_are_named_of_the_run_and_of_a_supervisor(
         "notification failed: lost: curl: exit code 7",
         "teacher-0: notification failed: failed: curl: exit code 7",
     ]
+
+
+class CountedReport(dict[str, Any]):
+    """A worker's report that counts how often any is read."""
+
+    reads = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        CountedReport.reads += 1
+        return super().get(key, default)
+
+
+def reads_of_a_view(workers: int) -> int:
+    """Return how many reads of workers' reports a status and a look of a start take."""
+    host = Host(name="localhost", connection="local", fill_with_cpu=True, devices=())
+    setting = Setting(run_id="run-1", trainer_command=("t",), state_folder="/s", routes={})
+    plan = place([host], load("quickstart", {}), workers, setting)
+    reports = [
+        CountedReport(rank=rank, state="active", samples=3) for rank in reversed(range(workers))
+    ]
+    states = {process.name: ProcessState(state="running") for process in plan.processes}
+    view = RunView(Run(plan, 0.0, (host,)), "running", None, states, {"workers": reports})
+    CountedReport.reads = 0
+    assert view.missing == []
+    assert [each["joined"] for each in status_tree(view)["processes"]] == [None, *[True] * workers]
+    assert processes_table(view, None).row_count == workers + 1
+    return CountedReport.reads
+
+
+def test_a_view_reads_each_worker_s_report_a_fixed_number_of_times() -> None:
+    assert reads_of_a_view(400) == 4 * reads_of_a_view(100)
