@@ -10,8 +10,8 @@ hosts     with a worker each: real sshds in network namespaces, as root
 adapters  megabytes of trainable weights in fp32
 
 Each size is a real run with a state folder and a cache of its own: its start until the first step,
-a step, `launch status`, the dashboard's pages of all runs and of this one, `launch report`, and its
-resumption until the next step. Of each the seconds, the processor seconds of all processes and the
+a step, and when it was stopped `launch status`, `launch runs`, the dashboard's pages of all runs and
+of this one, `launch report`, and its resumption until the next step. Of each the seconds, the processor seconds of all processes and the
 peak memory of the largest, pages of mapped files included; `own` is what it has beside these when
 it is measured. The slope is that of the processor seconds, fitted to all sizes on a logarithmic
 scale: 1 grows as the size does, 0 does not grow; `last` is that of the two largest sizes.
@@ -208,7 +208,7 @@ def measure_run(
     data: Path,
     workers: int = 2,
     settings: Mapping[str, object] = MappingProxyType({}),
-    grow: Callable[[], None] | None = None,
+    grow: Callable[[], None] = lambda: None,
     *,
     again: bool = False,
 ) -> dict[str, Spent]:
@@ -224,15 +224,13 @@ def measure_run(
     expect = [*words, "--expect-workers", str(workers)]
     try:
         spent = {"a start": bench.up(*expect, "-o", str(bench.output)), "a step": bench.step()}
-        if grow is not None:
-            bench.launch("cluster", "down")
-            grow()
+        bench.launch("cluster", "down")
+        grow()
         run_id, page = bench.run_id, str(bench.folder / "report.html")
         spent["status"] = bench.launch("status")
         spent["the list of runs"] = bench.launch("runs")
         spent["the dashboard"] = bench.dashboard()
         spent["a report"] = bench.launch("report", run_id, "-o", page)
-        bench.launch("cluster", "down")
         spent["a resumption"] = bench.up("--resume", run_id)
         if again:
             bench.launch("cluster", "down")
