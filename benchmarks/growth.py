@@ -9,12 +9,13 @@ workers   on this machine
 hosts     with a worker each: real sshds in network namespaces, as root
 adapters  megabytes of trainable weights in fp32
 
-Each size is a real run with a state folder and a cache of its own: its start until the first step,
-a step, and when it was stopped `launch status`, `launch runs`, the dashboard's pages of all runs and
-of this one, `launch report`, and its resumption until the next step. Of each the seconds, the processor seconds of all processes and the
-peak memory of the largest, pages of mapped files included; `own` is what it has beside these when
-it is measured. The slope is that of the processor seconds, fitted to all sizes on a logarithmic
-scale: 1 grows as the size does, 0 does not grow; `last` is that of the two largest sizes.
+Each size is a real run with a state folder and a cache of its own. Measured are its start until the
+first step, a step, and when it was stopped `launch status`, `launch runs`, the dashboard's pages of
+all runs and of this one, `launch report`, and its resumption until the next step. Of each the
+seconds, the processor seconds of all processes and the peak memory of the largest, pages of mapped
+files included; `own` is what it has beside these when it is measured. The slope is that of the
+processor seconds, fitted to all sizes on a logarithmic scale: 1 grows as the size does, 0 does not
+grow; `last` is that of the two largest sizes.
 JSON: benchmarks/results/growth-PART.json.
 """
 
