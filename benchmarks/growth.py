@@ -321,10 +321,10 @@ PARTS = {
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], metavar="PART", default=[*PARTS])
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], metavar="PART", default=[])
     parser.add_argument("--sizes", type=int, nargs="+", help="of each part")
     options = parser.parse_args()
-    return max([measure_part(name, options.sizes) for name in options.parts])
+    return max([measure_part(name, options.sizes) for name in options.parts or PARTS])
 
 
 def measure_part(name: str, sizes: Sequence[int] | None) -> int:
