@@ -32,6 +32,7 @@ from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
 from trainer.replica.backend import Compute
 from trainer.system.storage.atomic_folder import verify
+from trainer.system.storage.lease_folder import lease_path, newest_lease, read_holder
 
 pytestmark = pytest.mark.cluster
 
@@ -87,11 +88,14 @@ class Trainee:
         path = self.output / "evaluations" / "evaluations.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def claims(self, state: str) -> list[dict[str, Any]]:
-        folder = self.output / "evaluations" / "claims"
-        # A hidden one is still being written aside: its runner holds nothing yet.
-        trees = [json.loads(text) for path in folder.glob("[!.]*") if (text := path.read_text())]
-        return [tree for tree in trees if tree["state"] == state]
+    def holders(self) -> list[tuple[int, str]]:
+        """Return the number of the lease of each checkpoint, and the runner that had it last."""
+        found: list[tuple[int, str]] = []
+        for folder in (self.output / "evaluations" / "claims").glob("*"):
+            if (number := newest_lease(folder)) is not None:
+                holder, _ = read_holder(lease_path(folder, number))
+                found.append((number, holder.run_id if holder else ""))
+        return found
 
     @contextmanager
     def at_work(self, checkpoint: Path, name: str, timeout: float) -> Iterator[Process]:
@@ -105,7 +109,7 @@ class Trainee:
             process = self.runner(name, timeout=timeout)
 
             def has_claim() -> bool:
-                return any(claim["runner"] == name for claim in self.claims("held"))
+                return any(runner == name for _, runner in self.holders())
 
             wait_for(has_claim, f"{name} has a claim", self)
             yield process
@@ -155,7 +159,7 @@ def test_two_runners_never_score_one_twice(trainee: Trainee) -> None:
     assert {line["checkpoint"] for line in lines} == names
     assert {line["runner"] for line in lines} == {"first", "second"}
     assert {line["state"] for line in lines} == {"scored"}
-    assert len(trainee.claims("held")) == len(trainee.claims("done")) == 12
+    assert len(trainee.holders()) == 12
     best = min(lines, key=lambda line: line["tasks"]["loss"]["figures"]["loss"])
     assert _shown(trainee.output) == best["checkpoint"]
 
@@ -206,8 +210,7 @@ def test_kill_9_in_the_middle_and_another_takes_over(trainee: Trainee) -> None:
     assert second.wait() == 0
     (line,) = trainee.lines
     assert line["runner"] == "second"
-    holders = sorted(claim["runner"] for claim in trainee.claims("held"))
-    assert holders == ["first", "second"]
+    assert trainee.holders() == [(2, "second")]
 
 
 def test_a_runner_that_slept_comes_too_late(trainee: Trainee) -> None:

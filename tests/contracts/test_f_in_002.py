@@ -28,8 +28,7 @@ from trainer.checkpoint.reader import SCHEMA as RUN_SCHEMA
 from trainer.distill.answers.description import AnswersDescription
 from trainer.distill.logits.description import CorpusInfo, Description, ShardPlan
 from trainer.distill.logits.heartbeat import TeacherState, _parse
-from trainer.evaluate.claims import SCHEMA as CLAIM_SCHEMA
-from trainer.evaluate.claims import Claims
+from trainer.evaluate.claims import RESULT, Claims
 from trainer.evaluate.results import SCHEMA as EVALUATION_SCHEMA
 from trainer.evaluate.results import read_evaluations
 from trainer.exchange.protocol import messages
@@ -221,12 +220,12 @@ def readers(folder: Path) -> dict[str, Reader]:
         return {"schema": kind.schema, **parts}
 
     claims = folder / "claims"
-    claims.mkdir()
+    (claims / "digest").mkdir(parents=True)
     record = {"schema": EVALUATION_SCHEMA, "digest": "d", "step": 3, "time": 1.5, "tasks": {}}
 
     def claimed(text: str) -> Any:
-        (claims / "digest.0").write_text(text, encoding="utf-8")
-        return Claims(claims, "runner", 10.0)._head("digest", 0)
+        (claims / "digest" / RESULT).write_text(text, encoding="utf-8")
+        return Claims(claims, "runner", 10.0).look()["digest"]
 
     return {
         "status.json": Reader(
@@ -267,9 +266,7 @@ def readers(folder: Path) -> dict[str, Reader]:
             json.loads((holder / "holder.json").read_bytes()),
             file("holder.json", lambda path: read_holder(path.parent), holder),
         ),
-        "a claim": Reader(
-            {"schema": CLAIM_SCHEMA, "state": "done", "runner": "r", "record": record}, claimed
-        ),
+        "the result of a claim": Reader(record, claimed),
         "evaluations.jsonl": Reader(record, file("evaluations.jsonl", read_evaluations)),
         "a rank's report": Reader(
             example(roll_call.RankReport),
@@ -312,7 +309,7 @@ NAMES = (
     "dataset.json, of answers",
     "a teacher's heartbeat",
     "a lease's holder",
-    "a claim",
+    "the result of a claim",
     "evaluations.jsonl",
     "a rank's report",
     "rank 0's note",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.evaluate.claims import ChainEnd, Claims
+from trainer.evaluate.claims import Claims, ClaimState
 from trainer.evaluate.results import EVALUATIONS
 from trainer.evaluate.watcher import WatchedRun
 from trainer.system.process.sign_of_life import Silence
@@ -33,21 +33,21 @@ def await_scores(
         on_progress: called after each result.
     """
     run, claims = WatchedRun(output), Claims(output / EVALUATIONS / "claims", "", patience)
-    heads: dict[str, ChainEnd] = {}
+    states: dict[str, ClaimState] = {}
     silence = Silence()
     while not over():
         with suppress(OSError):  # an unreachable share: it may return
             found = claims.look()
-            if _done(found) != _done(heads):
+            if _done(found) != _done(states):
                 on_progress()
-            heads = found
-            if {checkpoint.digest for checkpoint in run.checkpoints()} <= _done(heads):
+            states = found
+            if {checkpoint.digest for checkpoint in run.checkpoints()} <= _done(states):
                 return
-        if silence.hear(heads) >= patience:  # a living runner's file grows
+        if silence.hear(states) >= patience:
             log.warning("%s: no eval runner is running, so none is waited for", output)
             return
         time.sleep(_LOOK)
 
 
-def _done(heads: dict[str, ChainEnd]) -> set[str]:
-    return {digest for digest, head in heads.items() if head.state == "done"}
+def _done(states: dict[str, ClaimState]) -> set[str]:
+    return {digest for digest, state in states.items() if state.record is not None}

@@ -1,46 +1,37 @@
 """Claims: exactly one runner scores a checkpoint, also on a share, and also if runners die.
 
-The history of a checkpoint is a chain of small files, `<digest>.0`, `<digest>.1` and so on, of
-which the last one is valid. A change creates the next file, whole, and exactly one process
-succeeds, over NFS too (`create_atomically`). Taking over from a dead runner, releasing and
-delivering a result all compete for that name, so a runner that resumes after a stall finds it taken
-and its result is discarded. Nothing is ever renamed or removed, and a full disk leaves nothing.
-
-A living runner appends a newline to its file now and then. Others judge by that change and by
-their own clock, never by another host's time.
+Each checkpoint has a folder, named by its digest, whose lease is the claim. The result is written
+in the lease's workspace and renamed out of it, so a runner that resumes after another one has taken
+over cannot publish (`trainer.system.storage.lease`), and its result is discarded.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
-from trainer.system.process.sign_of_life import Silence, give_signs
-from trainer.system.received import receive_json
+from trainer.evaluate.results import Record, parse_record
+from trainer.system.errors import InUseError
 from trainer.system.regular_file import read_file
-from trainer.system.storage.atomic_file import create_atomically
+from trainer.system.storage.atomic_file import write_atomically
 from trainer.system.storage.jsonl import json_text
+from trainer.system.storage.lease import LeaseListener, take
+from trainer.system.storage.lease_folder import Sign, newest_sign
 
-SCHEMA = "motley.claim/1"
-
-State = Literal["held", "released", "done"]
+RESULT = "result.json"
 
 
 @dataclass(frozen=True)
-class ChainEnd:
-    """The last file of a chain."""
+class ClaimState:
+    """What a checkpoint's folder shows."""
 
-    generation: int
-    state: State
-    size: int
-    """Bytes; a held one grows while its runner lives."""
-    record: dict[str, Any] | None = None
-    """The result, if done."""
+    sign: Sign | None
+    """The last sign of life of a runner; None without one."""
+    record: Record | None = None
+    """The result, if there is one."""
 
 
 class Claims:
@@ -57,120 +48,90 @@ class Claims:
         timeout: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._runner, self._timeout, self._clock = folder, runner, timeout, clock
-        self._heads: dict[str, ChainEnd] = {}
-        self._silences: dict[str, Silence] = {}
+        self._folder, self._runner, self._timeout = folder, runner, timeout
+        self._listener = LeaseListener(timeout, clock)
+        self._states: dict[str, ClaimState] = {}
 
-    def look(self) -> dict[str, ChainEnd]:
+    def look(self) -> dict[str, ClaimState]:
         """Return the state of each checkpoint, by its digest.
-
-        Call it several times within the timeout: silence counts only between calls, so an
-        unreachable share or a suspended process does not make a live runner look dead.
 
         Raises:
             OSError: the folder cannot be read.
         """
-        silences, self._silences = self._silences, {}  # an unreadable folder shows none
-        self._heads = {
-            digest: self._head(digest, generation)
-            for digest, generation in self._generations().items()
-        }
-        for digest, head in self._heads.items():
-            silence = silences.get(digest) or Silence(self._clock, longest=self._timeout / 2)
-            silence.hear(head)
-            self._silences[digest] = silence
-        return self._heads
+        digests: list[str] = []
+        try:
+            digests = [path.name for path in self._folder.iterdir() if path.is_dir()]
+        except FileNotFoundError:  # nothing has been claimed yet, or the share is away
+            self._listener.forget()
+        self._states = {digest: self._read_state(digest) for digest in digests}
+        return self._states
 
     def take(self, digest: str) -> Claim | None:
-        """Return a claim that only this runner holds; None if it is not available.
+        """Return a claim that only this runner holds; None if there is a result, or it is taken.
 
-        By the last `look`.
+        Call it now and then for one that is taken: silence counts between two calls alone, so an
+        unreachable share or a suspended process does not make a live runner look dead.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the output folder is unreachable.
+            InputError: the claim cannot be written.
+            StorageError: the disk failed, or is full.
         """
-        head = self._heads.get(digest)
-        if head is not None and not self._may_go_on(digest, head):
-            return None
-        for folder in (self._folder.parent, self._folder):
+        folder = self._folder / digest
+        for path in (self._folder.parent, self._folder, folder):
             with suppress(FileExistsError):
-                folder.mkdir()  # without its parents: the share may be unreachable
-        generation = head.generation + 1 if head else 0
-        claim = Claim(self._folder, digest, generation, self._runner, self._timeout / 6)
-        return claim if claim.begin() else None
+                path.mkdir()  # without its parents: the share may be unreachable
+        try:
+            claim = Claim(folder, self._runner, self._listener, self._timeout)
+        except InUseError:
+            return None
+        if self._read_state(digest).record is None:
+            return claim
+        claim.release()  # its predecessor delivered it
+        return None
 
-    def _may_go_on(self, digest: str, head: ChainEnd) -> bool:
-        if head.state == "held":
-            silence = self._silences.get(digest)
-            return silence is not None and silence.seconds >= self._timeout
-        return head.state == "released"
-
-    def _generations(self) -> dict[str, int]:
-        """Return the last generation of each digest."""
-        last: dict[str, int] = {}
-        with suppress(FileNotFoundError):  # nothing has been claimed yet
-            for path in self._folder.iterdir():
-                digest, _, number = path.name.partition(".")
-                if number.isdecimal():
-                    last[digest] = max(last.get(digest, 0), int(number))
-        return last
-
-    def _head(self, digest: str, generation: int) -> ChainEnd:
-        known = self._heads.get(digest)
-        if known and known.state == "done":
+    def _read_state(self, digest: str) -> ClaimState:
+        known = self._states.get(digest)
+        if known and known.record is not None:
             return known
-        data = read_file(self._folder / f"{digest}.{generation}")
-        state, record = "held", None
-        # One that is being written, or was left half-written, counts as held.
-        with suppress(ValueError, KeyError, TypeError):
-            tree = receive_json(dict[str, Any], data, "claim", lines=True)
-            if tree["schema"] == SCHEMA and tree["state"] in ("released", "done"):
-                state, record = tree["state"], tree["record"]
-        return ChainEnd(generation, state, len(data), record)
+        folder, record = self._folder / digest, None
+        with suppress(FileNotFoundError, ValueError):  # a damaged one is replaced
+            record = parse_record(read_file(folder / RESULT))
+        return ClaimState(newest_sign(folder), record)
 
 
 class Claim:
-    """One runner's claim."""
+    """One runner's claim, which shows signs of life until it is released.
 
-    def __init__(
-        self, folder: Path, digest: str, generation: int, runner: str, interval: float
-    ) -> None:
-        self._path = folder / f"{digest}.{generation}"
-        self._next = folder / f"{digest}.{generation + 1}"
-        self._runner, self._interval = runner, interval
+    Raises:
+        InUseError, InputError, StorageError: see `trainer.system.storage.lease.take`.
+    """
 
-    def keep(self) -> Callable[[], None]:
-        """Show signs of life until the returned function is called."""
-        return give_signs(self._show_life, self._interval).set
+    def __init__(self, folder: Path, runner: str, listener: LeaseListener, timeout: float) -> None:
+        self._folder, self._is_lost = folder, False
+        self._lease = take(
+            folder, runner, listener=listener, on_lost=self._on_lost, silence=timeout
+        )
 
-    def begin(self) -> bool:
-        """Create the claim; False if another runner has.
-
-        Raises:
-            OSError: the folder is unreachable, or the disk is full.
-        """
-        return self._create(self._path, "held")
-
-    def deliver(self, record: dict[str, Any]) -> bool:
-        """Replace the claim by a result; False if another runner has taken it over.
+    def deliver(self, record: Record) -> bool:
+        """Publish the result; False if another runner has taken the claim over.
 
         Raises:
             OSError: the folder is unreachable, or the disk is full; may be tried again.
         """
-        return self._create(self._next, "done", record)
+        data = json_text(record).encode() + b"\n"
+        try:
+            write_atomically(self._folder / RESULT, data, None, workspace=self._lease.workspace)
+        except OSError:
+            self._lease.check(at_once=True)
+            if not self._is_lost:
+                raise
+            return False
+        return True
 
     def release(self) -> None:
         """Release it, so that others can take it at once."""
-        with suppress(OSError):  # then it expires
-            self._create(self._next, "released")
+        self._lease.release()
 
-    def _create(self, path: Path, state: State, record: dict[str, Any] | None = None) -> bool:
-        tree = {"schema": SCHEMA, "state": state, "runner": self._runner, "record": record}
-        return create_atomically(path, json_text(tree).encode() + b"\n")
-
-    def _show_life(self) -> None:
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, b"\n")
-        finally:
-            os.close(descriptor)
+    def _on_lost(self, _: str) -> None:
+        self._is_lost = True

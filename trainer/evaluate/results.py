@@ -126,8 +126,19 @@ def read_evaluations(path: Path) -> list[Record]:
 def _by_digest(data: bytes) -> Mapping[str, Record]:
     records: dict[str, Record] = {}
     for line in data.split(b"\n"):  # not splitlines: a text may have other line ends
-        with suppress(ValueError, KeyError, TypeError):
-            record = receive_json(dict[str, Any], line, RECORDS_FILE, lines=True)
-            if record["schema"] == SCHEMA:
-                records.setdefault(record["digest"], record)
+        with suppress(ValueError):
+            record = parse_record(line)
+            records.setdefault(record["digest"], record)
     return records
+
+
+def parse_record(data: bytes) -> Record:
+    """Return the record in a line of JSON.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    record = receive_json(dict[str, Any], data, RECORDS_FILE, lines=True)
+    if record.get("schema") != SCHEMA or not isinstance(record.get("digest"), str):
+        raise ValueError(f"{RECORDS_FILE}: no record of {SCHEMA}")
+    return record

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,13 @@ from typing import TypeVar
 from trainer.checkpoint.trained_model import Trained, load_trained
 from trainer.config.data import LostText
 from trainer.evaluate.base import Outcome, Task
-from trainer.evaluate.claims import ChainEnd, Claim, Claims
+from trainer.evaluate.claims import Claim, Claims
 from trainer.evaluate.results import EVALUATIONS, SCHEMA, Record, Results
 from trainer.evaluate.watcher import Checkpoint, WatchedRun
 from trainer.model.output_folder import refuse_links
 from trainer.replica.backend import Compute
 from trainer.replica.wgpu.gpu.errors import LostError
-from trainer.system.errors import StorageError, TrainerError
+from trainer.system.errors import InputError, StorageError, TrainerError
 from trainer.system.process.interruption import Interrupted, Interruption
 from trainer.system.storage.removal import pin
 from trainer.tracking.student_watch import StudentWatch, ends_with_student
@@ -113,14 +113,15 @@ class Runner:
             if not found:
                 self._say(f"{self._output}: no checkpoint there, waiting")
                 return False
-            heads = self._claims.look()
-            self._publish(heads)
+            states = self._claims.look()
+            results = {digest: s.record for digest, s in states.items() if s.record is not None}
+            self._publish(results)
         except OSError as error:
             self._say(f"{self._output}: {error.strerror or error}; waiting")
             return False
         self._unsettled |= {checkpoint.digest: checkpoint for checkpoint in found}
         for digest in list(self._unsettled):
-            if digest in self._damaged or (digest in heads and heads[digest].state == "done"):
+            if digest in self._damaged or digest in results:
                 del self._unsettled[digest]
         newest_first = sorted(self._unsettled.values(), key=lambda c: c.step, reverse=True)
         for checkpoint in newest_first:
@@ -134,18 +135,19 @@ class Runner:
             return self._claims.take(checkpoint.digest)
         except OSError as error:
             self._say(f"{self._output}: cannot be written: {error.strerror or error}; waiting")
-            return None
+        except (InputError, StorageError) as error:
+            self._say(f"{error}; waiting")
+        return None
 
     def _settle(self, claim: Claim, checkpoint: Checkpoint) -> None:
         try:
             # The checkpoint is pinned until its result is safe and the link may point to it.
             with ExitStack() as pins:
-                pins.callback(claim.keep())
                 record = self._examine(checkpoint, pins)
                 if record is not None:
                     self._deliver(claim, record)
         finally:
-            claim.release()  # no effect once there is a result
+            claim.release()
 
     def _examine(self, checkpoint: Checkpoint, pins: ExitStack) -> Record | None:
         """Return the record of a checkpoint, None for a damaged one."""
@@ -246,17 +248,18 @@ class Runner:
             return
         logger.info("%s: %s", name, _told(record))
         try:
-            self._publish({record["digest"]: ChainEnd(0, "done", 0, record)})
+            self._publish({record["digest"]: record})
         except OSError as error:  # the next check of any runner repeats it
             self._say(f"{name}: not listed yet: {error.strerror or error}")
 
-    def _publish(self, heads: dict[str, ChainEnd]) -> None:
+    def _publish(self, results: Mapping[str, Record]) -> None:
         """Add the results that are not listed yet, this runner's or those of a lost one."""
-        fresh = [head.record for digest, head in heads.items() if digest not in self._published]
-        for record in filter(None, fresh):
+        for digest, record in results.items():
+            if digest in self._published:
+                continue
             with self._interruption.allowed():  # it may wait for a lock
                 self._results.publish(record)
-            self._published.add(record["digest"])
+            self._published.add(digest)
             self._rated_by = record["rated_by"] or self._rated_by
         if self._rated_by is not None:
             self._results.point_to_best(self._run.store, self._rated_by)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.trainer.clock import Clock
 from tests.trainer.small_teacher import load, wish, write_corpus, write_teacher
 from tests.waiting import wait_for
 from trainer.distill.teacher import run as teacher_run
@@ -21,6 +22,8 @@ from trainer.distill.teacher.run import TeacherRun
 from trainer.distill.teacher.scoring import Teacher
 from trainer.system.errors import NonFiniteError
 from trainer.system.process.interruption import Interrupted
+from trainer.system.storage.lease import Lease
+from trainer.system.storage.lease_folder import newest_sign
 
 pytestmark = pytest.mark.cluster
 
@@ -32,7 +35,7 @@ def first(tmp_path: Path) -> Iterator[Holder]:
     """A process that holds part 1 of 2 below `logits/teachers`."""
     part = tmp_path / "logits" / "teachers" / "part-1-of-2"
     part.parent.mkdir(parents=True)
-    command = [sys.executable, "-m", "tests.trainer.lease_holder", str(part), "30"]
+    command = [sys.executable, "-m", "tests.trainer.lease_holder", str(part), "0.6"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
@@ -40,26 +43,38 @@ def first(tmp_path: Path) -> Iterator[Holder]:
         holder.kill()
 
 
+def look_twice(parts: Parts, clock: Clock) -> list[tuple[int, Lease]]:
+    """Look again after more than the silence, in which another sign of life would be heard."""
+    found = list(parts.abandoned("me"))
+    for _ in range(3):
+        clock.now += 40
+        found += parts.abandoned("me")
+    return found
+
+
 def test_only_a_dead_process_is_replaced(first: Holder, tmp_path: Path) -> None:
-    parts = Parts(tmp_path / "logits" / "teachers", 2, 3, silence=0.0)
-    assert not list(parts.abandoned("me")), "parts 1 and 3 of 3 never began"
-    parts = Parts(tmp_path / "logits" / "teachers", 2, 2, silence=0.0)
-    assert not list(parts.abandoned("me")), "its process lives"
+    teachers, clock = tmp_path / "logits" / "teachers", Clock()
+    assert not look_twice(Parts(teachers, 2, 3, 100, clock), clock), "1 and 3 of 3 never began"
+    parts = Parts(teachers, 2, 2, 100, clock)
+    for _ in range(3):
+        assert not list(parts.abandoned("me")), "its process lives"
+        sign = newest_sign(teachers / "part-1-of-2")
+        wait_for(lambda sign=sign: newest_sign(teachers / "part-1-of-2") != sign, "a sign of life")
+        clock.now += 40
     first.kill()
     first.wait()
-    ((part, lease),) = parts.abandoned("me")
+    ((part, lease),) = look_twice(parts, clock)
     assert part == 1
     assert [parts.has(number) for number in (0, 1)] == [True, True]
     lease.release()
-    other = Parts(tmp_path / "logits" / "teachers", 2, 2, silence=0.0)
-    assert not list(other.abandoned("me")), "it was released"
+    assert not look_twice(Parts(teachers, 2, 2, 100, clock), clock), "it was released"
 
 
 def test_the_other_teacher_makes_the_shards_of_a_killed_one(
     first: Holder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(teacher_run, "POLL", 0.02)
-    monkeypatch.setattr(teacher_run, "Parts", partial(Parts, silence=0.1))
+    monkeypatch.setattr(teacher_run, "Parts", partial(Parts, silence=3.0))
     corpus = write_corpus(tmp_path / "texts.jsonl")
     model = write_teacher(tmp_path / "model", corpus)
     assignment = assign(wish(model, corpus, tmp_path / "logits"))
@@ -85,7 +100,7 @@ def test_a_part_whose_teacher_ended_is_taken_over_by_one_that_stays(
 ) -> None:
     """Else no one would score its shards, those that are found damaged later, and its answers."""
     monkeypatch.setattr(teacher_run, "POLL", 0.02)
-    monkeypatch.setattr(teacher_run, "Parts", partial(Parts, silence=0.1))
+    monkeypatch.setattr(teacher_run, "Parts", partial(Parts, silence=3.0))
     corpus = write_corpus(tmp_path / "texts.jsonl")
     model = write_teacher(tmp_path / "model", corpus)
     assignment = assign(wish(model, corpus, tmp_path / "logits"))
@@ -126,5 +141,5 @@ def test_a_part_that_was_stopped_in_order_is_left_to_who_will(
 
     with pytest.raises(Interrupted):
         TeacherRun(assignment, lambda: load(assignment), share=(1, 2), check=stop).run()
-    parts = Parts(assignment.folder.teachers, 2, 2, silence=0.0)
-    assert not list(parts.abandoned("me"))
+    clock = Clock()
+    assert not look_twice(Parts(assignment.folder.teachers, 2, 2, 100, clock), clock)

@@ -12,10 +12,10 @@ from trainer.checkpoint.reader import checkpoint_digest
 from trainer.evaluate import awaited
 from trainer.evaluate.awaited import await_scores
 from trainer.evaluate.claims import Claim, Claims
-from trainer.evaluate.results import EVALUATIONS
+from trainer.evaluate.results import EVALUATIONS, SCHEMA
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
 
-RESULT = {"loss": 1.0}
+RESULT = {"schema": SCHEMA, "digest": "d", "loss": 1.0}
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,9 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -124,6 +126,66 @@ def test_a_result_that_cannot_be_written_yet_is_kept(run: Run, aside: Path) -> N
     assert probe.seen == ["step-000001"]
     assert [record["state"] for record in run.records] == ["scored"]
     assert not aside.exists()
+
+
+@pytest.fixture
+def small_disk(run: Run) -> Iterator[Path]:
+    """A file system of 64 KB for the evaluations."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small tmpfs")
+    folder = run.output / "evaluations"
+    folder.mkdir(parents=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"needs root that may mount: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "when"),
+    [("full", "claim"), ("full", "result"), ("Read-only file system", "claim")],
+)
+def test_a_folder_that_cannot_be_written_for_a_while_is_waited_for(
+    run: Run,
+    small_disk: Path,
+    fault: str,
+    when: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    run.save(1)
+    run.status("completed")
+    ballast = small_disk / "ballast"
+
+    def remount(mode: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{mode}", small_disk], check=True)
+
+    def begin(_: object) -> None:
+        if fault == "full":
+            with suppress(OSError):
+                ballast.write_bytes(bytes(1 << 20))
+        else:
+            remount("ro")
+
+    def end(_: Interruption, seconds: float) -> None:
+        ballast.unlink() if fault == "full" else remount("rw")
+
+    monkeypatch.setattr(Interruption, "wait", end)
+    probe = Probe(begin if when == "result" else lambda _: None)
+    once = runner(run, probe, once=False)
+    if when == "claim":
+        begin(None)
+    once.run()
+    assert probe.seen == ["step-000001"]
+    assert [record["state"] for record in run.records] == ["scored"]
+    assert any(
+        fault in each.message.replace("No space left on device", "full")
+        and each.message.endswith("; waiting")
+        for each in caplog.records
+    )
 
 
 def test_what_a_dead_runner_did_not_list_is_listed(run: Run) -> None:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from trainer.system.errors import InUseError, StorageError
-from trainer.system.process.sign_of_life import Silence
-from trainer.system.storage.lease import SILENCE, Lease, take
-from trainer.system.storage.lease_folder import (
-    lease_path,
-    newest_lease,
-    newest_sign,
-    read_holder,
-)
+from trainer.system.storage.lease import SILENCE, Lease, LeaseListener, take
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +28,18 @@ class Parts:
         silence: seconds without a sign of life after which a process is gone.
     """
 
-    def __init__(self, folder: Path, index: int, count: int, silence: float = SILENCE) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        index: int,
+        count: int,
+        silence: float = SILENCE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._folder, self._index, self.count = folder, index, count
         self._silence = silence
         self._held = {index}
-        self._silences = defaultdict[int, Silence](lambda: Silence(longest=silence / 2))
+        self._listener = LeaseListener(silence, clock)
 
     def take(self, name: str) -> Lease:
         """Take this process's own part.
@@ -47,7 +47,7 @@ class Parts:
         Raises:
             InUseError: a living process holds it; names the process.
         """
-        return take(self._path(self._index), name)
+        return take(self._path(self._index), name, silence=self._silence)
 
     def has(self, number: int) -> bool:
         """Whether a shard is of a part that this process holds."""
@@ -59,22 +59,12 @@ class Parts:
         Call it now and then: silence counts between two calls that are not far apart.
         """
         for part in range(1, self.count + 1):
-            if part in self._held or not self._is_silent(part):
+            if part in self._held or not self._listener.is_silent(self._path(part)):
                 continue
             with suppress(InUseError, StorageError):  # it is back, or another one was faster
-                lease = take(self._path(part), name)
+                lease = take(self._path(part), name, listener=self._listener, silence=self._silence)
                 self._held.add(part)
                 yield part, lease
-
-    def _is_silent(self, part: int) -> bool:
-        folder = self._path(part)
-        with suppress(OSError):
-            newest = newest_lease(folder)
-            if newest is None or read_holder(lease_path(folder, newest))[1] == "released":
-                self._silences.pop(part, None)
-                return False
-            return self._silences[part].hear(newest_sign(folder)) >= self._silence
-        return False
 
     def _path(self, part: int) -> Path:
         return self._folder / f"part-{part}-of-{self.count}"

@@ -18,6 +18,7 @@ import logging
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -143,6 +144,7 @@ def take(
     *,
     beside: Path | None = None,
     after: Lease | None = None,
+    listener: LeaseListener | None = None,
     on_lost: Callable[[str], None] = leave,
     silence: float = SILENCE,
 ) -> Lease:
@@ -151,6 +153,7 @@ def take(
     Args:
         beside: a second folder of that holder, listened to meanwhile: one silence counts for both.
         after: the lease that was taken first, with this folder beside it.
+        listener: has listened already, so that nothing waits.
         on_lost: called once, from any thread, with the reason if the lease is lost.
 
     Raises:
@@ -159,7 +162,7 @@ def take(
         StorageError: the disk failed.
     """
     prepare_folder(folder)
-    watch = _Watch(folder, beside, silence, after.silent if after else None)
+    watch = _Watch(folder, beside, silence, after.silent if after else None, listener)
     try:
         while True:
             newest = newest_lease(folder)
@@ -197,14 +200,47 @@ def refuse_if_held(folder: Path) -> None:
             raise _in_use(folder, holder)
 
 
+class LeaseListener:
+    """Listens to leases now and then, and knows whose holders have been silent for long enough.
+
+    One that is stopped on this host may be taken over as one of another host: it cannot publish.
+
+    Args:
+        silence: seconds, of which only those count between two calls that are not far apart.
+    """
+
+    def __init__(
+        self, silence: float = SILENCE, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._silence = silence
+        self._silences = defaultdict[Path, Silence](lambda: Silence(clock, longest=silence / 2))
+
+    def is_silent(self, folder: Path) -> bool:
+        """Return whether the holder of a folder's lease is silent; not if it released it."""
+        sign = newest_sign(folder)
+        if sign is None or read_holder(lease_path(folder, sign[1]))[1] == "released":
+            self._silences.pop(folder, None)
+            return False
+        return self._silences[folder].hear(sign) >= self._silence
+
+    def forget(self) -> None:
+        """Begin anew: the folders were out of reach, so that no holder could be heard."""
+        self._silences.clear()
+
+
 class _Watch:
     """Finds out whether the holder of a folder's lease lives, and listens beside it."""
 
     def __init__(
-        self, folder: Path, beside: Path | None, silence: float, known: Sign | None
+        self,
+        folder: Path,
+        beside: Path | None,
+        silence: float,
+        known: Sign | None,
+        listener: LeaseListener | None,
     ) -> None:
         self._folder, self._beside, self._silence = folder, beside, silence
-        self._known = known
+        self._known, self._listener = known, listener
         self.silent: Sign | None = None
 
     def is_free(self, number: int) -> bool:
@@ -217,7 +253,7 @@ class _Watch:
         path = lease_path(folder, number)
         try:
             holder, state = read_holder(path)
-            if state == "released":
+            if state == "released" or (self._listener and self._listener.is_silent(folder)):
                 return True
             if holder is not None and holder.identity == host_identity():
                 locked = is_locked(path)
@@ -225,6 +261,8 @@ class _Watch:
                     raise _in_use(folder, holder)
                 if locked is False:
                     return True
+            if self._listener:
+                raise _in_use(folder, holder)
             if self._known is not None and newest_sign(folder) == self._known:
                 return True
             return self._is_silent(number)
