@@ -92,7 +92,8 @@ class ExactProblem:
         steps = settings.get("training.max_steps")  # the preset's own would win over the epochs
         training = config.training.model_copy(update={"max_steps": steps})
         self.config: RunConfig = config.model_copy(update={"training": training})
-        assert self.config.training.batch_size <= 8, "bf16 holds sums of 8 powers of two exactly"
+        exact = 8 if self.config.exchange.codec == "bf16" else 256
+        assert self.config.training.batch_size <= exact, "sums of more powers of two are rounded"
         self.layout = self.make_layout()
         self.samples = samples
         self.validation_samples = validation_samples

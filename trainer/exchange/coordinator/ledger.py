@@ -7,6 +7,7 @@ also when a shard is dealt again because its worker was lost (F-DP-002). Pure.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -55,11 +56,31 @@ class Ledger:
         self._roots = [_Entry(shard) for shard in sorted(shards, key=lambda shard: shard.start)]
         self._entries = {entry.shard.id: entry for entry in self._roots}
         assert _contiguous(self._roots), "shards must follow each other"
+        self._first = {entry.shard.id: entry.shard for entry in self._roots}
+        self._covered = Counter[int]()
+        """For each column the shards of the beginning whose samples are all in it."""
+        self._led = Counter[int]()
+        """For each column those of them before the first whose samples are not."""
+        self._leading = defaultdict[int, list[Shard]](list)
+        """For each column the shards that make these up."""
 
     @property
     def dealt(self) -> list[Shard]:
         """The shards that the round began with, in the order of their samples."""
         return [root.shard for root in self._roots]
+
+    @property
+    def samples(self) -> int:
+        """The number of the round's samples."""
+        return self._roots[-1].shard.stop - self._roots[0].shard.start
+
+    def is_first(self, shard: Shard) -> bool:
+        """Return whether the round began with a shard, cut or not."""
+        return shard.id in self._first
+
+    def is_whole(self, shard: Shard) -> bool:
+        """Return whether the round began with a shard as it is."""
+        return self._first.get(shard.id) == shard
 
     def redeal(self, shard_id: int, replacements: Sequence[Shard]) -> None:
         """Let `replacements` stand in for a shard in every column where it is missing."""
@@ -94,11 +115,15 @@ class Ledger:
     def record(self, shard_id: int, column: int) -> None:
         """Note that the shard's whole contribution to the column is here."""
         assert self.wanted(shard_id, column), f"shard {shard_id} counts twice in column {column}"
-        self._entries[shard_id].recorded.add(column)
+        entry = self._entries[shard_id]
+        entry.recorded.add(column)
+        while entry.parent is not None:
+            entry = entry.parent
+        self._covered[column] += entry.covers(column)
 
     def complete(self, column: int) -> bool:
         """Return whether every sample is in the column."""
-        return all(root.covers(column) for root in self._roots)
+        return self._covered[column] == len(self._roots)
 
     def counting(self, column: int) -> list[Shard]:
         """Return the shards that make up a column, in the order of their samples."""
@@ -110,13 +135,19 @@ class Ledger:
         What is recorded stays, and what is dealt again keeps its place, so these can only become
         more.
         """
-        found: list[Shard] = []
-        stop = self._roots[0].shard.start
-        for shard in self.counting(column):
-            if shard.start != stop:
-                break
-            found.append(shard)
-            stop = shard.stop
+        whole, roots = self._leading[column], self._roots
+        while self._led[column] < len(roots) and roots[self._led[column]].covers(column):
+            whole += roots[self._led[column]].counting(column)
+            self._led[column] += 1
+        found = list(whole)
+        if self._led[column] < len(roots):
+            cut = roots[self._led[column]]
+            stop = cut.shard.start
+            for shard in cut.counting(column):
+                if shard.start != stop:
+                    break
+                found.append(shard)
+                stop = shard.stop
         return found
 
     def open_shards(self, rank: int) -> list[Shard]:

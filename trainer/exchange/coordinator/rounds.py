@@ -67,10 +67,10 @@ class Round:
             start=shard.start,
             stop=shard.stop,
             blocks=None if whole else tuple(c for c in missing if c != self.result_column),
-            batch=sum(dealt.size for dealt in self.ledger.dealt),
+            batch=self.ledger.samples,
             settle=self.settled,
             inner_batch=self.inner_batch,
-            limit=self.limit if shard in self.ledger.dealt else None,
+            limit=self.limit if self.ledger.is_whole(shard) else None,
             asked=self.ask(range(shard.start, shard.stop)) if self.ask else None,
         )
 

@@ -137,7 +137,7 @@ class Training:
         round_.results[shard.id] = result
         round_.ledger.record(shard.id, round_.result_column)
         # What was dealt again waited for the member's own shard first: that is not its overhead.
-        if round_.kind == "train" and any(shard.id == d.id for d in round_.ledger.dealt):
+        if round_.kind == "train" and round_.ledger.is_first(shard):
             elapsed = now - round_.sent_at[shard.id]
             self.dealer.balancer.observe(shard.rank, shard.size, result.seconds, elapsed)
 
@@ -271,7 +271,7 @@ class Training:
         last = self.stopping or done == self.plan.total_steps
         may_end = self._validation.may_end(done, self.plan.total_steps)
         report = last or may_end or done % self.config.exchange.hash_every == 0
-        receivers = len(self._membership)
+        loss, receivers = round_.loss(), len(self._membership)
         self.policy.residuals.committed(settled=round_.settled)
         self._open_next(done, now)
         shards = {shard.rank: shard for shard in self.round.ledger.dealt} if self.round else {}
@@ -282,7 +282,7 @@ class Training:
                 following = self.round.assignment(shard)
             commit = StepCommit(
                 step=round_.step,
-                loss=round_.loss(),
+                loss=loss,
                 grad_norm=norm,
                 clip_scale=scale,
                 learning_rate=rate,
