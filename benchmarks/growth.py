@@ -52,10 +52,13 @@ STEPS = 5
 SECONDS = 2.0
 """A step is measured over so many steps, and so many seconds, at least, after as many steps."""
 SMALL = {"hidden-size": 64, "layers": 2, "heads": 4, "kv-heads": 2, "head-dim": 16}
-LARGE = {"hidden-size": 512, "layers": 8, "heads": 8, "kv-heads": 4, "head-dim": 64}
+LARGE = {"hidden-size": 512, "layers": 12, "heads": 8, "kv-heads": 4, "head-dim": 64}
+LARGE |= {"intermediate-size": 1536}
 """Models, by the options of `trainer init-model`."""
-MEGABYTES_A_RANK = 0.311
-"""Of the adapters of all linears of the large one, in fp32."""
+MEGABYTES = 4 * 9728 / 1e6
+"""Of the adapters of rank 1 of all linears of a layer of the large one, in fp32."""
+MOST_OF_A_LAYER = 512 * MEGABYTES
+"""At its full rank."""
 SETTINGS = {
     "task": "causal-lm",
     "num_classes": "null",
@@ -293,8 +296,9 @@ def measure_hosts(folder: Path, hosts: int) -> dict[str, Spent]:
 
 def measure_adapters(folder: Path, megabytes: int) -> dict[str, Spent]:
     """Measure a run of one worker whose adapters have so many megabytes."""
-    bench = Bench(folder, shape=LARGE)
-    rank = max(1, round(megabytes / MEGABYTES_A_RANK))
+    layers = max(LARGE["layers"], math.ceil(megabytes / MOST_OF_A_LAYER))
+    bench = Bench(folder, shape={**LARGE, "layers": layers})
+    rank = max(1, round(megabytes / layers / MEGABYTES))
     settings = {"lora.lora_rank": rank, "lora.lora_alpha": 2 * rank, "training.batch_size": 2}
     return measure_run(bench, folder / "sample.jsonl", 1, settings)
 
@@ -328,12 +332,19 @@ def main() -> int:
 
 
 def measure_part(name: str, sizes: Sequence[int] | None) -> int:
-    """Measure and report a part; return 1 if anything grows faster than it."""
+    """Measure and report a part as far as it goes; return 1 if anything grows too fast."""
     report, found = Report(f"growth-{name}"), dict[int, dict[str, Spent]]()
     for size in sorted(sizes or PARTS[name].sizes):
-        with tempfile.TemporaryDirectory(prefix="motley-growth-") as scratch:
-            found[size] = PARTS[name].measure(Path(scratch), size)
-    for command in found[min(found)]:
+        try:
+            with tempfile.TemporaryDirectory(prefix="motley-growth-") as scratch:
+                found[size] = PARTS[name].measure(Path(scratch), size)
+        except SystemExit as error:
+            if not error.code:
+                return 0  # it was skipped, and has said why
+            # The machine is too small for it, and for larger ones.
+            print(f"{name}, {size}: {error}", file=sys.stderr)
+            break
+    for command in next(iter(found.values()), ()):
         add(report, f"{name}, {command}", {size: each[command] for size, each in found.items()})
     return report.write()
 
