@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
 
 
+_PIECE = 1 << 22
+"""Weights that are broadcast at once."""
+
+
 class GroupPart(Protocol):
     """Every method is called by all processes of the group together.
 
@@ -87,12 +91,20 @@ def open_part(setup: Setup, rank: int) -> GroupPart:
 
 
 def broadcast(layout: GradientLayout, flat: np.ndarray | None) -> np.ndarray:
-    """Return the leader's weights, fp32 `[layout.size]`; the others pass None."""
-    weights = torch.empty(layout.size)  # torch's memory: gloo's threads may free it last
-    if flat is not None:
-        weights.numpy()[:] = flat
-    dist.broadcast(weights, 0)
-    return weights.numpy()
+    """Return the leader's weights, fp32 `[layout.size]`; the others pass None.
+
+    They go in pieces: a copy of all would be the most that a leader holds.
+    """
+    weights = np.empty(layout.size, np.float32) if flat is None else flat
+    for start in range(0, layout.size, _PIECE):
+        part = weights[start : start + _PIECE]
+        piece = torch.empty(part.size)  # torch's memory: gloo's threads may free it last
+        if flat is not None:
+            piece.numpy()[:] = part
+        dist.broadcast(piece, 0)
+        if flat is None:
+            part[:] = piece.numpy()
+    return weights
 
 
 class CopiedPart:
