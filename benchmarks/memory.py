@@ -1,6 +1,7 @@
 """The memory that a run was planned to need, and the memory of its own that it took.
 
     python benchmarks/memory.py [MODEL...] [--method lora --method full] [--steps 3] [--roomy]
+    python benchmarks/memory.py --method coordinator [--workers 1 2 4 8] [--late first last]
 
 Each run is `trainer finetune` of its own on the CPU: LoRA, QLoRA and full fine-tuning in one
 process, and full fine-tuning by FSDP in two. A model of hidden 320 is made and measured beside the
@@ -9,6 +10,8 @@ given ones. Every 20 ms the run's anonymous and shared pages are counted, and wh
 model with almost no weights is taken away: Python, torch and what else it imports. The code of
 libraries does not count: the system drops and reads it again as it likes, and whether such a page
 is private depends on what else runs. Rows have exactly 64 tokens, four make a micro-batch.
+`coordinator` is that of a full fine-tuning over TCP by so many workers, one row each, of which one
+is late: it is stopped in the middle of the run until what the others send has come.
 Runs believe that memory is short and return at once what they free; with --roomy malloc's heap
 keeps it, as in a run that has half as much again.
 JSON: benchmarks/results/memory.json.
@@ -20,6 +23,8 @@ import argparse
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,9 +41,14 @@ from trainer.model.files import resolve_model
 from trainer.model.layout import build_layout, read_headers
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import plan_memory, shared_memory_needed
+from trainer.planning.workers import coordinator_memory
 
 LENGTH, ROWS = 64, 4
 METHODS = ("lora", "qlora", "full", "fsdp")
+COORDINATOR = "coordinator"
+STEP = re.compile(r'"kind": ?"step"')
+STILL = 3.0
+"""Seconds in which a coordinator takes no more memory when all has come."""
 EMPTY = ModelSizes(
     hidden_size=64,
     num_layers=1,
@@ -67,7 +77,9 @@ def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", metavar="MODEL")
-    parser.add_argument("--method", choices=METHODS, action="append")
+    parser.add_argument("--method", choices=(*METHODS, COORDINATOR), action="append")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--late", choices=("first", "last"), nargs="+", default=["first", "last"])
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--roomy", action="store_true")
     options = parser.parse_args()
@@ -84,7 +96,11 @@ def main() -> int:
         texts = (path.read_text() for path in sorted(Path(trainer.__path__[0]).rglob("*.py")))
         sources.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         init_model(sources, folder / "hidden-320", HIDDEN_320, 0)
-        for method in options.method or METHODS:
+        methods = options.method or [*METHODS, COORDINATOR]
+        if COORDINATOR in methods:
+            methods.remove(COORDINATOR)
+            add_coordinators(report, folder, data, options.workers, options.late)
+        for method in methods:
             imports = measure(folder / "empty", data, method, options.steps, options.roomy)
             for name in [str(folder / "hidden-320"), *options.models]:
                 model = resolve_model(name)
@@ -93,6 +109,83 @@ def main() -> int:
                 ratio = Ratio(f"{method}, {Path(name).name}", taken / planned, "the plan", 1 + GOAL)
                 report.add(ratio, planned=planned, taken=taken, imports=imports)
     return report.write()
+
+
+def add_coordinators(
+    report: Report, folder: Path, data: Path, counts: list[int], late: list[str]
+) -> None:
+    """Measure coordinators of runs with so many workers, the first or the last of them late."""
+    model = folder / "hidden-320"
+    imports = measure_coordinator(folder / "empty", data, 1, None)
+    for workers in counts:
+        config: RunConfig = load(None, settings("full", model, data))
+        layout = build_layout(model, config)
+        planned = coordinator_memory(layout, workers, config.exchange)
+        for which in late if workers > 1 else ["first"]:
+            slow = 0 if which == "first" else workers - 1
+            taken = measure_coordinator(model, data, workers, slow) - imports
+            ratio = Ratio(
+                f"coordinator, {workers} workers, {which} late", taken / planned, "the plan", 1.1
+            )
+            report.add(ratio, planned=planned, taken=taken, a_weight=taken / layout.size)
+
+
+def measure_coordinator(model: Path, data: Path, workers: int, late: int | None) -> int:
+    """Return the most private bytes of a coordinator, while one of its workers is stopped."""
+    with tempfile.TemporaryDirectory() as output, socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        config = load(
+            None,
+            settings("full", model, data)
+            | {
+                "name": "memory",
+                "output": f"{output}/run",
+                "training.batch_size": workers,
+                "training.micro_batch_size": 1,
+                "training.max_steps": 3,
+                "exchange.shared_memory": False,
+                "exchange.shares": "equal",
+                "exchange.lost_after": 300.0,
+                "exchange.step_deadline": 600.0,
+                "exchange.join_deadline": 600.0,
+            },
+        )
+        Path(output, "run.yaml").write_text(config.to_yaml(), encoding="utf-8")
+        command = [sys.executable, "-m", "trainer.cli", "finetune", "--run-id", "memory"]
+        command += ["--config", f"{output}/run.yaml", "--role"]
+        roles = [["coordinator", "--bind", address, "--expect-workers", str(workers)]]
+        worker = ["worker", "--coordinator", address, "--gpu-backend", "cpu", "--threads", "1"]
+        roles += [[*worker, "--rank", str(rank)] for rank in range(workers)]
+        with Path(output, "log").open("wb+") as log:
+            running = [
+                subprocess.Popen([*command, *role], stdout=log, stderr=log) for role in roles
+            ]
+            most = watch(running, Path(output, "run", "metrics.jsonl"), late)
+            log.seek(0)
+            assert not any(process.wait() for process in running), log.read().decode()
+        return most
+
+
+def watch(running: list[subprocess.Popen[bytes]], metrics: Path, late: int | None) -> int:
+    """Return the most private bytes of the first process until it ends.
+
+    When a step is done the late worker is stopped until the first process takes no more.
+    """
+    most, grown, stopped = 0, 0.0, None
+    while running[0].poll() is None:
+        own = kibibytes(running[0].pid, "smaps_rollup", r"^Private_\w+:\s+(\d+) kB$")
+        if own > 1.002 * most:
+            most, grown = own, time.monotonic()
+        if late is not None and metrics.exists() and STEP.search(metrics.read_text()):
+            stopped, late = running[1 + late], None
+            stopped.send_signal(signal.SIGSTOP)
+            grown = time.monotonic()
+        elif stopped is not None and time.monotonic() - grown > STILL:
+            stopped.send_signal(signal.SIGCONT)
+            stopped = None
+        time.sleep(0.01)
+    return most
 
 
 def settings(method: str, model: Path, data: Path) -> dict[str, Any]:

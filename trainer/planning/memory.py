@@ -244,7 +244,7 @@ def optimizer_state(
     if strategy.data == "motley" or training.coordinates:
         if not training.on_host:
             return ()
-        size = 8 + training.beside_state if training.coordinates else 12
+        size = (8 if training.coordinates else 12) + training.beside_state
         return (_sharded("the exchange's vectors", trained, size, 1),)
     size = training.precision.optimizer
     state = _sharded("moments and master weights", trained, size, shards)
@@ -257,16 +257,6 @@ def optimizer_state(
         elements=trained,
     )
     return state, outer
-
-
-def coordinator_vectors(workers: int) -> int:
-    """Return how many fp32 vectors of the trainable weights a coordinator holds.
-
-    Weights, two moments, and a gradient for each worker, the first of which waits where the sum and
-    the average will be; docs/decisions.md measures 3.2 to 5.2 vectors for three workers, and more
-    only while one joins.
-    """
-    return workers + 3
 
 
 def state_bytes(

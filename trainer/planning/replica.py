@@ -85,7 +85,7 @@ def training_of(
         precision=replace(AUTOCAST if narrow else FP32, frozen=frozen),
         on_host=not accelerator,
         coordinates=coordinates,
-        beside_state=_beside_state(config.exchange),
+        beside_state=_beside_state(config.exchange, coordinates=coordinates),
         packed=config.training.pack,
         classes=config.num_classes,
         taught=config.distillation is not None,
@@ -260,18 +260,20 @@ def check_fits(plan: MemoryPlan, available: int, device: str) -> None:
         )
 
 
-def _beside_state(exchange: ExchangeConfig) -> float:
-    """Return what the exchange of a run of one process holds, in bytes a trained element.
+def _beside_state(exchange: ExchangeConfig, *, coordinates: bool) -> float:
+    """Return what the exchange holds beside the state, in bytes a trained element.
 
-    In rounds that is the worker's own state, a sum and an average. Else averages that are not in
-    fp32 stay encoded, and what a codec drops stays on both sides.
+    What a codec drops stays with its sender: a worker, the coordinator, or both in one process. In
+    rounds a worker has three vectors of its own. In one process averages that are not in fp32 stay
+    encoded, and of rounds there are a sum and an average.
     """
-    if exchange.has_rounds:
-        return 20
     kind = codec_kind(exchange.codec)
-    if kind.is_exact:
-        return 0
-    return kind.element_bytes + (8 if kind.needs_feedback else 0)
+    residual = 4 if kind.needs_feedback else 0
+    if exchange.has_rounds:
+        return 12 + (8 if coordinates else residual)
+    if not coordinates or kind.is_exact:
+        return residual
+    return kind.element_bytes + 2 * residual
 
 
 def _counted(headers: Mapping[str, TensorHeader], config: RunConfig) -> int:

@@ -141,7 +141,8 @@ class TrainingSetup:
     coordinates: bool = False
     """The process is the run's coordinator too, as in a run of one process."""
     beside_state: float = 0
-    """Of such a run the exchange's bytes for each trained element, beside one state."""
+    """The exchange's bytes for each trained element beside a worker's state and average, or in a
+    run of one process beside its state."""
     classes: int | None = None
     """Of a classifier; None for a language model."""
     taught: bool = False

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.capabilities import explain_refusal
+from trainer.config.codec import codec_kind
+from trainer.config.exchange import ExchangeConfig
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.families import left_to_transformers
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.planning import replica, vulkan
-from trainer.planning.memory import coordinator_vectors
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import BUSY_TOKENS, plan_memory
 from trainer.planning.shapes import ModelShape
@@ -100,6 +102,18 @@ class RunMemory:
         return needed <= room.usable
 
 
-def coordinator_memory(layout: GradientLayout, workers: int) -> int:
-    """Return the bytes of a coordinator."""
-    return 4 * layout.size * coordinator_vectors(workers)
+def coordinator_memory(layout: GradientLayout, workers: int, exchange: ExchangeConfig) -> int:
+    """Return the most bytes of a coordinator: when the gradient of the first worker comes last.
+
+    Beside weights, two moments and what a codec drops of averages those of all others wait, in fp32
+    one of them where the sum will be. Two blocks are on their way. Those of the coordinator's host
+    wait in shared memory. It is more only while a worker joins, or a checkpoint is written, as the
+    run goes on.
+    """
+    if exchange.has_rounds:
+        return 4 * layout.size * (workers + 3)
+    kind = codec_kind(exchange.codec)
+    residual = 4 if kind.needs_feedback else 0
+    element = max(kind.element_bytes, 2) if kind.needs_feedback else kind.element_bytes
+    each = 12 + residual + element * max(1, workers - 1)
+    return math.ceil(each * layout.size) + 2 * 4 * max(block.size for block in layout.blocks)

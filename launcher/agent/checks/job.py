@@ -402,7 +402,7 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
         main += (
             _SAVED * memory.layout.size
             if ring
-            else coordinator_memory(memory.layout, len(plan.workers))
+            else coordinator_memory(memory.layout, len(plan.workers), config.exchange)
         )
         leader = "what rank 0 saves" if ring else "the coordinator"
         who = f"{who} and {leader}" if on_cpu else leader
