@@ -39,7 +39,6 @@ from trainer.run.loop import Worker
 
 PATIENCE = 300.0
 """Seconds of silence after which a measurement has failed."""
-_AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT)
 
 
 @dataclass(frozen=True)
@@ -273,7 +272,7 @@ class StampingClient(WorkerClient):
 
     def _frame(self, link: Link, frame: Frame) -> None:
         super()._frame(link, frame)
-        if frame.type in _AVERAGES:
+        if frame.type is MessageType.AVERAGED_GRADIENT:
             self._last_average = time.monotonic()
 
 

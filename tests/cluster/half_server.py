@@ -9,10 +9,9 @@ import sys
 
 from tests.cluster.half_blocks import fail
 from trainer import cli
-from trainer.exchange.protocol.wire import Frame
+from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.transport import server
 from trainer.exchange.transport.link import Link
-from trainer.exchange.transport.shared_memory import GRADIENTS
 
 
 class HalfServer(server.GradientServer):
@@ -24,7 +23,7 @@ class HalfServer(server.GradientServer):
     def _frame(self, link: Link, frame: Frame) -> None:
         super()._frame(link, frame)
         training = self._coordinator.training
-        if frame.type in GRADIENTS and frame.step == self.step and training.round:
+        if frame.type is MessageType.GRADIENT and frame.step == self.step and training.round:
             assert training.round.sums is not None
             if (frame.block, frame.shard) in training.round.sums.partial:
                 fail(self.fault, link)

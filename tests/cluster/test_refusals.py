@@ -51,7 +51,7 @@ def test_workers_of_another_job_are_refused(cluster: Cluster) -> None:
         ("another run", stranger("run-id", run_id="another-runs")),
         ("another version of Motley", stranger("version", "--claim", "version:0.0.1")),
         ("another gradient layout", stranger("layout", "--claim", "layout:abc")),
-        ("protocol version", stranger("protocol", "--protocol", "9")),
+        ("protocol version", stranger("protocol", "--protocol", "8")),
     ]
     for reason, worker in refused:
         assert worker.wait() == 4, f"{reason}: {worker.text}"

@@ -89,7 +89,7 @@ BEFORE_JOINING: dict[str, Callable[[Attacker], bytes]] = {
     "4 GiB": lambda a: with_length(a.hello(), 2**32 - 1),
     "a byte more than allowed": lambda a: with_length(a.hello(), 65537),
     "bad checksum": lambda a: flipped(a.hello(), HEADER_SIZE + 3),
-    "a gradient": lambda a: a.frame(Frame(MessageType.BLOCK_GRADIENT, bytes(64))),
+    "a gradient": lambda a: a.frame(Frame(MessageType.GRADIENT, bytes(64))),
     "a state": lambda a: with_length(a.frame(Frame(MessageType.STATE, b"")), 2**20),
     "no JSON": lambda a: a.frame(Frame(MessageType.JOIN_REQUEST, b"\x80\x04}q\0.")),
     "another message": lambda a: a.frame(messages.Heartbeat().frame(0)),
@@ -113,12 +113,12 @@ AFTER_JOINING: dict[str, tuple[Callable[[Attacker, int], bytes], str]] = {
     ),
     "a gradient nobody asked for": (
         lambda a, g: a.frame(
-            Frame(MessageType.BLOCK_GRADIENT, bytes(64), generation=g, rank=a.rank, shard=10**6)
+            Frame(MessageType.GRADIENT, bytes(64), generation=g, rank=a.rank, shard=10**6)
         ),
         "is not with rank 9",
     ),
     "too large": (
-        lambda a, g: with_length(a.frame(Frame(MessageType.BLOCK_GRADIENT)), 2**20 + 1),
+        lambda a, g: with_length(a.frame(Frame(MessageType.GRADIENT)), 2**20 + 1),
         "at most 1048576",
     ),
     "a false proof": (

@@ -35,7 +35,7 @@ def _gradient(own: bool = True, **changes: Any) -> Misbehaviour:
         round_ = cluster.machine.training.round
         shard = _shard(cluster, session.rank, own)
         fields: dict[str, Any] = {
-            "type": MessageType.BLOCK_GRADIENT,
+            "type": MessageType.GRADIENT,
             "payload": bytes(16),
             "generation": session.generation,
             "step": round_.step if round_ else 0,
@@ -120,7 +120,6 @@ MISBEHAVIOUR: dict[str, Misbehaviour] = {
     "another step": _gradient(step=lambda step: step + 1),
     "another rank": _gradient(rank=lambda rank: rank + 1),
     "a block that is not there": _gradient(block=4000),
-    "a layer as another block": _gradient(type=MessageType.NON_BLOCK_GRADIENT),
     "another codec": _gradient(codec=9),
     "a gap in a block": _gradient(offset=8),
     "an empty piece": _gradient(payload=b""),

@@ -28,7 +28,7 @@ MORE_SHARDS = [*SHARDS, Shard(4, 3, 9, 10), Shard(6, 4, 10, 14)]
 def frames(values: np.ndarray, shard: Shard, weight: int, codec: str = "fp32", block: int = 0):
     chosen = make_codec(codec)
     encoded = chosen.encode(values)
-    kind = MessageType.BLOCK_GRADIENT
+    kind = MessageType.GRADIENT
     return list(block_frames(kind, encoded, 1, 3, block, chosen, weight, shard.rank, shard.id))
 
 
@@ -131,7 +131,7 @@ def test_what_waits_for_a_late_worker_takes_little_memory(
         for number in range(first, first + 4):
             encoded = agreed.codec.encode(values)
             for frame in block_frames(
-                MessageType.BLOCK_GRADIENT,
+                MessageType.GRADIENT,
                 encoded,
                 1,
                 3,
@@ -153,7 +153,7 @@ def test_averages_are_kept_as_they_are_sent(codec: str, gradients: float):
     layout = synthetic.layout(36 * 16000)
     agreed, random = agreed_codec(codec, layout), np.random.default_rng(0)
     sums = GradientSum(layout, agreed, step=3, settled=False)
-    kind, expected = MessageType.BLOCK_GRADIENT, np.empty(layout.size, np.float32)
+    kind, expected = MessageType.GRADIENT, np.empty(layout.size, np.float32)
     tracemalloc.start()
     for block in layout.blocks:
         chosen = agreed.codec
@@ -193,7 +193,7 @@ def test_a_block_that_is_still_being_sent_keeps_no_other():
     values = np.ones(16000, np.float32)
     for block in layout.blocks:
         fp32 = agreed.codec
-        kind = MessageType.BLOCK_GRADIENT
+        kind = MessageType.GRADIENT
         for frame in block_frames(kind, fp32.encode(values), 1, 1, block.index, fp32, 1):
             sums.add(frame)
         sums.average(block.index, [Shard(0, 0, 0, 1)])
@@ -226,7 +226,7 @@ def test_what_is_sent_is_what_is_applied_here(codec: str):
     average = sums.average(0, SHARDS[:1])
     for block in LAYOUT.blocks[1:]:
         chosen = make_codec(codec)
-        kind = MessageType.BLOCK_GRADIENT if block.is_layer else MessageType.NON_BLOCK_GRADIENT
+        kind = MessageType.GRADIENT
         zeros = chosen.encode(np.zeros(block.size, np.float32))
         for frame in block_frames(kind, zeros, 1, 3, block.index, chosen, 3, 2, 7):
             sums.add(frame)

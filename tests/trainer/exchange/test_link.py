@@ -115,7 +115,7 @@ def test_an_error_of_another_connection_ends_no_link(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
     """OpenSSL keeps errors in a queue of the thread, and Python leaves some there."""
-    frames = [Frame(MessageType.BLOCK_GRADIENT, bytes(200_000), block=block) for block in range(9)]
+    frames = [Frame(MessageType.GRADIENT, bytes(200_000), block=block) for block in range(9)]
     received: list[Frame] = []
     closed: list[str] = []
 
@@ -153,7 +153,7 @@ def test_the_last_bytes_of_a_large_payload_wake_the_loop(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
     """A link asks to be woken for 64 KiB at once, and OpenSSL may hold 16 KiB of them already."""
-    frames = [Frame(MessageType.BLOCK_GRADIENT, bytes(147_000), block=block) for block in range(3)]
+    frames = [Frame(MessageType.GRADIENT, bytes(147_000), block=block) for block in range(3)]
     received: list[Frame] = []
 
     def make(opened: Callable[[Link], Any]) -> Link:
@@ -197,8 +197,7 @@ def test_a_gradient_in_shared_memory_does_not_hold_the_other_links_up() -> None:
     """All of it is there at once, in frames of a header each: turns are by what they stand for."""
     sizes = (64 * 1024,) * 16
     frames = [
-        Frame(MessageType.BLOCK_GRADIENT, bytes(size), block=block)
-        for block, size in enumerate(sizes)
+        Frame(MessageType.GRADIENT, bytes(size), block=block) for block, size in enumerate(sizes)
     ]
     received: list[tuple[Link, int]] = []
     links: list[Link] = []
@@ -295,10 +294,10 @@ def test_averages_wait_for_their_commit_but_not_for_long() -> None:
         patient = True
 
         def place(self, frame: Frame) -> bool:
-            return frame.type is MessageType.AVERAGED_BLOCK_GRADIENT
+            return frame.type is MessageType.AVERAGED_GRADIENT
 
     queue = SendQueue(0, encrypted=False, shared=Averages())  # pyright: ignore[reportArgumentType]
-    average = Frame(MessageType.AVERAGED_BLOCK_GRADIENT, bytes(8))
+    average = Frame(MessageType.AVERAGED_GRADIENT, bytes(8))
     near, far = socket.socketpair()
     with near, far:
         queue.append([average, average])

@@ -194,7 +194,7 @@ def lie(cluster: LossyCluster, codec: int, payload: bytes, pieces: int = 16) -> 
     shard = next(shard for shard in step.ledger.dealt if shard.rank == 2)
     for start in range(0, len(payload), pieces):
         frame = Frame(
-            MessageType.BLOCK_GRADIENT,
+            MessageType.GRADIENT,
             payload[start : start + pieces],
             generation=bad.session.generation,
             step=step.step,
@@ -230,7 +230,7 @@ def test_a_codec_that_changes_within_a_block() -> None:
     cluster.deliver_down(bad)
     assert bad.session
     first = Frame(
-        MessageType.BLOCK_GRADIENT,
+        MessageType.GRADIENT,
         bytes(8),
         generation=bad.session.generation,
         rank=2,

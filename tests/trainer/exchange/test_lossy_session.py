@@ -53,11 +53,7 @@ def average(codec_name: str) -> list[Frame]:
     for block in LAYOUT.blocks:
         agreed = make_codec(CODEC)
         codec = Bf16() if codec_name == "bf16" else agreed
-        kind = (
-            MessageType.AVERAGED_BLOCK_GRADIENT
-            if block.is_layer
-            else MessageType.AVERAGED_NON_BLOCK_GRADIENT
-        )
+        kind = MessageType.AVERAGED_GRADIENT
         encoded = codec.encode(np.full(block.size, 2, np.float32))
         frames += block_frames(kind, encoded, GENERATION, 0, block.index, codec, weight=8)
     return frames

@@ -129,7 +129,7 @@ def test_a_silent_connection_is_closed(problem: ExactProblem):
     [
         Heartbeat().frame(0),
         StateLoaded(step=0, digest="x").frame(0),
-        Frame(MessageType.BLOCK_GRADIENT, bytes(16)),
+        Frame(MessageType.GRADIENT, bytes(16)),
         Frame(MessageType.JOIN_REQUEST, b"{}"),
         Frame(MessageType.JOIN_REQUEST, b"x" * 60_000),
     ],

@@ -42,7 +42,7 @@ class Watch:
     ) -> dict | None:
         """Show a contribution and return the event about it."""
         flat = np.broadcast_to(np.asarray(values, np.float32), LAYOUT.blocks[block].size).copy()
-        kind = MessageType.BLOCK_GRADIENT
+        kind = MessageType.GRADIENT
         frame = Frame(kind, b"", step=step, rank=rank, block=block, weight=weight)
         with np.errstate(over="ignore"):
             squares = float(np.dot(flat, flat))

@@ -71,11 +71,7 @@ def averages(blocks: Iterable[int], value: float | None = None) -> list[Frame]:
     frames: list[Frame] = []
     for index in blocks:
         block = PROBLEM.layout.blocks[index]
-        kind = (
-            MessageType.AVERAGED_BLOCK_GRADIENT
-            if block.is_layer
-            else MessageType.AVERAGED_NON_BLOCK_GRADIENT
-        )
+        kind = MessageType.AVERAGED_GRADIENT
         values = np.full(block.size, index if value is None else value, np.float32)
         encoded = codec.encode(values)
         frames += block_frames(kind, encoded, GENERATION, 3, index, codec, weight=7)
@@ -175,7 +171,7 @@ def test_an_average_twice_or_of_no_block():
     for frame in averages([2]):
         session.receive(frame)
     assert "block 2, which is not due" in refused(session, averages([2])[0])
-    wide = Frame(MessageType.AVERAGED_BLOCK_GRADIENT, bytes(16), GENERATION, 3, block=4)
+    wide = Frame(MessageType.AVERAGED_GRADIENT, bytes(16), GENERATION, 3, block=4)
     assert "block 4, which is not due" in refused(session, wide)
 
 
@@ -186,7 +182,7 @@ def test_an_average_twice_or_of_no_block():
         ({"offset": 4}, "bytes 4..20 came, 0 of 40 are here"),
         ({"payload": b""}, "bytes 0..0 came"),
         ({"payload": bytes(44)}, "bytes 0..44 came"),
-        ({"generation": GENERATION - 1}, "AVERAGED_BLOCK_GRADIENT of another generation"),
+        ({"generation": GENERATION - 1}, "AVERAGED_GRADIENT of another generation"),
     ],
 )
 def test_a_damaged_average(changes: dict, said: str):

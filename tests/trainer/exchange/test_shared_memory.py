@@ -45,12 +45,12 @@ def connected(averages: Averages) -> Pair:
 
 def gradient(block: int, fill: int, offset: int = 0, length: int | None = None) -> Frame:
     payload = memoryview(bytes([fill]) * (SIZES[block] if length is None else length))
-    return Frame(MessageType.BLOCK_GRADIENT, payload, block=block, offset=offset)
+    return Frame(MessageType.GRADIENT, payload, block=block, offset=offset)
 
 
 def average(block: int, fill: int, step: int = 0) -> Frame:
     payload = memoryview(bytes([fill]) * SIZES[block])
-    return Frame(MessageType.AVERAGED_BLOCK_GRADIENT, payload, step=step, block=block)
+    return Frame(MessageType.AVERAGED_GRADIENT, payload, step=step, block=block)
 
 
 def read(end: CoordinatorEnd | WorkerEnd, frame: Frame) -> bytes:
@@ -81,7 +81,7 @@ def test_a_gradient_keeps_its_place_until_the_commit(averages: Averages) -> None
     """The coordinator adds it from there, so a second shard's goes through the socket."""
     coordinator, worker = connected(averages)
     assert worker.place(gradient(0, 1))
-    found = coordinator.payload(MessageType.BLOCK_GRADIENT, 0, 0, SIZES[0])
+    found = coordinator.payload(MessageType.GRADIENT, 0, 0, SIZES[0])
     assert not worker.place(gradient(0, 2))
     assert worker.place(gradient(2, 2))
     assert bytes(found) == bytes([1]) * SIZES[0]
@@ -113,7 +113,7 @@ def made_in(place: np.ndarray, fill: int, step: int, block: int = 0) -> Frame:
     """Return an average whose sum was made where the workers read it."""
     view = place.view(np.uint8)
     view[:] = fill
-    return Frame(MessageType.AVERAGED_BLOCK_GRADIENT, view.data, step=step, block=block)
+    return Frame(MessageType.AVERAGED_GRADIENT, view.data, step=step, block=block)
 
 
 def test_an_average_that_was_made_in_its_place_is_not_copied(averages: Averages) -> None:
@@ -192,7 +192,7 @@ def test_the_memory_of_a_lost_coordinator_is_given_back(averages: Averages) -> N
 
     coordinator, worker = connected(averages)
     assert coordinator.place(average(0, 1))
-    found = worker.payload(MessageType.AVERAGED_BLOCK_GRADIENT, 0, 0, SIZES[0])
+    found = worker.payload(MessageType.AVERAGED_GRADIENT, 0, 0, SIZES[0])
     before = regions()
     worker.close()
     assert regions() == before - 1, "an average that is still to be read stays"
@@ -202,18 +202,18 @@ def test_the_memory_of_a_lost_coordinator_is_given_back(averages: Averages) -> N
     worker.consumed(average(0, 0))  # the end came while its last frame was handled
     assert not worker.place(gradient(0, 1))
     with pytest.raises(ProtocolError):
-        worker.payload(MessageType.AVERAGED_BLOCK_GRADIENT, 0, 0, SIZES[0])
+        worker.payload(MessageType.AVERAGED_GRADIENT, 0, 0, SIZES[0])
 
 
 def test_what_a_lost_worker_left_can_still_be_added(averages: Averages) -> None:
     coordinator, worker = connected(averages)
     worker.place(gradient(1, 7))
-    found = coordinator.payload(MessageType.BLOCK_GRADIENT, 1, 0, SIZES[1])
+    found = coordinator.payload(MessageType.GRADIENT, 1, 0, SIZES[1])
     coordinator.close()
     del worker
     assert bytes(found) == bytes([7]) * SIZES[1]
     with pytest.raises(ProtocolError):
-        coordinator.payload(MessageType.BLOCK_GRADIENT, 1, 0, SIZES[1])
+        coordinator.payload(MessageType.GRADIENT, 1, 0, SIZES[1])
 
 
 @pytest.mark.parametrize("kind", sorted(MessageType))
@@ -221,8 +221,7 @@ def test_only_tensors_of_the_right_direction_are_shared(
     averages: Averages, kind: MessageType
 ) -> None:
     coordinator, worker = connected(averages)
-    up = kind in (MessageType.BLOCK_GRADIENT, MessageType.NON_BLOCK_GRADIENT)
-    down = kind.name.startswith("AVERAGED")
+    up, down = kind is MessageType.GRADIENT, kind is MessageType.AVERAGED_GRADIENT
     frame = Frame(kind, memoryview(bytes(8)), block=2)
     assert (worker.place(frame), coordinator.place(frame)) == (up, down)
     for end, wanted in ((coordinator, up), (worker, down)):
@@ -241,9 +240,9 @@ def test_nothing_outside_a_block_is_read(
 ) -> None:
     coordinator, worker = connected(averages)
     with pytest.raises(ProtocolError):
-        coordinator.payload(MessageType.BLOCK_GRADIENT, block, offset, length)
+        coordinator.payload(MessageType.GRADIENT, block, offset, length)
     with pytest.raises(ProtocolError):
-        worker.payload(MessageType.AVERAGED_BLOCK_GRADIENT, block, offset, length)
+        worker.payload(MessageType.AVERAGED_GRADIENT, block, offset, length)
 
 
 def test_a_worker_can_neither_write_averages_nor_shrink_anything(averages: Averages) -> None:

@@ -141,13 +141,10 @@ class GradientSum:
         """Check that a frame is of the block that it says.
 
         Raises:
-            ProtocolError: there is no such block, or it is of the other kind.
+            ProtocolError: there is no such block.
         """
         if frame.block >= len(self.layout.blocks):
             raise ProtocolError(f"block {frame.block} of {len(self.layout.blocks)}")
-        is_layer = self.layout.blocks[frame.block].is_layer
-        if is_layer != (frame.type is MessageType.BLOCK_GRADIENT):
-            raise ProtocolError(f"{frame.type.name} for block {frame.block}")
 
     def add(self, frame: Frame) -> Contribution | None:
         """Take a gradient frame in and return its contribution if that is whole now.
@@ -253,16 +250,9 @@ class GradientSum:
 
     def frames(self, average: Average, generation: int) -> Iterator[Frame]:
         """Yield the frames that carry an average to one member."""
-        is_layer = self.layout.blocks[average.block].is_layer
-        kind = (
-            MessageType.AVERAGED_BLOCK_GRADIENT
-            if is_layer
-            else MessageType.AVERAGED_NON_BLOCK_GRADIENT
-        )
         encoded, codec = average.encoded, average.codec
-        return block_frames(
-            kind, encoded, generation, self.step, average.block, codec, average.weight
-        )
+        kind, weight = MessageType.AVERAGED_GRADIENT, average.weight
+        return block_frames(kind, encoded, generation, self.step, average.block, codec, weight)
 
     def _encoded(self, block: int, values: Float32) -> tuple[Codec, NDArray[np.uint8]]:
         """Encode an average, and put what all members decode of it in its place."""

@@ -41,7 +41,6 @@ RESUME_PATIENCE = 15.0
 """Seconds that a resumed run waits for all of its workers before it goes on with those here."""
 STOP_PATIENCE = 10.0
 """Seconds that a stop waits for the step under way, and for the last proofs of equal weights."""
-_GRADIENTS = (MessageType.BLOCK_GRADIENT, MessageType.NON_BLOCK_GRADIENT)
 _WORK = (MessageType.SHARD_RESULT, MessageType.HAND_IN)
 
 
@@ -108,7 +107,7 @@ class Coordinator:
             elif member := self.membership.by_link(link):
                 self._handle(member, frame, now)
                 round_ = self.training.round
-                if frame.type not in _GRADIENTS or (round_ and round_.complete):
+                if frame.type is not MessageType.GRADIENT or (round_ and round_.complete):
                     self._move_on(now)
         except ProtocolError as error:
             self._expel(link, str(error), now)
@@ -232,9 +231,9 @@ class Coordinator:
     def _handle(self, member: Member, frame: Frame, now: float) -> None:
         if frame.generation != (due := member.generation):
             raise ProtocolError(f"{frame.type.name} of generation {frame.generation}, not {due}")
-        if self.phase == "finishing" and frame.type in (*_GRADIENTS, *_WORK):
+        if self.phase == "finishing" and frame.type in (MessageType.GRADIENT, *_WORK):
             return  # what a stop cut short: a validation, or a step that all workers left
-        if frame.type in _GRADIENTS:
+        if frame.type is MessageType.GRADIENT:
             self.training.gradient(member, frame)
             return
         match messages.parse(frame):

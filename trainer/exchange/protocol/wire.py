@@ -17,7 +17,7 @@ import numpy as np
 from trainer.system.errors import ProtocolError
 
 MAGIC = b"MTLY"
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAX_CONTROL = 64 * 1024
 """Bytes of the largest control message, and of anything before a peer is admitted."""
 MAX_PAYLOAD = 1024 * 1024
@@ -47,32 +47,20 @@ class MessageType(IntEnum):
     STATE = 4
     STATE_LOADED = 5
     SHARD_ASSIGNMENT = 6
-    BLOCK_GRADIENT = 7
-    AVERAGED_BLOCK_GRADIENT = 8
-    NON_BLOCK_GRADIENT = 9
-    AVERAGED_NON_BLOCK_GRADIENT = 10
-    SHARD_RESULT = 11
-    STEP_COMMIT = 12
-    WEIGHTS_REPORT = 13
-    HEARTBEAT = 14
-    LEAVE = 15
-    SHUTDOWN = 16
-    HAND_IN = 17
+    GRADIENT = 7
+    AVERAGED_GRADIENT = 8
+    SHARD_RESULT = 9
+    STEP_COMMIT = 10
+    WEIGHTS_REPORT = 11
+    HEARTBEAT = 12
+    LEAVE = 13
+    SHUTDOWN = 14
+    HAND_IN = 15
 
 
 _TYPES = {int(kind): kind for kind in MessageType}
 
-TENSOR_TYPES = frozenset(
-    {
-        MessageType.STATE,
-        MessageType.BLOCK_GRADIENT,
-        MessageType.AVERAGED_BLOCK_GRADIENT,
-        MessageType.NON_BLOCK_GRADIENT,
-        MessageType.AVERAGED_NON_BLOCK_GRADIENT,
-    }
-)
-
-AVERAGES = (MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT)
+TENSOR_TYPES = frozenset({MessageType.STATE, MessageType.GRADIENT, MessageType.AVERAGED_GRADIENT})
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle, Step
 from trainer.exchange.protocol.messages import Message, ShardAssignment
-from trainer.exchange.protocol.wire import AVERAGES, Frame
+from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.transport.recorder import Recorder
 from trainer.exchange.worker.session import Event, Session
 from trainer.system.errors import BudgetStopError
@@ -89,7 +89,7 @@ class LocalExchange:
             match action:
                 case Send(frames=frames):
                     for frame in frames:
-                        if self._session.shared and frame.type in AVERAGES:
+                        if self._session.shared and frame.type is MessageType.AVERAGED_GRADIENT:
                             break  # the coordinator applies it to the state of both
                         events, answers = self._session.receive(frame)
                         self._events.extend(events)

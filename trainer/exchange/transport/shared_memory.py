@@ -29,8 +29,6 @@ from trainer.system.errors import ProtocolError
 
 Float32 = NDArray[np.float32]
 
-GRADIENTS = frozenset({MessageType.BLOCK_GRADIENT, MessageType.NON_BLOCK_GRADIENT})
-AVERAGES = frozenset({MessageType.AVERAGED_BLOCK_GRADIENT, MessageType.AVERAGED_NON_BLOCK_GRADIENT})
 _SEAL_FUTURE_WRITE = 0x10
 """Linux's F_SEAL_FUTURE_WRITE, which `fcntl` does not name: no new mapping may write."""
 _NO_STEP = -1
@@ -163,11 +161,11 @@ class CoordinatorEnd:
 
     def place(self, frame: Frame) -> bool:
         """Put an average into shared memory, if it is one and its place is free."""
-        return frame.type in AVERAGES and self._averages.place(self, frame)
+        return frame.type is MessageType.AVERAGED_GRADIENT and self._averages.place(self, frame)
 
     def payload(self, kind: MessageType, block: int, offset: int, length: int) -> memoryview:
         """Return a gradient where the worker wrote it."""
-        if kind not in GRADIENTS or self._upload is None:
+        if kind is not MessageType.GRADIENT or self._upload is None:
             raise ProtocolError(f"{kind.name} in shared memory")
         return self._upload.part(block, offset, length)
 
@@ -210,7 +208,7 @@ class WorkerEnd:
     def place(self, frame: Frame) -> bool:
         """Put a gradient into shared memory, if it is one and the first in its place this step."""
         place = (frame.block, frame.offset)
-        if frame.type not in GRADIENTS or place in self._used or self._upload is None:
+        if frame.type is not MessageType.GRADIENT or place in self._used or self._upload is None:
             return False
         self._upload.put(frame)
         self._used.add(place)
@@ -218,7 +216,7 @@ class WorkerEnd:
 
     def payload(self, kind: MessageType, block: int, offset: int, length: int) -> memoryview:
         """Return an average where the coordinator wrote it."""
-        if kind not in AVERAGES or self._averages is None:
+        if kind is not MessageType.AVERAGED_GRADIENT or self._averages is None:
             raise ProtocolError(f"{kind.name} in shared memory")
         self._found += 1
         return self._averages.part(block, offset, length)

@@ -21,7 +21,7 @@ from trainer.exchange.protocol.codecs import Bytes, Codec
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult, Shutdown, StepCommit
 from trainer.exchange.protocol.state_transfer import StateAssembly
-from trainer.exchange.protocol.wire import AVERAGES, Frame, MessageType
+from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState
 from trainer.system.errors import ProtocolError
@@ -107,7 +107,7 @@ class Session:
             raise ProtocolError(f"{frame.type.name} of another generation")
         if frame.type is MessageType.STATE:
             return self._restore(frame)
-        if frame.type in AVERAGES:
+        if frame.type is MessageType.AVERAGED_GRADIENT:
             self._average(frame)
             return [], []
         match messages.parse(frame):
@@ -232,8 +232,7 @@ class Session:
     def _frames(
         self, shard: ShardAssignment, index: int, codec: Codec, encoded: Bytes, weight: int
     ) -> Iterator[Frame]:
-        is_layer = self._wire.blocks[index].is_layer
-        kind = MessageType.BLOCK_GRADIENT if is_layer else MessageType.NON_BLOCK_GRADIENT
+        kind = MessageType.GRADIENT
         number, step, chunk = shard.shard, shard.step, encoded.size if self.shared else None
         return block_frames(
             kind, encoded, self.generation, step, index, codec, weight, self.rank, number, chunk
