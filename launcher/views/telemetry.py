@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.agent.operations import read_gauges
-from launcher.errors import LauncherError
-from launcher.hosts import ssh
+from launcher.hosts import fleet
+from launcher.hosts.base import Connection
 from launcher.inventory.facts.gauges import Gauge
 from launcher.inventory.hosts import Host
 from launcher.runs.failures import Failure, FailureWatch
@@ -22,7 +22,6 @@ GAUGES_EVERY = 2.0
 _GAUGES_DEADLINE = 5.0
 STALE = 10.0
 """Seconds after which a reading of a device is not shown any more."""
-_SILENT_PAUSE = 10.0
 _KEPT_LOSSES = 600
 _PACE_LOOKS = 60
 _KEPT_FAILURES = 3
@@ -72,7 +71,7 @@ class StepRate:
 
 
 class HostGauges:
-    """The devices of hosts, read in the background, a thread for each host."""
+    """The devices of hosts, read in the background."""
 
     def __init__(self, hosts: Sequence[Host]) -> None:
         self._hosts = hosts
@@ -81,8 +80,7 @@ class HostGauges:
 
     def start(self) -> None:
         """Begin; `close` ends it."""
-        for host in self._hosts:
-            threading.Thread(target=self._ask, args=(host,), daemon=True).start()
+        threading.Thread(target=self._read_on, daemon=True).start()
 
     def close(self) -> None:
         """Stop reading."""
@@ -93,16 +91,14 @@ class HostGauges:
         now = time.monotonic()
         return {host: gauges for host, (at, gauges) in dict(self._read).items() if now - at < STALE}
 
-    def _ask(self, host: Host) -> None:
-        """Query one host repeatedly; one that does not answer is skipped for a while."""
+    def _read_on(self) -> None:
+        def read(host: Host, there: Connection) -> None:  # a late answer counts too
+            gauges = there.ask(read_gauges.within(_GAUGES_DEADLINE))
+            self._read[host.name] = (time.monotonic(), gauges)
+
         while not self._closed.is_set():
-            pause = GAUGES_EVERY
-            try:
-                gauges = ssh.connect(host).ask(read_gauges.within(_GAUGES_DEADLINE))
-                self._read[host.name] = (time.monotonic(), gauges)
-            except (LauncherError, OSError):  # `observe` lists unreachable hosts
-                pause = _SILENT_PAUSE
-            self._closed.wait(pause)
+            fleet.ask(self._hosts, read)  # `observe` lists unreachable hosts
+            self._closed.wait(GAUGES_EVERY)
 
 
 class Telemetry:
