@@ -222,7 +222,7 @@ class QueueRunner:
         if registry.is_here or is_own_entry(entry.id, entry.data):
             return True
         self._say(
-            f"{entry.id} is passed over: this machine did not add it, {entry.job.who} did; "
+            f"{entry.id} skipped: it was queued on {entry.job.who}; "
             "launch queue run there runs it"
         )
         return False

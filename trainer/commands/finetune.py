@@ -144,7 +144,7 @@ def finetune(
         budget = with_environment(config.budget, os.environ)
         config = config.model_copy(update={"budget": budget})
     elif flags["notify"] is not None:
-        raise InputError("--notify: a worker tells of nothing; give it to the coordinator")
+        raise InputError("--notify: a worker sends no notifications; give it to the coordinator")
     check_capability(config, "exchange" if environment is None else "ranks")
     from trainer.run.composition import roles
 

@@ -170,5 +170,5 @@ def _without_lists(names: list[str], left_out: LeftOut) -> list[str]:
     put_aside(left_out, "beside the folders of labels", lists)
     several = (folders for folders in labels.values() if len(folders) > 1)
     words = {folder.name for folders in several for folder in folders}
-    put_aside(left_out, "labels that the folders' names tell", words)
+    put_aside(left_out, "labels in the names of folders", words)
     return [name for name in names if name not in lists]

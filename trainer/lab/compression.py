@@ -110,7 +110,7 @@ def feedback(seed: int, parameters: int, workers: int, steps: int) -> Experiment
         ],
         notes=[
             "Without feedback the rounding averages out as 1 / sqrt(steps). With it the error is"
-            " what is still owed, which stays bounded while the sum grows: 1 / steps in the end.",
+            " the residual, which stays bounded while the sum grows: 1 / steps in the end.",
         ],
     )
 

@@ -359,5 +359,5 @@ def test_another_machines_job_is_passed_over(
     changed["start"]["extra_vars"] = ['motley_trainer_command=["sh"]']
     queue.add(run_id, json.dumps(changed).encode())
     assert not runner.step(queue, registry)
-    assert told[0].startswith(f"{run_id} is passed over: this machine did not add it, ")
+    assert told[0].startswith(f"{run_id} skipped: it was queued on ")
     assert entry_of(queue, run_id).state == "waiting"

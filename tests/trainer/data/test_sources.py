@@ -142,7 +142,7 @@ def test_labels_that_are_names_of_folders_are_named(
     caplog.set_level("INFO")
     assert sorted(texts(tmp_path)) == ["train/neg/1.txt", "train/pos/1.txt"]
     out = "beside the folders of labels (1: train/urls.txt)"
-    assert f"{out}, labels that the folders' names tell (2: neg, pos)" in caplog.text
+    assert f"{out}, labels in the names of folders (2: neg, pos)" in caplog.text
 
 
 def test_a_program_is_documents_with_its_tests_and_readme(tmp_path: Path) -> None:
