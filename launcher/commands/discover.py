@@ -51,7 +51,7 @@ def discover(no_mdns: bool, no_links: bool, as_json: bool, **sources: Any) -> No
     named is not reached or mDNS is blocked, with 4 when two have one host key or a link is missing.
     """
     from launcher.discovery.search import Search
-    from launcher.discovery.search import discover as look
+    from launcher.discovery.search import discover_machines as look
     from launcher.errors import raise_all
     from launcher.views import discovery, render
 

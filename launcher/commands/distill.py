@@ -17,7 +17,7 @@ from launcher.commands.options import (
 from launcher.commands.starting import start_job
 
 if TYPE_CHECKING:
-    from launcher.plan.configuration import Order
+    from launcher.plan.configuration import JobRequest
     from launcher.runs.cluster import Cluster
 
 _SETTINGS = {
@@ -80,7 +80,7 @@ job_options = together(
 """Describe a distillation; see `job_order`."""
 
 
-def job_order(source: str | None, settings: tuple[str, ...], **flags: Any) -> Order:
+def job_order(source: str | None, settings: tuple[str, ...], **flags: Any) -> JobRequest:
     """Return the distillation that `job_options` describe.
 
     Raises:

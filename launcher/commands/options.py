@@ -16,7 +16,7 @@ from trainer.system.commandline.number import Number
 from trainer.system.commandline.together import PATH, notify_option, together
 
 if TYPE_CHECKING:
-    from launcher.plan.configuration import Order
+    from launcher.plan.configuration import JobRequest
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 run_option = click.option(
@@ -181,17 +181,17 @@ def order_of(
     source: str | None,
     settings: tuple[str, ...],
     flags: Mapping[str, Any],
-) -> Order:
+) -> JobRequest:
     """Return the job of a command line; `flags` are the values of options by their settings' keys.
 
     Raises:
         ConfigError: a setting is no KEY=VALUE.
     """
-    from launcher.plan.configuration import Order
+    from launcher.plan.configuration import JobRequest
     from trainer.config.section import parse_assignments
 
     given = {key: value for key, value in flags.items() if value not in (None, ())}
-    return Order(leader, source, parse_assignments(settings, "--set") | given)
+    return JobRequest(leader, source, parse_assignments(settings, "--set") | given)
 
 
 def config_order(
@@ -201,7 +201,7 @@ def config_order(
     model: str | None,
     data: str | None,
     output: str | None,
-) -> Order:
+) -> JobRequest:
     """Return the fine-tune that `config_options` describe.
 
     Raises:

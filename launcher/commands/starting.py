@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from launcher.plan.configuration import Order
+    from launcher.plan.configuration import JobRequest
     from launcher.runs.cluster import Cluster
 
 
 def start_job(
     cluster: Cluster,
-    order_of: Callable[..., Order],
+    order_of: Callable[..., JobRequest],
     *,
     resume: str | None,
     wait: bool,

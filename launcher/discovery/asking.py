@@ -26,7 +26,7 @@ from launcher.inventory.hosts import Host
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundMachine:
     """A machine that answered."""
 
     host: Host
@@ -64,30 +64,32 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedMachine:
     """A candidate that could not be asked."""
 
     candidate: Candidate
     error: LauncherError
 
     @property
-    def matters(self) -> bool:
+    def is_error(self) -> bool:
         """Whether it is an error: the host was named, or its key has changed."""
         return self.candidate.is_named or ssh.is_changed_key(self.error)
 
 
-def ask_all(candidates: Sequence[Candidate]) -> tuple[list[Found], list[Refused]]:
+def ask_all(candidates: Sequence[Candidate]) -> tuple[list[FoundMachine], list[RefusedMachine]]:
     """Ask all candidates; two names of one machine are one, the first one's."""
     keyed = {str(number): candidate for number, candidate in enumerate(candidates)}
     opened = itertools.count(1)
-    questions = {key: (one.host, partial(_ask, one, opened)) for key, one in keyed.items()}
+    questions = {
+        key: (one.host, partial(_ask_candidate, one, opened)) for key, one in keyed.items()
+    }
     answers = ask_each(questions, REACH + DEVICES_DEADLINE, ssh.visit)
-    refused: list[Refused] = []
+    refused: list[RefusedMachine] = []
     for key, error in answers.errors.items():
         if not isinstance(error, LauncherError):
             error = UnreachableError(f"host {keyed[key].host.name}: {error}")
-        refused.append(Refused(keyed[key], error))
-    found: dict[str, Found] = {}
+        refused.append(RefusedMachine(keyed[key], error))
+    found: dict[str, FoundMachine] = {}
     for one in answers.found.values():
         known = found.get(one.machine.identity)
         if known is None:
@@ -98,7 +100,7 @@ def ask_all(candidates: Sequence[Candidate]) -> tuple[list[Found], list[Refused]
     return _with_names(list(found.values())), refused
 
 
-def shared_keys(found: Sequence[Found]) -> list[str]:
+def shared_keys(found: Sequence[FoundMachine]) -> list[str]:
     """Return a line for each host key that several machines have."""
     holders: dict[str, list[str]] = {}
     for one in found:
@@ -112,7 +114,9 @@ def shared_keys(found: Sequence[Found]) -> list[str]:
     ]
 
 
-def _ask(candidate: Candidate, opened: Iterator[int], visited: tuple[Connection, str]) -> Found:
+def _ask_candidate(
+    candidate: Candidate, opened: Iterator[int], visited: tuple[Connection, str]
+) -> FoundMachine:
     host = candidate.host
     connection, missing = visited
     route = ssh.route_of(host)
@@ -124,7 +128,7 @@ def _ask(candidate: Candidate, opened: Iterator[int], visited: tuple[Connection,
     if not is_open:
         connection.close()
     learned, _ = with_devices(host, detection)
-    return Found(
+    return FoundMachine(
         host=replace(learned, cores=machine.cores, memory=machine.memory),
         sources=candidate.sources,
         machine=machine,
@@ -140,10 +144,10 @@ def _ask(candidate: Candidate, opened: Iterator[int], visited: tuple[Connection,
     )
 
 
-def _with_names(found: Sequence[Found]) -> list[Found]:
+def _with_names(found: Sequence[FoundMachine]) -> list[FoundMachine]:
     """Name those that were found by an address as they call themselves; no name is given twice."""
     taken: set[str] = set()
-    named: list[Found] = []
+    named: list[FoundMachine] = []
     for one in sorted(found, key=lambda one: _RANK[one.sources[0]]):
         wishes = [one.name]
         if one.sources[0] == "address":

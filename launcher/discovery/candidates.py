@@ -81,7 +81,7 @@ def ssh_config_hosts(file: Path, depth: int = 0) -> list[str]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
     found: dict[str, None] = {}
     section: list[str] = []
-    for key, words in _settings(lines):
+    for key, words in _parse_settings(lines):
         if key == "include":
             # Relative ones are those of ~/.ssh, wherever the file itself is.
             bases = [Path(word).expanduser() for word in words]
@@ -99,7 +99,7 @@ def ssh_config_hosts(file: Path, depth: int = 0) -> list[str]:
     return list(found)
 
 
-def _settings(lines: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+def _parse_settings(lines: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     for line in lines:
         key, _, rest = line.strip().replace("=", " ", 1).partition(" ")
         if key and not key.startswith("#"):
@@ -109,7 +109,7 @@ def _settings(lines: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
                 yield key.lower(), rest.split()
 
 
-def merge(candidates: Sequence[Candidate]) -> list[Candidate]:
+def merge_candidates(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates, those that lead to one sshd as one: the first says how."""
     merged: list[Candidate] = []
     for candidate in candidates:

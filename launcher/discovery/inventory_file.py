@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.discovery.asking import Found
+from launcher.discovery.asking import FoundMachine
 from launcher.discovery.links import MeasuredLink
 from launcher.discovery.proposal import Proposal, size_text
 from launcher.discovery.yaml_text import YamlText
@@ -37,7 +37,7 @@ all:
 
 
 @dataclass(frozen=True)
-class Written:
+class InventoryUpdate:
     """The text of an inventory before and after."""
 
     path: Path
@@ -52,13 +52,13 @@ class Written:
         return list(difflib.unified_diff(*lines, name, name, n=1, lineterm=""))
 
 
-def rewrite(
+def update_inventory(
     path: Path,
     known: Sequence[Host],
-    found: Sequence[Found],
+    found: Sequence[FoundMachine],
     links: Sequence[MeasuredLink],
     proposal: Proposal,
-) -> Written:
+) -> InventoryUpdate:
     """Return a file with what was found; writes nothing.
 
     Args:
@@ -76,13 +76,15 @@ def rewrite(
             raise ConfigError(f"{path}: cannot be read: {plain_reason(error)}") from None
     text = YamlText(str(path), before or _HEAD)
     names = {host.name for host in known}
-    places = {host.name: _place(text, host.name) for host in known}
+    places = {host.name: _find_host_path(text, host.name) for host in known}
     for one in found:
         if one.name in names:
-            _correct(text, places[one.name], one, next(h for h in known if h.name == one.name))
+            _correct_address(
+                text, places[one.name], one, next(h for h in known if h.name == one.name)
+            )
         else:
             places[one.name] = ("all", "hosts", one.name)
-            _add(text, one)
+            _add_host(text, one)
     _add_roles(text, places, known, proposal)
     for link in links:
         for here, there, rate in (
@@ -90,10 +92,10 @@ def rewrite(
             (link.other, link.one, link.back),
         ):
             _note_rate(text, (*places[here], "motley_link_rates"), there, rate)
-    return Written(path, before, text.text)
+    return InventoryUpdate(path, before, text.text)
 
 
-def save(written: Written) -> None:
+def save_inventory(written: InventoryUpdate) -> None:
     """Replace the file, once Ansible has read the new text and found the same hosts in it.
 
     Raises:
@@ -120,7 +122,7 @@ def save(written: Written) -> None:
             Path(name).unlink(missing_ok=True)
 
 
-def _place(text: YamlText, name: str) -> tuple[str, ...]:
+def _find_host_path(text: YamlText, name: str) -> tuple[str, ...]:
     """Return the path of a host's mapping: below `hosts` of `all`, or of the group that has it."""
 
     def search(path: tuple[str, ...]) -> tuple[str, ...] | None:
@@ -135,7 +137,9 @@ def _place(text: YamlText, name: str) -> tuple[str, ...]:
     return ("all", "hosts", name)  # by a pattern such as w[1:3]: its own line beside it
 
 
-def _correct(text: YamlText, place: tuple[str, ...], one: Found, known: Host) -> None:
+def _correct_address(
+    text: YamlText, place: tuple[str, ...], one: FoundMachine, known: Host
+) -> None:
     """Correct the address of a host that answered elsewhere than the file says."""
     if one.host.address not in (known.address, None) and not _is_template(text, place):
         text.set((*place, "ansible_host"), one.host.address)
@@ -147,9 +151,9 @@ def _is_template(text: YamlText, place: tuple[str, ...]) -> bool:
     return "{{" in str(text.get((*place, "ansible_host")))
 
 
-def _add(text: YamlText, one: Found) -> None:
+def _add_host(text: YamlText, one: FoundMachine) -> None:
     place = ("all", "hosts", one.name)
-    text.set(place, {}, description(one))
+    text.set(place, {}, describe_machine(one))
     if one.host.address is not None:
         text.set((*place, "ansible_host"), one.host.address)
         text.set((*place, "ansible_user"), one.host.user or one.user)
@@ -189,7 +193,7 @@ def _note_rate(text: YamlText, place: tuple[str, ...], there: str, rate: float |
             text.set(place, {there: new})  # on one line
 
 
-def description(one: Found) -> str:
+def describe_machine(one: FoundMachine) -> str:
     """Return what a machine has that does not change from day to day."""
     cores = f"{one.machine.cores} cores"
     memory = f"{size_text(one.machine.memory)} memory" if one.machine.memory else "unknown memory"

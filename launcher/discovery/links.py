@@ -14,12 +14,12 @@ from typing import TypeVar
 
 from launcher.agent.checks.link import Crossing, Listening, connect, listen
 from launcher.agent.operations import find_routes
-from launcher.discovery.asking import Found
+from launcher.discovery.asking import FoundMachine
 from launcher.errors import ConfigError
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import Answers, ask_each, line_of
 from launcher.inventory.facts.network import Route
-from launcher.plan.routes import choose
+from launcher.plan.routes import choose_address
 
 _DEADLINE = 8.0
 """Seconds that a pair may take: connecting, and a burst each way."""
@@ -58,13 +58,13 @@ class MeasuredLink:
         return None if self.forth is None or self.back is None else min(self.forth, self.back)
 
     @property
-    def line(self) -> str:
+    def summary(self) -> str:
         """The missing link in one line."""
         what = "the link is not measured" if self.unknown else "no link"
         return f"{what} between {self.one} and {self.other}: {self.problem}"
 
 
-def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
+def pair_rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
     """Return every pair once, in rounds of pairs without a common name.
 
     A round-robin tournament: one name stays, the others move on by one place a round.
@@ -80,14 +80,14 @@ def rounds(names: Sequence[str]) -> list[list[tuple[str, str]]]:
     return found
 
 
-def measure(found: Sequence[Found], port: int) -> list[MeasuredLink]:
+def measure_links(found: Sequence[FoundMachine], port: int) -> list[MeasuredLink]:
     """Return the link of every pair; needs a free TCP port on all machines."""
     if len(found) < 2:
         return []
     machines = {one.name: one for one in found}
     targets = [entry.address for one in found for entry in one.machine.network.addresses]
 
-    def find(there: Connection) -> dict[str, Route]:
+    def ask_routes(there: Connection) -> dict[str, Route]:
         return there.ask(find_routes.within(_DEADLINE), targets)
 
     def ask_machines(
@@ -97,67 +97,67 @@ def measure(found: Sequence[Found], port: int) -> list[MeasuredLink]:
         most = max(1, len(asked))  # both ends of a link at once
         return ask_each(asked, deadline, lambda host: machines[host.name].connection, most=most)
 
-    routes = ask_machines(dict.fromkeys(machines, find), _DEADLINE)
+    routes = ask_machines(dict.fromkeys(machines, ask_routes), _DEADLINE)
     links: list[MeasuredLink] = []
-    for pairs in rounds([*machines]):
+    for pairs in pair_rounds([*machines]):
         ends: dict[str, Callable[[Connection], Listening | Crossing]] = {}
         addresses: dict[str, str] = {}
         for a, b in pairs:
-            if b in routes.found and (address := _choose(machines[a], b, routes.found[b])):
+            if b in routes.found and (address := _choose_address(machines[a], b, routes.found[b])):
                 addresses[a] = address
                 target = (address, port, secrets.token_hex(16))
-                ends[a], ends[b] = partial(_listen, *target, b), partial(_connect, *target, b)
+                ends[a], ends[b] = partial(_listen_on, *target, b), partial(_connect_to, *target, b)
         answers = ask_machines(ends, _DEADLINE + 2 * _MARGIN)
         for a, b in pairs:
             if b in routes.errors:
-                links.append(_unknown(a, b, line_of(b, routes.errors[b])))
+                links.append(_unmeasured_link(a, b, line_of(b, routes.errors[b])))
             elif a not in addresses:
                 problem = f"{b} has no route to an address of {a}"
                 links.append(MeasuredLink(a, b, problem=problem))
             else:
-                links.append(_judge(a, b, answers, addresses[a], port))
+                links.append(_judge_link(a, b, answers, addresses[a], port))
     order = [*machines]
     return sorted(links, key=lambda link: (order.index(link.one), order.index(link.other)))
 
 
-def _choose(here: Found, other: str, routes: Mapping[str, Route]) -> str:
+def _choose_address(here: FoundMachine, other: str, routes: Mapping[str, Route]) -> str:
     """Return the address of a machine that another one is to connect to; empty without a route."""
     own = {entry.address for entry in here.machine.network.addresses}
     ways = {target: route for target, route in routes.items() if target in own}
     try:
-        return choose(here.host, here.machine.network, {other: ways}).bind
+        return choose_address(here.host, here.machine.network, {other: ways}).bind
     except ConfigError:
         return ""
 
 
-def _listen(address: str, port: int, token: str, peer: str, there: Connection) -> Listening:
+def _listen_on(address: str, port: int, token: str, peer: str, there: Connection) -> Listening:
     question = listen.within(_DEADLINE + _MARGIN)
     return there.ask(question, address, port, token, [peer], _DEADLINE)
 
 
-def _connect(address: str, port: int, token: str, name: str, there: Connection) -> Crossing:
+def _connect_to(address: str, port: int, token: str, name: str, there: Connection) -> Crossing:
     question = connect.within(_DEADLINE + _MARGIN)
     return there.ask(question, address, port, token, name, _DEADLINE)
 
 
-def _judge(
+def _judge_link(
     one: str, other: str, answers: Answers[Listening | Crossing], address: str, port: int
 ) -> MeasuredLink:
     """Return the link by what both of its ends report."""
     if other in answers.errors:
-        return _unknown(one, other, line_of(other, answers.errors[other]))
+        return _unmeasured_link(one, other, line_of(other, answers.errors[other]))
     crossing, listening = answers.found[other], answers.found.get(one)
     assert isinstance(crossing, Crossing)
     if crossing.stage == "done":
         return MeasuredLink(one, other, crossing.down, crossing.up, crossing.round_trip)
     if one in answers.errors:
-        return _unknown(one, other, line_of(one, answers.errors[one]))
+        return _unmeasured_link(one, other, line_of(one, answers.errors[one]))
     if isinstance(listening, Listening) and listening.problem:
-        return _unknown(one, other, f"host {one}: {listening.problem}")
+        return _unmeasured_link(one, other, f"host {one}: {listening.problem}")
     reason = _FAILURES.get(crossing.stage, "{detail}")
     problem = reason.format(at=f"{address}:{port}", port=port, detail=crossing.detail)
     return MeasuredLink(one, other, problem=problem)
 
 
-def _unknown(one: str, other: str, problem: str) -> MeasuredLink:
+def _unmeasured_link(one: str, other: str, problem: str) -> MeasuredLink:
     return MeasuredLink(one, other, problem=problem, unknown=True)

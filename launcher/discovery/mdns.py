@@ -29,7 +29,7 @@ _ECHO = 2.0
 
 
 @dataclass(frozen=True)
-class Announced:
+class Announcement:
     """An announced service. Announcements are not authenticated."""
 
     name: str
@@ -39,7 +39,7 @@ class Announced:
     service: str
 
 
-def browse(seconds: float) -> tuple[list[Announced], str]:
+def browse_announcements(seconds: float) -> tuple[list[Announcement], str]:
     """Return the announcements, and why they are not all (empty if they are)."""
     from zeroconf import (
         InterfaceChoice,
@@ -52,14 +52,14 @@ def browse(seconds: float) -> tuple[list[Announced], str]:
 
     seen: set[tuple[str, str]] = set()
 
-    def note(
+    def note_service(
         zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
     ) -> None:
         del zeroconf
         change = seen.discard if state_change is ServiceStateChange.Removed else seen.add
         change((service_type, name))
 
-    problem = blocked()
+    problem = find_obstacle()
     if problem:
         return [], problem
     try:
@@ -67,26 +67,26 @@ def browse(seconds: float) -> tuple[list[Announced], str]:
     except OSError as error:
         return [], f"mDNS cannot be used here: {error.strerror or error}"
     try:
-        browser = ServiceBrowser(zeroconf, list(SERVICES), handlers=[note])
+        browser = ServiceBrowser(zeroconf, list(SERVICES), handlers=[note_service])
         time.sleep(seconds)
         browser.cancel()
         names = sorted(seen.copy())
         infos = [ServiceInfo(*name) for name in names[:_MOST_NAMES]]
         # Mostly in the cache by now; names without an address are asked for once more.
         assert zeroconf.loop is not None
-        asyncio.run_coroutine_threadsafe(_complete(zeroconf, infos), zeroconf.loop).result()
-        found = [one for info in infos if (one := _announced(info)) is not None]
+        asyncio.run_coroutine_threadsafe(_complete_infos(zeroconf, infos), zeroconf.loop).result()
+        found = [one for info in infos if (one := _parse_announcement(info)) is not None]
         problem = f"mDNS: {len(names)} names are announced, the first {_MOST_NAMES} were read"
         return found, problem if len(names) > _MOST_NAMES else ""
     finally:
         zeroconf.close()
 
 
-async def _complete(zeroconf: Zeroconf, infos: list[ServiceInfo]) -> None:
+async def _complete_infos(zeroconf: Zeroconf, infos: list[ServiceInfo]) -> None:
     await asyncio.gather(*(info.async_request(zeroconf, 1000 * _DETAILS) for info in infos))
 
 
-def blocked() -> str:
+def find_obstacle() -> str:
     """Return why multicast DNS does not work on this machine; empty if it does.
 
     A question to the group comes back to its sender. If it does not, a firewall drops what others
@@ -95,7 +95,7 @@ def blocked() -> str:
     own = [address for address in _own_addresses() if not address.is_loopback]
     if not own:
         return "mDNS cannot be used here: this machine is on no IPv4 network"
-    reasons = [_echo(str(address)) for address in own]
+    reasons = [_probe_echo(str(address)) for address in own]
     return "" if "" in reasons else reasons[0]
 
 
@@ -108,7 +108,7 @@ def _own_addresses() -> Iterator[ipaddress.IPv4Address]:
                 yield ipaddress.IPv4Address(entry.ip)
 
 
-def _echo(address: str) -> str:
+def _probe_echo(address: str) -> str:
     """Return why a question sent from an address did not come back; empty if it did."""
     # RFC 6763, 9: a question for all kinds of services, which every responder may answer.
     number = time.monotonic_ns() & 0xFFFF
@@ -135,13 +135,13 @@ def _echo(address: str) -> str:
     return f"mDNS is blocked on {address}: a firewall drops UDP port {_PORT}"
 
 
-def _announced(info: ServiceInfo) -> Announced | None:
+def _parse_announcement(info: ServiceInfo) -> Announcement | None:
     usable = [ip for ip in map(ipaddress.ip_address, info.parsed_addresses()) if _is_usable(ip)]
     addresses = sorted(usable, key=lambda ip: (ip.version, int(ip)))
     if not addresses or not info.server or not info.port:
         return None
     label = info.server.partition(".")[0]
-    return Announced(label, tuple(map(str, addresses)), info.port, info.type)
+    return Announcement(label, tuple(map(str, addresses)), info.port, info.type)
 
 
 def _is_usable(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher.discovery.links import MeasuredLink
-from launcher.inventory.facts.network import speed
+from launcher.inventory.facts.network import format_speed
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import student_host, teacher_hosts
 
@@ -32,7 +32,7 @@ class Proposal:
     student: Role
 
 
-def propose(
+def propose_roles(
     hosts: Sequence[Host], disks: Mapping[str, int], links: Sequence[MeasuredLink]
 ) -> Proposal:
     """Return the roles of surveyed hosts; at least one.
@@ -45,14 +45,14 @@ def propose(
     student = student_host(hosts)
     teacher = teacher_hosts(hosts, student)[0]
     return Proposal(
-        coordinator=_coordinator(hosts, links),
-        share=_share(hosts, disks),
+        coordinator=_choose_coordinator(hosts, links),
+        share=_choose_file_server(hosts, disks),
         teacher=Role(teacher.name, _teacher_reason(teacher, student, hosts)),
         student=Role(student.name, _student_reason(student)),
     )
 
 
-def _coordinator(hosts: Sequence[Host], links: Sequence[MeasuredLink]) -> Role:
+def _choose_coordinator(hosts: Sequence[Host], links: Sequence[MeasuredLink]) -> Role:
     """Every exchange goes through it: the most hosts reached, by the fastest slowest link."""
     own = {
         host.name: [link for link in links if host.name in (link.one, link.other)] for host in hosts
@@ -80,14 +80,14 @@ def _coordinator(hosts: Sequence[Host], links: Sequence[MeasuredLink]) -> Role:
         whom = "every other host" if sure == others else f"{sure} of {others} other hosts"
         parts.append(f"reaches {whom}" + (f", {unknown} not measured" if unknown else ""))
         if slowest[best.name]:
-            parts.append(f"its slowest link is {speed(slowest[best.name])}")
+            parts.append(f"its slowest link is {format_speed(slowest[best.name])}")
     if len(fast) > 1 and best.memory:
         also = " of the hosts so well linked" if len(fast) < len(hosts) else ""
         parts.append(f"the most memory{also}, {size_text(best.memory)}")
     return Role(best.name, "; ".join(parts) or "the first host")
 
 
-def _share(hosts: Sequence[Host], disks: Mapping[str, int]) -> Role:
+def _choose_file_server(hosts: Sequence[Host], disks: Mapping[str, int]) -> Role:
     best = max(hosts, key=lambda host: disks.get(host.name, 0))
     if best.name not in disks:
         return Role(best.name, "the first host; free disk is not known")

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from launcher.discovery.asking import Found, Refused, ask_all, shared_keys
+from launcher.discovery.asking import FoundMachine, RefusedMachine, ask_all, shared_keys
 from launcher.discovery.candidates import (
     Candidate,
     host_name,
-    merge,
+    merge_candidates,
     parse_address,
     ssh_config_hosts,
 )
-from launcher.discovery.inventory_file import Written, rewrite, save
-from launcher.discovery.links import MeasuredLink, measure
-from launcher.discovery.mdns import Announced, browse
-from launcher.discovery.proposal import Proposal, propose
+from launcher.discovery.inventory_file import InventoryUpdate, save_inventory, update_inventory
+from launcher.discovery.links import MeasuredLink, measure_links
+from launcher.discovery.mdns import Announcement, browse_announcements
+from launcher.discovery.proposal import Proposal, propose_roles
 from launcher.errors import ConfigError, LauncherError, PreflightError, UnreachableError
 from launcher.hosts import ssh
 from launcher.hosts.fleet import AT_ONCE, ask_each
@@ -53,16 +53,16 @@ class Search:
 class Discovery:
     """What was found."""
 
-    found: tuple[Found, ...]
-    refused: tuple[Refused, ...]
+    found: tuple[FoundMachine, ...]
+    refused: tuple[RefusedMachine, ...]
     links: tuple[MeasuredLink, ...] = ()
     proposal: Proposal | None = None
-    written: Written | None = None
+    written: InventoryUpdate | None = None
     problems: tuple[LauncherError, ...] = ()
     """What the user has to act on, the most severe first."""
 
 
-def discover(search: Search) -> Discovery:
+def discover_machines(search: Search) -> Discovery:
     """Look for machines, ask them, and write the inventory if one is named.
 
     Raises:
@@ -77,13 +77,13 @@ def discover(search: Search) -> Discovery:
             )
         ssh.accept_new_host_keys()
     known = _known_hosts(search.inventory)
-    candidates, blocked = _candidates(search, known)
+    candidates, blocked = _list_candidates(search, known)
     if not candidates:
         why = f"{blocked}; " if blocked else "nothing announced itself by mDNS; "
         raise UnreachableError(f"no machine found: {why}give addresses: launch discover ADDRESS...")
     with working("asking the machines what they have"):
-        found, refused = ask_all(merge(_resolved(candidates)))
-    found, refused = _recognised(found, refused, known)
+        found, refused = ask_all(merge_candidates(_resolve_candidates(candidates)))
+    found, refused = _match_known_hosts(found, refused, known)
     problems: list[LauncherError] = [PreflightError(line) for line in shared_keys(found)]
     alike = bool(problems)
     links: list[MeasuredLink] = []
@@ -96,17 +96,17 @@ def discover(search: Search) -> Discovery:
         )
     elif search.links and not alike:
         with working("measuring the links"):
-            links = measure(found, search.port)
-    problems += [one.error for one in refused if one.matters]
-    problems += [PreflightError(link.line) for link in links if link.problem]
+            links = measure_links(found, search.port)
+    problems += [one.error for one in refused if one.is_error]
+    problems += [PreflightError(link.summary) for link in links if link.problem]
     problems += [UnreachableError(f"{blocked}; give addresses, or --no-mdns")] if blocked else []
     proposal = written = None
     if found and not alike:
         disks = {one.name: one.disk for one in found if one.disk is not None}
-        proposal = propose([one.host for one in found], disks, links)
+        proposal = propose_roles([one.host for one in found], disks, links)
         if search.inventory is not None:
-            written = rewrite(search.inventory, known, found, links, proposal)
-            save(written)
+            written = update_inventory(search.inventory, known, found, links, proposal)
+            save_inventory(written)
     return Discovery(
         found=tuple(found),
         refused=tuple(refused),
@@ -130,7 +130,7 @@ def _known_hosts(inventory: Path | None) -> tuple[Host, ...]:
         return load_inventory(inventory)
 
 
-def _candidates(search: Search, known: Sequence[Host]) -> tuple[list[Candidate], str]:
+def _list_candidates(search: Search, known: Sequence[Host]) -> tuple[list[Candidate], str]:
     """Return where to look, the most explicit first, and why mDNS cannot be used."""
     own = Path("~/.ssh/config").expanduser()
     config = search.ssh_config or (own if own.is_file() else None)
@@ -141,21 +141,21 @@ def _candidates(search: Search, known: Sequence[Host]) -> tuple[list[Candidate],
         candidates.append(Candidate(host, ("address",)))
     if search.accept_new_host_keys:
         return candidates, ""
-    announced: list[Announced] = []
+    announced: list[Announcement] = []
     blocked = ""
     if search.mdns:
         with working("listening for machines"):
-            announced, blocked = browse(search.seconds)
+            announced, blocked = browse_announcements(search.seconds)
     aliases = ssh_config_hosts(config) if config is not None else []
     candidates += [
         Candidate(Host(name=name, user=search.user, ssh_args=args), ("ssh config",))
         for name in aliases
     ]
-    candidates += [_announced(one, search.user, args) for one in announced]
+    candidates += [_announced_candidate(one, search.user, args) for one in announced]
     return candidates, blocked
 
 
-def _announced(one: Announced, user: str | None, args: tuple[str, ...]) -> Candidate:
+def _announced_candidate(one: Announcement, user: str | None, args: tuple[str, ...]) -> Candidate:
     address = one.addresses[0]
     host = Host(
         name=host_name((one.name, address), ()),
@@ -168,13 +168,15 @@ def _announced(one: Announced, user: str | None, args: tuple[str, ...]) -> Candi
     return Candidate(host, ("mDNS",), names, one.port)
 
 
-def _resolved(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _resolve_candidates(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates with the addresses and ports that ssh would take.
 
     Raises:
         ConfigError: ssh_config cannot be used.
     """
-    questions = {str(i): (one.host, partial(_resolve, one)) for i, one in enumerate(candidates)}
+    questions = {
+        str(i): (one.host, partial(_resolve_candidate, one)) for i, one in enumerate(candidates)
+    }
     answers = ask_each(questions, _RESOLVING, _read_place)
     for error in answers.errors.values():
         raise error
@@ -189,21 +191,21 @@ def _read_place(host: Host) -> tuple[str, int] | None:
     return route.address.lower(), route.port
 
 
-def _resolve(candidate: Candidate, place: tuple[str, int] | None) -> Candidate:
+def _resolve_candidate(candidate: Candidate, place: tuple[str, int] | None) -> Candidate:
     if place is None:
         return replace(candidate, names=candidate.names | {candidate.host.name})
     return replace(candidate, names=candidate.names | {place[0]}, port=place[1])
 
 
-def _recognised(
-    found: Sequence[Found], refused: Sequence[Refused], known: Sequence[Host]
-) -> tuple[list[Found], list[Refused]]:
+def _match_known_hosts(
+    found: Sequence[FoundMachine], refused: Sequence[RefusedMachine], known: Sequence[Host]
+) -> tuple[list[FoundMachine], list[RefusedMachine]]:
     """Take a machine for the inventory's host of its name if that one is silent at its address."""
     silent = {
         one.candidate.host.name: one for one in refused if one.candidate.sources[0] == "inventory"
     }
     names = {host.name for host in known}
-    kept: list[Found] = []
+    kept: list[FoundMachine] = []
     moved: set[str] = set()
     for one in found:
         if one.sources[0] != "inventory" and one.name in names:

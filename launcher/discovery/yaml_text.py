@@ -32,20 +32,20 @@ class YamlText:
     def __init__(self, where: str, text: str) -> None:
         self._where = where
         self.text = text if not text or text.endswith("\n") else f"{text}\n"
-        self._root()
+        self._parse_root()
 
     def get(self, path: Sequence[str]) -> Any:
         """Return the value at a path, without tags; None where there is none."""
-        node = self._find(path)
-        return None if node is None else _plain(node)
+        node = self._find_node(path)
+        return None if node is None else _plain_value(node)
 
     def keys(self, path: Sequence[str]) -> list[str]:
         """Return the keys of the mapping at a path; none where there is not a mapping."""
-        node = self._find(path)
+        node = self._find_node(path)
         entries: list[tuple[yaml.Node, yaml.Node]] = []
         if isinstance(node, yaml.MappingNode):
             entries = node.value
-        return [key for name, _ in entries if (key := _key(name)) is not None]
+        return [key for name, _ in entries if (key := _key_text(name)) is not None]
 
     def set(self, path: Sequence[str], value: Any, comment: str = "") -> None:
         """Set the value at a path; missing mappings above it are made.
@@ -55,26 +55,26 @@ class YamlText:
             comment: For a new line, behind the value.
         """
         *above, key = path
-        old = self._find(path)
+        old = self._find_node(path)
         if old is not None:
-            if _plain(old) != value:
-                self._replace(old, value)
+            if _plain_value(old) != value:
+                self._replace_value(old, value)
             return
-        parent = self._find(above)
+        parent = self._find_node(above)
         if parent is None:
             self.set(above, {}, "")
-            parent = self._find(above)
+            parent = self._find_node(above)
         assert parent is not None
-        self._add(parent, above, key, value, comment)
+        self._add_key(parent, above, key, value, comment)
 
-    def _replace(self, node: yaml.Node, value: Any) -> None:
+    def _replace_value(self, node: yaml.Node, value: Any) -> None:
         start, end = node.start_mark.index, node.end_mark.index
         if isinstance(node, yaml.CollectionNode) and not node.flow_style:
             raise ConfigError(f"{self._where}:{node.start_mark.line + 1}: {value!r} does not fit")
         gap = " " if start == end and self.text[start - 1 : start] == ":" else ""
         self.text = self.text[:start] + gap + as_yaml(value) + self.text[end:]
 
-    def _add(
+    def _add_key(
         self, parent: yaml.Node, path: Sequence[str], key: str, value: Any, comment: str
     ) -> None:
         if isinstance(parent, yaml.MappingNode) and parent.flow_style and parent.value:
@@ -88,7 +88,7 @@ class YamlText:
             column = parent.value[0][0].start_mark.column
             at = self._line_end(parent)
         elif _is_empty(parent):  # `hosts:` or `hosts: {}`: what follows it is one level deeper
-            column = self._column(path) + 2
+            column = self._find_column(path) + 2
             start, end = parent.start_mark.index, parent.end_mark.index
             self.text = self.text[:start].rstrip(" ") + self.text[end:]
             at = self._end_of_line(start - 1)
@@ -98,11 +98,11 @@ class YamlText:
         entry = f"{' ' * column}{as_yaml(key)}: {as_yaml(value)}{note}\n"
         self.text = self.text[:at] + entry + self.text[at:]
 
-    def _column(self, path: Sequence[str]) -> int:
+    def _find_column(self, path: Sequence[str]) -> int:
         """Return the column of the key at a path."""
-        parent = self._find(path[:-1])
+        parent = self._find_node(path[:-1])
         assert isinstance(parent, yaml.MappingNode)
-        return next(k.start_mark.column for k, _ in parent.value if _key(k) == path[-1])
+        return next(k.start_mark.column for k, _ in parent.value if _key_text(k) == path[-1])
 
     def _line_end(self, node: yaml.Node) -> int:
         """Return where the line after the last value of a node begins."""
@@ -117,15 +117,15 @@ class YamlText:
         found = self.text.find("\n", max(0, index))
         return len(self.text) if found < 0 else found + 1
 
-    def _find(self, path: Sequence[str]) -> yaml.Node | None:
-        node: yaml.Node | None = self._root()
+    def _find_node(self, path: Sequence[str]) -> yaml.Node | None:
+        node: yaml.Node | None = self._parse_root()
         for key in path:
             if not isinstance(node, yaml.MappingNode):
                 return None
-            node = next((value for name, value in node.value if _key(name) == key), None)
+            node = next((value for name, value in node.value if _key_text(name) == key), None)
         return node
 
-    def _root(self) -> yaml.Node:
+    def _parse_root(self) -> yaml.Node:
         try:
             found: object = yaml.compose(self.text, yaml.SafeLoader)  # pyright: ignore
         except yaml.MarkedYAMLError as error:
@@ -158,14 +158,14 @@ def as_comment(text: str) -> str:
 
     It may be a host's or a foreign file's own words.
     """
-    return f"# {_NOT_YAML.sub(_escape, visible(text))}"
+    return f"# {_NOT_YAML.sub(_escape_text, visible(text))}"
 
 
-def _escape(found: re.Match[str]) -> str:
+def _escape_text(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")
 
 
-def _key(node: yaml.Node) -> str | None:
+def _key_text(node: yaml.Node) -> str | None:
     return node.value if isinstance(node, yaml.ScalarNode) else None
 
 
@@ -175,11 +175,11 @@ def _is_empty(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
 
 
-def _plain(node: yaml.Node) -> Any:
+def _plain_value(node: yaml.Node) -> Any:
     if isinstance(node, yaml.MappingNode):
-        return {_key(name): _plain(value) for name, value in node.value}
+        return {_key_text(name): _plain_value(value) for name, value in node.value}
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(value) for value in node.value]
+        return [_plain_value(value) for value in node.value]
     assert isinstance(node, yaml.ScalarNode)
     if node.tag.startswith("tag:yaml.org,2002:") and not node.tag.endswith(":str"):
         return yaml.safe_load(f'!!{node.tag.rpartition(":")[2]} "{node.value}"')

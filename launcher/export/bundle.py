@@ -78,7 +78,7 @@ def export_run(
             config.budget.check_guarded()
         except InputError as error:
             raise ConfigError(f"{error}; its hosts are the target's") from None
-    sources = _inputs(config)
+    sources = _list_inputs(config)
     model = sources.get("model.path")
     check_strategy(config, target, model)
     if folder.exists() or folder.is_symlink():
@@ -91,7 +91,7 @@ def export_run(
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
     try:
         made = Path(scratch, "run")
-        found = _write(made, run_id, config, target, render, sources, wheel)
+        found = _write_bundle(made, run_id, config, target, render, sources, wheel)
         made.rename(folder)
         return Exported(folder=folder, run_id=run_id, step=found[0], steps=found[1])
     except OSError as error:
@@ -100,7 +100,7 @@ def export_run(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _inputs(config: RunConfig) -> dict[str, Path]:
+def _list_inputs(config: RunConfig) -> dict[str, Path]:
     """Return what is handed over, by its setting's dotted key; a GGUF file's folder."""
     if config.model.adapter is not None:
         raise ConfigError("model.adapter: is not handed over; merge it into the model first")
@@ -123,7 +123,7 @@ def _inputs(config: RunConfig) -> dict[str, Path]:
     return found
 
 
-def _write(
+def _write_bundle(
     made: Path,
     run_id: str,
     config: RunConfig,
@@ -240,7 +240,7 @@ def _copy_checkpoint(source: Path, parent: Path) -> Path:
         writer = FolderWriter(Disk(), parent, source.name)
         try:
             for name, record in records.items():
-                if writer.add(name, _pieces(source / name)) != record:
+                if writer.add(name, _read_chunks(source / name)) != record:
                     raise StorageError(f"{source / name}: its bytes are not those in the manifest")
             return writer.publish()
         except BaseException:
@@ -250,7 +250,7 @@ def _copy_checkpoint(source: Path, parent: Path) -> Path:
         raise ConfigError(f"{error}; remove {source}, or copy it again") from None
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _read_chunks(path: Path) -> Iterator[bytes]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         while piece := file.read(_PIECE):

@@ -57,7 +57,7 @@ class ExportedJob:
         return self.run_id if self.run_id[0].isalpha() else f"run-{self.run_id}"
 
     @property
-    def finetune(self) -> str:
+    def finetune_arguments(self) -> str:
         """The trainer's arguments, quoted for a shell."""
         return shlex.join(
             [
@@ -77,7 +77,7 @@ class Rendered:
     """What to do next, a line each; commands start in the exported folder."""
 
 
-def installs(job: ExportedJob) -> tuple[str, ...]:
+def pip_arguments(job: ExportedJob) -> tuple[str, ...]:
     """Return the arguments of the calls of pip that install the locked packages and Motley."""
     locked = "install --require-hashes --no-deps --only-binary :all:"
     index = "" if job.target.device else f" --extra-index-url {TORCH_CPU_INDEX}"
@@ -91,7 +91,7 @@ def installs(job: ExportedJob) -> tuple[str, ...]:
 
 def setup_script(job: ExportedJob) -> str:
     """Return the script that makes `.venv` with the locked packages and this Motley."""
-    lines = "\n".join(f".venv/bin/python -P -m pip {arguments}" for arguments in installs(job))
+    lines = "\n".join(f".venv/bin/python -P -m pip {arguments}" for arguments in pip_arguments(job))
     return f"""\
 #!/bin/sh
 # Makes .venv beside this file: the packages of two locks, by their hashes, and Motley.

@@ -20,7 +20,7 @@ from launcher.export.job import (
     TORCH,
     ExportedJob,
     Rendered,
-    installs,
+    pip_arguments,
 )
 from launcher.export.torchrun import PORT, SCRIPT, torchrun_script
 
@@ -59,9 +59,9 @@ def render_kubernetes(job: ExportedJob) -> Rendered:
         )
     image = f"motley:{re.sub(r'[^A-Za-z0-9_.-]', '-', job.version)}"
     files = {
-        OBJECTS: _text(job, _jobset(job, name, image)),
-        VOLUME: _text(job, _claim(name), _loader(name, image)),
-        IMAGE: _containerfile(job),
+        OBJECTS: _build_manifests(job, _build_jobset(job, name, image)),
+        VOLUME: _build_manifests(job, _build_volume_claim(name), _build_loader_pod(name, image)),
+        IMAGE: _build_containerfile(job),
         ".dockerignore": f"*\n!{job.wheel}\n!{REQUIREMENTS}\n!{TORCH}\n",
         SCRIPT: torchrun_script(job, restarts=0),
     }
@@ -76,11 +76,11 @@ def render_kubernetes(job: ExportedJob) -> Rendered:
     return Rendered(files=files, steps=steps)
 
 
-def _jobset(job: ExportedJob, name: str, image: str) -> dict[str, Any]:
+def _build_jobset(job: ExportedJob, name: str, image: str) -> dict[str, Any]:
     target = job.target
     cards = {} if target.device is None else {"nvidia.com/gpu": str(target.devices)}
     requests = {
-        "cpu": str(target.devices * target.cores),
+        "cpu": str(target.devices * target.cores_per_process),
         "memory": f"{target.devices * _MEMORY}Gi",
         **cards,
     }
@@ -128,7 +128,7 @@ def _jobset(job: ExportedJob, name: str, image: str) -> dict[str, Any]:
     }
 
 
-def _claim(name: str) -> dict[str, Any]:
+def _build_volume_claim(name: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
@@ -137,7 +137,7 @@ def _claim(name: str) -> dict[str, Any]:
     }
 
 
-def _loader(name: str, image: str) -> dict[str, Any]:
+def _build_loader_pod(name: str, image: str) -> dict[str, Any]:
     """Return a pod that only holds the volume open, for `kubectl cp`."""
     return {
         "apiVersion": "v1",
@@ -161,8 +161,10 @@ def _loader(name: str, image: str) -> dict[str, Any]:
     }
 
 
-def _containerfile(job: ExportedJob) -> str:
-    lines = " \\\n    && ".join(f"pip --no-cache-dir {arguments}" for arguments in installs(job))
+def _build_containerfile(job: ExportedJob) -> str:
+    lines = " \\\n    && ".join(
+        f"pip --no-cache-dir {arguments}" for arguments in pip_arguments(job)
+    )
     return f"""\
 # Motley {job.version} with its locked packages; the run's files are on the volume.
 FROM docker.io/library/python:3.12-slim
@@ -176,5 +178,5 @@ WORKDIR {_MOUNT}
 """
 
 
-def _text(job: ExportedJob, *objects: dict[str, Any]) -> str:
+def _build_manifests(job: ExportedJob, *objects: dict[str, Any]) -> str:
     return f"# Run {job.run_id}: {job.target.text}\n" + yaml.safe_dump_all(objects, sort_keys=False)

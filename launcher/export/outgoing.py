@@ -9,7 +9,7 @@ import yaml
 
 from launcher.errors import ConfigError, PreflightError
 from launcher.inventory.hosts import Host
-from launcher.plan.configuration import Order
+from launcher.plan.configuration import JobRequest
 from launcher.runs.records.kept_configs import config_of
 from launcher.runs.records.registry import Registry, new_run_id
 from launcher.runs.status import RunMonitor
@@ -29,22 +29,24 @@ class Outgoing:
     config: RunConfig
 
 
-def new_run(order: Order) -> Outgoing:
+def new_run(order: JobRequest) -> Outgoing:
     """Return a new run for another system; missing settings are derived from its data and model.
 
     Raises:
         ConfigError: there is no such file, or a setting is wrong.
     """
-    config = order.job(_HERE)
+    config = order.resolve_job(_HERE)
     assert isinstance(config, RunConfig)
-    if order.own is not None:
+    if order.derived_settings is not None:
         folder = local_model(Path(config.model.path))
-        found = {part.key: part.value for part in derive(config, order.own, folder, ())}
+        found = {
+            part.key: part.value for part in derive(config, order.derived_settings, folder, ())
+        }
         config = config.with_settings(found)
     return Outgoing(run_id=new_run_id(config.name), config=config)
 
 
-def own_run(registry: Registry, run_id: str, order: Order) -> Outgoing:
+def own_run(registry: Registry, run_id: str, order: JobRequest) -> Outgoing:
     """Return a run that began here, with other settings where the run allows it.
 
     Raises:

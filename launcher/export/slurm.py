@@ -18,7 +18,7 @@ def render_slurm(job: ExportedJob) -> Rendered:
         "job-name": job.label,
         "nodes": target.nodes,
         "ntasks-per-node": target.devices,
-        "cpus-per-task": target.cores,
+        "cpus-per-task": target.cores_per_process,
         **({} if target.device is None else {"gpus-per-node": target.devices}),
         "output": "slurm-%j.log",
         "open-mode": "append",
@@ -35,7 +35,7 @@ set -eu
 python=.venv/bin/python
 [ -x "$python" ] || python=python3    # an image has all that is needed
 exec srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \\
-    "$python" -P -m trainer {job.finetune}
+    "$python" -P -m trainer {job.finetune_arguments}
 """
     steps = (
         "copy this folder to storage that all nodes see",

@@ -42,12 +42,12 @@ class Target:
             )
 
     @property
-    def world(self) -> int:
+    def world_size(self) -> int:
         """Processes of the run."""
         return self.nodes * self.devices
 
     @property
-    def cores(self) -> int:
+    def cores_per_process(self) -> int:
         """Cores that are asked for each process: a card's reads data and feeds the card beside."""
         return 1 if self.device is None else 4
 
@@ -101,13 +101,14 @@ def target_of(hosts: Sequence[Host]) -> Target:
     for name, other in kinds.items():
         if other != kind:
             raise ConfigError(
-                f"{name} has {_words(other)}, {first} has {_words(kind)}: an exported run needs"
-                " equal hosts; choose some with --limit, or train on all: launch cluster up"
+                f"{name} has {_format_devices(other)}, {first} has {_format_devices(kind)}: "
+                "an exported run needs equal hosts; choose some with --limit, or train on all: "
+                "launch cluster up"
             )
     if len(kind) != 1:
         raise ConfigError(
-            f"{first} has {_words(kind)}: an exported run needs equal devices; name those to use"
-            " in motley_devices, or train on all: launch cluster up"
+            f"{first} has {_format_devices(kind)}: an exported run needs equal devices; name those "
+            "to use in motley_devices, or train on all: launch cluster up"
         )
     ((backend, name), count) = next(iter(kind.items()))
     facts = BACKENDS[backend]
@@ -120,7 +121,7 @@ def target_of(hosts: Sequence[Host]) -> Target:
         nodes=len(hosts),
         devices=count,
         device=(name or "GPU") if facts.is_gpu else None,
-        hosts=tuple((host.name, _address(host)) for host in hosts),
+        hosts=tuple((host.name, _reachable_address(host)) for host in hosts),
     )
 
 
@@ -138,18 +139,18 @@ def check_strategy(config: RunConfig, target: Target, model: Path | None) -> Non
             "distillation: equal processes train on samples, not on logits; leave the section out"
         )
     try:
-        config.parallel.copies(target.world)
+        config.parallel.copies(target.world_size)
         if model is not None:
             check_shards(model, config)
     except InputError as error:
         raise ConfigError(f"{target.text}: {error}") from None
 
 
-def _words(kind: Counter[tuple[Backend, str]]) -> str:
+def _format_devices(kind: Counter[tuple[Backend, str]]) -> str:
     parts = [f"{count} x {name or backend}" for (backend, name), count in sorted(kind.items())]
     return " and ".join(parts) or "no device"
 
 
-def _address(host: Host) -> str:
+def _reachable_address(host: Host) -> str:
     own = host.connect_address or host.bind_address or host.address
     return own or ("127.0.0.1" if host.is_local else host.name)

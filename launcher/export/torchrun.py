@@ -32,7 +32,7 @@ cd "$(dirname "$0")"
 {check}python=.venv/bin/python
 [ -x "$python" ] || python=python3    # an image has all that is needed
 exec "$python" -P -m torch.distributed.run {sizes} \\
-    --node-rank "${{1:-0}}" --master-addr "${{2:-127.0.0.1}}" -m trainer {job.finetune}
+    --node-rank "${{1:-0}}" --master-addr "${{2:-127.0.0.1}}" -m trainer {job.finetune_arguments}
 """
 
 

@@ -22,7 +22,7 @@ from launcher.inventory.facts.devices import Detection, Device
 from launcher.inventory.facts.machine import Machine
 from launcher.inventory.facts.network import Route
 from launcher.inventory.hosts import Host
-from launcher.plan.routes import Choice, choose
+from launcher.plan.routes import Choice, choose_address
 
 SOFTWARE_VULKAN = ("llvmpipe", "swiftshader")
 """The ids of the CPU's Vulkan devices in an inventory; detection otherwise leaves them out."""
@@ -201,7 +201,7 @@ def _ways(
     targets = [entry.address for entry in network.addresses]
     ways = ask.all(find_routes, {name: {"targets": targets} for name in far})
     try:
-        return ways, choose(head, network, ways), ""
+        return ways, choose_address(head, network, ways), ""
     except ConfigError as error:
         return ways, None, str(error)
 

@@ -19,7 +19,7 @@ from typing import Any
 from launcher.errors import ConfigError, LauncherError, PreflightError
 from launcher.installation import environments
 from launcher.installation.versions import Installation
-from launcher.session.processes import identify
+from launcher.session.processes import identify_process
 
 BEGUN_SCHEMA = "motley.installation.begun/1"
 RESULT_SCHEMA = "motley.installation.result/1"
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     installation = Installation(options.root.absolute(), _say)
     if options.as_job:
-        me = identify(os.getpid())
+        me = identify_process(os.getpid())
         assert me is not None
         _print({"schema": BEGUN_SCHEMA, **asdict(me)})
     try:

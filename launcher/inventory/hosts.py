@@ -118,7 +118,7 @@ def load_inventory(
         raise ConfigError(f"no inventory {source}: the file does not exist")
     plain = not any(name.startswith("ansible_") for name in extra or ())
     if source is None and limit == "all" and plain and not _has_variables_here():
-        return parse_answer(place, limit, json.dumps(_embedded(path, extra or {})), "")
+        return parse_answer(place, limit, json.dumps(_render_embedded(path, extra or {})), "")
     request = {"source": place, "pattern": limit, "extra": dict(extra or {})}
     try:
         done = subprocess.run(
@@ -157,7 +157,7 @@ def _has_variables_here() -> bool:
     return any(Path(name).exists() for name in ("group_vars", "host_vars"))
 
 
-def _embedded(path: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _render_embedded(path: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `rendering.py` answers, without half a second of CPU time for Ansible's start.
 
     The embedded inventory has plain values, and values of `-e` are no templates for Ansible either.
@@ -192,10 +192,10 @@ def parse_answer(path: str, limit: str, answer: str, warnings: str) -> tuple[Hos
             "pip install 'motley[launcher]'"
         )
     if "error" in tree:
-        raise ConfigError(explain(path, str(tree["error"]), str(tree["origin"]), warnings))
+        raise ConfigError(explain_error(path, str(tree["error"]), str(tree["origin"]), warnings))
     if not tree["hosts"]:
         raise ConfigError(_no_hosts(path, limit, tree["groups"], warnings))
-    hosts = tuple(_host(path, host) for host in tree["hosts"])
+    hosts = tuple(_parse_host(path, host) for host in tree["hosts"])
     unknown = UnknownKeys(INVENTORY_KEYS)
     for host in tree["hosts"]:
         unknown.add(host.get("keys", ()))
@@ -214,7 +214,7 @@ def _say_once(line: str) -> None:
     note(line)
 
 
-def explain(path: str, error: str, origin: str, warnings: str) -> str:
+def explain_error(path: str, error: str, origin: str, warnings: str) -> str:
     """Turn Ansible's error of several lines into `path:line:column: reason`."""
     reasons = re.findall(
         r"^(?:YAML parsing failed|Failed to parse inventory): (.+)$", warnings, re.MULTILINE
@@ -238,7 +238,7 @@ def _no_hosts(path: str, limit: str, groups: list[str], warnings: str) -> str:
     return f"{path}: it names no hosts{f': {skipped.group(1)}' if skipped else ''}"
 
 
-def _host(path: str, tree: dict[str, Any]) -> Host:
+def _parse_host(path: str, tree: dict[str, Any]) -> Host:
     name = str(tree["name"])
     for variable, reason in cast("dict[str, str]", tree["errors"]).items():
         raise ConfigError(f"{path}: host {name}: {variable}: {reason.rstrip('.')}")
@@ -251,35 +251,35 @@ def _host(path: str, tree: dict[str, Any]) -> Host:
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(VARIABLES)}"
             raise ConfigError(f"{path}: host {name}: unknown variable {variable} ({hint})")
     reader = VariableReader(f"{path}: host {name}", values)
-    connection = reader.text("ansible_connection") or "ssh"
+    connection = reader.read_text("ansible_connection") or "ssh"
     if connection not in ("local", "ssh", "smart", "paramiko", "paramiko_ssh"):
         reader.refuse("ansible_connection", "must be local or ssh")
     return Host(
         name=name,
         connection="local" if connection == "local" else "ssh",
-        address=reader.text("ansible_host"),
-        ssh_port=reader.number("ansible_port"),
-        user=reader.text("ansible_user"),
-        ssh_key=reader.text("ansible_ssh_private_key_file"),
-        ssh_first_args=reader.arguments("ansible_ssh_args"),
+        address=reader.read_text("ansible_host"),
+        ssh_port=reader.read_port("ansible_port"),
+        user=reader.read_text("ansible_user"),
+        ssh_key=reader.read_text("ansible_ssh_private_key_file"),
+        ssh_first_args=reader.read_arguments("ansible_ssh_args"),
         ssh_args=(
-            *reader.arguments("ansible_ssh_common_args"),
-            *reader.arguments("ansible_ssh_extra_args"),
+            *reader.read_arguments("ansible_ssh_common_args"),
+            *reader.read_arguments("ansible_ssh_extra_args"),
         ),
-        coordinator=reader.flag("motley_coordinator"),
+        coordinator=reader.read_flag("motley_coordinator"),
         bind_address=reader.bind_address(),
-        connect_address=reader.text("motley_connect_address"),
-        port=reader.number("motley_port") or DEFAULT_PORT,
-        devices=reader.devices(),
-        fill_with_cpu=reader.flag("motley_fill_with_cpu"),
-        teacher=reader.flag("motley_teacher"),
-        student=reader.flag("motley_student"),
-        evaluator=reader.flag("motley_evaluator"),
-        trainer_command=reader.command(),
-        state_folder=reader.folder("motley_state_folder"),
-        share_folder=reader.folder("motley_share_folder"),
+        connect_address=reader.read_text("motley_connect_address"),
+        port=reader.read_port("motley_port") or DEFAULT_PORT,
+        devices=reader.read_devices(),
+        fill_with_cpu=reader.read_flag("motley_fill_with_cpu"),
+        teacher=reader.read_flag("motley_teacher"),
+        student=reader.read_flag("motley_student"),
+        evaluator=reader.read_flag("motley_evaluator"),
+        trainer_command=reader.read_command(),
+        state_folder=reader.read_folder("motley_state_folder"),
+        share_folder=reader.read_folder("motley_share_folder"),
         link_rates=reader.link_rates(),
-        **reader.prices(),
+        **reader.read_prices(),
     )
 
 

@@ -32,7 +32,7 @@ REFUSED_OPTIONS = ("ssh_executable", "pkcs11_provider")
 _BUILT_IN = re.compile(r"^ansible\.(builtin|legacy)\.")
 
 
-def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+def render_inventory(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return `{"hosts": [{"name", "variables", "errors", "keys"}], "groups": [...]}` in
     inventory order.
 
@@ -75,13 +75,13 @@ def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any
     connection_loader.get("ssh", class_only=True)  # pyright: ignore
     defined: Any = config.get_configuration_definitions(plugin_type="connection", name="ssh")
 
-    def configured(option: str) -> Any:
+    def get_option(option: str) -> Any:
         """Return an option of ansible.cfg or the environment; None for a default."""
         kind = {"plugin_type": "connection", "plugin_name": "ssh"}
         value, source = config.get_config_value_and_origin(option, variables={}, **kind)
         return None if source == "default" else value
 
-    refused = [option for option in REFUSED_OPTIONS if configured(option)]
+    refused = [option for option in REFUSED_OPTIONS if get_option(option)]
     hosts: list[dict[str, Any]] = []
     for host in inventory.get_hosts(pattern, order="inventory"):
         variables: dict[str, Any] = manager.get_vars(host=host, include_hostvars=True)
@@ -96,7 +96,7 @@ def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any
             ]
             if given:
                 wanted[name] = given[-1]  # the last of its names counts, as for the plugin
-            elif (value := configured(option)) is not None:
+            elif (value := get_option(option)) is not None:
                 rendered[name] = value
         for name, variable in wanted.items():
             try:
@@ -118,7 +118,7 @@ def render(source: str, pattern: str, extra: Mapping[str, Any]) -> dict[str, Any
     return {"hosts": hosts, "groups": sorted(str(name) for name in inventory.groups)}
 
 
-def origin(error: BaseException | None) -> str:
+def find_origin(error: BaseException | None) -> str:
     """Return `path:line:column` of Ansible's error; empty if it has none."""
     while error is not None:
         context = str(getattr(error, "_formatted_source_context", None) or "")
@@ -134,11 +134,11 @@ def main() -> int:
     request = json.loads(sys.stdin.read())
     answer: dict[str, Any]
     try:
-        answer = render(request["source"], request["pattern"], request["extra"])
+        answer = render_inventory(request["source"], request["pattern"], request["extra"])
     except ImportError as error:
         answer = {"missing": str(error)}
     except Exception as error:  # Ansible's parsers raise many kinds; the launcher prints one line
-        answer = {"error": " ".join(str(error).split()), "origin": origin(error)}
+        answer = {"error": " ".join(str(error).split()), "origin": find_origin(error)}
     sys.stdout.write(json.dumps(answer))
     return 0
 

@@ -103,14 +103,14 @@ class VariableReader:
             f"{self._where}: {variable}: {message}, got {self._values.get(variable)!r}"
         )
 
-    def text(self, variable: str) -> str | None:
+    def read_text(self, variable: str) -> str | None:
         """Return a text that is not blank, None for a missing variable."""
         value = self._values.get(variable)
         if value is not None and not (isinstance(value, str) and value.strip()):
             self.refuse(variable, f"must be {VARIABLES.get(variable, 'a text')}")
         return value
 
-    def flag(self, variable: str) -> bool:
+    def read_flag(self, variable: str) -> bool:
         """Return whether a variable is set and true."""
         value = self._values.get(variable, False)
         if isinstance(value, str):  # Jinja returns strings
@@ -119,7 +119,7 @@ class VariableReader:
             self.refuse(variable, "must be true or false")
         return bool(value)
 
-    def number(self, variable: str) -> int | None:
+    def read_port(self, variable: str) -> int | None:
         """Return a port number."""
         value = self._values.get(variable)
         if isinstance(value, str) and value.isascii() and value.isdigit():
@@ -132,7 +132,7 @@ class VariableReader:
 
     def bind_address(self) -> str | None:
         """Return the address of one network interface, as it is written usually."""
-        value = self.text("motley_bind_address")
+        value = self.read_text("motley_bind_address")
         if value is None:
             return None
         try:
@@ -143,7 +143,7 @@ class VariableReader:
             self.refuse("motley_bind_address", "must be the address of one network interface")
         return str(address)
 
-    def devices(self) -> tuple[Device, ...] | None:
+    def read_devices(self) -> tuple[Device, ...] | None:
         """Return the listed devices; None if they are to be detected."""
         value = self._values.get("motley_devices", "auto")
         if value == "auto":
@@ -153,20 +153,20 @@ class VariableReader:
         devices = tuple(
             device
             for number, entry in enumerate(cast("list[Any]", value))
-            for device in self._entry(entry, number)
+            for device in self._read_entry(entry, number)
         )
         ids = [device.id for device in devices if device.is_gpu]
         for double in {identity for identity in ids if ids.count(identity) > 1}:
             self.refuse("motley_devices", f"names {double} twice")
         return devices
 
-    def _entry(self, entry: object, number: int) -> tuple[Device, ...]:
+    def _read_entry(self, entry: object, number: int) -> tuple[Device, ...]:
         """Return the devices of one worker: one, or those of a replica group."""
         if not isinstance(entry, dict):
             self.refuse("motley_devices", "must hold mappings such as {backend: cpu}")
         fields = dict(cast("dict[str, Any]", entry))
         if fields.keys().isdisjoint({"ids", "strategy"}):
-            return (self._device(fields),)
+            return (self._read_device(fields),)
         ids, strategy = fields.pop("ids", None), fields.pop("strategy", None)
         if strategy not in GROUP_STRATEGIES:
             self.refuse("motley_devices", f"strategy must be one of {', '.join(GROUP_STRATEGIES)}")
@@ -174,10 +174,12 @@ class VariableReader:
             self.refuse("motley_devices", "a replica group's backend must be cuda or cpu")
         if "id" in fields or not isinstance(ids, list) or len(cast("list[Any]", ids)) < 2:
             self.refuse("motley_devices", "a replica group needs `ids`: two or more devices")
-        devices = [self._device({**fields, "id": identity}) for identity in cast("list[Any]", ids)]
+        devices = [
+            self._read_device({**fields, "id": identity}) for identity in cast("list[Any]", ids)
+        ]
         return tuple(replace(device, group=number, strategy=strategy) for device in devices)
 
-    def _device(self, fields: dict[str, Any]) -> Device:
+    def _read_device(self, fields: dict[str, Any]) -> Device:
         backend = fields.get("backend")
         if backend not in _BACKENDS:
             self.refuse("motley_devices", f"backend must be one of {', '.join(_BACKENDS)}")
@@ -194,7 +196,7 @@ class VariableReader:
             self.refuse("motley_devices", "threads must be a number above 0")
         return Device(backend, str(identity), threads=threads)
 
-    def command(self) -> tuple[str, ...] | None:
+    def read_command(self) -> tuple[str, ...] | None:
         """Return the trainer's command."""
         value = self._values.get("motley_trainer_command")
         if value is None:
@@ -204,9 +206,9 @@ class VariableReader:
             self.refuse("motley_trainer_command", "must be a list of strings")
         return tuple(cast("list[str]", parts))
 
-    def folder(self, variable: str) -> str | None:
+    def read_folder(self, variable: str) -> str | None:
         """Return an absolute path."""
-        value = self.text(variable)
+        value = self.read_text(variable)
         if value is not None and not value.startswith("/"):
             self.refuse(variable, "must be an absolute path")
         return value
@@ -222,11 +224,11 @@ class VariableReader:
                 self.refuse("motley_link_rates", f"must be {VARIABLES['motley_link_rates']}")
         return tuple((str(name), 1e6 * float(rate)) for name, rate in rates.items())
 
-    def prices(self) -> dict[str, Any]:
+    def read_prices(self) -> dict[str, Any]:
         """Return the prices of the host, by the names of `Host`."""
-        hour = self._amount("motley_price_hour")
-        kwh = self._amount("motley_price_kwh")
-        currency = self.text("motley_currency")
+        hour = self._read_amount("motley_price_hour")
+        kwh = self._read_amount("motley_price_kwh")
+        currency = self.read_text("motley_currency")
         if currency is not None and not re.fullmatch(CURRENCY, currency):
             self.refuse("motley_currency", f"must be {VARIABLES['motley_currency']}")
         if currency is None and (hour is not None or kwh is not None):
@@ -234,13 +236,13 @@ class VariableReader:
         rented = "motley_rented" in self._values
         return {
             "price_hour": hour,
-            "watts": self._amount("motley_watts", above=True),
+            "watts": self._read_amount("motley_watts", above=True),
             "price_kwh": kwh,
             "currency": currency,
-            "rented": self.flag("motley_rented") if rented else None,
+            "rented": self.read_flag("motley_rented") if rented else None,
         }
 
-    def _amount(self, variable: str, *, above: bool = False) -> float | None:
+    def _read_amount(self, variable: str, *, above: bool = False) -> float | None:
         value = self._values.get(variable)
         if value is None:
             return None
@@ -251,7 +253,7 @@ class VariableReader:
             self.refuse(variable, f"must be {VARIABLES[variable]}")
         return float(value)
 
-    def arguments(self, variable: str) -> tuple[str, ...]:
+    def read_arguments(self, variable: str) -> tuple[str, ...]:
         """Read a line of arguments for ssh; an empty one switches Ansible's default off."""
         value = self._values.get(variable)
         if value is None:

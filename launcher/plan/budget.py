@@ -131,14 +131,14 @@ def with_budget(
     own |= {"currency": currency, "hosts": [r.model_dump() for r in rates], "ledger": str(ledger)}
     settled = BudgetConfig.model_validate(own)
     remarks = [
-        f"host {rate.name}: {_missing(rate)}, so it adds nothing to the ceiling"
+        f"host {rate.name}: {_explain_missing_rate(rate)}, so it adds nothing to the ceiling"
         for rate in rates
-        if settled.ceiling is not None and _missing(rate)
+        if settled.ceiling is not None and _explain_missing_rate(rate)
     ]
     return config.model_copy(update={"budget": settled}), remarks
 
 
-def _missing(rate: HostRate) -> str:
+def _explain_missing_rate(rate: HostRate) -> str:
     """Return why a host costs nothing as planned; empty if it does not."""
     if not rate.is_priced:
         return "it has neither a rent nor a price of energy"

@@ -37,14 +37,14 @@ _INPUT_SETTINGS = frozenset(
         *(f"{section}.{name}" for section, name in _PATHS),
     )
 )
-OWN = frozenset(("model.path", "data.train"))
+OWN_RUN_SETTINGS = frozenset(("model.path", "data.train"))
 """Any of these settings defines a run of the user's own, without a preset or file."""
 INPUTS = "inputs"
 """Folder below a host's state folder for models and data: `launch sync inputs` fills it."""
 
 
 @dataclass(frozen=True)
-class Order:
+class JobRequest:
     """A job as a command line gives it: a preset or file, and settings in place of its own."""
 
     leader: Literal["coordinator", "student"]
@@ -53,13 +53,17 @@ class Order:
     settings: Mapping[str, Any]
     """By dotted key; None sets one to null."""
     folder: Path | None = None
-    """Where relative paths start; None: see `anchored`."""
+    """Where relative paths start; None: see `anchor_paths`."""
 
     @property
-    def own(self) -> set[str] | None:
+    def derived_settings(self) -> set[str] | None:
         """The given settings of a fine-tune whose others follow from its data; None: it has all."""
         given = set(self.settings)
-        if self.leader == "student" or self.source is not None or OWN.isdisjoint(given):
+        if (
+            self.leader == "student"
+            or self.source is not None
+            or OWN_RUN_SETTINGS.isdisjoint(given)
+        ):
             return None
         # Without data of one's own it is the quickstart's, and so is its validation.
         return given if "data.train" in given else {*given, "data.validation"}
@@ -77,7 +81,7 @@ class Order:
             self.source not in presets or Path(self.source).exists()
         )
 
-    def anchored(self, hosts: Sequence[Host]) -> Order:
+    def anchor_paths(self, hosts: Sequence[Host]) -> JobRequest:
         """Return the order with the folder where its relative paths start, on whichever host.
 
         Those of a fine-tune start at the current folder if the coordinator is on this machine, else
@@ -88,20 +92,20 @@ class Order:
         folder = Path.cwd() if here else Path(head.state_folder or MANAGED_STATE)
         return replace(self, folder=self.folder or folder)
 
-    def job(self, hosts: Sequence[Host]) -> RunConfig | DistillJob:
+    def resolve_job(self, hosts: Sequence[Host]) -> RunConfig | DistillJob:
         """Return the job on these hosts, with absolute paths.
 
         Raises:
             ConfigError: no such file or preset, or a key or value is wrong.
         """
-        folder = self.anchored(hosts).folder
+        folder = self.anchor_paths(hosts).folder
         assert folder is not None
         if self.leader == "student":
             return resolve_job(self.source, self.settings, hosts, folder)
-        return resolve(self.source, self.settings, folder)
+        return resolve_config(self.source, self.settings, folder)
 
 
-def resolve(source: str | None, overrides: Mapping[str, Any], folder: Path) -> RunConfig:
+def resolve_config(source: str | None, overrides: Mapping[str, Any], folder: Path) -> RunConfig:
     """Return the config of a run; relative paths in it are resolved from `folder`.
 
     Without a source it is the quickstart. With the user's own model or data it holds the given
@@ -112,7 +116,7 @@ def resolve(source: str | None, overrides: Mapping[str, Any], folder: Path) -> R
     Raises:
         ConfigError: no such file or preset, or a key or value is wrong.
     """
-    own = source is None and not OWN.isdisjoint(overrides)
+    own = source is None and not OWN_RUN_SETTINGS.isdisjoint(overrides)
     if own:
         config = run_config.load(None, {**_rest_of_own(overrides), **overrides})
     else:
@@ -173,7 +177,7 @@ def with_shared_checkpoints(config: RunConfig, share: str | None, run_id: str) -
 
 
 def with_free_output(
-    order: Order, config: RunConfig, names: Callable[[str], Sequence[str]]
+    order: JobRequest, config: RunConfig, names: Callable[[str], Sequence[str]]
 ) -> tuple[RunConfig, list[str]]:
     """Return the config with an output folder of its own, unless the user names one.
 

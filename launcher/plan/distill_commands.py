@@ -20,13 +20,13 @@ from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import Role
-from launcher.plan.setting import Setting
+from launcher.plan.setting import PlanContext
 from trainer.config.distill_job import DistillJob, TeacherJob, is_file_name
 from trainer.config.run import DATA_ON_HUB
 
 
 @dataclass(frozen=True)
-class Seat:
+class Assignment:
     """Which process computes on which device."""
 
     name: str
@@ -35,47 +35,47 @@ class Seat:
     device: Device
 
 
-def below(folder: str, path: str) -> str:
+def path_below(folder: str, path: str) -> str:
     """Return a job's path on a host with this state folder; a data set of the hub stays."""
     return path if path.startswith(DATA_ON_HUB) else str(PurePosixPath(folder) / path)
 
 
-class Where:
+class Paths:
     """The paths of a distillation on each host."""
 
-    def __init__(self, job: DistillJob, setting: Setting, seats: Sequence[Seat]) -> None:
+    def __init__(self, job: DistillJob, setting: PlanContext, seats: Sequence[Assignment]) -> None:
         self._job, self._setting = job, setting
         self.run_id = setting.run_id
         self._student = seats[0].host
-        self.output = self.own(self._student, job.student.output)
-        self._apart = len({setting.machine(seat.host) for seat in seats}) > 1
+        self.output = self.local_path(self._student, job.student.output)
+        self._apart = len({setting.get_machine_id(seat.host) for seat in seats}) > 1
 
-    def own(self, host: Host, path: str) -> str:
+    def local_path(self, host: Host, path: str) -> str:
         """Return a path of a host's own disk, or a data set of the hub as it is."""
-        return below(self._setting.state(host), path)
+        return path_below(self._setting.get_state_folder(host), path)
 
-    def logits(self, host: Host) -> str:
+    def logits_folder(self, host: Host) -> str:
         """Return the folder between teachers and student."""
-        return self._shared(host, "logits", self._job.logits)
+        return self._shared_folder(host, "logits", self._job.logits)
 
-    def checkpoints(self, host: Host) -> str | None:
+    def checkpoints_folder(self, host: Host) -> str | None:
         """Return where a host finds the student's checkpoints; None: in the student's output."""
         named = self._job.student.checkpoint.folder
         if named is None and not self._apart and host.share_folder is None:
             return None
-        return self._shared(host, "checkpoints", named or self.run_id)
+        return self._shared_folder(host, "checkpoints", named or self.run_id)
 
-    def watched(self, host: Host) -> str:
+    def watched_folder(self, host: Host) -> str:
         """Return the folder with the checkpoints and the marker of the run's end."""
-        return self.checkpoints(host) or self.output
+        return self.checkpoints_folder(host) or self.output
 
-    def beat(self, seat: Seat) -> str:
+    def heartbeat_file(self, seat: Assignment) -> str:
         """Return the file in which a process reports its state."""
         if seat.role != "teacher":
             return ""
-        return str(PurePosixPath(self.logits(seat.host)) / "teachers" / f"{seat.name}.json")
+        return str(PurePosixPath(self.logits_folder(seat.host)) / "teachers" / f"{seat.name}.json")
 
-    def _shared(self, host: Host, part: str, name: str) -> str:
+    def _shared_folder(self, host: Host, part: str, name: str) -> str:
         if PurePosixPath(name).is_absolute():
             return name
         if host.share_folder is not None:
@@ -85,10 +85,12 @@ class Where:
                 f"host {host.name}: teacher and student are on several machines, so all of them "
                 "need motley_share_folder (docs/share.md)"
             )
-        return self.own(host, f"{part}/{name}")
+        return self.local_path(host, f"{part}/{name}")
 
 
-def arguments(seat: Seat, seats: Sequence[Seat], job: DistillJob, where: Where) -> tuple[str, ...]:
+def build_command(
+    seat: Assignment, seats: Sequence[Assignment], job: DistillJob, where: Paths
+) -> tuple[str, ...]:
     """Return the trainer's command line of a process."""
     match seat.role:
         case "student":
@@ -101,24 +103,28 @@ def arguments(seat: Seat, seats: Sequence[Seat], job: DistillJob, where: Where) 
     return (*words, *threads)
 
 
-def _student_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ...]:
+def _student_words(seat: Assignment, job: DistillJob, where: Paths) -> tuple[str, ...]:
     student, host = job.student, seat.host
     settings = student.settings()
-    if (folder := where.checkpoints(host)) is not None:
+    if (folder := where.checkpoints_folder(host)) is not None:
         settings["checkpoint.folder"] = folder
     if student.validation is not None:
-        settings["data.validation"] = where.own(host, student.validation)
+        settings["data.validation"] = where.local_path(host, student.validation)
         settings |= {"data.columns": student.columns} if student.columns else {}
     if (own := student.distillation.on_policy) is not None:
-        settings["distillation.on_policy.prompts"] = where.own(host, own.prompts)
+        settings["distillation.on_policy.prompts"] = where.local_path(host, own.prompts)
     if job.budget is not None:
         settings["budget"] = job.budget.model_dump(mode="json", exclude_none=True)
     return (
-        *("distill", "student", "--teacher-logits", where.logits(host)),
+        *("distill", "student", "--teacher-logits", where.logits_folder(host)),
         *_model_words(job, host, where),
         *("--output", where.output, "--run-id", where.run_id),
-        *(word for key, value in settings.items() for word in ("--set", _assignment(key, value))),
-        *_flags(
+        *(
+            word
+            for key, value in settings.items()
+            for word in ("--set", _format_setting(key, value))
+        ),
+        *_format_flags(
             {
                 "max_seq_len": student.max_seq_len or job.teacher.max_seq_len,
                 "teacher_timeout": student.teacher_timeout,
@@ -130,47 +136,51 @@ def _student_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ...]
     )
 
 
-def _model_words(job: DistillJob, host: Host, where: Where) -> tuple[str, ...]:
+def _model_words(job: DistillJob, host: Host, where: Paths) -> tuple[str, ...]:
     student, tokenizer = job.student, job.teacher.tokenizer
     if student.model is not None:
-        return ("--student", where.own(host, student.model))
+        return ("--student", where.local_path(host, student.model))
     assert student.config is not None
     assert tokenizer is not None
-    shape = where.own(host, student.config) if is_file_name(student.config) else student.config
-    return ("--student-config", shape, "--tokenizer", where.own(host, tokenizer))
+    shape = (
+        where.local_path(host, student.config) if is_file_name(student.config) else student.config
+    )
+    return ("--student-config", shape, "--tokenizer", where.local_path(host, tokenizer))
 
 
-def _teacher_words(seat: Seat, teachers: int, job: DistillJob, where: Where) -> tuple[str, ...]:
+def _teacher_words(
+    seat: Assignment, teachers: int, job: DistillJob, where: Paths
+) -> tuple[str, ...]:
     teacher, host = job.teacher, seat.host
     number = int(seat.name.removeprefix("teacher-")) + 1
-    tokenizer = None if teacher.tokenizer is None else where.own(host, teacher.tokenizer)
+    tokenizer = None if teacher.tokenizer is None else where.local_path(host, teacher.tokenizer)
     return (
-        *("distill", "teacher", where.own(host, teacher.model)),
-        *(word for path in teacher.data for word in ("--data", where.own(host, path))),
-        *_columns(teacher.columns),
-        *("--out", where.logits(host), *_flags({"tokenizer": tokenizer})),
+        *("distill", "teacher", where.local_path(host, teacher.model)),
+        *(word for path in teacher.data for word in ("--data", where.local_path(host, path))),
+        *_format_columns(teacher.columns),
+        *("--out", where.logits_folder(host), *_format_flags({"tokenizer": tokenizer})),
         *("--workers", f"{number}/{teachers}", "--name", seat.name),
-        *("--stay", "--until", str(PurePosixPath(where.watched(host)) / "status.json")),
+        *("--stay", "--until", str(PurePosixPath(where.watched_folder(host)) / "status.json")),
         *_with_student(job),
-        *_flags(_scoring(teacher)),
+        *_format_flags(_scoring_settings(teacher)),
         *_device_words(seat.device),
     )
 
 
-def _evaluator_words(seat: Seat, job: DistillJob, where: Where) -> tuple[str, ...]:
+def _evaluator_words(seat: Assignment, job: DistillJob, where: Paths) -> tuple[str, ...]:
     assert job.evaluation is not None
     evaluation, host = job.evaluation, seat.host
     files = {
-        name: None if path is None else where.own(host, path)
+        name: None if path is None else where.local_path(host, path)
         for name, path in (("prompts", evaluation.prompts), ("problems", evaluation.problems))
     }
     values = evaluation.model_dump(include={"samples", "max_new_tokens", "temperature", "every"})
-    base = _adapted(job)
+    base = _get_adapted_model(job)
     return (
-        *("evaluate", "--watch", where.watched(host), "--tasks", ",".join(evaluation.tasks)),
-        *(word for path in evaluation.data for word in ("--data", where.own(host, path))),
-        *_columns(evaluation.columns),
-        *_flags({"base": base and where.own(host, base), **files, **values}),
+        *("evaluate", "--watch", where.watched_folder(host), "--tasks", ",".join(evaluation.tasks)),
+        *(word for path in evaluation.data for word in ("--data", where.local_path(host, path))),
+        *_format_columns(evaluation.columns),
+        *_format_flags({"base": base and where.local_path(host, base), **files, **values}),
         *(("--run-code",) if evaluation.run_code else ()),
         *("--runner", seat.name),
         *_with_student(job),
@@ -183,12 +193,12 @@ def _with_student(job: DistillJob) -> tuple[str, ...]:
     return () if job.budget is None else ("--with-student",)
 
 
-def _adapted(job: DistillJob) -> str | None:
+def _get_adapted_model(job: DistillJob) -> str | None:
     """Return the model that a student's checkpoints are adapters of; None if they are whole."""
     return job.student.model if job.student.method == "lora" else None
 
 
-def reads(seat: Seat, job: DistillJob, where: Where) -> dict[str, tuple[str, ...]]:
+def list_read_paths(seat: Assignment, job: DistillJob, where: Paths) -> dict[str, tuple[str, ...]]:
     """Return the paths that a process needs on its host, by the check for them."""
     match seat.role:
         case "student":
@@ -205,31 +215,31 @@ def reads(seat: Seat, job: DistillJob, where: Where) -> dict[str, tuple[str, ...
         case _:
             assert job.evaluation is not None
             files = [*job.evaluation.data, job.evaluation.prompts, job.evaluation.problems]
-            wanted = {"model": [_adapted(job)], "validation": files}
+            wanted = {"model": [_get_adapted_model(job)], "validation": files}
     found = {
-        check: tuple(where.own(seat.host, path) for path in paths if path is not None)
+        check: tuple(where.local_path(seat.host, path) for path in paths if path is not None)
         for check, paths in wanted.items()
     }
     return {check: paths for check, paths in found.items() if paths}
 
 
-def writes(seat: Seat, where: Where) -> dict[str, str]:
+def list_written_folders(seat: Assignment, where: Paths) -> dict[str, str]:
     """Return the folders that a process writes to, by the check for them."""
     folders = {
         "output": where.output if seat.role == "student" else None,
-        "logits": None if seat.role == "evaluator" else where.logits(seat.host),
-        "checkpoints": None if seat.role == "teacher" else where.checkpoints(seat.host),
+        "logits": None if seat.role == "evaluator" else where.logits_folder(seat.host),
+        "checkpoints": None if seat.role == "teacher" else where.checkpoints_folder(seat.host),
     }
     return {check: folder for check, folder in folders.items() if folder is not None}
 
 
-def _scoring(teacher: TeacherJob) -> dict[str, Any]:
+def _scoring_settings(teacher: TeacherJob) -> dict[str, Any]:
     """Return the settings that go to the teacher's flags of the same names."""
     elsewhere = {"model", "data", "columns", "tokenizer", "processes", "backend"}
     return teacher.model_dump(exclude=elsewhere)
 
 
-def _flags(values: dict[str, Any]) -> tuple[str, ...]:
+def _format_flags(values: dict[str, Any]) -> tuple[str, ...]:
     """Return `--top-k 64` for `top_k: 64`; None leaves the default to the command."""
     return tuple(
         word
@@ -239,7 +249,7 @@ def _flags(values: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _columns(columns: Mapping[str, str]) -> tuple[str, ...]:
+def _format_columns(columns: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(word for pair in columns.items() for word in ("--column", "=".join(pair)))
 
 
@@ -248,7 +258,7 @@ def _device_words(device: Device) -> tuple[str, ...]:
     return ("--gpu-backend", device.backend, *gpu)
 
 
-def _assignment(key: str, value: object) -> str:
+def _format_setting(key: str, value: object) -> str:
     """Return `KEY=VALUE` with the value as YAML in one line."""
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n")
     return f"{key}={text.strip()}"

@@ -8,25 +8,31 @@ from dataclasses import replace
 from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.distill_commands import Seat, Where, arguments, reads, writes
-from launcher.plan.placement import environment, refuse_unknown_devices, share_cores
+from launcher.plan.distill_commands import (
+    Assignment,
+    Paths,
+    build_command,
+    list_read_paths,
+    list_written_folders,
+)
+from launcher.plan.placement import build_environment, refuse_unknown_devices, share_cores
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.plan.setting import Setting
+from launcher.plan.setting import PlanContext
 from trainer.config.distill_job import DistillJob
 
 CPU = Device("cpu", "cpu")
 """A host's processor, with its share of the cores."""
 
 
-def place_distillation(hosts: Sequence[Host], job: DistillJob, setting: Setting) -> LaunchPlan:
+def place_distillation(hosts: Sequence[Host], job: DistillJob, setting: PlanContext) -> LaunchPlan:
     """Return the plan of a distillation: the student leads.
 
     Raises:
         ConfigError: the hosts' roles, devices or folders do not fit together.
     """
     refuse_unknown_devices(hosts)
-    seats = _seats(hosts, job)
-    where = Where(job, setting, seats)
+    seats = _assign_processes(hosts, job)
+    where = Paths(job, setting, seats)
     processes = [
         ProcessPlan(
             name=seat.name,
@@ -35,12 +41,12 @@ def place_distillation(hosts: Sequence[Host], job: DistillJob, setting: Setting)
             device=seat.device.id,
             backend=seat.device.backend,
             threads=seat.device.threads,
-            argv=(*setting.trainer(seat.host), *arguments(seat, seats, job, where)),
-            env=environment(seat.device.threads, may_fall_back=seat.host.auto_devices),
+            argv=(*setting.get_trainer_command(seat.host), *build_command(seat, seats, job, where)),
+            env=build_environment(seat.device.threads, may_fall_back=seat.host.auto_devices),
             folder=setting.process_folder(seat.host, seat.name),
-            beat=where.beat(seat),
-            reads=reads(seat, job, where),
-            writes=writes(seat, where),
+            beat=where.heartbeat_file(seat),
+            reads=list_read_paths(seat, job, where),
+            writes=list_written_folders(seat, where),
         )
         for seat in seats
     ]
@@ -53,28 +59,28 @@ def place_distillation(hosts: Sequence[Host], job: DistillJob, setting: Setting)
     )
 
 
-def _seats(hosts: Sequence[Host], job: DistillJob) -> list[Seat]:
+def _assign_processes(hosts: Sequence[Host], job: DistillJob) -> list[Assignment]:
     """Return the seat of each process, the student first."""
     student = student_host(hosts)
     teachers = teacher_hosts(hosts, student)
-    seats = [Seat("student", "student", student, student_device(student))]
+    seats = [Assignment("student", "student", student, student_device(student))]
     kind = job.teacher.backend
     for number in range(job.teacher.processes or len(teachers)):
         able = teachers if job.teacher.processes else [teachers[number]]
         host, device = _least_used(able, kind, "teacher", seats)
-        seats.append(Seat(f"teacher-{number}", "teacher", host, device))
+        seats.append(Assignment(f"teacher-{number}", "teacher", host, device))
     if job.evaluation is not None:
-        host = _only(hosts, "evaluator") or teachers[0]
+        host = _find_only_host(hosts, "evaluator") or teachers[0]
         for number in range(job.evaluation.processes):
             _, device = _least_used([host], job.evaluation.backend, "evaluator", seats)
             if device == CPU and host.cores is not None:
                 # They wait most of the time, so teachers on the same host keep most of the cores.
                 device = replace(CPU, threads=max(1, host.cores // 4 // job.evaluation.processes))
-            seats.append(Seat(f"evaluator-{number}", "evaluator", host, device))
-    return [_threaded(seat, seats) for seat in seats]
+            seats.append(Assignment(f"evaluator-{number}", "evaluator", host, device))
+    return [_with_threads(seat, seats) for seat in seats]
 
 
-def _threaded(seat: Seat, seats: Sequence[Seat]) -> Seat:
+def _with_threads(seat: Assignment, seats: Sequence[Assignment]) -> Assignment:
     """Return a seat with its share of the host's cores."""
     beside = [other for other in seats if other.host.name == seat.host.name]
     devices = share_cores(seat.host, [other.device for other in beside])
@@ -87,12 +93,12 @@ def student_host(hosts: Sequence[Host]) -> Host:
     Without CUDA the one with the most cores; one that trains nothing only if all of them do.
     """
 
-    def worth(host: Host) -> tuple[int, bool, int]:
+    def rank_host(host: Host) -> tuple[int, bool, int]:
         cards = [device.memory or 1 for device in host.devices or () if device.backend == "cuda"]
         trains = host.devices != () or host.fill_with_cpu
         return max(cards, default=0), trains, 0 if cards else host.cores or 0
 
-    return _only(hosts, "student") or max(hosts, key=worth)
+    return _find_only_host(hosts, "student") or max(hosts, key=rank_host)
 
 
 def teacher_hosts(hosts: Sequence[Host], student: Host) -> list[Host]:
@@ -102,7 +108,7 @@ def teacher_hosts(hosts: Sequence[Host], student: Host) -> list[Host]:
     return chosen or [max(others, key=lambda host: host.memory or 0)]
 
 
-def _only(hosts: Sequence[Host], role: str) -> Host | None:
+def _find_only_host(hosts: Sequence[Host], role: str) -> Host | None:
     chosen = [host for host in hosts if getattr(host, role)]
     if len(chosen) > 1:
         names = ", ".join(host.name for host in chosen)
@@ -118,7 +124,7 @@ def student_device(host: Host) -> Device:
 
 
 def _least_used(
-    hosts: Sequence[Host], backend: str, role: str, seats: Sequence[Seat]
+    hosts: Sequence[Host], backend: str, role: str, seats: Sequence[Assignment]
 ) -> tuple[Host, Device]:
     """Return the device of a backend with the fewest processes, on the host with the fewest of a
     role; of equal ones that with the most cores, or the card with the most memory.
@@ -126,23 +132,23 @@ def _least_used(
     Raises:
         ConfigError: no host has such a device.
     """
-    places = [(host, device) for host in hosts for device in _devices(host, backend)]
+    places = [(host, device) for host in hosts for device in _list_devices(host, backend)]
     if not places:
         raise ConfigError(
             f"host {hosts[0].name}: the job asks for {backend}, and it has no such device"
         )
 
-    def burden(place: tuple[Host, Device]) -> tuple[int, int, int]:
+    def measure_load(place: tuple[Host, Device]) -> tuple[int, int, int]:
         host, device = place
         beside = [seat for seat in seats if seat.host is host]
         used = sum((seat.device.backend, seat.device.id) == (backend, device.id) for seat in beside)
         best = host.cores if device == CPU else device.memory
         return used, sum(seat.role == role for seat in beside), -(best or 0)
 
-    return min(places, key=burden)
+    return min(places, key=measure_load)
 
 
-def _devices(host: Host, backend: str) -> list[Device]:
+def _list_devices(host: Host, backend: str) -> list[Device]:
     if backend == "cpu":
         return [CPU]
     return [device for device in host.devices or () if device.backend == backend]

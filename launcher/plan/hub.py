@@ -33,11 +33,11 @@ def cache_folder() -> Path:
     """Return the hub cache, by the same variables as huggingface_hub."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if named := os.environ.get(variable):
-            return _expanded(named)
+            return _expand_path(named)
     if named := os.environ.get("HF_HOME"):
-        return _expanded(named) / "hub"
+        return _expand_path(named) / "hub"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return _expanded(base) / "huggingface" / "hub"
+    return _expand_path(base) / "huggingface" / "hub"
 
 
 def is_offline() -> bool:
@@ -46,5 +46,5 @@ def is_offline() -> bool:
     return said.upper() in ("1", "ON", "YES", "TRUE")
 
 
-def _expanded(path: str) -> Path:
+def _expand_path(path: str) -> Path:
     return Path(os.path.expandvars(path)).expanduser()

@@ -16,7 +16,7 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host, head_of
 from launcher.plan.plan import COORDINATOR, LaunchPlan, ProcessPlan
 from launcher.plan.ring import check_ring, in_ring_order
-from launcher.plan.setting import Setting
+from launcher.plan.setting import PlanContext
 from trainer.config.run import RunConfig
 from trainer.system.process.child import FALLBACK_VARIABLE
 
@@ -31,8 +31,8 @@ class _Seat:
     """The inventory sets the number of threads."""
 
 
-def place(
-    hosts: Sequence[Host], config: RunConfig, expect_workers: int | None, setting: Setting
+def place_run(
+    hosts: Sequence[Host], config: RunConfig, expect_workers: int | None, setting: PlanContext
 ) -> LaunchPlan:
     """Return the plan of a run; `expect_workers` None takes every device once.
 
@@ -45,12 +45,14 @@ def place(
     refuse_unknown_devices(hosts)
     _refuse_shared_devices(hosts, setting)
     head, ring = _coordinator_host(hosts), config.exchange.in_ring
-    seats = _seats(in_ring_order(hosts, head) if ring else hosts, expect_workers)
+    seats = _assign_workers(in_ring_order(hosts, head) if ring else hosts, expect_workers)
     check_ring(config.exchange, head, [(seat.host, seat.devices) for seat in seats])
     bind = _bind_address(head, seats, setting)
-    listen = endpoint(bind, head.port)
+    listen = format_endpoint(bind, head.port)
     world = len(seats) if ring else None
-    workers = [_worker(rank, seat, head, bind, setting, world) for rank, seat in enumerate(seats)]
+    workers = [
+        _plan_worker(rank, seat, head, bind, setting, world) for rank, seat in enumerate(seats)
+    ]
     reached_at = {head.connect_address, *(_connect_address(s.host, head, bind) for s in seats)}
     names = tuple(sorted({bind, head.name, *(name for name in reached_at if name)}))
     coordinator = ProcessPlan(
@@ -64,11 +66,11 @@ def place(
         threads=1,
         address=listen,
         argv=(
-            *_command(head, setting),
-            *_role(head, setting, COORDINATOR, "coordinator"),
+            *_trainer_command(head, setting),
+            *_role_command(head, setting, COORDINATOR, "coordinator"),
             *("--bind", listen, "--expect-workers", str(len(seats))),
         ),
-        env=environment(1),
+        env=build_environment(1),
         folder=setting.process_folder(head, COORDINATOR),
         names=names,
     )
@@ -83,7 +85,7 @@ def place(
     )
 
 
-def endpoint(address: str, port: int) -> str:
+def format_endpoint(address: str, port: int) -> str:
     """Return `ADDRESS:PORT`, an IPv6 address in brackets (RFC 3986)."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
@@ -106,14 +108,14 @@ def _coordinator_host(hosts: Sequence[Host]) -> Host:
     return head
 
 
-def _refuse_shared_devices(hosts: Sequence[Host], setting: Setting) -> None:
+def _refuse_shared_devices(hosts: Sequence[Host], setting: PlanContext) -> None:
     """Check that two inventory names of one machine do not train on the same card."""
     owners: dict[tuple[str, str], str] = {}
     for host in hosts:
         for device in host.devices or ():
             if not device.is_gpu:
                 continue
-            card = setting.machine(host), device.pci or device.id
+            card = setting.get_machine_id(host), device.pci or device.id
             if card in owners:
                 raise ConfigError(
                     f"hosts {owners[card]} and {host.name} are the same machine "
@@ -124,7 +126,7 @@ def _refuse_shared_devices(hosts: Sequence[Host], setting: Setting) -> None:
             owners[card] = host.name
 
 
-def _seats(hosts: Sequence[Host], expect: int | None) -> list[_Seat]:
+def _assign_workers(hosts: Sequence[Host], expect: int | None) -> list[_Seat]:
     """Return one seat a worker, in rank order."""
     counts = {host.name: len(_by_worker(host.devices or ())) for host in hosts}
     found = sum(counts.values())
@@ -187,16 +189,16 @@ def share_cores(host: Host, devices: Sequence[Device]) -> list[Device]:
     return result
 
 
-def _bind_address(head: Host, seats: Sequence[_Seat], setting: Setting) -> str:
+def _bind_address(head: Host, seats: Sequence[_Seat], setting: PlanContext) -> str:
     """Return the one address to listen on: explicit, loopback on one host, else by route."""
-    here = setting.machine(head)
-    far = sorted({s.host.name for s in seats if setting.machine(s.host) != here})
+    here = setting.get_machine_id(head)
+    far = sorted({s.host.name for s in seats if setting.get_machine_id(s.host) != here})
     if head.bind_address is None and not far:
         return "127.0.0.1"
     candidate = head.bind_address or setting.routes.get(head.name)
     if candidate is None and setting.no_route:
         raise ConfigError(setting.no_route)
-    candidate = candidate or _literal(head.address)
+    candidate = candidate or _get_literal_address(head.address)
     if candidate is None:
         raise ConfigError(
             f"host {head.name}: set motley_bind_address to its address on the network "
@@ -228,14 +230,14 @@ def _connect_address(host: Host, head: Host, bind: str) -> str:
     return head.connect_address or bind
 
 
-def _worker(
-    rank: int, seat: _Seat, head: Host, bind: str, setting: Setting, world: int | None
+def _plan_worker(
+    rank: int, seat: _Seat, head: Host, bind: str, setting: PlanContext, world: int | None
 ) -> ProcessPlan:
     """Return a worker of a star, or of a ring of `world`, which has no use for certificates."""
     host, device = seat.host, seat.devices[0]
     name = f"worker-{rank}"
     members = tuple(each.id for each in seat.devices) if device.group is not None else ()
-    target = endpoint(_connect_address(host, head, bind), head.port)
+    target = format_endpoint(_connect_address(host, head, bind), head.port)
     gpu = ("--gpus", device.id) if device.is_gpu else ()
     if members:
         ids = members if device.is_gpu else map(str, range(len(members)))
@@ -244,9 +246,12 @@ def _worker(
     # fewer threads while other programs use them.
     threads = ("--threads", str(device.threads)) if seat.is_fixed else ()
     own = {host.name, host.bind_address or setting.routes.get(host.name) or host.address}
-    if setting.machine(host) == setting.machine(head):
+    if setting.get_machine_id(host) == setting.get_machine_id(head):
         own.add(bind)
-    place = (*_role(host, setting, name, "worker"), *("--rank", str(rank), "--coordinator", target))
+    place = (
+        *_role_command(host, setting, name, "worker"),
+        *("--rank", str(rank), "--coordinator", target),
+    )
     if world is not None:
         own.clear()
         place = ("--distributed", "--world-size", str(world), "--rank", str(rank))
@@ -263,27 +268,31 @@ def _worker(
         backend=device.backend,
         threads=device.threads,
         address=target,
-        argv=(*_command(host, setting), *place, *("--gpu-backend", device.backend, *gpu, *threads)),
-        env=environment(device.threads, may_fall_back=host.auto_devices),
+        argv=(
+            *_trainer_command(host, setting),
+            *place,
+            *("--gpu-backend", device.backend, *gpu, *threads),
+        ),
+        env=build_environment(device.threads, may_fall_back=host.auto_devices),
         folder=setting.process_folder(host, name),
         names=tuple(sorted(name for name in own if name)),
     )
 
 
-def _command(host: Host, setting: Setting) -> tuple[str, ...]:
+def _trainer_command(host: Host, setting: PlanContext) -> tuple[str, ...]:
     return (
-        *setting.trainer(host),
+        *setting.get_trainer_command(host),
         "finetune",
         *("--config", f"{setting.run_folder(host)}/run.yaml"),
         *("--run-id", setting.run_id),
     )
 
 
-def _role(host: Host, setting: Setting, name: str, role: str) -> tuple[str, ...]:
+def _role_command(host: Host, setting: PlanContext, name: str, role: str) -> tuple[str, ...]:
     return "--role", role, "--tls", f"{setting.process_folder(host, name)}/tls"
 
 
-def environment(threads: int | None, *, may_fall_back: bool = False) -> dict[str, str]:
+def build_environment(threads: int | None, *, may_fall_back: bool = False) -> dict[str, str]:
     """Return the environment of a process; BLAS and OpenMP get the thread share.
 
     PYTHONSAFEPATH is `-P` for programs that the trainer's libraries start: the working folder of a
@@ -297,7 +306,7 @@ def environment(threads: int | None, *, may_fall_back: bool = False) -> dict[str
     return environment
 
 
-def _literal(address: str | None) -> str | None:
+def _get_literal_address(address: str | None) -> str | None:
     """Return an address that needs no name service; None for a host name."""
     try:
         return str(ipaddress.ip_address(address or ""))

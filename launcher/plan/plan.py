@@ -98,18 +98,18 @@ class LaunchPlan:
         Of a replica group these are the smallest card's, as each holds the whole model, or the sum
         if the group shares it.
         """
-        known = self.host(process.host).devices or ()
+        known = self.get_host(process.host).devices or ()
         sizes = [device.memory for device in known if device.id in process.devices]
         found = [size for size in sizes if size is not None]
         if not found:
             return None
         return sum(found) if process.strategy in ("fsdp", "tensor") else min(found)
 
-    def host(self, name: str) -> Host:
+    def get_host(self, name: str) -> Host:
         """Return the host of that name."""
         return next(host for host in self.hosts if host.name == name)
 
-    def process(self, name: str) -> ProcessPlan | None:
+    def find_process(self, name: str) -> ProcessPlan | None:
         """Return the process of that name, None when there is none."""
         return next((process for process in self.processes if process.name == name), None)
 

@@ -51,7 +51,7 @@ def check_ring(
             )
     first = workers[0][0]
     for rank, (host, devices) in enumerate(workers):
-        kinds = _kind(workers[0][1][0]), _kind(devices[0])
+        kinds = _device_kind(workers[0][1][0]), _device_kind(devices[0])
         if kinds[0] != kinds[1]:
             raise ConfigError(
                 f"exchange.topology ring: worker-{rank} on {host.name} has {kinds[1]}, worker-0 on"
@@ -71,5 +71,5 @@ def ring_notes(exchange: ExchangeConfig, run_id: str) -> list[str]:
     return [f"{RING_NOTE}; after an end: launch cluster up --resume {run_id}"]
 
 
-def _kind(device: Device) -> str:
+def _device_kind(device: Device) -> str:
     return (device.name or f"a {device.backend} device") if device.is_gpu else "CPU"

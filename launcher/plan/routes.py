@@ -24,7 +24,9 @@ class Choice:
     sources: Mapping[str, str]
 
 
-def choose(head: Host, network: Network, answers: Mapping[str, Mapping[str, Route]]) -> Choice:
+def choose_address(
+    head: Host, network: Network, answers: Mapping[str, Mapping[str, Route]]
+) -> Choice:
     """Return the address of the coordinator's host that every other host can reach.
 
     Of several on a common network: the one that the inventory names as `ansible_host`, then the
@@ -42,9 +44,9 @@ def choose(head: Host, network: Network, answers: Mapping[str, Mapping[str, Rout
             "set motley_bind_address"
         )
     ranked = [
-        (cost, _preference(entry, head, position), entry.address)
+        (cost, _rank_entry(entry, head, position), entry.address)
         for position, entry in enumerate(network.addresses)
-        if (cost := _cost(entry, answers)) is not None
+        if (cost := _worst_route(entry, answers)) is not None
     ]
     if not ranked:
         raise ConfigError(_no_way(head, network.addresses, answers))
@@ -53,7 +55,7 @@ def choose(head: Host, network: Network, answers: Mapping[str, Mapping[str, Rout
     return Choice(bind, {head.name: bind, **{n: s for n, s in sources.items() if s}})
 
 
-def _cost(entry: Address, answers: Mapping[str, Mapping[str, Route]]) -> int | None:
+def _worst_route(entry: Address, answers: Mapping[str, Mapping[str, Route]]) -> int | None:
     """Return the worst route of the hosts to this address; None if one has no route at all."""
     worst = _TUNNEL if entry.tunnel else _DIRECT
     for routes in answers.values():
@@ -65,7 +67,7 @@ def _cost(entry: Address, answers: Mapping[str, Mapping[str, Route]]) -> int | N
     return worst
 
 
-def _preference(entry: Address, head: Host, position: int) -> tuple[bool, bool, int]:
+def _rank_entry(entry: Address, head: Host, position: int) -> tuple[bool, bool, int]:
     return entry.address != head.address, ":" in entry.address, position
 
 

@@ -13,7 +13,7 @@ REMOTE_TRAINER = ("/opt/motley/current/bin/trainer",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class PlanContext:
     """A run's id, and the data of the launcher's own machine that placement uses."""
 
     run_id: str
@@ -28,22 +28,22 @@ class Setting:
     identities: Mapping[str, str] = field(default_factory=dict[str, str])
     """Host name -> id that is equal for two names of one machine; surveyed hosts only."""
 
-    def machine(self, host: Host) -> str:
+    def get_machine_id(self, host: Host) -> str:
         """Return an id that is equal for two inventory names of one machine."""
         return self.identities.get(host.name) or ("here" if host.is_local else host.name)
 
-    def trainer(self, host: Host) -> tuple[str, ...]:
+    def get_trainer_command(self, host: Host) -> tuple[str, ...]:
         """Return the command of a host's trainer."""
         default = self.trainer_command if host.is_local else REMOTE_TRAINER
         return host.trainer_command or default
 
-    def state(self, host: Host) -> str:
+    def get_state_folder(self, host: Host) -> str:
         """Return where a host keeps its runs."""
         return host.state_folder or (self.state_folder if host.is_local else MANAGED_STATE)
 
     def run_folder(self, host: Host) -> str:
         """Return where a host keeps this run: plan, run config, and a folder for each process."""
-        return str(PurePosixPath(self.state(host)) / "runs" / self.run_id)
+        return str(PurePosixPath(self.get_state_folder(host)) / "runs" / self.run_id)
 
     def process_folder(self, host: Host, name: str) -> str:
         """Return where a host keeps one process of this run."""

@@ -17,7 +17,7 @@ from launcher.hosts.fleet import LOOK, REACH, asking
 from launcher.inventory.hosts import Host, head_of, load_inventory
 from launcher.plan.budget import with_budget
 from launcher.plan.configuration import (
-    Order,
+    JobRequest,
     checkpoints_to_resume,
     with_free_output,
     with_shared_checkpoints,
@@ -112,14 +112,16 @@ class Cluster:
         """Return the named run; without a name the one that is up, else the latest."""
         return find_run(self.known(), run_id)
 
-    def doctor(self, order: Order, whole: bool) -> list[Result]:
+    def doctor(self, order: JobRequest, whole: bool) -> list[Result]:
         """Return every check of a start; `whole`: of model, data, output and memory as well."""
-        job = order.job(self.hosts)
+        job = order.resolve_job(self.hosts)
         with working("checking the hosts"):
-            return diagnose(self.hosts, job, self.start.expect_workers, whole, order.own)
+            return diagnose(
+                self.hosts, job, self.start.expect_workers, whole, order.derived_settings
+            )
 
     def prepare(
-        self, order: Order, resume: str | None, only_to_plan: bool, run_id: str | None = None
+        self, order: JobRequest, resume: str | None, only_to_plan: bool, run_id: str | None = None
     ) -> Launch:
         """Read the job, ask the hosts what they have, and plan; changes nothing.
 
@@ -138,8 +140,8 @@ class Cluster:
         if is_copied:
             self._refuse_known(order, str(resume))
         self.start = self.start.over(start_of(resume))
-        own = order.own if resume is None else None
-        job = order.job(self.hosts) if resume is None or is_copied else None
+        own = order.derived_settings if resume is None else None
+        job = order.resolve_job(self.hosts) if resume is None or is_copied else None
         self.watch.lap("inventory")
         before: LaunchPlan | None = None
         if job is None:
@@ -206,7 +208,7 @@ class Cluster:
         runs = registry.all() if everything else [run] if run is not None else []
         return [tear_down(run) for run in runs]
 
-    def _refuse_known(self, order: Order, run_id: str) -> None:
+    def _refuse_known(self, order: JobRequest, run_id: str) -> None:
         """Refuse a config for a resumed run, unless its output folder is all that was copied here.
 
         Raises:
@@ -219,7 +221,7 @@ class Cluster:
             flags = "--config" if order.leader == "student" else "--preset and --config"
             raise ConfigError(f"--resume {run_id} brings its own config; leave out {flags}")
 
-    def _resumed(self, order: Order, before: LaunchPlan) -> RunConfig | DistillJob:
+    def _resumed(self, order: JobRequest, before: LaunchPlan) -> RunConfig | DistillJob:
         """Return the job of a run that continues, with what is given in place of its settings.
 
         Raises:
@@ -238,12 +240,12 @@ class Cluster:
             path.write_bytes(config)
             again = replace(order, source=str(path))
             try:
-                job = again.job(self.hosts)
+                job = again.resolve_job(self.hosts)
             except InputError as error:
                 message = str(error).replace(str(path), f"--resume {run_id}")
                 raise InputError(message, error.details) from None
             if isinstance(job, RunConfig):
-                kept = replace(again, settings={}).job(self.hosts)
+                kept = replace(again, settings={}).resolve_job(self.hosts)
                 if isinstance(kept, RunConfig) and (changes := kept.changes(job)):
                     raise ConfigError(
                         f"--resume {run_id}: a run keeps these settings until its end: "

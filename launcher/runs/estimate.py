@@ -12,7 +12,7 @@ from launcher.errors import ConfigError, InvalidAnswerError
 from launcher.hosts.survey import Survey
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.distill_commands import below
+from launcher.plan.distill_commands import path_below
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.planned import cluster_of, slowest_link
 from trainer.config import run as run_config
@@ -184,7 +184,7 @@ def _student(job: DistillJob, process: ProcessPlan) -> dict[str, Any]:
 
 def _path(process: ProcessPlan, path: str | None) -> str | None:
     """Return a path of a process's host; a relative one begins at its state folder."""
-    return None if path is None else below(process.state_folder, path)
+    return None if path is None else path_below(process.state_folder, path)
 
 
 def _at_work(plan: LaunchPlan) -> list[Host]:
@@ -198,7 +198,7 @@ def _at_work(plan: LaunchPlan) -> list[Host]:
 
 
 def _devices(plan: LaunchPlan, process: ProcessPlan) -> list[Device]:
-    there = {device.id: device for device in plan.host(process.host).devices or ()}
+    there = {device.id: device for device in plan.get_host(process.host).devices or ()}
     return [
         there.get(identity) or Device("cpu", identity, threads=process.threads)
         for identity in process.devices
@@ -210,7 +210,7 @@ def _seat(plan: LaunchPlan, process: ProcessPlan) -> ClusterShape:
     (device,) = _devices(plan, process)
     if not device.is_gpu:
         device = replace(device, threads=process.threads)
-    cluster = cluster_of([replace(plan.host(process.host), devices=(device,))], None)
+    cluster = cluster_of([replace(plan.get_host(process.host), devices=(device,))], None)
     if not device.is_gpu:
         return cluster
     alike = Counter((each.host, each.device) for each in plan.processes if each.role != "evaluator")

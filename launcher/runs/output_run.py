@@ -15,7 +15,7 @@ from launcher.runs.processes.session import ProcessState
 from launcher.runs.records.run import Run, is_run_id
 from launcher.runs.records.self_reports import read_report
 from launcher.runs.status import OVER, RunMonitor, RunView
-from launcher.session.processes import identify
+from launcher.session.processes import identify_process
 
 
 def is_output(path: Path) -> bool:
@@ -36,7 +36,7 @@ def read_output(folder: Path) -> RunView:
     state, reason = str(training.get("state")), training.get("reason")
     if state not in OVER:
         pid = training.get("pid")
-        state = "running" if isinstance(pid, int) and identify(pid) else "failed"
+        state = "running" if isinstance(pid, int) and identify_process(pid) else "failed"
         reason = reason if state == "running" else "its process ended without a report"
     process = ProcessPlan(
         name=COORDINATOR,

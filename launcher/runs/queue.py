@@ -24,7 +24,7 @@ from launcher.errors import (
     UnreachableError,
 )
 from launcher.hosts.fleet import REACH
-from launcher.plan.configuration import Order
+from launcher.plan.configuration import JobRequest
 from launcher.runs.cluster import Cluster
 from launcher.runs.down import tear_down
 from launcher.runs.records.kept_configs import is_own_entry, keep_entry
@@ -56,7 +56,7 @@ def queue_of(inventory: Path | None) -> tuple[Queue, Registry]:
     return Queue(registry.writable()), registry
 
 
-def check_inputs(cluster: Cluster, order: Order, report: Callable[[str], None] = note) -> None:
+def check_inputs(cluster: Cluster, order: JobRequest, report: Callable[[str], None] = note) -> None:
     """Check a job's model and data on the hosts as its start will, if they are the user's.
 
     Hosts that do not answer now may do so when the job's turn comes.
@@ -74,16 +74,16 @@ def check_inputs(cluster: Cluster, order: Order, report: Callable[[str], None] =
         report(f"model and data are checked when the job starts: {error}")
 
 
-def enqueue(cluster: Cluster, order: Order, timeout: float | None) -> str:
+def enqueue(cluster: Cluster, order: JobRequest, timeout: float | None) -> str:
     """Add a job to the queue of a cluster, and return the id of its run.
 
     Raises:
         ConfigError: the job cannot be used, or the queue cannot be written.
         UnreachableError: the coordinator's host does not answer.
     """
-    run_id = new_run_id(order.job(cluster.hosts).name)
+    run_id = new_run_id(order.resolve_job(cluster.hosts).name)
     queue, registry = queue_of(cluster.inventory)
-    anchored = order.anchored(cluster.hosts)
+    anchored = order.anchor_paths(cluster.hosts)
     job = Job(
         leader=order.leader,
         preset=None if order.is_file else order.source,
@@ -222,8 +222,7 @@ class QueueRunner:
         if registry.is_here or is_own_entry(entry.id, entry.data):
             return True
         self._say(
-            f"{entry.id} skipped: it was queued on {entry.job.who}; "
-            "launch queue run there runs it"
+            f"{entry.id} skipped: it was queued on {entry.job.who}; launch queue run there runs it"
         )
         return False
 

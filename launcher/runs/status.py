@@ -286,7 +286,7 @@ class RunMonitor:
         """Return what the present attempt of a process wrote, else the last of an ended one."""
         host = self.run.host(process.host)
         plan = self._plans.get(host.name) or self.run.plan_by(host, connection)
-        here = None if plan is None else plan.process(process.name)
+        here = None if plan is None else plan.find_process(process.name)
         if plan is None or here is None:
             return None
         self._plans[host.name] = plan

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 
-from launcher.session.processes import identify
+from launcher.session.processes import identify_process
 
 
 class Stopwatch:
     """Laps of one command, in seconds; the first begins with the process itself."""
 
     def __init__(self) -> None:
-        me = identify(os.getpid())
+        me = identify_process(os.getpid())
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         self._began = now if me is None else min(now, me.start / os.sysconf("SC_CLK_TCK"))
         self._last = self._began

@@ -31,9 +31,9 @@ from launcher.hosts.fleet import REACH
 from launcher.hosts.survey import Survey, survey
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
-from launcher.plan.placement import place
+from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.plan.setting import Setting
+from launcher.plan.setting import PlanContext
 from launcher.runs.down import tear_down, uninterrupted
 from launcher.runs.join import Report, wait_until_joined
 from launcher.runs.preflight.inspection import inspect
@@ -99,7 +99,7 @@ def make_plan(
     """
     script = Path(sys.executable).with_name("trainer")
     command = (str(script),) if script.exists() else (sys.executable, "-P", "-m", "trainer.cli")
-    setting = Setting(
+    setting = PlanContext(
         run_id=run_id or new_run_id(job.name),
         trainer_command=command,
         state_folder=str(default_state_folder()),
@@ -109,7 +109,7 @@ def make_plan(
     )
     if isinstance(job, DistillJob):
         return place_distillation(found.hosts, job, setting)
-    return place(found.hosts, job, expect_workers, setting)
+    return place_run(found.hosts, job, expect_workers, setting)
 
 
 def bring_up(

@@ -27,7 +27,7 @@ class LogMarks:
         self._taken = float("-inf")
         self._torn = False
 
-    def take(self, unless_younger_than: float = 0.0) -> None:
+    def take_mark(self, unless_younger_than: float = 0.0) -> None:
         """Note the size now; nothing when it is as it was, or the last mark is that young."""
         now = time.monotonic()
         if now - self._taken < unless_younger_than:

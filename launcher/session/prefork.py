@@ -41,7 +41,7 @@ class Children:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         """To the program; without one its calls raise OSError."""
         self._holds = False
-        """Whether a forked child waits for `release`."""
+        """Whether a forked child waits for `release_child`."""
         self._ended: dict[int, int] = {}
 
     def start(
@@ -49,13 +49,13 @@ class Children:
     ) -> int:
         """Return the pid of a new child: forked by the program if it can, else started.
 
-        A forked one waits for `release`.
+        A forked one waits for `release_child`.
 
         Raises:
             OSError: the program cannot be started.
         """
-        self.collect()
-        if self._ask(output) and (pid := self._answer(_PATIENCE)) is not None:
+        self.reap_children()
+        if self._request_child(output) and (pid := self._receive_pid(_PATIENCE)) is not None:
             return pid
         self.end()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -65,37 +65,37 @@ class Children:
             process = start_child(argv, folder, environment, output, keep=theirs.fileno())
         process.returncode = 0  # it is reaped with all others
         self._program = process.pid
-        self._ask(output)
+        self._request_child(output)
         return process.pid
 
-    def forked(self) -> int | None:
+    def find_forked_child(self) -> int | None:
         """Return the pid of the attempt's child once the started program has forked it.
 
-        SIGCHLD says that it is time to look. The child waits for `release`.
+        SIGCHLD says that it is time to look. The child waits for `release_child`.
         """
-        return self._answer(0.0)
+        return self._receive_pid(0.0)
 
-    def release(self) -> None:
+    def release_child(self) -> None:
         """Let a forked child continue, if one waits."""
         if self._holds:
             self._holds = False
             with contextlib.suppress(OSError):  # the program has ended, and its child with it
                 self._socket.send(b"go")
 
-    def returncode(self, pid: int) -> int | None:
+    def poll_child(self, pid: int) -> int | None:
         """Return how a child has ended, with nothing of it left running; None while it runs."""
-        self.collect()
+        self.reap_children()
         if pid not in self._ended:
             return None
         returncode = self._ended[pid]
         signal_group(pid, signal.SIGKILL)
-        self._note(kill_orphans(spare=self._program))
+        self._note_ended(kill_orphans(spare=self._program))
         self._ended.clear()
         return returncode
 
-    def collect(self) -> None:
+    def reap_children(self) -> None:
         """Reap what has ended."""
-        self._note(reap())
+        self._note_ended(reap())
 
     def end(self) -> None:
         """End what is left; a child that was forked is an orphan like others."""
@@ -104,7 +104,7 @@ class Children:
         self._let_go()
         kill_orphans()
 
-    def _note(self, ended: Mapping[int, int]) -> None:
+    def _note_ended(self, ended: Mapping[int, int]) -> None:
         self._ended |= ended
         if self._program in ended:
             self._let_go()
@@ -113,7 +113,7 @@ class Children:
         self._program = None
         self._socket.close()
 
-    def _ask(self, output: BinaryIO) -> bool:
+    def _request_child(self, output: BinaryIO) -> bool:
         """Ask the program for a child; False if it forks none, or has ended."""
         try:
             socket.send_fds(self._socket, [b"fork"], [output.fileno()])
@@ -121,7 +121,7 @@ class Children:
             return False
         return True
 
-    def _answer(self, patience: float) -> int | None:
+    def _receive_pid(self, patience: float) -> int | None:
         """Return the pid of a child if the program has forked one."""
         try:
             self._socket.settimeout(patience)

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 
 from launcher.session.log_index import GRANULARITY, LogMarks
 from launcher.session.prefork import Children
-from launcher.session.processes import RUN_VARIABLE, ProcessIdentity, identify
+from launcher.session.processes import RUN_VARIABLE, ProcessIdentity, identify_process
 from launcher.session.spec import (
     FINAL_PHASES,
     PROGRESS,
@@ -101,14 +101,14 @@ class ProcessSupervisor:
         adopt_orphans()
         self._write_state()
         try:
-            self._keep()
+            self._supervise()
         finally:
             self._children.end()
 
-    def _keep(self) -> None:
+    def _supervise(self) -> None:
         while True:
             if self._is_taken_down():
-                return self._finish("stopped", "the run was stopped")
+                return self._record_end("stopped", "the run was stopped")
             began = time.monotonic()
             returncode = self._run_once()
             self._returncode = returncode
@@ -116,22 +116,22 @@ class ProcessSupervisor:
             if self._leaving:
                 return self._write_state()  # no end: the next boot resumes it
             if self._stopping:
-                return self._finish("stopped", None)
+                return self._record_end("stopped", None)
             if returncode == 0:
-                return self._finish("exited", None)
+                return self._record_end("exited", None)
             if self._leader_is_over():
-                return self._finish("stopped", "the run is over")
+                return self._record_end("stopped", "the run is over")
             if time.monotonic() - began >= self._spec.restart.healthy_after:
                 self._failures = 0
             self._failures += 1
             if returncode == BudgetStopError.exit_code:
-                return self._finish("exited", "the budget guard stopped it")
-            if not self._spec.restart.restarts(returncode):
-                return self._finish("failed", "this exit code is not retried")
+                return self._record_end("exited", "the budget guard stopped it")
+            if not self._spec.restart.is_restarted(returncode):
+                return self._record_end("failed", "this exit code is not retried")
             if self._failures >= self._spec.restart.most_failures:
                 return self._give_up(returncode)
-            if not self._pause(self._spec.restart.delay(self._failures)):
-                return None if _is_wanted() else self._finish("stopped", None)
+            if not self._wait_to_restart(self._spec.restart.draw_delay(self._failures)):
+                return None if _is_wanted() else self._record_end("stopped", None)
 
     def _run_once(self) -> int:
         """Start one attempt and return how it ended, with nothing of it left running."""
@@ -151,15 +151,15 @@ class ProcessSupervisor:
             self._progress_file.unlink(missing_ok=True)
         self._progress = None
         marks = LogMarks(log)
-        marks.take()
+        marks.take_mark()
         with self._open_log(log) as output:
             if self._began_with not in (None, self._program):
-                _say(output, f"{self._began_with} is gone: {self._program}")
+                _write_line(output, f"{self._began_with} is gone: {self._program}")
             argv = (self._program, *self._spec.argv[1:])
             try:
                 pid = self._children.start(argv, self._spec.folder, environment, output)
             except OSError as error:
-                _say(output, f"cannot start {self._program}: {error.strerror}")
+                _write_line(output, f"cannot start {self._program}: {error.strerror}")
                 wrong = error.errno in _WRONG_COMMAND
                 return (InputError if wrong else StorageError).exit_code
         self._phase = "running"
@@ -177,23 +177,23 @@ class ProcessSupervisor:
         return output
 
     def _is_running(self, pid: int) -> None:
-        self._child = identify(pid)
+        self._child = identify_process(pid)
         self._write_state()
-        self._children.release()
+        self._children.release_child()
 
     def _wait_for(self, pid: int, marks: LogMarks) -> int:
         kill_at: float | None = None
         wait_until, saved = 0.0, False
         over_since: float | None = None
         while True:
-            if (forked := self._children.forked()) is not None:
+            if (forked := self._children.find_forked_child()) is not None:
                 pid = forked
                 self._is_running(pid)
-            returncode = self._children.returncode(pid)
+            returncode = self._children.poll_child(pid)
             if returncode is not None:
-                marks.take()
+                marks.take_mark()
                 return returncode
-            marks.take(unless_younger_than=GRANULARITY - 1.0)
+            marks.take_mark(unless_younger_than=GRANULARITY - 1.0)
             self._take_progress()
             self._catch_up()
             now = time.monotonic()
@@ -223,7 +223,7 @@ class ProcessSupervisor:
                 signal_group(pid, signal.SIGTERM)
                 signal_group(pid, signal.SIGCONT)  # a stopped group must hear it too
 
-    def _pause(self, seconds: float) -> bool:
+    def _wait_to_restart(self, seconds: float) -> bool:
         """Wait before the next attempt; False if asked to stop during the wait."""
         self._phase = "backoff"
         self._retry_at = time.time() + seconds
@@ -233,7 +233,7 @@ class ProcessSupervisor:
             caught = signal.sigtimedwait(_HANDLED, min(left, _LEADER_POLL))
             if _asks_to_stop(caught):
                 return False
-            self._children.collect()
+            self._children.reap_children()
             self._catch_up()
         return True
 
@@ -248,7 +248,7 @@ class ProcessSupervisor:
         """
         return self._spec.leader is not None and is_final(Path(self._spec.leader))
 
-    def _finish(self, phase: Phase, message: str | None) -> None:
+    def _record_end(self, phase: Phase, message: str | None) -> None:
         self._children.end()
         self._phase = phase
         self._message = message
@@ -264,7 +264,7 @@ class ProcessSupervisor:
     def _give_up(self, returncode: int) -> None:
         """Give up for good and notify; the process did not, because it expected to be restarted."""
         reason = f"gave up after {self._failures} failures in a row"
-        self._finish("failed", reason)
+        self._record_end("failed", reason)
         if self._spec.notify:
             name, run_id = self._spec.name, self._spec.run_id
             how = f"exit code {returncode}" if returncode >= 0 else f"signal {-returncode}"
@@ -312,7 +312,7 @@ class ProcessSupervisor:
             "progress": self._progress,
             "notify_failure": self._notify_failure,
             "program": self._program,
-            "keeper": _as_dict(identify(os.getpid())),
+            "keeper": _as_dict(identify_process(os.getpid())),
             "child": _as_dict(self._child),
             "attempt": self._attempt,
             "failures": self._failures,
@@ -342,7 +342,7 @@ def main(arguments: list[str]) -> int:
             folder = Path(state, "runs", run_id, "processes", name)
             if not (folder / "spec.json").exists() or is_final(folder / "state.json"):
                 return 0
-            _carry(run_id)
+            _restart_with_run_id(run_id)
             spec = folder / "spec.json"
         case [path] if not path.startswith("-"):
             spec = Path(path)
@@ -354,7 +354,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _carry(run_id: str) -> None:
+def _restart_with_run_id(run_id: str) -> None:
     """Restart this program with the run's id, by which `find_run` finds the run's processes.
 
     systemd gives every instance of a unit the same environment, and what /proc shows of one's
@@ -399,7 +399,7 @@ def _program_of(state: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _say(output: BinaryIO, line: str) -> None:
+def _write_line(output: BinaryIO, line: str) -> None:
     with contextlib.suppress(OSError):  # a full disk
         output.write(f"{line}\n".encode())
 

@@ -27,7 +27,7 @@ class ProcessIdentity:
     boot: str
 
 
-def identify(pid: int) -> ProcessIdentity | None:
+def identify_process(pid: int) -> ProcessIdentity | None:
     """Return the identity of a living process; None when there is none or it is a zombie."""
     stat = _read_stat(pid)
     if stat is None or stat[0] in "ZX":
@@ -37,7 +37,7 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 def is_alive(process: ProcessIdentity) -> bool:
     """Whether this very process still runs, not just one with its number."""
-    return identify(process.pid) == process
+    return identify_process(process.pid) == process
 
 
 def send_signal(process: ProcessIdentity, number: int) -> bool:
@@ -80,10 +80,10 @@ def find_run(run_id: str) -> list[ProcessIdentity]:
     was reparented to.
     """
     entry = f"{RUN_VARIABLE}={run_id}".encode()
-    return list(_carriers(entry))
+    return list(_find_processes(entry))
 
 
-def describe(process: ProcessIdentity) -> str:
+def describe_process(process: ProcessIdentity) -> str:
     """Return the command name and pid for people."""
     try:
         name = (PROC / str(process.pid) / "comm").read_text(encoding="utf-8").strip()
@@ -98,7 +98,7 @@ def boot_id() -> str:
     return (PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-def _carriers(entry: bytes) -> Iterator[ProcessIdentity]:
+def _find_processes(entry: bytes) -> Iterator[ProcessIdentity]:
     for folder in PROC.iterdir():
         if not folder.name.isdigit():
             continue
@@ -107,7 +107,7 @@ def _carriers(entry: bytes) -> Iterator[ProcessIdentity]:
         except OSError:  # gone, or another user's
             continue
         if entry in environment.split(b"\0"):
-            process = identify(int(folder.name))
+            process = identify_process(int(folder.name))
             if process is not None:
                 yield process
 

@@ -37,11 +37,11 @@ class RestartPolicy:
     most_failures: int = 20
     """Failures in a row after which the supervisor gives up."""
 
-    def restarts(self, returncode: int) -> bool:
+    def is_restarted(self, returncode: int) -> bool:
         """Whether a child that ended so (negative: by that signal) is started again."""
         return returncode < 0 or returncode in self.codes
 
-    def delay(self, failures: int, draw: Callable[[], float] = random.random) -> float:
+    def draw_delay(self, failures: int, draw: Callable[[], float] = random.random) -> float:
         """Return the pause before the next start: exponential, with up to half taken off.
 
         The jitter keeps workers that lost the same coordinator from reconnecting all at once.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from launcher.discovery.asking import Found
+from launcher.discovery.asking import FoundMachine
 from launcher.discovery.links import MeasuredLink
 from launcher.discovery.proposal import size_text
 from launcher.discovery.search import Discovery
-from launcher.inventory.facts.network import speed
+from launcher.inventory.facts.network import format_speed
 from launcher.views import render
 from launcher.views.tables import Column, make_table
 
@@ -57,7 +57,7 @@ def show_survey(found: Discovery) -> None:
         render.print_line(line)
 
 
-def _machine_row(one: Found) -> list[str]:
+def _machine_row(one: FoundMachine) -> list[str]:
     problems = [*one.detection.problems, *one.detection.vulkan_problems]
     return [
         one.name,
@@ -80,7 +80,7 @@ def _link_row(link: MeasuredLink) -> list[str]:
             "",
             "",
         ]
-    rates = [speed(rate) if rate is not None else "?" for rate in (link.forth, link.back)]
+    rates = [format_speed(rate) if rate is not None else "?" for rate in (link.forth, link.back)]
     return [link.one, link.other, *rates, f"{1e3 * (link.round_trip or 0):.1f} ms"]
 
 
@@ -129,7 +129,7 @@ def discovery_tree(found: Discovery) -> dict[str, Any]:
     }
 
 
-def _host_tree(one: Found) -> dict[str, Any]:
+def _host_tree(one: FoundMachine) -> dict[str, Any]:
     return {
         "name": one.name,
         "hostname": one.machine.hostname,

@@ -315,7 +315,7 @@ def choose_processes(run: Run, names: Sequence[str]) -> list[ProcessPlan]:
         return list(run.plan.processes)
     chosen: list[ProcessPlan] = []
     for name in names:
-        process = run.plan.process(name)
+        process = run.plan.find_process(name)
         if process is None:
             known = ", ".join(process.name for process in run.plan.processes)
             raise ConfigError(f"run {run.run_id} has no process {name} (there are: {known})")

@@ -145,7 +145,7 @@ def terminal_width() -> int | None:
 def say_card(view: RunView) -> None:
     """Print a run's summary card; its commands are for the host that has the output."""
     leader = view.run.plan.leader.host
-    if view.card and not view.run.plan.host(leader).is_local:
+    if view.card and not view.run.plan.get_host(leader).is_local:
         print_line(f"on {leader}:")
     say_result(view.card)
 

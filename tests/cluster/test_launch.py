@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.session.processes import identify
+from launcher.session.processes import identify_process
 from tests.cluster.real_process import signal_aside
 from tests.cluster.stand_in_cluster import LAUNCH, Cluster, cluster
 from tests.waiting import PATIENCE, wait_for
@@ -33,7 +33,7 @@ def test_up_status_logs_down(cluster: Cluster) -> None:
     assert tree["joined"] == [0, 1]
     assert [process["state"] for process in tree["processes"]] == ["running"] * 3
     for process in tree["processes"]:
-        assert identify(process["pid"]) is not None
+        assert identify_process(process["pid"]) is not None
         key = Path(process["folder"]) / "tls" / "key.pem"
         assert key.stat().st_mode & 0o777 == 0o600
     assert not list(cluster.state.rglob("processes/*/ca-key.pem"))

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.session.processes import find_run, identify
+from launcher.session.processes import find_run, identify_process
 from tests import ROOT
 from tests.forked import Program, run
 from tests.ports import free_port
@@ -153,7 +153,7 @@ def test_up_status_logs_and_down_from_two_laptops(cluster: Cluster) -> None:
     for process in tree["processes"]:
         folder = Path(process["folder"])
         assert folder.is_relative_to(cluster.state(process["host"]))
-        assert identify(process["pid"]) is not None
+        assert identify_process(process["pid"]) is not None
         assert (folder / "tls" / "key.pem").stat().st_mode & 0o777 == 0o600
     for host in HOSTS:
         assert (cluster.state(host) / "runs" / tree["run_id"] / "plan.json").exists()

@@ -15,8 +15,8 @@ import pytest
 
 from launcher import cli as launch
 from launcher.inventory.hosts import Host
-from launcher.plan.placement import place
-from launcher.plan.setting import Setting
+from launcher.plan.placement import place_run
+from launcher.plan.setting import PlanContext
 from launcher.runs.records.kept_configs import Start
 from launcher.runs.records.queued import Job
 from trainer import cli as trainer
@@ -32,8 +32,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stand in a folder with two runs, two inventories and a data file."""
     host = Host(name="localhost", connection="local", fill_with_cpu=True, devices=())
     for run_id in RUNS:
-        setting = Setting(run_id=run_id, trainer_command=("t",), state_folder="/s", routes={})
-        plan = place([host], load("quickstart", {"output": str(tmp_path)}), 1, setting)
+        setting = PlanContext(run_id=run_id, trainer_command=("t",), state_folder="/s", routes={})
+        plan = place_run([host], load("quickstart", {"output": str(tmp_path)}), 1, setting)
         kept = tmp_path / "state" / "runs" / run_id
         kept.mkdir(parents=True)
         (kept / "plan.json").write_text(json.dumps({**json.loads(plan.to_json()), "started": 1.0}))

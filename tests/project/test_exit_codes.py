@@ -37,7 +37,7 @@ def test_every_error_has_a_code_of_its_programs_table() -> None:
 def test_every_supervisor_decides_alike(tmp_path: Path) -> None:
     """The launcher, a coordinator with local workers, and readers of a failed run's status."""
     for code in (-9, -6, *EXIT_CODES, 120, 255):
-        assert RestartPolicy().restarts(code) == restarts(code), code
+        assert RestartPolicy().is_restarted(code) == restarts(code), code
         if code > 0:
             status = first_status("run", 1, 1)
             status.update(state="failed", exit_code=code)

@@ -23,7 +23,7 @@ from launcher.errors import LauncherError
 from launcher.hosts.bootstrap import agent_command
 from launcher.installation.venvs import Pip, make_venv, python_runs
 from launcher.inventory.hosts import Host, load_inventory
-from launcher.plan.placement import environment
+from launcher.plan.placement import build_environment
 from launcher.transfer.wheel import build_wheel
 from tests import ROOT
 from trainer.run.composition.roles import Placement, worker_command
@@ -175,6 +175,6 @@ def test_a_worker_beside_the_coordinator_does_not_either(trap: Path) -> None:
 
 def test_what_a_process_of_a_run_starts_does_not_either(trap: Path) -> None:
     """Libraries of the trainer start Python as well, without asking anybody for options."""
-    given = {**os.environ, **environment(1)}
+    given = {**os.environ, **build_environment(1)}
     done = subprocess.run([sys.executable, "-c", "import jinja2"], env=given, capture_output=True)
     assert (done.returncode, trap.exists()) == (0, False)

@@ -23,7 +23,7 @@ from launcher.session.processes import (
     RUN_VARIABLE,
     ProcessIdentity,
     find_run,
-    identify,
+    identify_process,
     send_signal,
 )
 from launcher.session.spec import FINAL_PHASES, log_name
@@ -280,7 +280,7 @@ def _newest_child(pid: int) -> ProcessIdentity | None:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return None
-    living = [child for child in map(identify, map(int, children)) if child is not None]
+    living = [child for child in map(identify_process, map(int, children)) if child is not None]
     return max(living, key=lambda child: child.start, default=None)
 
 

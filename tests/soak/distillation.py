@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launcher.session.processes import RUN_VARIABLE, describe, find_run
+from launcher.session.processes import RUN_VARIABLE, describe_process, find_run
 from tests.soak import checks
 from tests.soak.checks import Check
 from tests.soak.faults import Injection
@@ -128,7 +128,7 @@ class Distillation:
         finally:
             for role in self._processes:
                 self._kill(role)
-        left = [describe(process) for process in find_run(str(self.folder))]
+        left = [describe_process(process) for process in find_run(str(self.folder))]
         codes = {role: process.returncode for role, process in self._processes.items()}
         well = Check("kept running", over and not any(codes.values()), f"exit codes {codes}")
         return [well, *(self._checks(left) if well.passed else [])]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from launcher.session.processes import ProcessIdentity, describe
+from launcher.session.processes import ProcessIdentity, describe_process
 from tests.soak import room, verdict
 from tests.soak.clock import ClockError, Clocks
 from tests.soak.cluster import SoakCluster
@@ -59,7 +59,7 @@ def soak(
         _settle(recorder)
         given_up = cluster.given_up()
         down = cluster.down()
-        left = [describe(process) for process in cluster.living()]
+        left = [describe_process(process) for process in cluster.living()]
         recorder.stop()
     finally:
         cluster.end()

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from launcher.session.processes import ProcessIdentity, identify
+from launcher.session.processes import ProcessIdentity, identify_process
 from tests import ROOT
 from tests.soak import faults, room
 from tests.soak.cluster import Pair, SoakCluster
@@ -91,7 +91,8 @@ def test_a_stopped_process_runs_again(
     kind: str, amount: float, sleeper: subprocess.Popen[bytes]
 ) -> None:
     injector = begin(
-        Stage(identify(sleeper.pid)), Fault(0.0, kind, "worker-0", seconds=0.5, amount=amount)
+        Stage(identify_process(sleeper.pid)),
+        Fault(0.0, kind, "worker-0", seconds=0.5, amount=amount),
     )
     wait_for(lambda: state_of(sleeper) == "T", "the process is stopped")
     (injection,) = injector.finish()
@@ -103,7 +104,7 @@ def test_a_killed_process_is_dead_and_a_keeper_is_started_again(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faults, "KEEPER_DELAY", 0.0)
-    stage = Stage(identify(sleeper.pid))
+    stage = Stage(identify_process(sleeper.pid))
     assert not carry_out(stage, Fault(0.0, "kill keeper", "worker-1", 0.0)).missed
     assert sleeper.wait(30) == -signal.SIGKILL
     assert stage.restarted == ["worker-1"]

@@ -21,10 +21,10 @@ from launcher.inventory.facts.pci import (
     NVIDIA,
     PCI_DEVICES,
     Card,
-    cards,
     in_container,
-    named,
+    name_cards,
     normal_address,
+    read_cards,
 )
 from trainer.system import cgroups, nvidia_smi
 from trainer.system.backends import BACKENDS, Backend
@@ -93,7 +93,7 @@ Runner = Callable[[Sequence[str]], "tuple[int, str]"]
 """Runs a command and returns its exit code and output; 127 when it is not installed."""
 
 
-def detect(
+def detect_devices(
     run: Runner | None = None, pci: Path = PCI_DEVICES, *, allow_software: bool = False
 ) -> Detection:
     """Return this machine's GPUs; the CPU only where there is none of its own memory.
@@ -101,9 +101,9 @@ def detect(
     `allow_software` counts a software Vulkan device (llvmpipe) as one, for tests without a GPU.
     """
     run = run or run_command
-    found_cards = cards(pci)
+    found_cards = read_cards(pci)
     if found_cards:
-        found_cards = named(found_cards, run(["lspci", "-nn", "-D"])[1])
+        found_cards = name_cards(found_cards, run(["lspci", "-nn", "-D"])[1])
     nvidia = [card for card in found_cards if card.vendor == NVIDIA]
     others = tuple(card for card in found_cards if card.vendor != NVIDIA)
     cuda = detect_cuda(nvidia, *run(nvidia_smi.query(*FIELDS)), confined=in_container())
@@ -138,22 +138,22 @@ def _detect_vulkan(
     if not others and not allow_software:
         return (), ()
     code, output = run(["vulkaninfo", "--summary"])
-    adapters = vulkan.place(vulkan.parse_vulkaninfo(output), others)
+    adapters = vulkan.locate_adapters(vulkan.parse_vulkaninfo(output), others)
     if any(adapter.is_gpu and not adapter.pci for adapter in adapters):
         whole = vulkan.parse_vulkaninfo(run(["vulkaninfo"])[1])
         if [adapter.uuid for adapter in whole] == [adapter.uuid for adapter in adapters]:
-            adapters = vulkan.place(whole, others)
+            adapters = vulkan.locate_adapters(whole, others)
     seen = {adapter.pci for adapter in adapters}
     problems = tuple(
-        vulkan.explain_missing(card, code, output, _accessible(card), _user())
+        vulkan.explain_missing(card, code, output, _is_accessible(card), _user_name())
         for card in others
         if card.address not in seen and (card.node or not in_container())
     )
-    shown = vulkan.usable(adapters, allow_software)
-    return tuple(_wgpu(adapter, others) for adapter in shown), problems
+    shown = vulkan.select_usable(adapters, allow_software)
+    return tuple(_wgpu_device(adapter, others) for adapter in shown), problems
 
 
-def _wgpu(adapter: vulkan.Adapter, others: Sequence[Card]) -> Device:
+def _wgpu_device(adapter: vulkan.Adapter, others: Sequence[Card]) -> Device:
     memory = next((card.memory for card in others if card.address == adapter.pci), None)
     # SwiftShader's driver is called `SwiftShader driver`; a trainer finds a device by its name.
     name = adapter.driver.partition(" ")[0] if adapter.kind == "software" else adapter.uuid
@@ -162,11 +162,11 @@ def _wgpu(adapter: vulkan.Adapter, others: Sequence[Card]) -> Device:
     )
 
 
-def _accessible(card: Card) -> bool:
+def _is_accessible(card: Card) -> bool:
     return os.access(card.node, os.R_OK | os.W_OK)
 
 
-def _user() -> str:
+def _user_name() -> str:
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -201,17 +201,17 @@ def usable_cores() -> int:
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     """Return the bytes of main memory that this process can still take; None when unknown."""
-    free = _memory("MemAvailable", meminfo)
+    free = _total_memory("MemAvailable", meminfo)
     return None if free is None else cgroups.free_memory(free)
 
 
 def main_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
     """Return the bytes of main memory that this process may have; None when unknown."""
-    total = _memory("MemTotal", meminfo)
+    total = _total_memory("MemTotal", meminfo)
     return None if total is None else cgroups.memory_limit(total)
 
 
-def _memory(kind: str, meminfo: Path) -> int | None:
+def _total_memory(kind: str, meminfo: Path) -> int | None:
     for line in read(meminfo).splitlines():
         if line.startswith(f"{kind}:"):
             return int(line.split()[1]) * 1024

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.inventory.facts.devices import Runner, available_memory, main_memory, run_command
-from launcher.inventory.facts.pci import AMD, PCI_DEVICES, cards, normal_address
+from launcher.inventory.facts.pci import AMD, PCI_DEVICES, normal_address, read_cards
 from trainer.system import nvidia_smi
 from trainer.system.kernel_files import number, read
 
@@ -42,13 +42,13 @@ def read_gauges(
 ) -> dict[str, Gauge]:
     """Return the devices by their names in an inventory: UUID, PCI address, `cpu`."""
     run = run or run_command
-    found = {"cpu": _cpu(hwmon, meminfo)}
+    found = {"cpu": _read_cpu(hwmon, meminfo)}
     code, output = run(nvidia_smi.query(*FIELDS))
     if code == 0:
         found |= parse_nvidia_gauges(output)
-    for card in cards(pci):
+    for card in read_cards(pci):
         if card.vendor == AMD:
-            found[card.address] = _amd(pci / card.address)
+            found[card.address] = _read_amd(pci / card.address)
     return found
 
 
@@ -68,23 +68,23 @@ def parse_nvidia_gauges(output: str) -> dict[str, Gauge]:
     return found
 
 
-def _amd(device: Path) -> Gauge:
+def _read_amd(device: Path) -> Gauge:
     return Gauge(
         memory_used=number(device / "mem_info_vram_used"),
         memory_total=number(device / "mem_info_vram_total"),
-        temperature=_temperature(device / "hwmon"),
+        temperature=_read_temperature(device / "hwmon"),
         load=number(device / "gpu_busy_percent"),
-        power=_power(device / "hwmon"),
+        power=_read_power(device / "hwmon"),
     )
 
 
-def _cpu(hwmon: Path, meminfo: Path) -> Gauge:
+def _read_cpu(hwmon: Path, meminfo: Path) -> Gauge:
     total, free = main_memory(meminfo), available_memory(meminfo)
     used = None if total is None or free is None else total - free
-    return Gauge(used, total, _temperature(hwmon, _CPU_SENSORS))
+    return Gauge(used, total, _read_temperature(hwmon, _CPU_SENSORS))
 
 
-def _power(folder: Path) -> float | None:
+def _read_power(folder: Path) -> float | None:
     """Return the first sensor's value; hwmon gives millionths of a watt."""
     for sensor in sorted(folder.glob("*")):
         for name in ("power1_average", "power1_input"):
@@ -94,7 +94,7 @@ def _power(folder: Path) -> float | None:
     return None
 
 
-def _temperature(folder: Path, sensors: tuple[str, ...] = ()) -> float | None:
+def _read_temperature(folder: Path, sensors: tuple[str, ...] = ()) -> float | None:
     """Return the first sensor's value; hwmon gives thousandths of a degree."""
     for sensor in sorted(folder.glob("*")):
         if not sensors or read(sensor / "name") in sensors:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.inventory.facts.devices import Runner, main_memory, run_command, usable_cores
-from launcher.inventory.facts.network import Network, network
+from launcher.inventory.facts.network import Network, read_network
 from trainer.system.kernel_files import read
 
 LIBRARIES = ("numpy", "safetensors", "tokenizers", "torch", "transformers", "peft")
@@ -65,24 +65,24 @@ class Machine:
     """The cloud that the firmware names; empty for any other machine."""
 
 
-def describe() -> Machine:
+def describe_machine() -> Machine:
     """Return the description of this machine."""
     return Machine(
-        identity=identity(),
+        identity=read_machine_id(),
         hostname=platform.node(),
         python=platform.python_version(),
-        version=_release("motley"),
+        version=_package_release("motley"),
         code=code_digest(Path(__file__).parents[3]),
         wheel=installed_wheel(Path(sys.prefix)),
-        libraries={name: found for name in LIBRARIES if (found := _release(name))},
+        libraries={name: found for name in LIBRARIES if (found := _package_release(name))},
         cores=usable_cores(),
-        network=network(),
+        network=read_network(),
         memory=main_memory(),
-        provider=provider(),
+        provider=detect_provider(),
     )
 
 
-def provider(dmi: Path = Path("/sys/class/dmi/id")) -> str:
+def detect_provider(dmi: Path = Path("/sys/class/dmi/id")) -> str:
     """Return the cloud provider that this machine's firmware names."""
     said = {name: read(dmi / name) for name in ("sys_vendor", "product_name", "chassis_asset_tag")}
     for name, value, cloud in _CLOUDS:
@@ -91,7 +91,7 @@ def provider(dmi: Path = Path("/sys/class/dmi/id")) -> str:
     return ""
 
 
-def identity(proc: Path = Path("/proc"), machine_id: Path = Path("/etc/machine-id")) -> str:
+def read_machine_id(proc: Path = Path("/proc"), machine_id: Path = Path("/etc/machine-id")) -> str:
     """Return an id that differs from that of every other running machine or container.
 
     A cloned image keeps its machine-id, and containers share a kernel: so the id also includes the
@@ -100,7 +100,7 @@ def identity(proc: Path = Path("/proc"), machine_id: Path = Path("/etc/machine-i
     parts = [
         read(proc / "sys/kernel/random/boot_id"),
         read(machine_id),
-        _link(proc / "self/ns/net"),
+        _read_link(proc / "self/ns/net"),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -147,7 +147,7 @@ def may_sleep(run: Runner = run_command) -> bool:
     return code == 0 and output.strip() == "active"
 
 
-def _release(package: str) -> str:
+def _package_release(package: str) -> str:
     """Return a package's release without the build (`+cpu`, `+cu126`); empty when it is missing."""
     try:
         return importlib.metadata.version(package).partition("+")[0]
@@ -163,7 +163,7 @@ def installed_wheel(prefix: Path) -> str:
         return ""
 
 
-def _link(path: Path) -> str:
+def _read_link(path: Path) -> str:
     try:
         return str(path.readlink())
     except OSError:

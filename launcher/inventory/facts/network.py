@@ -65,22 +65,24 @@ class Route:
             ipaddress.ip_address(self.source)
 
 
-def network(run: Runner = run_command) -> Network:
+def read_network(run: Runner = run_command) -> Network:
     """Return this machine's addresses, in the order of its interfaces."""
     code, output = run(["ip", "-j", "addr"])
     if code != 0:
-        return Network(problem=_complaint(output, code))
+        return Network(problem=_explain_failure(output, code))
     return parse_addresses(output)
 
 
-def routes(targets: Sequence[str], run: Runner = run_command) -> dict[str, Route]:
+def find_routes(targets: Sequence[str], run: Runner = run_command) -> dict[str, Route]:
     """Return the route to each of the given IP addresses."""
-    mtus = {entry.interface: entry.mtu for entry in network(run).addresses}
+    mtus = {entry.interface: entry.mtu for entry in read_network(run).addresses}
     found: dict[str, Route] = {}
     for target in targets:
         code, output = run(["ip", "-j", "route", "get", str(ipaddress.ip_address(target))])
         found[target] = (
-            parse_route(output, mtus) if code == 0 else Route(problem=_complaint(output, code))
+            parse_route(output, mtus)
+            if code == 0
+            else Route(problem=_explain_failure(output, code))
         )
     return found
 
@@ -101,7 +103,11 @@ def parse_addresses(output: str) -> Network:
             if spoiled or not is_reachable(entry.get("local", "")):
                 continue
             address = Address(
-                str(entry["local"]), int(entry["prefixlen"]), name, int(link["mtu"]), _tunnel(link)
+                str(entry["local"]),
+                int(entry["prefixlen"]),
+                name,
+                int(link["mtu"]),
+                _is_tunnel(link),
             )
             found.append(address)
     return Network(tuple(found))
@@ -138,16 +144,16 @@ def is_reachable(address: str) -> bool:
     )
 
 
-def speed(bits: float) -> str:
+def format_speed(bits: float) -> str:
     """Return bit/s for people."""
     return f"{bits / 1e9:.1f} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mbit/s"
 
 
-def _tunnel(link: Mapping[str, Any]) -> bool:
+def _is_tunnel(link: Mapping[str, Any]) -> bool:
     return link.get("link_type") in ("none", "ppp") or _TUNNELS.match(link["ifname"]) is not None
 
 
-def _complaint(output: str, code: int) -> str:
+def _explain_failure(output: str, code: int) -> str:
     if code == 127:
         return "`ip` is missing (apt install iproute2)"
     lines = output.strip().splitlines() or [f"`ip` ended with {code}"]

@@ -54,7 +54,7 @@ def normal_address(address: str) -> str:
     return f"{domain[-4:]}:{rest}"
 
 
-def cards(pci: Path = PCI_DEVICES) -> tuple[Card, ...]:
+def read_cards(pci: Path = PCI_DEVICES) -> tuple[Card, ...]:
     """Return the cards of a sysfs PCI folder, in bus order; none if there is no PCI."""
     if not pci.is_dir():
         return ()
@@ -67,7 +67,7 @@ def cards(pci: Path = PCI_DEVICES) -> tuple[Card, ...]:
                     folder.name,
                     vendor,
                     read(folder / "device").removeprefix("0x"),
-                    driver=_driver(folder),
+                    driver=_read_driver(folder),
                     node=_render_node(folder),
                     memory=number(folder / "mem_info_vram_total"),
                 )
@@ -97,7 +97,7 @@ def parse_lspci(output: str) -> tuple[Card, ...]:
     return tuple(found)
 
 
-def named(found: tuple[Card, ...], lspci: str) -> tuple[Card, ...]:
+def name_cards(found: tuple[Card, ...], lspci: str) -> tuple[Card, ...]:
     """Return the cards with the names that `lspci -nn -D` has for them."""
     names = {card.address: card.name for card in parse_lspci(lspci)}
     return tuple(replace(card, name=names.get(card.address, card.name)) for card in found)
@@ -115,7 +115,7 @@ def _short_name(text: str) -> str:
     return product[-1] if product else text
 
 
-def _driver(folder: Path) -> str:
+def _read_driver(folder: Path) -> str:
     try:
         return (folder / "driver").readlink().name
     except OSError:

@@ -60,10 +60,10 @@ def parse_vulkaninfo(output: str) -> tuple[Adapter, ...]:
             sections.append({})
         elif sections and (field := _FIELD.match(line)):
             sections[-1].setdefault(field[1], field[2])
-    return tuple(_adapter(fields) for fields in sections if "deviceType" in fields)
+    return tuple(_parse_adapter(fields) for fields in sections if "deviceType" in fields)
 
 
-def place(adapters: Sequence[Adapter], cards: Sequence[Card]) -> tuple[Adapter, ...]:
+def locate_adapters(adapters: Sequence[Adapter], cards: Sequence[Card]) -> tuple[Adapter, ...]:
     """Return the adapters with the PCI addresses that the bus confirms.
 
     `vulkaninfo --summary` names none. RADV and Intel's driver write it into the device's UUID;
@@ -82,7 +82,7 @@ def place(adapters: Sequence[Adapter], cards: Sequence[Card]) -> tuple[Adapter, 
     return tuple(placed)
 
 
-def usable(adapters: Iterable[Adapter], allow_software: bool = False) -> tuple[Adapter, ...]:
+def select_usable(adapters: Iterable[Adapter], allow_software: bool = False) -> tuple[Adapter, ...]:
     """Return what a wgpu worker may run on, strongest kind first, then by PCI address.
 
     NVIDIA cards are left out: they train with CUDA. Software devices are included only on request.
@@ -121,7 +121,7 @@ def explain_missing(card: Card, code: int, output: str, accessible: bool, user: 
     return f"{card.title} has no Vulkan driver: install mesa-vulkan-drivers"
 
 
-def _adapter(fields: dict[str, str]) -> Adapter:
+def _parse_adapter(fields: dict[str, str]) -> Adapter:
     pci = ""
     if all(fields.get(name, "").isdigit() for name in _PCI_FIELDS):
         domain, bus, slot, function = (int(fields[name]) for name in _PCI_FIELDS)
@@ -130,8 +130,8 @@ def _adapter(fields: dict[str, str]) -> Adapter:
     return Adapter(
         name=fields.get("deviceName", ""),
         kind=kind,
-        vendor=_hexadecimal(fields.get("vendorID", "")),
-        device=_hexadecimal(fields.get("deviceID", "")),
+        vendor=_parse_hexadecimal(fields.get("vendorID", "")),
+        device=_parse_hexadecimal(fields.get("deviceID", "")),
         driver=fields.get("driverName", ""),
         version=fields.get("driverInfo", ""),
         uuid=fields.get("deviceUUID", ""),
@@ -139,7 +139,7 @@ def _adapter(fields: dict[str, str]) -> Adapter:
     )
 
 
-def _hexadecimal(text: str) -> str:
+def _parse_hexadecimal(text: str) -> str:
     try:
         return f"{int(text.split()[0], 16):04x}"
     except (ValueError, IndexError):

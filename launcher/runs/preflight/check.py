@@ -133,7 +133,7 @@ class CheckContext:
         if not several and all(host.is_local for host in self.found.hosts):
             return []
         machines = {name: self.found.machines[name] for name in self.names}
-        return compare(machines, machine.describe(), self.head)
+        return compare(machines, machine.describe_machine(), self.head)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from launcher.agent.checks.unit_sandbox import check_fences
 from launcher.agent.operation import CHECK_DEADLINE, Operation
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
-from launcher.plan.distill_commands import below
+from launcher.plan.distill_commands import path_below
 from launcher.plan.plan import unit_of
 from launcher.runs.preflight.check import CheckContext, Question, ask
 from launcher.runs.preflight.content import AGAIN
@@ -45,7 +45,7 @@ def held_out(cluster: CheckContext, name: str) -> Iterator[Question]:
         if (evaluation := distillation.evaluation) is not None and process.role == "evaluator":
             columns = evaluation.columns
             if evaluation.problems is not None:  # which have keys of their own
-                found[below(process.state_folder, evaluation.problems)] = {}
+                found[path_below(process.state_folder, evaluation.problems)] = {}
         for path in process.reads.get("validation", ()):
             found.setdefault(path, columns)
     for path in sorted(found):

@@ -93,8 +93,8 @@ def _is_compared(cluster: CheckContext, name: str, path: str) -> bool:
     head = cluster.head
     if head not in cluster.asked("training") or cluster.same_machine(name, head):
         return False
-    share = cluster.plan.host(name).share_folder
-    shared = share is not None and share == cluster.plan.host(head).share_folder
+    share = cluster.plan.get_host(name).share_folder
+    shared = share is not None and share == cluster.plan.get_host(head).share_folder
     return not (shared and PurePosixPath(path).is_relative_to(str(share)))
 
 

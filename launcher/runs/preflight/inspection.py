@@ -153,7 +153,7 @@ def check_clock(connection: Connection, clock: Callable[[], float] = time.time) 
 
 def _program(cluster: CheckContext, name: str) -> tuple[str, bool]:
     """Return the program of a host's trainer, and whether it is that of its agent."""
-    own = cluster.plan.host(name).trainer_command is None
+    own = cluster.plan.get_host(name).trainer_command is None
     return cluster.processes(name)[0].argv[0], own
 
 

@@ -10,7 +10,7 @@ from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.link import Crossing, Listening, connect, listen
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
-from launcher.inventory.facts.network import speed
+from launcher.inventory.facts.network import format_speed
 from launcher.plan.plan import LaunchPlan
 
 SLOW = 100e6
@@ -111,7 +111,7 @@ def judge(crossing: Crossing, host: str, target: str, plan: LaunchPlan, heard: b
     if crossing.up is None or crossing.down is None:
         return Finding("ok", f"{target} is reachable; too many hosts at once to measure its speed")
     detail = (
-        f"{speed(crossing.up)} to the coordinator, {speed(crossing.down)} back, "
+        f"{format_speed(crossing.up)} to the coordinator, {format_speed(crossing.down)} back, "
         f"{1e3 * (crossing.round_trip or 0):.1f} ms"
     )
     if min(crossing.up, crossing.down) < SLOW:

@@ -44,7 +44,7 @@ def _rooms(plan: LaunchPlan) -> list[Room]:
     processes = Counter(p.host for p in on_cpu for _ in range(max(1, len(p.members))))
     rooms: list[Room] = []
     for worker in plan.workers:
-        host = plan.host(worker.host)
+        host = plan.get_host(worker.host)
         backend = cast("Backend", worker.backend)
         if not BACKENDS[backend].is_gpu:
             memory = host.memory and int(host.memory * MAIN_MEMORY) // processes[host.name]

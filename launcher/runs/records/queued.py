@@ -23,7 +23,7 @@ from pydantic import Field
 
 from launcher.agent.operations import read_clock
 from launcher.errors import ConfigError, PreflightError
-from launcher.plan.configuration import Order
+from launcher.plan.configuration import JobRequest
 from launcher.runs.records.kept_configs import Start
 from launcher.runs.records.plan_file import MOST
 from launcher.runs.records.registry import operator_name
@@ -57,7 +57,7 @@ class Job:
     schema: Literal["motley.queue.entry/1"] = "motley.queue.entry/1"
 
     @contextlib.contextmanager
-    def order(self) -> Generator[Order]:
+    def order(self) -> Generator[JobRequest]:
         """Yield the order; its config is a file meanwhile."""
         with tempfile.TemporaryDirectory(prefix="motley-") as folder:
             source = self.preset
@@ -65,7 +65,7 @@ class Job:
                 path = Path(folder, "run.yaml")
                 path.write_text(self.config, encoding="utf-8")
                 source = str(path)
-            yield Order(self.leader, source, self.settings, Path(self.folder))
+            yield JobRequest(self.leader, source, self.settings, Path(self.folder))
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class Distillation:
         host = self._run.host(teacher.host)
         connection = ssh.connect(host)
         plan = self._run.plan_by(host, connection)
-        there = plan and plan.process(teacher.name)
+        there = plan and plan.find_process(teacher.name)
         if not there:
             return
         folder = PurePosixPath(there.beat).parent.parent

@@ -12,8 +12,8 @@ from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan import configuration
-from launcher.plan.placement import place
-from launcher.plan.setting import Setting
+from launcher.plan.placement import place_run
+from launcher.plan.setting import PlanContext
 from launcher.runs.records.kept_configs import Start, keep_config
 from launcher.runs.records.registry import Registry
 from trainer.system.errors import InputError
@@ -36,11 +36,13 @@ def resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resume:
     inventory = tmp_path / "hosts.yml"
     inventory.write_text(json.dumps({"all": {"hosts": {"localhost": variables}}}))
     overrides = {"optimizer.learning_rate": 0.002, "output": str(tmp_path / "output")}
-    config = configuration.resolve("quickstart", overrides, tmp_path)
+    config = configuration.resolve_config("quickstart", overrides, tmp_path)
     cpu = (Device("cpu", "cpu"),)
     host = Host(name="localhost", connection="local", devices=cpu, fill_with_cpu=True, port=9777)
-    setting = Setting(run_id="run-1", trainer_command=("t",), state_folder=str(state), routes={})
-    _, record = Registry.default().record(place([host], config, 2, setting))
+    setting = PlanContext(
+        run_id="run-1", trainer_command=("t",), state_folder=str(state), routes={}
+    )
+    _, record = Registry.default().record(place_run([host], config, 2, setting))
     folder = state / "runs" / "run-1"
     folder.mkdir(parents=True)
     (folder / "plan.json").write_bytes(record)

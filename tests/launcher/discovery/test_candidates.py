@@ -9,7 +9,7 @@ import pytest
 from launcher.discovery.candidates import (
     Candidate,
     host_name,
-    merge,
+    merge_candidates,
     parse_address,
     ssh_config_hosts,
 )
@@ -66,7 +66,7 @@ def test_one_sshd_is_one_candidate() -> None:
         Host(name="x", address="10.0.0.5"), ("mDNS",), frozenset({"x.local", "10.0.0.5"})
     )
     elsewhere = Candidate(Host(name="y"), ("mDNS",), frozenset({"10.0.0.5"}), port=2222)
-    first, second = merge([by_alias, announced, elsewhere])
+    first, second = merge_candidates([by_alias, announced, elsewhere])
     assert first.host is by_alias.host
     assert first.sources == ("ssh config", "mDNS")
     assert second == elsewhere

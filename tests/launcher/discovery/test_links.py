@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from launcher.discovery.asking import Found, ask_all
+from launcher.discovery.asking import FoundMachine, ask_all
 from launcher.discovery.candidates import Candidate
-from launcher.discovery.links import measure
+from launcher.discovery.links import measure_links
 from launcher.hosts.fleet import AT_ONCE
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
@@ -71,7 +71,7 @@ def visits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Neighbour]:
     return hosts
 
 
-def ask(hosts: dict[str, Neighbour]) -> tuple[list[Found], list[str]]:
+def ask(hosts: dict[str, Neighbour]) -> tuple[list[FoundMachine], list[str]]:
     candidates = [
         Candidate(Host(name=name, address=one.address), ("address",)) for name, one in hosts.items()
     ]
@@ -113,7 +113,7 @@ def test_an_odd_rate_is_that_hosts_fault(
     lie = {"source": "127.0.9.2", "mtu": odd} if question == "routes" else odd
     visits |= three((question, key, lie))
     found, _ = ask(visits)
-    links = {(link.one, link.other): link for link in measure(found, free_port())}
+    links = {(link.one, link.other): link for link in measure_links(found, free_port())}
     assert links["first", "second"].problem.startswith(f"host second: {question}: ")
     assert links["first", "second"].unknown
     assert links["first", "third"].problem == links["second", "third"].problem == ""
@@ -122,7 +122,7 @@ def test_an_odd_rate_is_that_hosts_fault(
 def test_a_host_listens_for_one_other_at_a_time(visits: dict[str, Neighbour]) -> None:
     visits |= three()
     found, _ = ask(visits)
-    links = measure(found, free_port())
+    links = measure_links(found, free_port())
     assert [link.problem for link in links] == ["", "", ""]
     assert all(link.rate for link in links)
 

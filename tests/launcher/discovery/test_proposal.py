@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from launcher.discovery.links import MeasuredLink, rounds
-from launcher.discovery.proposal import propose, size_text
+from launcher.discovery.links import MeasuredLink, pair_rounds
+from launcher.discovery.proposal import propose_roles, size_text
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 
@@ -25,7 +25,7 @@ def test_a_link_that_was_not_tried_is_no_evidence_against_a_host() -> None:
         link("lambda", "laptop", 90),
         MeasuredLink("intel", "laptop", problem="port 9000 is in use", unknown=True),
     ]
-    found = propose([LAMBDA, INTEL, LAPTOP], {}, links).coordinator
+    found = propose_roles([LAMBDA, INTEL, LAPTOP], {}, links).coordinator
     assert (found.host, found.reason) == (
         "intel",
         "reaches 1 of 2 other hosts, 1 not measured; its slowest link is 900 Mbit/s",
@@ -44,7 +44,7 @@ def test_the_reference_cluster() -> None:
         link("intel", "laptop", 520),
     ]
     disks = {"lambda": 900 * GIB, "intel": 2 << 40}
-    found = propose([LAMBDA, INTEL, LAPTOP], disks, links)
+    found = propose_roles([LAMBDA, INTEL, LAPTOP], disks, links)
     assert found.coordinator.host == "intel"
     assert found.coordinator.reason == (
         "reaches every other host; its slowest link is 520 Mbit/s; the most memory, 300 GiB"
@@ -62,7 +62,7 @@ def test_the_coordinator_reaches_most_then_fastest_then_has_most_memory() -> Non
         link("lambda", "laptop", 90),
         link("intel", "laptop", None, "no route"),
     ]
-    found = propose(hosts, {}, cut).coordinator
+    found = propose_roles(hosts, {}, cut).coordinator
     assert (found.host, found.reason) == (
         "lambda",
         "reaches every other host; its slowest link is 90 Mbit/s",
@@ -72,22 +72,22 @@ def test_the_coordinator_reaches_most_then_fastest_then_has_most_memory() -> Non
         link("lambda", "laptop", 900),
         link("intel", "laptop", 100),
     ]
-    assert propose(hosts, {}, slow).coordinator.host == "lambda"
-    assert propose(hosts, {}, []).coordinator.host == "intel"
+    assert propose_roles(hosts, {}, slow).coordinator.host == "lambda"
+    assert propose_roles(hosts, {}, []).coordinator.host == "intel"
 
 
 def test_a_host_without_devices_is_no_student() -> None:
     """It coordinates, or keeps the share, with however many cores."""
     nas = replace(INTEL, name="nas", devices=(), cores=128, memory=1 << 40)
-    found = propose([nas, LAPTOP], {}, [])
+    found = propose_roles([nas, LAPTOP], {}, [])
     assert (found.student.host, found.teacher.host) == ("laptop", "nas")
     filled = replace(nas, fill_with_cpu=True)
-    assert propose([filled, LAPTOP], {}, []).student.host == "nas"
-    assert propose([nas, replace(nas, name="other")], {}, []).student.host == "nas"
+    assert propose_roles([filled, LAPTOP], {}, []).student.host == "nas"
+    assert propose_roles([nas, replace(nas, name="other")], {}, []).student.host == "nas"
 
 
 def test_one_machine_does_everything() -> None:
-    found = propose([LAPTOP], {}, [])
+    found = propose_roles([LAPTOP], {}, [])
     roles = (found.coordinator, found.share, found.teacher, found.student)
     assert {role.host for role in roles} == {"laptop"}
     assert found.student.reason == "no host has a CUDA card; the most cores, 8"
@@ -96,7 +96,7 @@ def test_one_machine_does_everything() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 7, 8])
 def test_every_pair_is_measured_once_and_no_machine_twice_at_once(count: int) -> None:
     names = [f"h{number}" for number in range(count)]
-    found = rounds(names)
+    found = pair_rounds(names)
     assert sorted(pair for pairs in found for pair in pairs) == sorted(combinations(names, 2))
     for pairs in found:
         busy = [name for pair in pairs for name in pair]

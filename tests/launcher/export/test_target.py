@@ -42,7 +42,7 @@ def test_a_target_says_what_it_read(text: str) -> None:
 def test_equal_hosts_are_a_target_and_each_gets_its_command() -> None:
     hosts = [host("one", CARD, CARD, address="10.0.0.1"), host("two; reboot", CARD, CARD)]
     target = target_of(hosts)
-    assert (target.nodes, target.devices, target.world, target.backend) == (2, 2, 4, "cuda")
+    assert (target.nodes, target.devices, target.world_size, target.backend) == (2, 2, 4, "cuda")
     job = ExportedJob(run_id="run", config=config(), target=target, version="1", wheel="w.whl")
     rendered = render_torchrun(job)
     assert rendered.steps[2:] == (

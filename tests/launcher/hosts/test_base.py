@@ -14,7 +14,7 @@ from launcher.agent import frames, operations
 from launcher.errors import PreflightError
 from launcher.hosts.base import Connection
 from launcher.hosts.local import LocalConnection
-from launcher.session.processes import RUN_VARIABLE, identify, is_alive
+from launcher.session.processes import RUN_VARIABLE, identify_process, is_alive
 from tests.launcher.agent_pipe import AgentHost, state_in
 from tests.waiting import wait_for
 
@@ -115,7 +115,7 @@ def test_processes_are_started_found_signalled_and_outlive_it(
 
 def test_signals_hit_this_very_process_alone(connection: Connection) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    process = identify(child.pid)
+    process = identify_process(child.pid)
     assert process is not None
     assert connection.is_alive(process)
     leads = connection.ask(operations.send_group_signal, process, signal.SIGTERM)

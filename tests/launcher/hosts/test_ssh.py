@@ -21,7 +21,7 @@ from launcher.hosts.ssh import close_all, connect, route_of
 from launcher.inventory.hosts import Host
 from launcher.runs.preflight.inspection import CHECKS, check_login_shell
 from launcher.runs.processes.session import SessionSupervisor
-from launcher.session.processes import find_run, identify, is_alive
+from launcher.session.processes import find_run, identify_process, is_alive
 from launcher.session.spec import RestartPolicy
 from tests.launcher.keeping import python_process, wait_until_running
 from tests.launcher.sshd import Server, end_sessions, refused
@@ -350,7 +350,9 @@ def test_a_launcher_leaves_no_proxy_command(server: Server, tmp_path: Path, end:
         assert launcher.stdin is not None
         assert launcher.stdout is not None
         assert int(launcher.stdout.readline())
-        children = [identify(child.pid) for child in psutil.Process(launcher.pid).children()]
+        children = [
+            identify_process(child.pid) for child in psutil.Process(launcher.pid).children()
+        ]
         assert children
         if end == "by SIGKILL":
             launcher.kill()

@@ -15,7 +15,7 @@ from launcher.hosts.bootstrap import agent_command, explain
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink, NoAgentError
 from launcher.hosts.ssh import connect, visit
-from launcher.inventory.facts.machine import identity
+from launcher.inventory.facts.machine import read_machine_id
 from launcher.inventory.hosts import Host
 from tests.launcher.agent_pipe import ProcessPipe
 from tests.launcher.sshd import Server
@@ -47,7 +47,7 @@ def test_it_answers_what_an_installed_agent_answers(tmp_path: Path) -> None:
     pipe.send(archive())
     connection = RemoteConnection("far", lambda: AgentLink("far", pipe))
     machine = connection.ask(describe_machine)
-    assert machine.identity == identity()
+    assert machine.identity == read_machine_id()
     assert machine.version == ""  # nothing of ours is there
     assert connection.ask(detect_devices).devices
     assert connection.ask(read_free_disk, str(tmp_path / "not" / "yet")) > 0
@@ -93,7 +93,7 @@ def test_a_visit_over_ssh_on_a_host_without_motley(server: Server) -> None:
     connection, missing = visit(host)
     if not Path("/opt/motley/current/bin/python").exists():
         assert missing.startswith("host far: no Motley at /opt/motley; run: ansible-playbook")
-    assert connection.ask(describe_machine).identity == identity()
+    assert connection.ask(describe_machine).identity == read_machine_id()
     assert visit(host)[0] is connection
     public = subprocess.run(
         ["ssh-keygen", "-lf", str(server.folder / "host.pub")], capture_output=True, text=True

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.setting import Setting
+from launcher.plan.setting import PlanContext
 
-SETTING = Setting(
+SETTING = PlanContext(
     run_id="quickstart-20261120-110300-7f3a",
     trainer_command=("/venv/bin/trainer",),
     state_folder="/state",

@@ -12,7 +12,7 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.budget import rates_of, refuse_unknown_rents, why_rented, with_budget
 from launcher.plan.distillation import place_distillation
-from launcher.plan.placement import place
+from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
 from tests.launcher.plan.places import SETTING
 from trainer.config import distill_job
@@ -33,7 +33,7 @@ HOME = Host(
 
 
 def plan_of(*hosts: Host) -> LaunchPlan:
-    return place(hosts, load("quickstart"), None, SETTING)
+    return place_run(hosts, load("quickstart"), None, SETTING)
 
 
 def settled(config: RunConfig, *hosts: Host, **environment: str) -> tuple[RunConfig, list[str]]:

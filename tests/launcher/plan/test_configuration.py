@@ -11,7 +11,12 @@ import pytest
 from launcher.commands.options import config_order
 from launcher.errors import ConfigError
 from launcher.inventory.hosts import Host
-from launcher.plan.configuration import Order, resolve, with_free_output, with_shared_checkpoints
+from launcher.plan.configuration import (
+    JobRequest,
+    resolve_config,
+    with_free_output,
+    with_shared_checkpoints,
+)
 from trainer.config.run import RunConfig
 
 NOTHING = {"preset": None, "config": None, "settings": (), "output": None}
@@ -21,14 +26,14 @@ INTEL = Host(name="intel", coordinator=True)
 
 def read_config(hosts: Sequence[Host] = (LAPTOP,), **flags: Any) -> RunConfig:
     """Return the fine-tune of some flags."""
-    config = config_order(**flags).job(hosts)
+    config = config_order(**flags).resolve_job(hosts)
     assert isinstance(config, RunConfig)
     return config
 
 
 def given_of_own(**flags: Any) -> set[str] | None:
     """Return the settings that are kept when the others follow from the data."""
-    return config_order(**flags).own
+    return config_order(**flags).derived_settings
 
 
 def test_relative_paths_belong_to_the_coordinators_host(
@@ -81,14 +86,14 @@ def test_each_run_of_a_preset_has_an_output_of_its_own() -> None:
     def names(folder: str) -> list[str]:
         return ["step-000004"] if folder in taken else []
 
-    config = resolve(None, {}, Path("/here"))
-    plain = Order(leader="coordinator", source=None, settings={})
+    config = resolve_config(None, {}, Path("/here"))
+    plain = JobRequest(leader="coordinator", source=None, settings={})
     made, lines = with_free_output(plain, config, names)
     assert made.output == "/here/demo/output-3"
     assert lines == ["output: /here/demo/output-3, because /here/demo/output holds an earlier run"]
     for order in (
-        Order(leader="coordinator", source=None, settings={"output": "demo/output"}),
-        Order(leader="coordinator", source="mine.yaml", settings={}),
+        JobRequest(leader="coordinator", source=None, settings={"output": "demo/output"}),
+        JobRequest(leader="coordinator", source="mine.yaml", settings={}),
     ):
         assert with_free_output(order, config, names) == (config, [])
     taken.clear()

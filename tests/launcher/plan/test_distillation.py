@@ -16,7 +16,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.configuration import resolve_job
 from launcher.plan.distillation import place_distillation
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.plan.setting import Setting
+from launcher.plan.setting import PlanContext
 from tests import ROOT
 from trainer.config import distill_job
 from trainer.config import run as run_config
@@ -26,7 +26,7 @@ from trainer.system.errors import InputError
 from trainer.system.received import receive
 
 RUN = "distill-20261121-200000-7f3a"
-SETTING = Setting(
+SETTING = PlanContext(
     run_id=RUN, trainer_command=("/venv/bin/trainer",), state_folder="/state", routes={}
 )
 RTX = Device("cuda", "GPU-4090", "RTX 4090", 24 << 30)
@@ -71,7 +71,7 @@ def who_is_where(plan: LaunchPlan) -> dict[str, str]:
 
 
 def named(plan: LaunchPlan, name: str) -> ProcessPlan:
-    found = plan.process(name)
+    found = plan.find_process(name)
     assert found is not None
     return found
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from launcher.inventory.facts.devices import Device
-from launcher.plan.placement import place
+from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
 from tests.launcher.plan.places import LOCAL, SETTING, flag
 from trainer.config.run import RunConfig, load
@@ -24,7 +24,7 @@ def test_a_replica_group_is_one_worker_with_members(config: RunConfig) -> None:
     pair = tuple(Device("cuda", f"GPU-{n}", group=0, strategy="ddp") for n in (1, 2))
     cores = (Device("cpu", "cpu", group=2, strategy="ddp"),) * 2
     host = replace(LOCAL, devices=(*pair, RTX, *cores))
-    plan = place([host], config, None, SETTING)
+    plan = place_run([host], config, None, SETTING)
     assert [(w.rank, w.local_rank, w.device, w.members, w.threads) for w in plan.workers] == [
         (0, 0, "GPU-1+GPU-2 (ddp)", ("GPU-1", "GPU-2"), None),
         (1, 1, "GPU-4090", (), None),
@@ -37,7 +37,7 @@ def test_a_replica_group_is_one_worker_with_members(config: RunConfig) -> None:
     assert "--strategy" not in plan.workers[1].argv
     assert plan.workers[1].devices == ("GPU-4090",)
     assert receive(LaunchPlan, json.loads(plan.to_json()), "plan") == plan
-    assert len(place([host], config, 4, SETTING).workers) == 4  # one more on the CPU
+    assert len(place_run([host], config, 4, SETTING).workers) == 4  # one more on the CPU
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_a_group_that_shares_its_model_has_the_memory_of_all_its_cards(
         Device("cuda", name, memory=size << 30, group=0, strategy=strategy)
         for name, size in (("GPU-1", 24), ("GPU-2", 16))
     )
-    plan = place([replace(LOCAL, devices=(*cards, RTX))], config, None, SETTING)
+    plan = place_run([replace(LOCAL, devices=(*cards, RTX))], config, None, SETTING)
     assert [plan.device_memory(worker) for worker in plan.workers] == [expected, 24 << 30]
     assert plan.device_memory(plan.leader) is None

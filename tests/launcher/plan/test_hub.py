@@ -7,7 +7,7 @@ import pytest
 
 from launcher.agent.checks.job import check_model, model_folder
 from launcher.plan import hub
-from launcher.plan.configuration import resolve
+from launcher.plan.configuration import resolve_config
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import RunConfig
 
@@ -32,7 +32,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(path: str) -> RunConfig:
-    return resolve("quickstart", {"model.path": path}, Path.cwd())
+    return resolve_config("quickstart", {"model.path": path}, Path.cwd())
 
 
 def fill_cache(model: Path) -> Path:
@@ -131,7 +131,7 @@ def test_the_cache_is_where_huggingface_hub_has_it(
 
 
 def test_the_quickstart_without_its_model_says_how_to_make_it() -> None:
-    finding = check_model(resolve(None, {}, Path.cwd()))
+    finding = check_model(resolve_config(None, {}, Path.cwd()))
     assert finding.status == "fail"
     assert "no model folder" in finding.detail
     assert "make demo" in finding.remedy

@@ -8,7 +8,7 @@ import pytest
 from launcher.errors import ConfigError, PreflightError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.placement import place
+from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
 from tests.launcher.plan.places import LOCAL, SETTING, flag
 from trainer.config.run import RunConfig, load
@@ -38,7 +38,7 @@ def seats(plan: LaunchPlan) -> list[tuple[str, str, int | None]]:
 
 
 def test_this_machine_is_filled_up_and_its_cores_divided(config: RunConfig) -> None:
-    plan = place([LOCAL], config, 3, SETTING)
+    plan = place_run([LOCAL], config, 3, SETTING)
     assert [p.name for p in plan.processes] == ["coordinator", "worker-0", "worker-1", "worker-2"]
     assert [worker.threads for worker in plan.workers] == [3, 3, 2]
     assert [worker.rank for worker in plan.workers] == [0, 1, 2]
@@ -52,12 +52,12 @@ def test_this_machine_is_filled_up_and_its_cores_divided(config: RunConfig) -> N
 
 
 def test_more_workers_than_cores_get_one_thread_each(config: RunConfig) -> None:
-    plan = place([replace(LOCAL, cores=2)], config, 5, SETTING)
+    plan = place_run([replace(LOCAL, cores=2)], config, 5, SETTING)
     assert [worker.threads for worker in plan.workers] == [1] * 5
 
 
 def test_the_reference_cluster_keeps_inventory_order(config: RunConfig) -> None:
-    plan = place([INTEL, LAMBDA], config, None, SETTING)
+    plan = place_run([INTEL, LAMBDA], config, None, SETTING)
     assert seats(plan) == [
         ("intel", "0000:0b:00.0", 0),
         ("intel", "0000:0e:00.0", 1),
@@ -73,7 +73,7 @@ def test_the_reference_cluster_keeps_inventory_order(config: RunConfig) -> None:
 
 
 def test_a_gpu_comes_before_cpu_workers_and_keeps_a_core(config: RunConfig) -> None:
-    plan = place([replace(LOCAL, devices=(RTX,))], config, 3, SETTING)
+    plan = place_run([replace(LOCAL, devices=(RTX,))], config, 3, SETTING)
     assert [(w.backend, w.threads) for w in plan.workers] == [
         ("cuda", None),
         ("cpu", 4),
@@ -85,32 +85,32 @@ def test_unequal_hosts_are_filled_where_the_most_cores_are_left(config: RunConfi
     big = Host(name="big", bind_address="10.0.0.1", coordinator=True, devices=(), cores=32)
     small = Host(name="small", devices=(), cores=4)
     hosts = [replace(host, fill_with_cpu=True) for host in (small, big)]
-    plan = place(hosts, config, 5, SETTING)
+    plan = place_run(hosts, config, 5, SETTING)
     assert [host for host, _, _ in seats(plan)] == ["big"] * 5
-    plan = place(hosts, config, 10, SETTING)
+    plan = place_run(hosts, config, 10, SETTING)
     assert [host for host, _, _ in seats(plan)] == ["small"] + ["big"] * 9
 
 
 def test_fewer_workers_than_devices_take_the_first(config: RunConfig) -> None:
-    plan = place([INTEL, LAMBDA], config, 1, SETTING)
+    plan = place_run([INTEL, LAMBDA], config, 1, SETTING)
     assert seats(plan) == [("intel", "0000:0b:00.0", 0)]
     assert [host.name for host in plan.hosts] == ["intel"]
 
 
 def test_threads_of_the_inventory_stay(config: RunConfig) -> None:
     fixed = Device("cpu", "cpu", threads=6)
-    plan = place([replace(LOCAL, devices=(fixed,))], config, 2, SETTING)
+    plan = place_run([replace(LOCAL, devices=(fixed,))], config, 2, SETTING)
     assert [worker.threads for worker in plan.workers] == [6, 2]
     assert flag(plan.workers[0].argv, "--threads") == "6"
 
 
 def test_unknown_cores_leave_the_threads_to_the_worker(config: RunConfig) -> None:
-    plan = place([replace(LOCAL, cores=None)], config, 2, SETTING)
+    plan = place_run([replace(LOCAL, cores=None)], config, 2, SETTING)
     assert all("--threads" not in worker.argv for worker in plan.workers)
 
 
 def test_ipv6_is_bracketed_on_command_lines_only(config: RunConfig) -> None:
-    plan = place([replace(INTEL, bind_address="fd00::2"), LAMBDA], config, None, SETTING)
+    plan = place_run([replace(INTEL, bind_address="fd00::2"), LAMBDA], config, None, SETTING)
     assert flag(plan.leader.argv, "--bind") == "[fd00::2]:9000"
     assert plan.workers[0].address == "[fd00::2]:9000"
     assert "fd00::2" in plan.leader.names
@@ -121,11 +121,11 @@ def test_two_networks_an_explicit_address_beats_the_route_and_ansible_host(
 ) -> None:
     management = replace(INTEL, address="192.168.1.2", bind_address="10.0.0.2")
     setting = replace(SETTING, routes={"intel": "172.16.0.2"})
-    plan = place([management, LAMBDA], config, None, setting)
+    plan = place_run([management, LAMBDA], config, None, setting)
     assert plan.bind_address == "10.0.0.2"
-    plan = place([replace(management, bind_address=None), LAMBDA], config, None, setting)
+    plan = place_run([replace(management, bind_address=None), LAMBDA], config, None, setting)
     assert plan.bind_address == "172.16.0.2"
-    plan = place([replace(management, bind_address=None), LAMBDA], config, None, SETTING)
+    plan = place_run([replace(management, bind_address=None), LAMBDA], config, None, SETTING)
     assert plan.bind_address == "192.168.1.2"
 
 
@@ -133,8 +133,8 @@ def test_without_a_route_its_reason_is_the_error(config: RunConfig) -> None:
     named = replace(INTEL, bind_address=None, address="intel.home")
     setting = replace(SETTING, no_route="host intel: no address of it has a route from lambda")
     with pytest.raises(ConfigError, match="no address of it has a route from lambda"):
-        place([named, LAMBDA], config, None, setting)
-    explicit = place([INTEL, LAMBDA], config, None, setting)
+        place_run([named, LAMBDA], config, None, setting)
+    explicit = place_run([INTEL, LAMBDA], config, None, setting)
     assert explicit.bind_address == "10.0.0.2"
 
 
@@ -145,14 +145,14 @@ def test_host_names_alone_are_enough_when_routes_are_known(config: RunConfig) ->
         replace(LAMBDA, address="lambda"),
     ]
     setting = replace(SETTING, routes={"intel": "10.0.0.2", "lambda": "10.0.0.3"})
-    plan = place(hosts, config, None, setting)
+    plan = place_run(hosts, config, None, setting)
     assert plan.leader.address == "10.0.0.2:9000"
     assert {worker.address for worker in plan.workers} == {"10.0.0.2:9000"}
     assert plan.workers[2].names == ("10.0.0.3", "lambda")
 
 
 def test_one_remote_machine_alone_stays_on_loopback(config: RunConfig) -> None:
-    plan = place([replace(INTEL, bind_address=None)], config, None, SETTING)
+    plan = place_run([replace(INTEL, bind_address=None)], config, None, SETTING)
     assert plan.leader.address == "127.0.0.1:9000"
     assert {worker.address for worker in plan.workers} == {"127.0.0.1:9000"}
 
@@ -162,13 +162,13 @@ def test_the_laptop_may_coordinate_or_train_beside_hosts_over_ssh(config: RunCon
     routes = {"laptop": "10.0.0.9", "intel": "10.0.0.2", "lambda": "10.0.0.3"}
     setting = replace(SETTING, routes=routes)
     remote = replace(INTEL, coordinator=False, bind_address=None)
-    plan = place([laptop, remote], config, None, setting)
+    plan = place_run([laptop, remote], config, None, setting)
     assert plan.leader.address == "10.0.0.9:9000"
     assert plan.leader.argv[0] == "/venv/bin/trainer"
     assert plan.workers[1].argv[0] == "/opt/motley/current/bin/trainer"
     assert {worker.address for worker in plan.workers} == {"10.0.0.9:9000"}
     assert "10.0.0.9" in plan.workers[0].names
-    plan = place(
+    plan = place_run(
         [replace(INTEL, bind_address=None), replace(laptop, coordinator=False)],
         config,
         None,
@@ -184,7 +184,7 @@ def test_two_names_of_one_remote_machine(config: RunConfig) -> None:
     other = replace(INTEL, name="intel-too", coordinator=False, devices=(RADEONS[1],))
     one = replace(INTEL, bind_address=None, devices=(RADEONS[0],))
     setting = replace(SETTING, identities={"intel": "m1", "intel-too": "m1"})
-    plan = place([one, other], config, None, setting)
+    plan = place_run([one, other], config, None, setting)
     assert plan.leader.address == "127.0.0.1:9000"
     assert [worker.device for worker in plan.workers] == [d.id for d in RADEONS]
     by_uuid = Device("cuda", "GPU-1", pci=CARD)
@@ -193,15 +193,15 @@ def test_two_names_of_one_remote_machine(config: RunConfig) -> None:
         replace(other, devices=(Device("wgpu", CARD, pci=CARD),)),
     ]
     with pytest.raises(ConfigError, match="intel and intel-too are the same machine"):
-        place(twice, config, None, setting)
+        place_run(twice, config, None, setting)
     apart = replace(SETTING, identities={"intel": "m1", "intel-too": "m2"})
-    plan = place([INTEL, replace(twice[1])], config, None, apart)
+    plan = place_run([INTEL, replace(twice[1])], config, None, apart)
     assert len(plan.workers) == 3
 
 
 def test_cards_of_two_vendors_on_one_host(config: RunConfig) -> None:
     mixed = replace(INTEL, devices=(replace(RTX, pci="0000:01:00.0"), RADEONS[0]), cores=8)
-    plan = place([mixed], config, 2, SETTING)
+    plan = place_run([mixed], config, 2, SETTING)
     assert [flag(w.argv, "--gpu-backend") for w in plan.workers] == ["cuda", "wgpu"]
     assert [flag(w.argv, "--gpus") for w in plan.workers] == ["GPU-4090", CARD]
     assert [w.local_rank for w in plan.workers] == [0, 1]
@@ -209,13 +209,13 @@ def test_cards_of_two_vendors_on_one_host(config: RunConfig) -> None:
 
 def test_only_a_device_that_was_found_may_be_replaced(config: RunConfig) -> None:
     found = replace(LAMBDA, auto_devices=True)
-    plan = place([INTEL, found], config, None, SETTING)
+    plan = place_run([INTEL, found], config, None, SETTING)
     assert [w.env.get(FALLBACK_VARIABLE) for w in plan.workers] == [None, None, "1"]
 
 
 def test_a_port_forward_may_be_on_loopback(config: RunConfig) -> None:
     behind = replace(LAMBDA, connect_address="127.0.0.1")
-    plan = place([INTEL, behind], config, None, SETTING)
+    plan = place_run([INTEL, behind], config, None, SETTING)
     assert plan.workers[2].address == "127.0.0.1:9000"
 
 
@@ -223,7 +223,7 @@ def test_a_worker_on_another_network_connects_elsewhere_and_the_certificate_know
     config: RunConfig,
 ) -> None:
     far = replace(LAMBDA, connect_address="gateway.example")
-    plan = place([INTEL, far], config, None, SETTING)
+    plan = place_run([INTEL, far], config, None, SETTING)
     assert plan.workers[2].address == "gateway.example:9000"
     assert plan.workers[0].address == "10.0.0.2:9000"
     assert {"gateway.example", "10.0.0.2"} <= set(plan.leader.names)
@@ -231,7 +231,7 @@ def test_a_worker_on_another_network_connects_elsewhere_and_the_certificate_know
 
 def test_a_trainer_and_a_state_folder_of_its_own(config: RunConfig) -> None:
     host = replace(LOCAL, trainer_command=("/x/python", "-m", "t"), state_folder="/data/motley")
-    plan = place([host], config, 1, SETTING)
+    plan = place_run([host], config, 1, SETTING)
     assert plan.leader.argv[:4] == ("/x/python", "-m", "t", "finetune")
     assert plan.leader.folder.startswith("/data/motley/runs/quickstart-")
 
@@ -292,10 +292,10 @@ NASTY = {
 def test_what_cannot_be_placed_is_one_line(config: RunConfig, case: str) -> None:
     hosts, expect, kind, message = NASTY[case]
     with pytest.raises(kind, match=message) as error:
-        place(hosts, config, expect, SETTING)
+        place_run(hosts, config, expect, SETTING)
     assert "\n" not in str(error.value)
 
 
 def test_the_same_cluster_always_gives_the_same_ranks(config: RunConfig) -> None:
     hosts = [INTEL, replace(LAMBDA, fill_with_cpu=True)]
-    assert place(hosts, config, 5, SETTING) == place(hosts, config, 5, SETTING)
+    assert place_run(hosts, config, 5, SETTING) == place_run(hosts, config, 5, SETTING)

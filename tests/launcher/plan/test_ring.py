@@ -10,7 +10,7 @@ import pytest
 from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.placement import place
+from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
 from launcher.runs.records.plan_file import read_record
@@ -30,7 +30,7 @@ def config() -> RunConfig:
 
 
 def test_a_ring_has_ranks_alone_and_meets_at_rank_0(config: RunConfig) -> None:
-    plan = place([FAR, HEAD], config, None, SETTING)
+    plan = place_run([FAR, HEAD], config, None, SETTING)
     assert [process.name for process in plan.processes] == [f"worker-{n}" for n in range(4)]
     assert [process.host for process in plan.processes] == ["head", "head", "far", "far"]
     assert plan.leader is plan.workers[0], "it keeps the run, and reports on it"
@@ -45,13 +45,13 @@ def test_a_ring_has_ranks_alone_and_meets_at_rank_0(config: RunConfig) -> None:
 
 
 def test_a_ring_on_this_machine(config: RunConfig) -> None:
-    plan = place([LOCAL], config, 4, SETTING)
+    plan = place_run([LOCAL], config, 4, SETTING)
     assert [worker.threads for worker in plan.workers] == [2] * 4
     assert plan.leader.address == "127.0.0.1:9000"
 
 
 def test_a_plan_of_a_ring_is_read_back(config: RunConfig) -> None:
-    plan = place([LOCAL], config, 4, SETTING)
+    plan = place_run([LOCAL], config, 4, SETTING)
     tree = {**json.loads(plan.to_json()), "started": 1.0}
     found = read_record(json.dumps(tree).encode(), SETTING.run_id).plan
     assert [process.name for process in found.processes] == [p.name for p in plan.processes]
@@ -59,7 +59,7 @@ def test_a_plan_of_a_ring_is_read_back(config: RunConfig) -> None:
 
 
 def test_a_plan_without_a_leader_is_none(config: RunConfig) -> None:
-    tree = json.loads(place([LOCAL], config, 4, SETTING).to_json())
+    tree = json.loads(place_run([LOCAL], config, 4, SETTING).to_json())
     coordinator = {**tree["processes"][0], "name": "coordinator", "role": "coordinator"}
     tree["processes"].append({**coordinator, "rank": None})
     tree["started"] = 1.0
@@ -109,14 +109,14 @@ def test_what_makes_no_ring_is_named_with_the_remedy(
 ) -> None:
     setting = replace(SETTING, identities={host.name: host.name for host in hosts})
     with pytest.raises(ConfigError, match="topology ring: ") as error:
-        place(hosts, config, expect, setting)
+        place_run(hosts, config, expect, setting)
     assert reason in str(error.value)
     assert "; " in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_the_same_hosts_make_a_star() -> None:
-    plan: LaunchPlan = place([LOCAL], load("quickstart", {"output": "/out"}), 3, SETTING)
+    plan: LaunchPlan = place_run([LOCAL], load("quickstart", {"output": "/out"}), 3, SETTING)
     assert plan.leader.role == "coordinator"
 
 

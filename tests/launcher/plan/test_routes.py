@@ -11,7 +11,7 @@ import pytest
 from launcher.errors import ConfigError
 from launcher.inventory.facts.network import Address, Network, Route
 from launcher.inventory.hosts import Host
-from launcher.plan.routes import choose
+from launcher.plan.routes import choose_address
 
 HEAD = Host(name="intel", address="192.168.1.2", coordinator=True)
 
@@ -58,7 +58,7 @@ def bind(
 ) -> str:
     network = having(*head)
     answers = {name: worker(own, network, default) for name, own in workers.items()}
-    return choose(HEAD, network, answers).bind
+    return choose_address(HEAD, network, answers).bind
 
 
 TABLE: dict[str, tuple[list[str], dict[str, list[str]], str, str]] = {
@@ -126,7 +126,10 @@ def test_the_common_network_is_found(case: str) -> None:
 def test_every_hosts_own_address_on_the_way_is_known() -> None:
     network = having("192.168.1.2/24")
     answers = {"a": worker(["10.9.9.9/24", "192.168.1.3/24"], network)}
-    assert choose(HEAD, network, answers).sources == {"intel": "192.168.1.2", "a": "192.168.1.3"}
+    assert choose_address(HEAD, network, answers).sources == {
+        "intel": "192.168.1.2",
+        "a": "192.168.1.3",
+    }
 
 
 def test_no_way_names_the_host_that_has_none() -> None:
@@ -138,4 +141,4 @@ def test_no_way_names_the_host_that_has_none() -> None:
 
 def test_addresses_that_cannot_be_read_are_the_reason() -> None:
     with pytest.raises(ConfigError, match="iproute2"):
-        choose(HEAD, Network(problem="`ip` is missing (apt install iproute2)"), {})
+        choose_address(HEAD, Network(problem="`ip` is missing (apt install iproute2)"), {})

@@ -19,7 +19,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.budget import with_budget
 from launcher.plan.distillation import place_distillation
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import Setting
+from launcher.plan.setting import PlanContext
 from launcher.runs.budget.authorise import authorise
 from launcher.runs.estimate import estimate
 from tests.trainer.small_teacher import SCHEMES, SIZES, write_corpus
@@ -81,7 +81,7 @@ class Start:
         self.job: DistillJob = distill_job.load(None, given | dict(settings or {}))
 
     def settled(self) -> tuple[LaunchPlan, DistillJob, Survey]:
-        setting = Setting(
+        setting = PlanContext(
             run_id="r", trainer_command=("t",), state_folder=str(self.folder), routes={}
         )
         plan = place_distillation(self.hosts, self.job, setting)

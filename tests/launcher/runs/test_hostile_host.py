@@ -19,8 +19,8 @@ from launcher.hosts.ssh_config import route_to
 from launcher.hosts.ssh_pipe import SshPipe
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.placement import place
-from launcher.plan.setting import Setting
+from launcher.plan.placement import place_run
+from launcher.plan.setting import PlanContext
 from launcher.runs.down import tear_down
 from launcher.runs.records.plan_file import read_record
 from launcher.runs.records.registry import Registry
@@ -74,9 +74,9 @@ class Lab:
             Host(name="good", devices=(_CPU,)),
             Host(name="localhost", connection="local", devices=()),
         )
-        setting = Setting(run_id=RUN_ID, trainer_command=("t",), state_folder="/s", routes={})
+        setting = PlanContext(run_id=RUN_ID, trainer_command=("t",), state_folder="/s", routes={})
         self.output = folder / "evil" / "output"
-        plan = place(
+        plan = place_run(
             self.inventory[:2], load("quickstart", {"output": str(self.output)}), 2, setting
         )
         self.tree: Tree = {**json.loads(plan.to_json()), "started": 1795172580.0}

@@ -21,7 +21,7 @@ from launcher.errors import (
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.configuration import Order
+from launcher.plan.configuration import JobRequest
 from launcher.runs.cluster import Cluster
 from launcher.runs.down import tear_down
 from launcher.runs.queue import QueueRunner, check_inputs, enqueue, queue_of
@@ -58,10 +58,10 @@ def runner(told: list[str]) -> QueueRunner:
     return QueueRunner(None, follow_run, told.append)
 
 
-def order(**settings: Any) -> Order:
+def order(**settings: Any) -> JobRequest:
     """Return a fine-tune whose model is missing: it gets as far as the checks of its start."""
     given = {key.replace("__", "."): value for key, value in settings.items()}
-    return Order("coordinator", "quickstart", {"model.path": "absent", **given})
+    return JobRequest("coordinator", "quickstart", {"model.path": "absent", **given})
 
 
 def add(start: Start, **settings: Any) -> str:
@@ -99,9 +99,9 @@ def test_a_job_means_the_same_wherever_it_is_read(
     Path("run.yaml").write_text(text)
     start = Start(extra_vars=("motley_port=9777", "token=secret"), expect_workers=1)
     cluster = Cluster(None, start)
-    mine = Order("coordinator", "run.yaml", {"output": "out"})
+    mine = JobRequest("coordinator", "run.yaml", {"output": "out"})
     run_id = enqueue(cluster, mine, 60.0)
-    wanted = mine.job(cluster.hosts)
+    wanted = mine.resolve_job(cluster.hosts)
     Path("run.yaml").unlink()
     monkeypatch.chdir("/")
 
@@ -112,8 +112,8 @@ def test_a_job_means_the_same_wherever_it_is_read(
     assert b"secret" not in entry.data
     with entry.job.order() as read:
         assert read.is_file
-        assert read.job(cluster.hosts) == wanted
-        assert str(read.job(cluster.hosts).to_yaml()).count(str(tmp_path)) == 3
+        assert read.resolve_job(cluster.hosts) == wanted
+        assert str(read.resolve_job(cluster.hosts).to_yaml()).count(str(tmp_path)) == 3
 
 
 def test_a_job_that_cannot_be_used_is_not_added(start: Start, queue: Queue) -> None:
@@ -127,7 +127,7 @@ def test_a_model_and_data_that_are_not_there_are_refused(start: Start, tmp_path:
     data = tmp_path / "train.jsonl"
     absent = {"model.path": str(tmp_path / "model"), "data.train": str(data)}
     with pytest.raises(PreflightError, match=rf"no model folder {tmp_path}/model") as caught:
-        check_inputs(cluster, Order("coordinator", "quickstart", absent))
+        check_inputs(cluster, JobRequest("coordinator", "quickstart", absent))
     assert any(f"{data}: no such data file" in line for line in caught.value.details)
 
 

@@ -13,9 +13,9 @@ from launcher.hosts import ssh
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.placement import place
+from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import Setting
+from launcher.plan.setting import PlanContext
 from launcher.runs.down import tear_down
 from launcher.runs.records.registry import Registry, authority_folder
 from launcher.runs.records.run import StateFolder
@@ -50,8 +50,8 @@ def hosts() -> tuple[Host, ...]:
 
 def make_plan(tmp_path: Path, hosts: tuple[Host, ...], run_id: str) -> LaunchPlan:
     there = [replace(host, state_folder=str(tmp_path / host.name)) for host in hosts]
-    setting = Setting(run_id=run_id, trainer_command=("t",), state_folder="/s", routes={})
-    return place(there, load("quickstart", {"output": str(tmp_path)}), None, setting)
+    setting = PlanContext(run_id=run_id, trainer_command=("t",), state_folder="/s", routes={})
+    return place_run(there, load("quickstart", {"output": str(tmp_path)}), None, setting)
 
 
 def keep(registry: Registry, tmp_path: Path, hosts: tuple[Host, ...], run_id: str) -> None:

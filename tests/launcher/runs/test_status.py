@@ -12,14 +12,14 @@ import pytest
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
-from launcher.plan.placement import place
+from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import Setting
+from launcher.plan.setting import PlanContext
 from launcher.runs.processes.session import ProcessState
 from launcher.runs.records.run import Run
 from launcher.runs.records.self_reports import read_training
 from launcher.runs.status import RunMonitor, RunView, derive_state, shards
-from launcher.session.processes import ProcessIdentity, identify
+from launcher.session.processes import ProcessIdentity, identify_process
 from launcher.views.processes import processes_table
 from launcher.views.render import status_tree
 from trainer.config import distill_job
@@ -60,8 +60,8 @@ def test_the_state_of_a_run(process: str, said: str | None, state: str) -> None:
 def plan(tmp_path: Path) -> LaunchPlan:
 
     host = Host(name="localhost", connection="local", fill_with_cpu=True, devices=())
-    setting = Setting(run_id="run-1", trainer_command=("t",), state_folder="/s", routes={})
-    return place([host], load("quickstart", {"output": str(tmp_path)}), 1, setting)
+    setting = PlanContext(run_id="run-1", trainer_command=("t",), state_folder="/s", routes={})
+    return place_run([host], load("quickstart", {"output": str(tmp_path)}), 1, setting)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ class Distillation:
             },
         )
         state = str(folder / "state")
-        setting = Setting(run_id="run-1", trainer_command=("t",), state_folder=state, routes={})
+        setting = PlanContext(run_id="run-1", trainer_command=("t",), state_folder=state, routes={})
         plan = place_distillation([host], job, setting)
         self.run = Run(plan, 0.0, plan.hosts)
         self.pid = os.getpid()
@@ -112,7 +112,7 @@ class Distillation:
             self.keeper(process.name, "running")
 
     def keeper(self, name: str, state: str, **more: object) -> None:
-        process = self.run.plan.process(name)
+        process = self.run.plan.find_process(name)
         assert process is not None
         living = state == "running"
         identity = asdict(require_identity(self.pid))
@@ -135,7 +135,7 @@ class Distillation:
         write(Path(self.run.plan.output) / "status.json", tree | more)
 
     def teacher_says(self, pid: int, done: int) -> None:
-        process = self.run.plan.process("teacher-0")
+        process = self.run.plan.find_process("teacher-0")
         assert process is not None
         tree = {"pid": pid, "state": "running", "shards_done": done, "shards": 12}
         write(Path(process.beat), tree)
@@ -147,7 +147,7 @@ def write(path: Path, tree: object) -> None:
 
 
 def require_identity(pid: int) -> ProcessIdentity:
-    found = identify(pid)
+    found = identify_process(pid)
     assert found is not None
     return found
 
@@ -233,8 +233,8 @@ class CountedReport(dict[str, Any]):
 def reads_of_a_view(workers: int) -> int:
     """Return how many reads of workers' reports a status and a look of a start take."""
     host = Host(name="localhost", connection="local", fill_with_cpu=True, devices=())
-    setting = Setting(run_id="run-1", trainer_command=("t",), state_folder="/s", routes={})
-    plan = place([host], load("quickstart", {}), workers, setting)
+    setting = PlanContext(run_id="run-1", trainer_command=("t",), state_folder="/s", routes={})
+    plan = place_run([host], load("quickstart", {}), workers, setting)
     reports = [
         CountedReport(rank=rank, state="active", samples=3) for rank in reversed(range(workers))
     ]

@@ -219,14 +219,14 @@ def test_a_torn_mark_takes_no_other_with_it(disk: Disk) -> None:
     marks = LogMarks(log)
     times = disk.folder / "attempt-1.times"
     log.write_bytes(b"x")
-    marks.take()
+    marks.take_mark()
     os.truncate(times, 4090)  # 6 bytes are left in its page, and no other page
     disk.fill(0)
-    marks.take()
+    marks.take_mark()
     disk.free(0)
     assert times.stat().st_size == 4096
     os.truncate(log, 77)
-    marks.take()
+    marks.take_mark()
     last = times.read_bytes().rpartition(b"\0")[2].splitlines()
     assert [len(line.split()) for line in last] == [1, 2]
     assert offset_at(b"\n".join(last), 9e9) == 77

@@ -31,15 +31,15 @@ def test_torn_marks_are_left_out() -> None:
 def test_a_mark_is_taken_when_the_log_grew(tmp_path: Path) -> None:
     log = tmp_path / "attempt-3.log"
     marks = LogMarks(log)
-    marks.take()
+    marks.take_mark()
     log.write_bytes(b"12345")
-    marks.take(unless_younger_than=3600.0)  # not yet
-    marks.take(unless_younger_than=1e-9)
-    marks.take(unless_younger_than=1e-9)  # it has not grown
-    marks.take()  # the end counts in any case
+    marks.take_mark(unless_younger_than=3600.0)  # not yet
+    marks.take_mark(unless_younger_than=1e-9)
+    marks.take_mark(unless_younger_than=1e-9)  # it has not grown
+    marks.take_mark()  # the end counts in any case
     lines = (tmp_path / "attempt-3.times").read_text().splitlines()
     assert [line.split()[1] for line in lines] == ["0", "5", "5"]
 
 
 def test_a_full_disk_does_not_matter(tmp_path: Path) -> None:
-    LogMarks(tmp_path / "nowhere" / "attempt-1.log").take()
+    LogMarks(tmp_path / "nowhere" / "attempt-1.log").take_mark()

@@ -16,7 +16,7 @@ import pytest
 from launcher.hosts.local import LocalConnection
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes.session import SessionSupervisor
-from launcher.session.processes import find_run, identify, send_signal
+from launcher.session.processes import find_run, identify_process, send_signal
 from launcher.session.spec import RestartPolicy
 from tests.launcher.keeping import python_process, wait_until_running
 from tests.waiting import wait_for
@@ -99,7 +99,7 @@ def test_a_forked_child_is_like_any_other(supervisor: SessionSupervisor, tmp_pat
         files = [file for file in facts["files"] if "libffi" not in file and "/fd" not in file]
         assert len(files) == 3, files  # the streams
     assert seen[0]["draw"] != seen[1]["draw"]
-    assert state.child == identify(seen[1]["pid"])
+    assert state.child == identify_process(seen[1]["pid"])
     supervisor.stop([process], 20.0)
 
 
@@ -113,7 +113,7 @@ def test_a_parent_that_dies_is_replaced(supervisor: SessionSupervisor, tmp_path:
     members = {p.pid for p in find_run(supervisor.run_id)}
     (parent,) = members - {state.keeper.pid, state.child.pid if state.child else 0}
     os.kill(parent, signal.SIGKILL)
-    wait_for(lambda: identify(parent) is None, "the parent's end")
+    wait_for(lambda: identify_process(parent) is None, "the parent's end")
     assert supervisor.state(process).child == state.child
     assert supervisor.state(process).attempt == 1
     kill(supervisor, process)

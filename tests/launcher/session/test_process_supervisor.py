@@ -21,7 +21,7 @@ from launcher.session.processes import (
     ProcessIdentity,
     boot_id,
     find_run,
-    identify,
+    identify_process,
     is_alive,
     send_signal,
 )
@@ -388,7 +388,7 @@ def test_a_reused_pid_is_never_taken_for_the_keeper(run_id: str, tmp_path: Path)
     wait_for(lambda: supervisor.state(process).is_over, "the end")
     path = Path(process.folder) / "state.json"
     tree = json.loads(path.read_text())
-    me = identify(os.getpid())
+    me = identify_process(os.getpid())
     assert me is not None
     for stranger in ({"start": me.start - 1}, {"boot": "another-boot"}):
         identity = {"pid": me.pid, "start": me.start, "boot": me.boot, **stranger}
@@ -411,17 +411,17 @@ def test_a_keeper_that_cannot_start_is_said_in_its_own_words(
 def test_a_zombie_is_not_alive() -> None:
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert identify(child.pid) is None
+    assert identify_process(child.pid) is None
     child.wait()
     assert boot_id()
 
 
 def test_the_pause_grows_is_jittered_and_bounded() -> None:
     policy = RestartPolicy()
-    longest = [policy.delay(n, lambda: 0.0) for n in range(1, 21)]
+    longest = [policy.draw_delay(n, lambda: 0.0) for n in range(1, 21)]
     assert longest[:4] == [0.5, 1.0, 2.0, 4.0]
     assert longest[-1] == 30.0
-    assert policy.delay(1, lambda: 1.0) == 0.25
+    assert policy.draw_delay(1, lambda: 1.0) == 0.25
 
 
 def test_a_healthy_life_makes_the_count_start_again(run_id: str, tmp_path: Path) -> None:

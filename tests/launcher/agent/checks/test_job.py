@@ -25,8 +25,8 @@ from launcher.agent.checks.job import (
 )
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.placement import place
-from launcher.plan.setting import Setting
+from launcher.plan.placement import place_run
+from launcher.plan.setting import PlanContext
 from tests.launcher.hollow_model import make_model
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import RunConfig, load
@@ -36,7 +36,7 @@ from trainer.replica.wgpu.planning import budget
 if TYPE_CHECKING:
     from tests.conftest import TinyModel
 
-SETTING = Setting(run_id="x-1", trainer_command=("trainer",), state_folder="/s", routes={})
+SETTING = PlanContext(run_id="x-1", trainer_command=("trainer",), state_folder="/s", routes={})
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_run_that_wgpu_does_not_compute_is_not_placed_on_it(
         given = {"model.path": str(tiny_model(model_type))}
         named = {f"lora.{name}": value for name, value in settings.items()}
         config = load("quickstart", given | named)
-        return check_memory(place([card], config, None, SETTING), config, ["localhost"])
+        return check_memory(place_run([card], config, None, SETTING), config, ["localhost"])
 
     assert check("mistral").status == "ok"
     for finding, reason in (
@@ -184,11 +184,11 @@ def test_a_plan_above_the_memory_is_refused(
         devices=(Device("cuda", "GPU-1", "small", 1 << 30), Device("cpu", "cpu")),
     )
     monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 1 << 40)
-    finding = check_memory(place([host], config, None, SETTING), config, ["localhost"])
+    finding = check_memory(place_run([host], config, None, SETTING), config, ["localhost"])
     assert finding.status == "fail"
     assert "worker-0 on GPU-1 need" in finding.detail
     cpu = Host(name="localhost", connection="local", devices=(Device("cpu", "cpu"),) * 3)
-    plan = place([cpu], config, None, SETTING)
+    plan = place_run([cpu], config, None, SETTING)
     assert check_memory(plan, config, ["localhost"]).status == "ok"
     monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 4 << 30)
     finding = check_memory(plan, config, ["localhost"])
@@ -207,7 +207,7 @@ def test_launcher_and_worker_judge_a_vulkan_device_by_the_same_figure(
     for spare, status in ((1, "ok"), (-(1 << 20), "fail")):
         card = Device("wgpu", "0000:0b:00.0", "card", int(needed / 0.95) + spare)
         host = Host(name="localhost", connection="local", devices=(card,))
-        plan = place([host], config, None, SETTING)
+        plan = place_run([host], config, None, SETTING)
         finding = check_memory(plan, config, ["localhost"])
         assert finding.status == status, finding.detail
     assert f"need {needed / 2**30:.1f} GiB" in finding.detail
@@ -219,7 +219,7 @@ def test_each_host_answers_for_its_own_share_of_the_memory(
     config = load("quickstart", {"model.path": str(make_model(tmp_path))})
     cpu = (Device("cpu", "cpu"),)
     head = Host(name="head", coordinator=True, bind_address="10.0.0.1", devices=cpu)
-    plan = place([head, Host(name="big", devices=cpu * 3)], config, None, SETTING)
+    plan = place_run([head, Host(name="big", devices=cpu * 3)], config, None, SETTING)
     monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 6 << 30)
     assert check_memory(plan, config, ["head"]).status == "ok"
     assert "3 CPU workers need" in check_memory(plan, config, ["big"]).detail
@@ -261,7 +261,7 @@ def test_a_gguf_file_is_a_model_and_a_damaged_one_is_not(
     assert f"{build_layout(model, config).size:,} trainable values" in finding.detail
     assert "model.safetensors" in model_content(config, tmp_path / "state")
     host = Host(name="localhost", connection="local", devices=(Device("cpu", "cpu"),))
-    plan = place([host], config, None, SETTING)
+    plan = place_run([host], config, None, SETTING)
     assert check_memory(plan, config, ["localhost"]).status == "ok"
     assert check_model_folder(file).status == "ok"
     damaged = load("quickstart", {"model.path": str(tmp_path / "damaged.gguf")})

@@ -10,7 +10,7 @@ from launcher.inventory.facts.devices import (
     Device,
     Runner,
     available_memory,
-    detect,
+    detect_devices,
     parse_nvidia_smi,
 )
 from launcher.inventory.facts.pci import normal_address
@@ -93,7 +93,7 @@ def test_a_card_without_a_working_driver_is_an_error_not_zero_gpus(
     tmp_path: Path, code: int, output: str, reason: str
 ) -> None:
     pci = bus(tmp_path / "pci", ("0000:01:00.0", "0x10de", "0x030000"))
-    found = detect(lambda _: (code, output), pci)
+    found = detect_devices(lambda _: (code, output), pci)
     assert found.devices == ()
     assert "0000:01:00.0" in found.problems[0]
     assert reason in found.problems[0]
@@ -105,7 +105,7 @@ def test_one_of_two_cards_missing_is_said_and_the_other_is_kept(tmp_path: Path) 
         ("0000:01:00.0", "0x10de", "0x030000"),
         ("0000:02:00.0", "0x10de", "0x030200"),
     )
-    found = detect(lambda _: (0, RTX_4090), pci)
+    found = detect_devices(lambda _: (0, RTX_4090), pci)
     assert [device.backend for device in found.devices] == ["cuda"]
     assert "lists 1 of 2" in found.problems[0]
 
@@ -117,19 +117,19 @@ def test_sound_functions_and_other_vendors_are_no_nvidia_gpus(tmp_path: Path) ->
         ("0000:01:00.1", "0x10de", "0x040300"),
         ("0000:0b:00.0", "0x1002", "0x030000"),
     )
-    found = detect(lambda _: (127, ""), pci)
+    found = detect_devices(lambda _: (127, ""), pci)
     assert [device.backend for device in found.devices] == ["cpu"]
     assert found.problems == ()
 
 
 def test_without_any_card_the_cpu_is_the_device(tmp_path: Path) -> None:
-    found = detect(lambda _: (127, ""), tmp_path / "none")
+    found = detect_devices(lambda _: (127, ""), tmp_path / "none")
     assert [(device.backend, device.id) for device in found.devices] == [("cpu", "cpu")]
 
 
 def test_gpus_without_a_pci_bus_are_found(tmp_path: Path) -> None:
     """WSL 2 shows no PCI bus, and nvidia-smi works."""
-    found = detect(lambda _: (0, RTX_4090), tmp_path / "none")
+    found = detect_devices(lambda _: (0, RTX_4090), tmp_path / "none")
     assert isinstance(found, Detection)
     assert [device.backend for device in found.devices] == ["cuda"]
 
@@ -137,7 +137,7 @@ def test_gpus_without_a_pci_bus_are_found(tmp_path: Path) -> None:
 def test_two_radeons_are_what_auto_trains_on(tmp_path: Path) -> None:
     add_radeon(tmp_path, "0000:0c:00.0", "7310")
     add_radeon(tmp_path, "0000:12:00.0", "7310")
-    found = detect(
+    found = detect_devices(
         answering(
             lspci=recorded("lspci-w5700x-pair.txt"),
             vulkaninfo=recorded("vulkaninfo-w5700x-pair.txt"),
@@ -156,7 +156,7 @@ def test_two_radeons_are_what_auto_trains_on(tmp_path: Path) -> None:
 def test_an_integrated_gpu_does_not_hide_the_cuda_card(tmp_path: Path) -> None:
     bus(tmp_path, ("0000:01:00.0", "0x10de", "0x030000"))
     add_radeon(tmp_path, "0000:6b:00.0", "164e")
-    found = detect(
+    found = detect_devices(
         answering(
             nvidia_smi=recorded("nvidia-smi-rtx4090.txt"),
             lspci=recorded("lspci-rtx4090-beside-igpu.txt"),
@@ -178,16 +178,16 @@ def test_a_card_that_only_software_stands_in_for_is_a_problem_with_a_remedy(
         vulkaninfo=recorded("vulkaninfo-llvmpipe-debian13.txt"),
         lspci=recorded("lspci-w5700x-pair.txt"),
     )
-    found = detect(software, tmp_path)
+    found = detect_devices(software, tmp_path)
     assert found.vulkan == ()
     assert found.problems == ()
     assert found.vulkan_problems == (
         "0000:0c:00.0 Radeon Pro W5700X has no Vulkan driver: install mesa-vulkan-drivers",
     )
     monkeypatch.setattr("launcher.inventory.facts.devices.os.access", lambda *_: False)
-    (problem,) = detect(software, tmp_path).vulkan_problems
+    (problem,) = detect_devices(software, tmp_path).vulkan_problems
     assert "add it to group render" in problem
-    (problem,) = detect(answering(), tmp_path).vulkan_problems
+    (problem,) = detect_devices(answering(), tmp_path).vulkan_problems
     assert "add it to group render" in problem
 
 
@@ -199,15 +199,15 @@ def test_the_whole_vulkaninfo_is_asked_where_the_summary_does_not_say_which_card
     whole = recorded("vulkaninfo-whole-r9700.txt")
     summary = whole.replace("VkPhysicalDevicePCIBusInfoPropertiesEXT", "")
     summary = "\n".join(line for line in summary.splitlines() if "pci" not in line)
-    found = detect(answering(vulkaninfo=summary, whole=whole), tmp_path)
+    found = detect_devices(answering(vulkaninfo=summary, whole=whole), tmp_path)
     assert [device.id for device in found.vulkan] == ["0000:0d:00.0"]
     assert "0000:0a:00.0" in found.vulkan_problems[0]
 
 
 def test_software_vulkan_is_a_device_only_when_allowed(tmp_path: Path) -> None:
     run = answering(vulkaninfo=recorded("vulkaninfo-llvmpipe-debian12.txt"))
-    assert detect(run, tmp_path).vulkan == ()
-    (device,) = detect(run, tmp_path, allow_software=True).vulkan
+    assert detect_devices(run, tmp_path).vulkan == ()
+    (device,) = detect_devices(run, tmp_path, allow_software=True).vulkan
     assert (device.backend, device.id, device.kind, device.pci) == (
         "wgpu",
         "llvmpipe",
@@ -218,7 +218,7 @@ def test_software_vulkan_is_a_device_only_when_allowed(tmp_path: Path) -> None:
 
 def test_software_devices_are_named_by_their_driver(tmp_path: Path) -> None:
     run = answering(vulkaninfo=recorded("vulkaninfo-two-drivers.txt"))
-    found = detect(run, tmp_path, allow_software=True).vulkan
+    found = detect_devices(run, tmp_path, allow_software=True).vulkan
     assert [(device.id, device.kind) for device in found] == [
         ("SwiftShader", "software"),
         ("llvmpipe", "software"),

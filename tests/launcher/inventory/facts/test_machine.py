@@ -10,10 +10,10 @@ from launcher.hosts.local import LocalConnection
 from launcher.inventory.facts.machine import (
     Machine,
     code_digest,
-    describe,
-    identity,
+    describe_machine,
+    detect_provider,
     may_sleep,
-    provider,
+    read_machine_id,
     secure_boot,
 )
 from tests import ROOT
@@ -24,14 +24,14 @@ VARIABLE = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
 def test_a_machine_survives_json_and_knows_itself() -> None:
     here = receive(Machine, LocalConnection().call("machine", {}), "machine")
-    assert here == describe()
+    assert here == describe_machine()
     assert here.cores >= 1
     assert here.libraries["numpy"].count(".") == 2
 
 
 def test_a_newer_hosts_further_keys_are_passed_over() -> None:
     newer = {**LocalConnection().call("machine"), "colour": "red"}
-    assert receive(Machine, newer, "machine") == describe()
+    assert receive(Machine, newer, "machine") == describe_machine()
 
 
 def fake_proc(folder: Path, boot: str, namespace: str) -> Path:
@@ -45,11 +45,11 @@ def fake_proc(folder: Path, boot: str, namespace: str) -> Path:
 def test_clones_and_containers_are_not_taken_for_one_machine(tmp_path: Path) -> None:
     same_image = tmp_path / "machine-id"
     same_image.write_text("6c1b\n")
-    first = identity(fake_proc(tmp_path / "1", "boot-1", "4026531840"), same_image)
-    clone = identity(fake_proc(tmp_path / "2", "boot-2", "4026531840"), same_image)
-    container = identity(fake_proc(tmp_path / "3", "boot-1", "4026532001"), same_image)
+    first = read_machine_id(fake_proc(tmp_path / "1", "boot-1", "4026531840"), same_image)
+    clone = read_machine_id(fake_proc(tmp_path / "2", "boot-2", "4026531840"), same_image)
+    container = read_machine_id(fake_proc(tmp_path / "3", "boot-1", "4026532001"), same_image)
     assert len({first, clone, container}) == 3
-    assert identity() == identity()
+    assert read_machine_id() == read_machine_id()
 
 
 def test_code_is_compared_by_content(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_no_systemd_no_sleep() -> None:
 
 
 def test_clouds_are_known_by_their_firmware(tmp_path: Path) -> None:
-    assert provider(tmp_path) == ""
+    assert detect_provider(tmp_path) == ""
     for name, value, cloud in (
         ("sys_vendor", "Amazon EC2", "Amazon"),
         ("product_name", "Google Compute Engine", "Google"),
@@ -109,4 +109,4 @@ def test_clouds_are_known_by_their_firmware(tmp_path: Path) -> None:
         folder = tmp_path / (cloud or "own")
         folder.mkdir()
         (folder / name).write_text(f"{value}\n")
-        assert provider(folder) == cloud
+        assert detect_provider(folder) == cloud

@@ -9,10 +9,10 @@ import pytest
 from launcher.inventory.facts.network import (
     Network,
     Route,
+    find_routes,
     is_reachable,
-    network,
     parse_addresses,
-    routes,
+    read_network,
 )
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -31,7 +31,7 @@ def recorded(argv: Sequence[str]) -> tuple[int, str]:
 
 
 def test_bridges_loopback_link_local_and_unplugged_cards_are_no_addresses_to_try() -> None:
-    found = network(recorded)
+    found = read_network(recorded)
     assert [(a.address, a.interface, a.mtu, a.tunnel) for a in found.addresses] == [
         ("192.168.1.2", "eth0", 1500, False),
         ("fd12:3456::2", "eth0", 1500, False),
@@ -74,7 +74,7 @@ def test_the_carrier_decides_and_not_the_state_that_follows_it(
 
 
 def test_routes() -> None:
-    found = routes(list(ROUTES), recorded)
+    found = find_routes(list(ROUTES), recorded)
     assert found["192.168.1.3"] == Route(source="192.168.1.2", interface="eth0", mtu=1500)
     assert found["8.8.8.8"].tunnel  # the VPN has the default route
     assert found["203.0.113.9"].gateway
@@ -88,20 +88,20 @@ def test_routes() -> None:
 
 def test_a_host_name_is_never_resolved() -> None:
     with pytest.raises(ValueError, match="intel"):
-        routes(["intel"], recorded)
+        find_routes(["intel"], recorded)
 
 
 def test_a_machine_without_iproute2_says_so() -> None:
     def absent(argv: Sequence[str]) -> tuple[int, str]:
         return 127, f"{argv[0]}: not installed"
 
-    assert "apt install iproute2" in network(absent).problem
-    assert "apt install iproute2" in routes(["192.0.2.1"], absent)["192.0.2.1"].problem
+    assert "apt install iproute2" in read_network(absent).problem
+    assert "apt install iproute2" in find_routes(["192.0.2.1"], absent)["192.0.2.1"].problem
 
 
 @pytest.mark.needs("ip")
 def test_this_machine_has_a_route_to_itself() -> None:
-    assert routes(["127.0.0.1"])["127.0.0.1"].own
+    assert find_routes(["127.0.0.1"])["127.0.0.1"].own
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.inventory.facts.pci import Card, cards, named, normal_address, parse_lspci
+from launcher.inventory.facts.pci import Card, name_cards, normal_address, parse_lspci, read_cards
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -58,7 +58,7 @@ def test_lines_that_are_not_devices_are_skipped() -> None:
 
 
 def test_sysfs_tells_driver_render_node_and_memory(tmp_path: Path) -> None:
-    assert cards(make_bus(tmp_path)) == (
+    assert read_cards(make_bus(tmp_path)) == (
         Card(
             "0000:0c:00.0",
             "1002",
@@ -68,15 +68,15 @@ def test_sysfs_tells_driver_render_node_and_memory(tmp_path: Path) -> None:
             memory=17163091968,
         ),
     )
-    assert cards(tmp_path / "absent") == ()
+    assert read_cards(tmp_path / "absent") == ()
 
 
 def test_names_come_from_lspci_and_are_not_needed(tmp_path: Path) -> None:
-    found = cards(make_bus(tmp_path))
-    (card,) = named(found, recorded("lspci-w5700x-pair.txt"))
+    found = read_cards(make_bus(tmp_path))
+    (card,) = name_cards(found, recorded("lspci-w5700x-pair.txt"))
     assert card.title == "0000:0c:00.0 Radeon Pro W5700X"
     assert card.node == "/dev/dri/renderD128"
-    assert named(found, "lspci: not installed")[0].title == "0000:0c:00.0 AMD card 1002:7310"
+    assert name_cards(found, "lspci: not installed")[0].title == "0000:0c:00.0 AMD card 1002:7310"
 
 
 def test_addresses_are_spelled_as_the_kernel_does() -> None:

@@ -9,9 +9,9 @@ from launcher.inventory.facts.pci import Card, parse_lspci
 from launcher.inventory.facts.vulkan import (
     Adapter,
     explain_missing,
+    locate_adapters,
     parse_vulkaninfo,
-    place,
-    usable,
+    select_usable,
 )
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -27,8 +27,8 @@ def recorded(name: str) -> str:
 def test_llvmpipe_counts_only_when_it_is_asked_for(release: str) -> None:
     (adapter,) = parse_vulkaninfo(recorded(f"vulkaninfo-llvmpipe-{release}.txt"))
     assert (adapter.kind, adapter.driver, adapter.is_gpu) == ("software", "llvmpipe", False)
-    assert usable([adapter]) == ()
-    assert usable([adapter], allow_software=True) == (adapter,)
+    assert select_usable([adapter]) == ()
+    assert select_usable([adapter], allow_software=True) == (adapter,)
 
 
 def test_a_loader_without_drivers_shows_nothing() -> None:
@@ -36,7 +36,7 @@ def test_a_loader_without_drivers_shows_nothing() -> None:
 
 
 def test_two_equal_cards_are_told_apart_by_their_uuid() -> None:
-    adapters = place(
+    adapters = locate_adapters(
         parse_vulkaninfo(recorded("vulkaninfo-w5700x-pair.txt")),
         parse_lspci(recorded("lspci-w5700x-pair.txt")),
     )
@@ -45,11 +45,11 @@ def test_two_equal_cards_are_told_apart_by_their_uuid() -> None:
         ("0000:12:00.0", "discrete", "radv"),
         ("", "software", "llvmpipe"),
     ]
-    assert [adapter.pci for adapter in usable(adapters)] == ["0000:0c:00.0", "0000:12:00.0"]
+    assert [adapter.pci for adapter in select_usable(adapters)] == ["0000:0c:00.0", "0000:12:00.0"]
 
 
 def test_beside_a_discrete_gpu_the_integrated_one_comes_last_and_nvidia_is_for_cuda() -> None:
-    adapters = place(
+    adapters = locate_adapters(
         parse_vulkaninfo(recorded("vulkaninfo-rtx4090-beside-igpu.txt")),
         parse_lspci(recorded("lspci-rtx4090-beside-igpu.txt")),
     )
@@ -58,10 +58,10 @@ def test_beside_a_discrete_gpu_the_integrated_one_comes_last_and_nvidia_is_for_c
         ("0000:01:00.0", "10de"),
         ("", "10005"),
     ]
-    (igpu,) = usable(adapters)
+    (igpu,) = select_usable(adapters)
     assert igpu.kind == "integrated"
     strong = Adapter("W5700X", "discrete", "1002", "7310", pci="0000:ff:00.0")
-    assert usable([igpu, strong]) == (strong, igpu)
+    assert select_usable([igpu, strong]) == (strong, igpu)
 
 
 def test_intel_writes_its_address_otherwise() -> None:
@@ -71,9 +71,12 @@ def test_intel_writes_its_address_otherwise() -> None:
         Card("0000:0a:00.0", "8086", "56a0"),
     ]
     intel, *_ = parse_vulkaninfo(recorded("vulkaninfo-intel-beside-nvidia.txt"))
-    assert place([intel], bus)[0].pci == "0000:00:02.0"
+    assert locate_adapters([intel], bus)[0].pci == "0000:00:02.0"
     two = [ARC, replace(ARC, uuid="868056a0-0800-0000-0a00-000000000000")]
-    assert [adapter.pci for adapter in place(two, bus)] == ["0000:03:00.0", "0000:0a:00.0"]
+    assert [adapter.pci for adapter in locate_adapters(two, bus)] == [
+        "0000:03:00.0",
+        "0000:0a:00.0",
+    ]
 
 
 def test_the_whole_vulkaninfo_names_the_address() -> None:
@@ -84,7 +87,7 @@ def test_the_whole_vulkaninfo_names_the_address() -> None:
 def test_a_single_card_is_known_by_its_ids_alone() -> None:
     card = replace(RADEON, address="0001:03:00.0")
     adapter = Adapter("W5700X", "discrete", "1002", "7310", uuid="ffffffff-" + "0" * 23)
-    assert place([adapter], [card])[0].pci == "0001:03:00.0"
+    assert locate_adapters([adapter], [card])[0].pci == "0001:03:00.0"
 
 
 def test_an_address_that_the_bus_does_not_confirm_is_not_invented() -> None:
@@ -93,11 +96,11 @@ def test_an_address_that_the_bus_does_not_confirm_is_not_invented() -> None:
     adapter = Adapter(
         "W5700X", "discrete", "1002", "7310", uuid="00000000-0300-0000-0000-000000000000"
     )
-    assert place([adapter], [other])[0].pci == ""
-    assert place([replace(adapter, uuid="")], twins)[0].pci == ""
-    assert place([replace(adapter, uuid="no hex")], twins)[0].pci == ""
+    assert locate_adapters([adapter], [other])[0].pci == ""
+    assert locate_adapters([replace(adapter, uuid="")], twins)[0].pci == ""
+    assert locate_adapters([replace(adapter, uuid="no hex")], twins)[0].pci == ""
     two = [replace(adapter, uuid=""), replace(adapter, uuid="")]
-    assert [one.pci for one in place(two, [RADEON])] == ["", ""]
+    assert [one.pci for one in locate_adapters(two, [RADEON])] == ["", ""]
 
 
 @pytest.mark.parametrize(

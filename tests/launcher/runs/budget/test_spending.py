@@ -20,9 +20,9 @@ from launcher.hosts.local import LocalConnection
 from launcher.hosts.survey import Survey
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.placement import place
+from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import Setting
+from launcher.plan.setting import PlanContext
 from launcher.runs.budget.authorise import authorise
 from launcher.runs.budget.spending import Total, idle_hosts, read_spend, totals
 from launcher.runs.estimate import estimate
@@ -221,9 +221,9 @@ class Start:
         ).model_copy(update={"budget": budget})
 
     def settled(self) -> tuple[LaunchPlan, Survey]:
-        setting = Setting(run_id="r", trainer_command=("t",), state_folder="/s", routes={})
+        setting = PlanContext(run_id="r", trainer_command=("t",), state_folder="/s", routes={})
         hosts = (self.host, *self.others)
-        plan = place(hosts, self.config, None, setting)
+        plan = place_run(hosts, self.config, None, setting)
         return plan, Survey(hosts=hosts, connections={"box": LocalConnection()})
 
     def cost(self, done: int) -> float:

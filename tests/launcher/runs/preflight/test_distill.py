@@ -14,10 +14,10 @@ from launcher.agent.checks.job import check_data, check_model_folder, check_text
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.survey import Survey
 from launcher.inventory.facts.devices import Device
-from launcher.inventory.facts.machine import describe
+from launcher.inventory.facts.machine import describe_machine
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
-from launcher.plan.placement import Setting
+from launcher.plan.placement import PlanContext
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.preflight import distill
 from launcher.runs.preflight.check import CheckContext, HostCheck
@@ -26,7 +26,7 @@ from tests.launcher.hollow_model import make_model
 from tests.launcher.played_hosts import Units
 from trainer.config.distill_job import load
 
-SETTING = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
+SETTING = PlanContext(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
 CPU = (Device("cpu", "cpu"),)
 
 
@@ -57,7 +57,7 @@ class Pair:
             | dict(more or {}),
         )
         self.plan: LaunchPlan = place_distillation(hosts, job, SETTING)
-        here = describe()
+        here = describe_machine()
         self.found = Survey(
             hosts=hosts,
             machines={"ram": here, "gpu": replace(here, identity="another")},

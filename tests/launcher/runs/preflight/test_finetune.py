@@ -13,9 +13,9 @@ from launcher.errors import UnreachableError
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.survey import Survey
 from launcher.inventory.facts.devices import Device
-from launcher.inventory.facts.machine import describe
+from launcher.inventory.facts.machine import describe_machine
 from launcher.inventory.hosts import Host
-from launcher.plan.placement import Setting, place
+from launcher.plan.placement import PlanContext, place_run
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.preflight.check import CheckContext, HostCheck
 from launcher.runs.preflight.content import Content, compare_content
@@ -104,14 +104,14 @@ def test_what_lies_on_the_share_is_one_file(
     )
     paths = {"model.path": f"{folder}/model", "data.train": f"{folder}/t", "data.validation": None}
     config = load(None, {**paths, **job, "output": "/out"})
-    here = describe()
+    here = describe_machine()
     found = Survey(
         hosts=hosts,
         machines={"a": here, "b": replace(here, identity="another")},
         connections={"a": LocalConnection(), "b": LocalConnection()},
     )
-    setting = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
-    checks = checks_of(found, place(hosts, config, None, setting), config, "ab")
+    setting = PlanContext(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
+    checks = checks_of(found, place_run(hosts, config, None, setting), config, "ab")
     there = {each.check.name: each.find for each in checks if each.host == "b"}
     for name in ("model", "data"):
         assert (getattr(there[name], "func", None) is compare_content) is compared
@@ -146,14 +146,14 @@ def test_a_folder_of_logits_is_compared_by_its_shards(tmp_path: Path) -> None:
     hosts = (head, *(Host(name=name, devices=cpu) for name in "bcd"))
     paths = {"model.path": "/srv/model", "data.train": "/srv/logits", "output": "/out"}
     config = load(None, {**paths, **LESSON})
-    here = describe()
+    here = describe_machine()
     found = Survey(
         hosts=hosts,
         machines={name: replace(here, identity=name) for name in "abcd"},
         connections={name: Elsewhere(folders[name].path) for name in "abcd"},
     )
-    setting = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
-    checks = checks_of(found, place(hosts, config, None, setting), config, "abcd")
+    setting = PlanContext(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
+    checks = checks_of(found, place_run(hosts, config, None, setting), config, "abcd")
     findings = {
         each.host: each.run(found.connections[each.host])
         for each in checks
@@ -180,14 +180,14 @@ def test_units_are_asked_about_every_folder_of_the_run() -> None:
     paths = {"model.path": "Qwen/Qwen3-4B", "data.train": "/t", "data.validation": "/v"}
     places = {"output": "/out", "checkpoint.folder": "/srv/motley/checkpoints/x"}
     config = load("quickstart", paths | places)
-    here = describe()
+    here = describe_machine()
     found = Survey(
         hosts=hosts,
         machines={"a": here, "b": replace(here, identity="another")},
         connections={"a": Units(asked), "b": LocalConnection()},
     )
-    setting = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
-    checks = checks_of(found, place(hosts, config, None, setting), config, "ab")
+    setting = PlanContext(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
+    checks = checks_of(found, place_run(hosts, config, None, setting), config, "ab")
     (unit,) = [each for each in checks if each.check.name == "unit"]
     assert unit.host == "a"
     assert unit.run(found.connections[unit.host]).status == "ok"

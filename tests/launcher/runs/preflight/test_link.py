@@ -5,9 +5,9 @@ import pytest
 from launcher.agent.checks.link import Crossing
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.placement import place
+from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import Setting
+from launcher.plan.setting import PlanContext
 from launcher.runs.preflight.link import judge
 from trainer.config.run import load
 
@@ -20,8 +20,8 @@ def plan() -> LaunchPlan:
         Host(name="intel", coordinator=True, bind_address="10.0.0.1", devices=cpu),
         Host(name="lambda", devices=cpu),
     ]
-    setting = Setting(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
-    return place(hosts, load("quickstart"), None, setting)
+    setting = PlanContext(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
+    return place_run(hosts, load("quickstart"), None, setting)
 
 
 CROSSINGS: dict[str, tuple[Crossing, bool, str, str]] = {

@@ -14,9 +14,9 @@ from launcher.hosts.local import LocalConnection
 from launcher.hosts.survey import Survey
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from launcher.plan.placement import place
+from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import Setting
+from launcher.plan.setting import PlanContext
 from launcher.runs.preflight.own_settings import follow_data
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import RunConfig
@@ -49,12 +49,12 @@ def run_of_own(
     flags = {"preset": None, "config": None, "settings": settings, "output": str(folder / "out")}
     flags |= {"model": model, "data": data}
     host = Host(name="here", connection="local", devices=devices, memory=16 * GIB)
-    host_setting = Setting(run_id="run-1", trainer_command=("t",), state_folder="/s", routes={})
+    host_setting = PlanContext(run_id="run-1", trainer_command=("t",), state_folder="/s", routes={})
     order = config_order(**flags)
-    given, config = order.own, order.job([host])
+    given, config = order.derived_settings, order.resolve_job([host])
     assert given is not None
     assert isinstance(config, RunConfig)
-    return config, given, place([host], config, None, host_setting), host
+    return config, given, place_run([host], config, None, host_setting), host
 
 
 def follow(connection: LocalConnection, folder: Path, *settings: str) -> Any:

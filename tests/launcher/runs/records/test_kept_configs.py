@@ -13,8 +13,8 @@ from launcher.cli import run
 from launcher.commands.options import config_order
 from launcher.errors import ConfigError
 from launcher.inventory.hosts import Host
-from launcher.plan.placement import place
-from launcher.plan.setting import Setting
+from launcher.plan.placement import place_run
+from launcher.plan.setting import PlanContext
 from launcher.runs.records.kept_configs import Start, config_of, keep_config
 from launcher.runs.records.registry import Registry
 from tests.launcher.played_hosts import Disk
@@ -44,8 +44,8 @@ def registry(
     monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "laptop"))
     monkeypatch.setattr("launcher.hosts.ssh.connect", lambda host: Disk(tmp_path / host.name))
     listed = [Host(name="intel", coordinator=True, devices=(), fill_with_cpu=True)]
-    setting = Setting(run_id=RUN_ID, trainer_command=("t",), state_folder="/s", routes={})
-    plan = place(listed, load("quickstart", {"output": "/o"}), 1, setting)
+    setting = PlanContext(run_id=RUN_ID, trainer_command=("t",), state_folder="/s", routes={})
+    plan = place_run(listed, load("quickstart", {"output": "/o"}), 1, setting)
     folder = tmp_path / "intel" / "runs" / RUN_ID
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(json.dumps({**json.loads(plan.to_json()), "started": 1.0}))
@@ -184,7 +184,7 @@ def test_a_setting_counts_whether_it_has_a_flag_of_its_own_or_not(tmp_path: Path
     """Else one that is given by --set would let the host's value through."""
     settings = (f"data.train={tmp_path}/mine", "output=/out")
     order = config_order(None, None, settings, str(tmp_path / "m"), None, None)
-    made = order.job([Host(name="here", connection="local")])
+    made = order.resolve_job([Host(name="here", connection="local")])
     assert isinstance(made, RunConfig)
     assert (made.data.train, made.output) == (f"{tmp_path}/mine", "/out")
 

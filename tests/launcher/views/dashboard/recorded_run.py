@@ -11,9 +11,9 @@ import yaml
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
-from launcher.plan.placement import place
+from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
-from launcher.plan.setting import Setting
+from launcher.plan.setting import PlanContext
 from launcher.runs.records.registry import Registry
 from trainer.config import distill_job
 from trainer.config.run import load
@@ -41,9 +41,9 @@ def here(folder: Path) -> Host:
     )
 
 
-def setting(run_id: str, folder: Path) -> Setting:
+def setting(run_id: str, folder: Path) -> PlanContext:
     """Return the setting of a run on this machine."""
-    return Setting(run_id=run_id, trainer_command=("t",), state_folder=str(folder), routes={})
+    return PlanContext(run_id=run_id, trainer_command=("t",), state_folder=str(folder), routes={})
 
 
 def record(plan: LaunchPlan, folder: Path) -> None:
@@ -67,7 +67,7 @@ class RecordedRun:
         self.output = folder / f"output-{run_id}"
         self.output.mkdir(parents=True)
         job = load("quickstart", {"output": str(self.output)})
-        record(place([here(folder)], job, 3, setting(run_id, folder)), folder)
+        record(place_run([here(folder)], job, 3, setting(run_id, folder)), folder)
         self._now = BEGAN
         self.metrics = MetricsLog(self.output, clock=lambda: self._now)
         self.status: dict[str, Any] = {
