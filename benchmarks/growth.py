@@ -72,6 +72,21 @@ SETTINGS = {
 """Of each run: it goes on until it is stopped, and no step validates."""
 
 
+READ = """
+import sys, time, urllib.error, urllib.request
+for url in sys.argv[1:]:
+    while True:
+        try:
+            urllib.request.urlopen(url).read()
+            break
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+            time.sleep(0.1)
+"""
+"""Reads pages; while hosts have not answered yet the dashboard says that it cannot show them."""
+
+
 class Spent(NamedTuple):
     """The cost of a command with all that it starts."""
 
@@ -156,7 +171,6 @@ class Bench:
     def dashboard(self) -> Spent:
         """Return what a dashboard takes until it has shown all runs and this one."""
         command = [*self._inside, str(BIN / "launch"), "dashboard", "--port", "0", *self._words]
-        read = "import sys, urllib.request as r; [r.urlopen(url).read() for url in sys.argv[1:]]"
         began = time.monotonic()
         with subprocess.Popen(
             command, env=self._environment, stdout=subprocess.PIPE, text=True
@@ -164,7 +178,7 @@ class Bench:
             assert server.stdout is not None
             page = server.stdout.readline().strip()
             pages = [f"{page}api/overview", f"{page}api/runs/{self.run_id}"]
-            subprocess.run([*self._inside, sys.executable, "-c", read, *pages], check=True)
+            subprocess.run([*self._inside, sys.executable, "-c", READ, *pages], check=True)
             spent = Spent(
                 time.monotonic() - began,
                 cpu_of(server.pid),
@@ -299,8 +313,9 @@ def measure_adapters(folder: Path, megabytes: int) -> dict[str, Spent]:
     layers = max(LARGE["layers"], math.ceil(megabytes / MOST_OF_A_LAYER))
     bench = Bench(folder, shape={**LARGE, "layers": layers})
     rank = max(1, round(megabytes / layers / MEGABYTES))
-    settings = {"lora.lora_rank": rank, "lora.lora_alpha": 2 * rank, "training.batch_size": 2}
-    return measure_run(bench, folder / "sample.jsonl", 1, settings)
+    settings = {"lora.lora_rank": rank, "lora.lora_alpha": 2 * rank, "training.batch_size": 1}
+    data = write_conversations(folder / "short.jsonl", ROWS, words=4)
+    return measure_run(bench, data, 1, settings)
 
 
 class Part(NamedTuple):
