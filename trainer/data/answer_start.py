@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 
 from trainer.data.chat_marks import FORGED, FORGED_END, Turn
 
@@ -12,6 +13,7 @@ _REASONING = re.compile(
     r"\s*(?P<closed><[^<>\s]+>\s*)?\Z"
 )
 """A reasoning that a prompt opens, and perhaps closes, as its last part."""
+_CLOSED = re.compile(r"<([^<>/\s]*(?i:think|thought|reason)[^<>/\s]*)>.*?</\1>", re.DOTALL)
 _ONE_TAG = re.compile(r"\s*<[^<>/\s]+>\s*")
 
 
@@ -27,6 +29,65 @@ def answer_start(asked: str, text: str) -> int | None:
     if opener is not None and not asked[common : opener.start()].strip():
         return min(common, opener.start())
     return common if _ONE_TAG.fullmatch(asked, common) else None
+
+
+def end_of(text: str) -> str:
+    """Return the last characters of a text, without white space, by which it is recognised."""
+    return "".join(text.split())[-8:]
+
+
+def moved_start(
+    asked: str,
+    asking: str,
+    text: str,
+    markup: re.Pattern[str],
+    bounds: tuple[int, int],
+    closing: str,
+) -> tuple[int, str] | None:
+    """Return where an answer begins in a conversation that has another text before it.
+
+    That is after the markup that ends its prompt, behind the end of the turn before, or in the one
+    place with markup that only asks. The second value is what the prompt opens and the conversation
+    lacks. None if it is unclear.
+
+    Args:
+        asked: its prompt, which ends with a token of `markup` and perhaps a word.
+        asking: what the template has added to ask.
+        bounds: it begins after the first, and its last text ends at the second.
+        closing: the last characters of the turn before it.
+    """
+    tokens = list(markup.finditer(asked))
+    if not tokens:
+        return None
+    begin = tokens[-1].start() if not markup.match(asking) else len(asked) - len(asking)
+    header = asked[begin:]
+    opener = _REASONING.search(header)
+    core = header[: opener.start()] if opener and opener.start() else header
+    floor, said = bounds
+    agreed: dict[int, str] = {}
+    place = text.find(core, floor)
+    while 0 <= place <= said - len(core):
+        pairs = zip(
+            *(reversed("".join(t.split())) for t in (asked[:begin], text[:place])), strict=False
+        )
+        same = takewhile(lambda pair: pair[0] == pair[1], pairs)
+        agreed[place] = "".join(one for one, _ in same)[::-1]
+        place = text.find(core, place + 1)
+    best = [n for n, part in agreed.items() if len(part) == max(map(len, agreed.values()))]
+    if len(best) != 1 or (
+        closing not in agreed[best[0]] and (agreed.keys() != {*best} or core not in asking)
+    ):
+        return None
+    length = answer_start(header, text[best[0] :])
+    if length is None or best[0] + length > said:
+        return None
+    return best[0] + length, header[length:]
+
+
+def says_the_same(asked: str, text: str) -> bool:
+    """Return whether two texts differ in white space and closed reasonings alone."""
+    one, other = ("".join(_CLOSED.sub("", each).split()) for each in (asked, text))
+    return one == other
 
 
 def ends_alike(one: str, other: str, markup: re.Pattern[str]) -> bool:

@@ -1,9 +1,9 @@
 """A tokenizer's chat template, and the parts of its output that are the assistant's turns.
 
 If a template marks them with `{% generation %}`, the marks decide. Otherwise the conversation is
-rendered again in parts: an answer begins where the rendering of the turns before it ends, with
-the markup that asks for an answer, and ends with the markup that the template puts after it. If
-that does not hold, the conversation is refused: training and prompting would use different texts.
+rendered again in parts, by which the answers are found (`answer_finder`). If an answer's prompt
+is another text than the conversation, that is refused, or accepted with `data.lost_text`: training
+and prompting would use different texts.
 
 Some templates ask with an opened reasoning, `<think>`, that is not in their conversations. An
 answer then begins where prompt and conversation part. If the last answer has a reasoning, which
@@ -17,33 +17,37 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 from trainer.config.data import TEMPLATE_DATE, LostText
-from trainer.data.answer_start import answer_start, common_start, continued_answer, ends_alike
+from trainer.data.answer_finder import (
+    FIRST,
+    REMEDY,
+    AnswerFinder,
+    Answers,
+    AnswerStart,
+    changed_text,
+)
+from trainer.data.answer_start import answer_start
 from trainer.data.chat_marks import (
-    END_MARK,
     FORGED,
     RESERVED,
     SEEN,
     ConversationError,
     RenderedChat,
-    Span,
     Turn,
     any_of,
     generated_spans,
     guarded,
     layout,
-    with_end_mark,
     with_mark,
 )
 from trainer.data.lost_text import beginning, lost_text
 from trainer.data.tokenizer_folder import NAMES, TokenizerFolder
-from trainer.data.turn_forms import template_turn, with_null, with_text, writes_python
+from trainer.data.turn_forms import forms_of, template_turn, with_null, with_text, writes_python
 from trainer.data.turns import ChatMessage
 from trainer.model.formats import template_files
 from trainer.system.errors import InputError, first_line, plain_reason
@@ -52,14 +56,6 @@ from trainer.system.regular_file import read_text
 Tools = Sequence[dict[str, Any]]
 
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
-_REMEDY = (
-    "leave out the turns after it, make it context with 'weight' 0, or mark answers in the template"
-    " with {% generation %}"
-)
-_FIRST = (
-    "the conversation begins with the assistant, which the chat template cannot express; leave that"
-    " turn out, put a user's before it, or make it context with 'weight' 0"
-)
 
 
 class ChatTemplate:
@@ -71,6 +67,7 @@ class ChatTemplate:
         special: all special tokens.
         on_lost: what to do about text that the template leaves out.
         today: the date that it gets if it asks.
+        ends: special tokens at which the model stops.
     """
 
     def __init__(
@@ -80,11 +77,12 @@ class ChatTemplate:
         special: frozenset[str],
         on_lost: LostText = "refuse",
         today: str = TEMPLATE_DATE,
+        ends: frozenset[str] = frozenset(),
     ) -> None:
         self._sources, self._tokens, self._on_lost = sources, tokens, on_lost
-        self._today = today
+        self._forms: dict[str, list[Callable[[Turn], Turn]]] = {}
+        self._today, self._ends = today, ends
         self._special = any_of(special)
-        self._always: dict[str, bool] = {}
         self._markup = re.compile(f"(?<!{FORGED})(?:{self._special.pattern})")
 
     @property
@@ -108,9 +106,14 @@ class ChatTemplate:
             text, turns = self._rendered(messages, tools)
         except ConversationError:  # the prompt does not need the answer
             return layout(asked, [])
-        begin = answer_start(asked, text)
-        if begin is not None and continued_answer(turns[-1], asked[begin:], text[begin:]) is None:
-            asked = asked[:begin]
+        finder, last = self._finder(turns, tools, text), len(turns) - 1
+        with contextlib.suppress(ConversationError):
+            begin = answer_start(asked, text)
+            if begin is None:
+                start = finder.start(last, finder.text_ends([last]))
+            else:
+                start = AnswerStart(asked, begin, asked[begin:])
+            asked, _ = start.prompt(turns[last], text)
         return layout(asked, [])
 
     def lay_out(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
@@ -120,152 +123,42 @@ class ChatTemplate:
             ConversationError: the template cannot express it, or the assistant's turns of it.
         """
         text, turns = self._rendered(messages, tools)
-        marks = _GENERATION.search(self._source(tools)) is not None
+        finder = self._finder(turns, tools, text)
         spoken = [n for n, each in enumerate(messages) if each.role == "assistant"]
         targets = [number for number in spoken if messages[number].learned]
-        said = self._said(turns, tools, text, spoken if marks else targets)
-        if marks:
-            spans = generated_spans(text, said, targets)
+        if _GENERATION.search(self._source(tools)):
+            found = Answers(text, generated_spans(text, finder.text_ends(spoken), targets))
         else:
-            spans: dict[int, list[Span]] = {}
-            for number, place in said.items():
-                asked = self._ask(turns[:number], tools)
-                begin, end = self._span(turns, tools, text, number, asked, place)
-                answer = continued_answer(turns[number], asked[begin:], text[begin:])
-                if answer is not None and number == len(turns) - 1:
-                    text = asked + answer + text[place:]
-                    begin, end = len(asked), len(asked + answer) + end - place
-                spans[number] = [(begin, end)]
-        lost = self._lost(messages, turns, tools, text, spans)
+            found = finder.find(targets)
+        if found.changed is not None and self._on_lost == "refuse":
+            raise ConversationError(
+                f"{changed_text(found.changed)}; {REMEDY}, or set data.lost_text: accept to learn"
+                " it after the text that it has there (without a run: --lost-text accept)"
+            )
+        lost = self._lost(messages, turns, tools, found)
         if lost is not None and self._on_lost == "refuse":
             raise ConversationError(
                 f"the chat template leaves out {lost}; change the line, make the turn context with"
                 " 'weight' 0, or set data.lost_text: accept to use the rest (without a run:"
                 " --lost-text accept)"
             )
-        learned = sorted(span for number in targets for span in spans.get(number, ()))
-        return replace(layout(text, learned), lost=lost)
+        if lost is None and found.changed is not None:
+            lost = f"the text before turn {found.changed + 1}"
+        learned = sorted(span for number in targets for span in found.spans.get(number, ()))
+        return replace(layout(found.text, learned), lost=lost)
 
-    def _said(
-        self, turns: list[Turn], tools: Tools, text: str, numbers: Sequence[int]
-    ) -> dict[int, int]:
-        """Return where the last text of each of these turns ends in the rendering."""
-        marked = [with_end_mark(turn, n) if n in numbers else turn for n, turn in enumerate(turns)]
-        parts = END_MARK.split(self._render(marked, tools))
-        texts, marks = parts[::2], parts[1::2]
-        if set(map(int, marks)) != set(numbers) or "".join(texts) != text:
-            raise ConversationError("the chat template omits or changes the assistant's text")
-        places: dict[int, list[int]] = {}
-        for number, place in zip(map(int, marks), accumulate(map(len, texts)), strict=False):
-            places.setdefault(number, []).append(place)
-        return {
-            number: found[self._own_marks(turns, tools, number, len(found)) - 1]
-            for number, found in places.items()
-        }
+    def _finder(self, turns: list[Turn], tools: Tools, text: str) -> AnswerFinder:
+        def render(turns: Sequence[Turn], asking: bool) -> str:
+            return self._render(turns, tools, asking=asking)
 
-    def _own_marks(self, turns: list[Turn], tools: Tools, number: int, most: int) -> int:
-        """Return how often a template writes a turn's mark in that turn.
-
-        Some write the name of a called tool again, in the turn with its result.
-        """
-        if most == 1 or number == len(turns) - 1:
-            return most
-        only = self._render([*turns[:number], with_end_mark(turns[number], number)], tools)
-        return min(max(len(END_MARK.findall(only)), 1), most)
-
-    def _span(
-        self, turns: list[Turn], tools: Tools, text: str, number: int, asked: str, said: int
-    ) -> Span:
-        """Return where an answer begins and ends, in characters of the rendering.
-
-        Args:
-            asked: the prompt for it.
-            said: where its last text ends.
-        """
-        begin = answer_start(asked, text)
-        if begin is None or begin > said:
-            if all(turn["role"] != "user" for turn in turns[:number]):
-                raise ConversationError(_FIRST)
-            raise ConversationError(
-                f"the chat template changes the text before turn {number + 1}"
-                f" when that turn is to be generated; {_REMEDY}"
-            )
-        within = alone = text[said:]
-        if number < len(turns) - 1:
-            only = self._render([*turns[:number], with_end_mark(turns[number], number)], tools)
-            alone = END_MARK.split(only)[-1]
-        always = ends_alike(asked, text, self._markup) and self._asks_always(turns, tools, text)
-        end = self._end(alone, within, always)
-        if end is None:
-            end = self._other_end(turns[:number], tools, alone, within)
-        if end is None:
-            raise ConversationError(
-                f"the chat template ends turn {number + 1} differently if more turns follow;"
-                f" {_REMEDY}"
-            )
-        return begin, said + end
-
-    def _asks_always(self, turns: list[Turn], tools: Tools, text: str) -> bool:
-        """Return whether the template writes the same, asked for an answer or not."""
-        source = self._source(tools)
-        if source not in self._always:
-            self._always[source] = self._render(turns, tools, asking=True) == text
-        return self._always[source]
-
-    def _ask(self, turns: list[Turn], tools: Tools) -> str:
-        """Return the prompt after these turns."""
-        try:
-            return self._render(turns, tools, asking=True)
-        except ConversationError:
-            if any(turn["role"] == "user" for turn in turns):
-                raise
-            raise ConversationError(_FIRST) from None
-
-    def _end(self, alone: str, within: str, always: bool) -> int | None:
-        """Return how much of `within` ends an answer, None if that is unclear.
-
-        Args:
-            alone: what the template puts after an answer that is the last turn.
-            within: what follows it in the whole conversation.
-            always: both go on with the markup that asks for an answer.
-        """
-        if always and (end := self._markup.search(within)):
-            return end.end()
-        common = alone if within.startswith(alone) else common_start(alone, within, self._markup)
-        if common != alone:  # some end the last turn with one more token: take the common part
-            ends = [match.end() for match in self._markup.finditer(common)]
-            if not ends:
-                return None
-            common = common[: ends[-1]]
-        return len(common.rstrip()) or len(common)
-
-    def _other_end(self, before: list[Turn], tools: Tools, alone: str, within: str) -> int | None:
-        """Return how much of `within` ends an answer that ends otherwise as the last turn.
-
-        Its end is the token that ends it as the last turn, after other white space, or the token
-        that ends the turn before it; gpt-oss ends only the last answer with one of its own.
-        """
-        common = len(common_start(alone, within, self._markup))
-        rest = within[common:]
-        token = self._markup.match(rest.lstrip())
-        if token is None:
-            return None
-        if not alone[common:].lstrip().startswith(token[0]):
-            ended = self._render(before, tools).rstrip() if before else ""
-            if not ended.endswith(token[0]):
-                return None
-        return within.index(token[0], common) + len(token[0])
+        return AnswerFinder(render, turns, text, self._markup, self._ends)
 
     def _lost(
-        self,
-        messages: Sequence[ChatMessage],
-        turns: list[Turn],
-        tools: Tools,
-        text: str,
-        spans: dict[int, list[Span]],
+        self, messages: Sequence[ChatMessage], turns: list[Turn], tools: Tools, answers: Answers
     ) -> str | None:
         """Return the first part of a conversation that its rendering lacks."""
-        for number, found in spans.items():
+        text = answers.text
+        for number, found in answers.spans.items():
             learned = "".join(text[begin:end] for begin, end in found)
             if messages[number].target and (
                 words := lost_text(messages[number], RESERVED.sub("", learned))
@@ -280,16 +173,18 @@ class ChatTemplate:
             for number, turn in enumerate(turns)
             if turn["role"] != "assistant" and str(turn.get("content", "")).strip()
         ]
-        if self._seen(turns, tools, heard) < len(heard):
+        asking = answers.joined
+        read = turns[:-1] if asking else turns
+        if self._seen(read, tools, heard, asking) < len(heard):
             for number in heard:
-                if not self._seen(turns, tools, [number]):
+                if not self._seen(read, tools, [number], asking):
                     return f"turn {number + 1}, {beginning(messages[number].content)!r}"
         return None
 
-    def _seen(self, turns: list[Turn], tools: Tools, numbers: Sequence[int]) -> int:
+    def _seen(self, turns: list[Turn], tools: Tools, numbers: Sequence[int], asking: bool) -> int:
         """Return how many of these turns' texts are in the rendering."""
         marked = [with_mark(turn) if n in numbers else turn for n, turn in enumerate(turns)]
-        return self._render(marked, tools).count(SEEN)
+        return self._render(marked, tools, asking=asking).count(SEEN)
 
     def _rendered(
         self, messages: Sequence[ChatMessage], tools: Tools, *, asking: bool = False
@@ -314,7 +209,7 @@ class ChatTemplate:
                         return self._render(other, tools, asking=asking), other
             first = next((turn for turn in turns if turn["role"] != "system"), None)
             if not turns or (first is not None and first["role"] == "assistant"):
-                raise ConversationError(f"{_FIRST} ({error})") from None
+                raise ConversationError(f"{FIRST} ({error})") from None
             raise
 
     def _source(self, tools: Tools) -> str:
@@ -331,12 +226,22 @@ class ChatTemplate:
         *,
         asking: bool = False,
     ) -> str:
+        source = self._source(tools)
+        own = guarded(list(tools), self._special) or None
+        if source not in self._forms:
+            self._forms[source] = []  # while the forms are tried
+            self._forms[source] = forms_of(lambda each: self._render(each, tools))
+        for form in self._forms[source]:
+            turns = [form(turn) for turn in turns]
+        return self._render_as_given(source, turns, own, asking)
+
+    def _render_as_given(self, source: str, turns: Sequence[Turn], tools: Any, asking: bool) -> str:
         from trainer.data.template_sandbox import compile_template  # only conversations need Jinja
 
         try:
-            return compile_template(self._source(tools), self._today)(
+            return compile_template(source, self._today)(
                 messages=turns,
-                tools=guarded(list(tools), self._special) or None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=asking,
                 **self._tokens,
@@ -377,7 +282,11 @@ class ChatTemplate:
 
 
 def read_chat_template(
-    folder: TokenizerFolder, special: frozenset[str], on_lost: LostText, today: str
+    folder: TokenizerFolder,
+    special: frozenset[str],
+    on_lost: LostText,
+    today: str,
+    ends: frozenset[str],
 ) -> ChatTemplate | None:
     """Return the chat template of a tokenizer's folder, None if it has none.
 
@@ -398,4 +307,6 @@ def read_chat_template(
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: cannot be read: {plain_reason(error)}") from None
     sources = found or sources  # files replace the settings, as in transformers
-    return ChatTemplate(sources, folder.names, special, on_lost, today) if sources else None
+    if not sources:
+        return None
+    return ChatTemplate(sources, folder.names, special, on_lost, today, ends & special)

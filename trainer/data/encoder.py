@@ -58,7 +58,10 @@ class Encoder:
         """The token that ends a text."""
         added = self.tokenizer.get_added_tokens_decoder().values()
         special = frozenset(token.content for token in added if token.special)
-        self.template = read_chat_template(folder, special, lost_text, today)
+        stops = (self.end, *self._ends)
+        ends = {self.tokenizer.id_to_token(each) for each in stops if each is not None}
+        named = frozenset(each for each in ends if each is not None)
+        self.template = read_chat_template(folder, special, lost_text, today, named)
         """The publisher's chat template, if the tokenizer has one."""
         self._special = any_of(special)
         self.format = chat_format(special)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable
 from typing import Any
 
-from trainer.data.chat_marks import Turn
+from trainer.data.chat_marks import SEEN, ConversationError, Turn
 from trainer.data.turns import REASONING, ChatMessage
 
 
@@ -19,6 +21,46 @@ def _with_reasoning(more: dict[str, Any]) -> dict[str, Any]:
     """Give a turn's reasoning the names that templates read, as transformers does."""
     found = next((more[key] for key in REASONING if key in more), None)
     return more if found is None else {"thinking": found, **more, "reasoning_content": found}
+
+
+def forms_of(render: Callable[[list[Turn]], str]) -> list[Callable[[Turn], Turn]]:
+    """Return the changes to each turn without which a template leaves out texts or calls.
+
+    Args:
+        render: renders turns with the template, or raises a ConversationError.
+    """
+
+    def writes(*turns: Turn) -> bool:
+        with contextlib.suppress(ConversationError):
+            return SEEN in render(list(turns))
+        return False
+
+    asked: Turn = {"role": "user", "content": SEEN}
+    forms: list[Callable[[Turn], Turn]] = []
+    if not writes(asked) and writes(with_parts(asked)):
+        forms.append(with_parts)
+    for arguments in ({}, "{}"):
+        function = {"name": SEEN, "arguments": arguments}
+        call = {"id": "call00000", "type": "function", "function": function}
+        turn: Turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        other = {"role": "user", "content": "x"}
+        if not writes(other, turn) and writes(other, with_null_text(turn)):
+            return [*forms, with_null_text]
+    return forms
+
+
+def with_parts(turn: Turn) -> Turn:
+    """Return a turn whose text is a list of parts, as templates for images want it."""
+    if not isinstance(text := turn.get("content"), str):
+        return turn
+    return {**turn, "content": [{"type": "text", "text": text}]}
+
+
+def with_null_text(turn: Turn) -> Turn:
+    """Return a turn whose empty text is null if it has calls: some write them only then."""
+    if not turn.get("tool_calls") or (turn.get("content") or "").strip():
+        return turn
+    return {**turn, "content": None}
 
 
 def with_null(turn: Turn) -> Turn:

@@ -134,8 +134,8 @@ ESCAPE = "{{- messages.__class__.__mro__[1].__subclasses__() }}{%- for m in mess
 @pytest.mark.parametrize(
     ("source", "turns", "problem"),
     [
-        (LATE, SEVERAL, "changes the text before turn 2 when"),
-        (LOST, ONE, "omits or changes the assistant's text"),
+        (LATE, SEVERAL, "changes the text before turn 6 when"),
+        (LOST, ONE, "omits the text of turn 2"),
         (OTHER, SEVERAL, "ends turn 2 differently if more turns follow"),
         (CLOCK, ONE, "gives a date, not a time"),
         (LONG_FORMAT, ONE, "a format of a date is too large"),

@@ -201,21 +201,31 @@ def test_a_call_without_a_text_has_an_empty_one_or_none(tmp_path: Path) -> None:
 FIRST = [turn("assistant", "Hello."), ASK, turn("assistant", "22")]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama3", "mistral", "gemma"])
+@pytest.mark.parametrize("name", ["mistral", "gemma"])
 def test_an_answer_before_any_question_is_one_clear_line(tmp_path: Path, name: str) -> None:
     encoder = Encoder(make(tmp_path, FAMILIES[name]))
     with pytest.raises(ConversationError) as caught:
         encoder.conversation(sample(*FIRST))
     assert "the conversation begins with the assistant" in str(caught.value)
     assert "\n" not in str(caught.value)
-    if name in ("qwen3", "llama3"):  # the others have no place for such a turn
-        _, learned = spoken(encoder, sample(FIRST[0] | {"weight": 0}, *FIRST[1:]))
-        assert "Hello" not in learned
 
 
-def test_an_answer_before_any_question_is_learned_if_the_template_can(tmp_path: Path) -> None:
-    _, learned = spoken(Encoder(make(tmp_path, FAMILIES["phi"])), sample(*FIRST))
-    assert learned == "Hello.<|end|>22<|end|>\n<|endoftext|>"
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("phi", "Hello.<|end|>22<|end|>\n<|endoftext|>"),
+        ("llama3", "Hello.<|eot_id|>22<|eot_id|>"),
+        ("qwen3", "Hello.<|im_end|><think>\n\n</think>\n\n22<|im_end|>"),
+    ],
+)
+def test_an_answer_before_any_question_is_learned_if_the_template_can(
+    tmp_path: Path, name: str, expected: str
+) -> None:
+    """Some templates ask for no first turn; it begins with what asks for any other."""
+    encoder = Encoder(make(tmp_path, FAMILIES[name]))
+    assert spoken(encoder, sample(*FIRST))[1] == expected
+    _, learned = spoken(encoder, sample(FIRST[0] | {"weight": 0}, *FIRST[1:]))
+    assert learned == expected.partition(">")[2]
 
 
 def test_without_a_template_a_reasoning_is_refused_and_context_not_learned(tmp_path: Path) -> None:
