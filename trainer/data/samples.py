@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -159,8 +160,11 @@ def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> bla
         for found in find_data(Path(path)).files:
             said = announced(f"hashing {path}")
             with readable(found, InputError), said, open_file(found) as file:
-                while piece := file.read(_PIECE):  # if mapped, a file that shrinks would kill
-                    hasher.update(piece)
+                size = os.fstat(file.fileno()).st_size
+                with reported(f"hashing {found.name}", size, "bytes") as progress:
+                    while piece := file.read(_PIECE):  # if mapped, a file that shrinks would kill
+                        hasher.update(piece)
+                        progress.advance(len(piece))
             hasher.update(b"\0")
     return hasher
 

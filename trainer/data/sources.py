@@ -31,6 +31,7 @@ from trainer.data.subsets import README, Subset, choose_files_of, choose_subset,
 from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
 from trainer.system.regular_file import read_file
+from trainer.system.storage.progress import reported
 
 _STEP = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f]+"
 HUB = re.compile(
@@ -138,10 +139,17 @@ def _spooled(path: Path) -> Path:
 
     atexit.register(remove)
     file = folder / path.name
-    with readable(path, InputError):
-        said = announced(f"reading the pipe {path}")
-        with said, path.open("rb") as pipe, file.open("wb") as copy:
-            shutil.copyfileobj(pipe, copy, 1 << 20)
+    what = f"reading the pipe {path}"
+    with (
+        readable(path, InputError),
+        announced(what),
+        reported(what, unit="bytes") as progress,
+        path.open("rb", buffering=0) as pipe,  # what little a slow one has counts at once
+        file.open("wb") as copy,
+    ):
+        while piece := pipe.read(1 << 20):
+            copy.write(piece)
+            progress.advance(len(piece))
     return file
 
 

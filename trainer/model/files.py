@@ -12,6 +12,7 @@ from trainer.model.safetensors_headers import TensorHeader, read_headers
 from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
 from trainer.system.regular_file import open_file, read_file
+from trainer.system.storage.progress import reported
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
 _DIGESTED = (
@@ -109,10 +110,13 @@ def _digest_of(
             file = opened.enter_context(open_file(path))
             mapped = opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             maps[path] = opened.enter_context(memoryview(mapped))
+        total = sum(header.end - header.begin for _, header in headers)
+        progress = opened.enter_context(reported("hashing the model's weights", total, "bytes"))
         for name, header in headers:
             hasher.update(f"{name}\0{header.dtype}\0{header.shape}\0".encode())
             with maps[header.file][header.begin : header.end] as values:
                 hasher.update(values)
+            progress.advance(header.end - header.begin)
     return hasher.hexdigest()
 
 

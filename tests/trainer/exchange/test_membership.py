@@ -9,7 +9,8 @@ import pytest
 from tests.trainer.exchange.exact_problem import ExactProblem, join_request
 from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
-from trainer.exchange.coordinator.membership import INTRODUCTION, RESUME_PATIENCE
+from trainer.exchange.coordinator.arrivals import INTRODUCTION
+from trainer.exchange.coordinator.membership import RESUME_PATIENCE
 from trainer.exchange.protocol.messages import Heartbeat, StateLoaded
 from trainer.exchange.protocol.wire import Frame, MessageType
 

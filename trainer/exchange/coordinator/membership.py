@@ -13,12 +13,13 @@ from typing import Literal
 
 from trainer.config.run import RunConfig
 from trainer.exchange.coordinator.answers import Questions
+from trainer.exchange.coordinator.arrivals import INTRODUCTION, Arrivals
 from trainer.exchange.coordinator.joiners import Joiners
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.coordinator.training import Training
 from trainer.exchange.coordinator.validation import Score
 from trainer.exchange.protocol import messages
-from trainer.exchange.protocol.actions import Action, Finish
+from trainer.exchange.protocol.actions import Action, Finish, Send
 from trainer.exchange.protocol.members import Certified, Job, Member, Membership, RefusalError
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.protocol.wire import Frame, MessageType
@@ -31,12 +32,11 @@ from trainer.system.errors import (
     ProtocolError,
     TrainerError,
     UnprovedError,
+    UnreachableError,
 )
 
 Phase = Literal["waiting", "running", "finishing", "over"]
 
-INTRODUCTION = 5.0
-"""Seconds that a connection has to send its JoinRequest."""
 RESUME_PATIENCE = 15.0
 """Seconds that a resumed run waits for all of its workers before it goes on with those here."""
 STOP_PATIENCE = 10.0
@@ -83,7 +83,7 @@ class Coordinator:
         layout, patience = self.training.policy.wire_layout, config.exchange.join_deadline
         self._joiners = Joiners(self.membership, self._outbox, len(layout.blocks) + 1, patience)
         self._resumed = state.step > 0
-        self._introductions: dict[int, tuple[float, Certified]] = {}
+        self._arrivals = Arrivals(patience)
         self._stop_reason, self._stop_code = "", 0
         self._alone_since = now
         self._stop_by = math.inf
@@ -93,7 +93,7 @@ class Coordinator:
 
     def connected(self, link: int, certified: Certified, now: float) -> list[Action]:
         """A link opened; `certified` is what the peer's certificate says, if it showed one."""
-        self._introductions[link] = (now, certified)
+        self._arrivals.add(link, certified, now)
         return self._outbox.take()
 
     def receive(self, link: int, frame: Frame, now: float) -> list[Action]:
@@ -102,8 +102,8 @@ class Coordinator:
             return []
         self.training.settle()
         try:
-            if link in self._introductions:
-                self._join(link, frame, now)
+            if link in self._arrivals:
+                self._arrive(link, frame, now)
             elif member := self.membership.by_link(link):
                 self._handle(member, frame, now)
                 round_ = self.training.round
@@ -122,7 +122,7 @@ class Coordinator:
 
     def disconnected(self, link: int, reason: str, now: float) -> list[Action]:
         """A link closed, or its shell gave it up."""
-        self._introductions.pop(link, None)
+        self._arrivals.discard(link)
         if (member := self.membership.by_link(link)) and self.phase != "over":
             self._lose(member, reason, now)
         return self._outbox.take()
@@ -133,9 +133,8 @@ class Coordinator:
             return []
         self.training.settle()
         self._forgive_own_sleep(now)
-        for link, (since, _) in list(self._introductions.items()):
-            if now - since > INTRODUCTION:
-                self._expel(link, f"no JoinRequest within {INTRODUCTION:.0f} s", now)
+        for link in self._arrivals.silent(now):
+            self._expel(link, f"no JoinRequest within {INTRODUCTION:.0f} s", now)
         for member in list(self.membership):
             if now - member.last_heard > self._settings.lost_after:
                 self._expel(member.link, f"silent for {self._settings.lost_after:g} s", now)
@@ -148,6 +147,8 @@ class Coordinator:
             for member in self.membership:
                 self._outbox.beat(member)
         self._check_patience(now)
+        if self.phase != "over":
+            self._dismiss_stuck_readers(now)
         self._move_on(now)
         return self._outbox.take()
 
@@ -194,17 +195,22 @@ class Coordinator:
 
     # Members
 
-    def _join(self, link: int, frame: Frame, now: float) -> None:
-        if frame.type is not MessageType.JOIN_REQUEST:
-            raise ProtocolError(f"{frame.type.name} before JoinRequest")
-        request = messages.parse(frame)
-        assert isinstance(request, messages.JoinRequest)
-        _, certified = self._introductions.pop(link)
+    def _arrive(self, link: int, frame: Frame, now: float) -> None:
+        """Take in a frame of a worker that has not joined."""
+        if frame.type in (MessageType.JOIN_REQUEST, MessageType.HEARTBEAT):
+            match messages.parse(frame):
+                case messages.JoinRequest() as request:
+                    return self._join(link, request, now)
+                case messages.Heartbeat(reading=messages.Reading() as reading):
+                    return self._arrivals.note(link, reading, now)
+        raise ProtocolError(f"{frame.type.name} before JoinRequest")
+
+    def _join(self, link: int, request: messages.JoinRequest, now: float) -> None:
+        certified = self._arrivals.admit(link, request)
         state = self.training.state
         stranger = Member(link, request.rank or 0, 0, request, now)
         if self.phase == "finishing":
-            self._outbox.send(stranger, messages.Shutdown(reason="the run is over", exit_code=0))
-            self._outbox.close(link, "the run is over", told=True)
+            self._dismiss(link, "the run is over", exit_code=0)
             return
         try:
             member = self.membership.admit(link, request, certified, now)
@@ -237,7 +243,7 @@ class Coordinator:
             self.training.gradient(member, frame)
             return
         match messages.parse(frame):
-            case messages.Heartbeat():
+            case messages.Heartbeat(reading=None):
                 pass
             case messages.StateLoaded() as proof:
                 member.prove(proof.digest)
@@ -259,10 +265,22 @@ class Coordinator:
         self._check_patience(now)
 
     def _expel(self, link: int, reason: str, now: float) -> None:
-        self._introductions.pop(link, None)
+        self._arrivals.discard(link)
         self._outbox.close(link, reason)
         if member := self.membership.by_link(link):
             self._lose(member, reason, now)
+
+    def _dismiss_stuck_readers(self, now: float) -> None:
+        for link, reading, reason in self._arrivals.stuck(now):
+            self._outbox.emit("refused", rank=reading.rank, reason=reason)
+            self._dismiss(link, reason, UnreachableError.exit_code)
+
+    def _dismiss(self, link: int, reason: str, exit_code: int) -> None:
+        """End a worker that has not joined."""
+        self._arrivals.discard(link)
+        end = messages.Shutdown(reason=reason[:1000], exit_code=exit_code)
+        self._outbox.add(Send(link, [end.frame(0)]))
+        self._outbox.close(link, reason, told=True)
 
     def _lose(self, member: Member, reason: str, now: float) -> None:
         self.membership.remove(member)
@@ -284,8 +302,7 @@ class Coordinator:
         self.training.audit.postpone(slept)
         if round_ := self.training.round:
             round_.deadline += min(slept, now - round_.started)
-        for link, (since, certified) in self._introductions.items():
-            self._introductions[link] = (min(now, since + slept), certified)
+        self._arrivals.postpone(slept, now)
 
     # Phases
 
@@ -293,7 +310,8 @@ class Coordinator:
         """Start when all members have joined; give up if none has joined in time."""
         ready = [member.rank for member in self.membership.ready()]
         waited, patience = now - self._alone_since, self._settings.join_deadline
-        gave_up = waited > patience and not self._joiners.arriving()
+        unmoved = min(waited, now - self._arrivals.moved)
+        gave_up = unmoved > patience and not self._joiners.arriving()
         if self.phase == "waiting":
             complete = len(ready) >= self.expect_workers
             if complete or (self._resumed and ready and waited > min(patience, RESUME_PATIENCE)):
@@ -301,7 +319,8 @@ class Coordinator:
                 self.training.begin(now)
             elif gave_up:
                 missing = ", ".join(str(r) for r in range(self.expect_workers) if r not in ready)
-                self._end(3, f"rank {missing} did not join within {patience:.0f} s")
+                stuck = self._arrivals.describe_stuck(ready)
+                self._end(3, f"rank {missing} did not join within {patience:.0f} s{stuck}")
         elif self.phase == "running" and not ready and gave_up:
             self.training.save()
             self._end(3, f"no worker was left for {patience:.0f} s: see their logs, then resume")
@@ -354,4 +373,6 @@ class Coordinator:
             shutdown = messages.Shutdown(reason=reason[:1000], exit_code=told)
             self._outbox.send(member, shutdown)
             self._outbox.close(member.link, reason, told=True)
+        for link in self._arrivals.readers():
+            self._dismiss(link, reason, told)
         self._outbox.add(Finish(exit_code, reason))

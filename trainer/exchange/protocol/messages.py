@@ -200,10 +200,25 @@ class WeightsReport(Message):
     digest: Text
 
 
+class Reading(BaseModel):
+    """How far a worker has read the data that it joins with."""
+
+    model_config = _STRICT
+    rank: Rank | None
+    """As in its request to join."""
+    host: Line
+    count: Count
+    """Rows and bytes that it has read so far: it makes progress while this grows."""
+    line: Annotated[str, Field(max_length=300), AfterValidator(visible)]
+    """The same for people."""
+
+
 class Heartbeat(Message):
     """Still here."""
 
     type = MessageType.HEARTBEAT
+    reading: Reading | None = None
+    """Of a worker that has not joined."""
 
 
 class Leave(Message):

@@ -33,8 +33,6 @@ from trainer.system.process.priority import raised_thread_priority
 
 CONNECT = 5.0
 """Seconds that one attempt to connect may take."""
-_TRANSIENT = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
-"""A connection that merely broke during TLS: the coordinator may be restarting."""
 _FIRST_BACKOFF, _MAX_BACKOFF = 0.1, 3.0
 _WAIT = 1.0
 """Seconds of one wait of the main thread: a signal in the moment before shows at its end only."""
@@ -167,7 +165,7 @@ class WorkerClient:
                 return
             except (OSError, TimeoutError) as error:
                 reason = str(error) or type(error).__name__
-                if isinstance(error, ssl.SSLError) and not isinstance(error, _TRANSIENT):
+                if isinstance(error, ssl.SSLError) and not isinstance(error, tls.TRANSIENT):
                     self._fail(RefusedError(f"{self._where}: TLS failed: {reason}"))
                     return
             finally:

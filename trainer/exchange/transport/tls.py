@@ -26,6 +26,8 @@ Certificate = Mapping[str, Any]
 Chain = Sequence[Certificate]
 """A peer's certificate, and behind it those of the CAs that may have signed it."""
 
+TRANSIENT = (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+"""A connection that merely broke during TLS: the coordinator may be restarting."""
 COORDINATOR = "coordinator"
 _RANK = "rank:"
 _DATES_ARE_OURS = 0x200000

@@ -147,11 +147,8 @@ def run_coordinator(
     _check_output(config)
     expect = expect_workers or max(len(place.gpus), 1)
     with guarded(config, run_id, notify) as guards:
-        began = time.monotonic()
         inputs = _read_inputs(config, run_id, notes, guards)
-        # Workers that are slower may need as long again to read what this process has read.
-        waits_from = 2 * time.monotonic() - began
-        coordinator, recorder = build.make_coordinator(inputs, expect, waits_from, guards)
+        coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic(), guards)
         config = inputs.config
         del inputs  # a coordinator counts samples and keeps none
         server = GradientServer(coordinator, recorder, address, folder)
@@ -216,6 +213,7 @@ def run_distributed(
 def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: str) -> int:
     """Join a run and work until it is over."""
     from trainer.exchange.transport.client import WorkerClient
+    from trainer.exchange.transport.reading_reporter import ReadingReporter
 
     address = tls.parse_address(coordinator, "--coordinator")
     folder = place.worker_certificates(address[0])
@@ -223,7 +221,8 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
         tls.require_run(folder, run_id)
     opens = _opener(place)  # before a thread is started: a group forks
     began = time.monotonic()
-    inputs = read_inputs(config, run_id)
+    with ReadingReporter(address, run_id, place.rank, folder):
+        inputs = read_inputs(config, run_id)
     reading = time.monotonic() - began
     choice = opens(inputs)
 

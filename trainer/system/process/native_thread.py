@@ -25,9 +25,14 @@ def leave(code: int) -> NoReturn:
     the exit code, and torchrun and supervisors restart what was complete.
     """
     if any(isinstance(thread, NativeThread) for thread in threading.enumerate()):
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # its reader is gone; it is closed
-                stream.flush()
-        os._exit(code)
+        end_process(code)
     sys.exit(code)
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process from any thread, whatever its main thread waits for."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # its reader is gone; it is closed
+            stream.flush()
+    os._exit(code)

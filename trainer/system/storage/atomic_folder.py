@@ -25,6 +25,7 @@ from trainer.system.process.announcement import announced
 from trainer.system.received import is_path_below, receive_json
 from trainer.system.regular_file import open_file, read_file
 from trainer.system.storage.host_identity import host_identity
+from trainer.system.storage.progress import reported
 
 MANIFEST = "manifest.json"
 SCHEMA = "motley.manifest/1"
@@ -306,6 +307,9 @@ def _hash_file(path: Path) -> str:
     hasher = blake3()
     buffer = memoryview(bytearray(1024 * 1024))
     with open_file(path) as file:
-        while count := file.readinto(buffer):
-            hasher.update(buffer[:count])
+        size = os.fstat(file.fileno()).st_size
+        with reported(f"hashing {path.name}", size, "bytes") as progress:
+            while count := file.readinto(buffer):
+                hasher.update(buffer[:count])
+                progress.advance(count)
     return hasher.hexdigest()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from trainer.system.errors import InputError, StorageError
 from trainer.system.process.announcement import announced
 from trainer.system.storage.atomic_folder import Disk, read_manifest, verify
 from trainer.system.storage.new_folder import write_new
+from trainer.system.storage.progress import reported
 from trainer.system.storage.removal import pin, remove, sweep
 
 GIB = 1024**3
@@ -29,6 +31,8 @@ Files = Mapping[str, Iterable[bytes | memoryview]]
 """The pieces of each file of a new entry, by name."""
 
 _DIGITS = 16
+_LOOK = 0.1
+"""Seconds between two looks whether another process still fills the cache."""
 _ENTRY = re.compile(rf".+-[0-9a-f]{{{_DIGITS}}}")
 """The name of an entry: beside entries a user may have models of their own."""
 _HELD = ExitStack()  # never closed: an entry in use is held until the process ends
@@ -168,6 +172,25 @@ def _unusable(root: Path, error: OSError) -> StorageError:
     return StorageError(f"{root}: the cache {reason}; set MOTLEY_CACHE to a folder to write to")
 
 
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # a file system without locks has one writer
+    return True
+
+
+def _unfinished_bytes(root: Path) -> int:
+    """Return the size of what another process has written of its entry: its progress."""
+    size = 0
+    with suppress(OSError):  # it is published at this moment
+        for path in root.glob(".tmp-*/*"):
+            size += path.stat().st_size
+    return size
+
+
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
     """Wait until no other process changes the cache, and keep it so."""
@@ -177,8 +200,15 @@ def _alone(root: Path) -> Iterator[None]:
     except OSError as error:
         raise _unusable(root, error) from None
     try:
-        with announced(f"waiting for another process that fills {root}"), suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)  # a file system without locks has one writer
+        what = f"waiting for another process that fills {root}"
+        with announced(what), reported(what, unit="bytes") as progress:
+            written = 0
+            while not _locked(lock):
+                size = _unfinished_bytes(root)
+                if size > written:
+                    progress.advance(size - written)
+                written = size
+                time.sleep(_LOOK)
         yield
     finally:
         os.close(lock)
