@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.by_hand import Hands
 from tests.cluster.held_cache import HeldCache, write_large
 from tests.cluster.real_cluster import Bench, Cluster
 from tests.cluster.real_process import Process
@@ -66,6 +68,56 @@ def test_a_worker_whose_reading_hangs_is_named_and_ends_with_the_run(
     for process in (coordinator, worker):
         assert stuck in process.text, process.text
         assert "Traceback" not in process.text
+
+
+def test_ranks_wait_for_one_that_reads_beyond_the_join_deadline(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start_rank(hands, 0, DEADLINE)
+    wait_for(lambda: "data: " in first.text, "rank 0 has read its data")
+    with HeldCache(hands.folder / "remote", grows=True) as cache:
+        monkeypatch.setenv("MOTLEY_CACHE", str(cache.folder))
+        second = start_rank(hands, 1, DEADLINE)
+        started = time.monotonic()
+        wait_for(lambda: time.monotonic() - started > 1.5 * DEADLINE, "the deadline")
+        assert first.running, first.text
+        assert second.running, second.text
+        cache.fill(hands.data.parent / "cache")
+    assert [first.wait(), second.wait()] == [0, 0], first.text + second.text
+    assert hands.status["step"] == 2
+
+
+def test_a_rank_whose_reading_hangs_is_named_and_ends_with_the_others(
+    hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with HeldCache(hands.folder / "remote", grows=False) as cache:
+        first = start_rank(hands, 0, DEADLINE / 2)
+        monkeypatch.setenv("MOTLEY_CACHE", str(cache.folder))
+        second = start_rank(hands, 1, DEADLINE / 2)
+        assert [first.wait(), second.wait()] == [3, 3], first.text + second.text
+    waits = f"waiting for another process that fills {cache.folder}: 0.0 MiB"
+    reason = (
+        "rank 0 waited 5 s for rank 1 of 2: start what is missing, and look at its log; rank 1 on"
+        f" {os.uname().nodename} got no further than {waits}: look at the disk, pipe or network"
+    )
+    assert f"trainer: {reason}" in first.text, first.text
+    assert f"rank 1 ends while it reads its data: {reason}" in second.text, second.text
+    assert "Traceback" not in first.text + second.text
+
+
+@pytest.fixture
+def hands(tmp_path: Path, bench: Bench, large: Path) -> Iterator[Hands]:
+    """Return ranks whose data is in the cache; one with another cache reads it anew."""
+    made = Hands(tmp_path, bench.model, large)
+    yield made
+    for process in made.started:
+        process.end()
+
+
+def start_rank(hands: Hands, number: int, deadline: float) -> Process:
+    settings = (f"exchange.join_deadline={deadline}", "data.max_seq_len=64")
+    options = [option for setting in settings for option in ("--set", setting)]
+    return hands.rank(number, "--num-classes", "5", "--max-steps", "2", *options)
 
 
 def start_coordinator(cluster: Cluster, data: Path, deadline: float) -> Process:

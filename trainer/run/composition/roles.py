@@ -182,19 +182,22 @@ def run_distributed(
     if first:
         _check_output(config)
     with guarded(config, run_id, notify) if first else nullcontext() as guards:
-        if guards is not None:
-            inputs = _read_inputs(config, run_id, notes, guards)
-        else:
+        if guards is None:
             logging.getLogger().setLevel(logging.WARNING)
-            inputs = read_inputs(config, run_id)
-        check_shards(inputs.model_dir, inputs.config)
-        config.parallel.pipeline.check_layers(inputs.layout.num_layers)
-        stop = Stop()
-        on_signal(stop.ask)
         quieten_torch()
         with importing("torch"):
             from trainer.run.composition.distributed import make_distributed
+            from trainer.run.distributed.meeting import Meeting
             from trainer.run.distributed.run import run
+        with Meeting(environment, config.exchange.join_deadline) as meeting:
+            if guards is not None:
+                inputs = _read_inputs(config, run_id, notes, guards)
+            else:
+                inputs = read_inputs(config, run_id)
+            check_shards(inputs.model_dir, inputs.config)
+            config.parallel.pipeline.check_layers(inputs.layout.num_layers)
+        stop = Stop()
+        on_signal(stop.ask)
         code = run(
             inputs,
             environment,
@@ -202,6 +205,7 @@ def run_distributed(
             gpu="".join(place.gpus),
             threads=place.threads,
             stop=stop,
+            meet=meeting.join,
             make=partial(make_distributed, inputs, environment, guards),
         )
         if code == BudgetStopError.exit_code and environment.by_torchrun:

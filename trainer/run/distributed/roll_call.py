@@ -7,6 +7,7 @@ deadline instead of hanging or corrupting the run.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import Store
 
 from trainer.run.distributed.board import read_note
+from trainer.run.distributed.meeting import COUNT, give_up
 from trainer.system.errors import (
     InputError,
     InUseError,
@@ -28,6 +30,7 @@ from trainer.system.errors import (
 _Found = TypeVar("_Found")
 _KINDS = {kind.exit_code: kind for kind in (InUseError, InputError, RefusedError, StorageError)}
 _PREPARED = "prepared"
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.25
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def call_roll(store: Store, me: RankReport, world_size: int, patience: float) ->
     """Return all members by rank.
 
     Args:
-        patience: seconds.
+        patience: seconds in which no rank reads any of its data.
 
     Raises:
         UnreachableError: ranks are missing.
@@ -62,14 +65,7 @@ def call_roll(store: Store, me: RankReport, world_size: int, patience: float) ->
     """
     store.set(f"member-{me.rank}", json.dumps(asdict(me)))
     keys = [f"member-{rank}" for rank in range(world_size)]
-    try:
-        store.wait(keys, timedelta(seconds=patience))
-    except RuntimeError:
-        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        raise UnreachableError(
-            f"rank {me.rank} waited {patience:.0f} s for {_ranks(missing)} of {world_size}: start"
-            " what is missing, and look at its log"
-        ) from None
+    _await_members(store, keys, me.rank, patience)
     members = [read_note(RankReport, store.get(key), key) for key in keys]
     _all_have_read(store, "roll", me.rank, world_size, patience)
     for other in members[1:]:
@@ -81,6 +77,23 @@ def call_roll(store: Store, me: RankReport, world_size: int, patience: float) ->
                     " same"
                 )
     return members
+
+
+def _await_members(store: Store, keys: list[str], rank: int, patience: float) -> None:
+    """Wait for all ranks, for as long as any that is missing reads its data."""
+    count, moved, pause = store.add(COUNT, 0), time.monotonic(), _FIRST_PAUSE
+    while not store.check(keys):
+        if (counted := store.add(COUNT, 0)) > count:
+            count, moved = counted, time.monotonic()
+        if time.monotonic() - moved >= patience:
+            missing = [number for number, key in enumerate(keys) if not store.check([key])]
+            reason = (
+                f"rank {rank} waited {patience:.0f} s for {_ranks(missing)} of {len(keys)}: start"
+                " what is missing, and look at its log"
+            )
+            raise UnreachableError(give_up(store, missing, reason))
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def prepared(

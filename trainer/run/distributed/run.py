@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import Store
 from trainer.config.exchange import RING_NOTE
 from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.loop import OF_ALL, DistributedRun
-from trainer.run.distributed.process_group import meet, own_device, process_group
+from trainer.run.distributed.process_group import own_device, process_group
 from trainer.run.distributed.roll_call import RankReport, call_roll
 from trainer.run.distributed.watch import Watch
 from trainer.system.backends import RequestedBackend
@@ -40,11 +40,13 @@ def run(
     gpu: str,
     threads: int | None,
     stop: Stop,
+    meet: Callable[[], Store],
     make: Make,
 ) -> int:
     """Train as one rank and return the exit code.
 
     Args:
+        meet: returns the store in which the ranks meet.
         make: composes the run, once the ranks have met.
 
     Raises:
@@ -60,7 +62,7 @@ def run(
     exchange = inputs.config.exchange
     patience = exchange.join_deadline
     device = own_device(environment, backend, gpu)
-    store = meet(environment, patience)
+    store = meet()
     me = RankReport(environment.rank, socket.gethostname(), str(device), _facts(inputs, device))
     members = call_roll(store, me, environment.world_size, patience)
     if exchange.in_ring and environment.rank == 0:
