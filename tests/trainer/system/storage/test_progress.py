@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.held_cache import HeldCache
+from tests.waiting import wait_for
+from trainer.data.formats import count_lines
+from trainer.data.samples import hash_files
+from trainer.data.sources import find_data
 from trainer.system.process.child import PROGRESS_VARIABLE
 from trainer.system.storage import progress
-from trainer.system.storage.progress import Progress, reported
+from trainer.system.storage.atomic_folder import record_of
+from trainer.system.storage.cache_folder import cached
+from trainer.system.storage.progress import Progress, latest, reported
 
 
 class Clock:
@@ -38,6 +47,61 @@ def test_rows_beyond_the_total_or_without_one_are_counted_alone() -> None:
         counted.advance(2_000)
         assert counted.line == "reading a.parquet: 2,000 rows"
     assert Progress("reading a", 5, lambda _line: None, Clock()).line == "reading a: 0 of 5 rows"
+
+
+def test_bytes_are_shown_in_mib() -> None:
+    counted = Progress("hashing a", 3 << 20, lambda _line: None, Clock(), unit="bytes")
+    counted.advance(3 << 19)
+    assert counted.line == "hashing a: 1.5 of 3.0 MiB, 0 s left"
+    assert counted.amount == "hashing a: 1.5 of 3.0 MiB"
+
+
+def test_the_count_of_a_process_only_grows_and_its_amount_has_no_time() -> None:
+    before, _ = latest()
+    with reported("reading a", 10) as counted:
+        counted.advance(4)
+        assert latest() == (before + 4, "reading a: 4 of 10 rows")
+    with reported("hashing b", unit="bytes") as counted:
+        assert latest() == (before + 4, "hashing b: 0.0 MiB")
+        counted.advance(1 << 20)
+    assert latest() == (before + 4 + (1 << 20), "hashing b: 1.0 MiB")
+
+
+def test_hashing_counting_and_pipes_count(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text('{"text": "a"}\n' * 1000)
+    size = file.stat().st_size
+    for read, line in (
+        (lambda: hash_files([file]), "hashing data.jsonl: 0.0 of 0.0 MiB"),
+        (lambda: record_of(file), "hashing data.jsonl: 0.0 of 0.0 MiB"),
+        (lambda: count_lines(file), "counting the lines of data.jsonl: 0.0 MiB"),
+    ):
+        before, _ = latest()
+        read()
+        assert latest() == (before + size, line)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    before, _ = latest()
+    writer = threading.Thread(target=lambda: pipe.write_bytes(b"x" * 1000))
+    writer.start()
+    find_data(pipe)
+    writer.join()
+    assert latest() == (before + 1000, f"reading the pipe {pipe}: 0.0 MiB")
+
+
+def test_what_another_process_writes_of_an_entry_counts_for_one_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    digest = "0123456789abcdef"
+    with HeldCache(tmp_path / "cache", grows=True):
+        before, _ = latest()
+        waiting = threading.Thread(target=cached, args=("a", digest, lambda: {"file": [b"x"]}))
+        waiting.start()
+        wait_for(lambda: latest()[0] > before + (2 << 20), "two MiB of the other process")
+        assert latest()[1].startswith("waiting for another process that fills ")
+    waiting.join()
+    assert (cached("a", digest, dict) / "file").read_bytes() == b"x"
 
 
 def test_the_file_of_a_supervisor_holds_the_line_until_the_end(
