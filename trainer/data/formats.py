@@ -38,7 +38,7 @@ from trainer.data.sources import DataFiles, find_data
 from trainer.data.tables import read_table
 from trainer.system.errors import InputError
 from trainer.system.regular_file import open_file
-from trainer.system.storage.progress import reported
+from trainer.system.storage.progress import read_pieces
 
 log = logging.getLogger(__name__)
 
@@ -152,11 +152,8 @@ def count_lines(path: Path) -> int | None:
             return None
         lines = 0
         for each in found.files:
-            what = f"counting the lines of {each.name}"
-            with open_file(each) as file, reported(what, unit="bytes") as progress:
-                while piece := file.read(1 << 20):
-                    lines += piece.count(b"\n")
-                    progress.advance(len(piece))
+            for piece in read_pieces(each, "counting the lines of"):
+                lines += piece.count(b"\n")
         return lines
     except OSError:
         return None  # its reader reports it

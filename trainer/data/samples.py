@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,12 +23,10 @@ from trainer.data.values import BadLineError
 from trainer.system.cgroups import free_memory
 from trainer.system.errors import InputError, readable
 from trainer.system.process.announcement import announced
-from trainer.system.regular_file import open_file
-from trainer.system.storage.progress import Progress, reported
+from trainer.system.storage.progress import Progress, read_pieces, reported
 
 log = logging.getLogger(__name__)
 
-_PIECE = 1 << 20
 _OVERHEAD = 300
 """Bytes of the objects around a sample's text and around each of its turns; rather too many."""
 _LATER = 400
@@ -158,13 +155,9 @@ def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> bla
     hasher = hasher or blake3()
     for path in paths:
         for found in find_data(Path(path)).files:
-            said = announced(f"hashing {path}")
-            with readable(found, InputError), said, open_file(found) as file:
-                size = os.fstat(file.fileno()).st_size
-                with reported(f"hashing {found.name}", size, "bytes") as progress:
-                    while piece := file.read(_PIECE):  # if mapped, a file that shrinks would kill
-                        hasher.update(piece)
-                        progress.advance(len(piece))
+            with readable(found, InputError), announced(f"hashing {path}"):
+                for piece in read_pieces(found, "hashing"):
+                    hasher.update(piece)
             hasher.update(b"\0")
     return hasher
 

@@ -147,8 +147,7 @@ class Coordinator:
             for member in self.membership:
                 self._outbox.beat(member)
         self._check_patience(now)
-        if self.phase != "over":
-            self._dismiss_stuck_readers(now)
+        self._dismiss_stuck_readers(now)
         self._move_on(now)
         return self._outbox.take()
 
@@ -203,6 +202,8 @@ class Coordinator:
                     return self._join(link, request, now)
                 case messages.Heartbeat(reading=messages.Reading() as reading):
                     return self._arrivals.note(link, reading, now)
+                case _:
+                    pass
         raise ProtocolError(f"{frame.type.name} before JoinRequest")
 
     def _join(self, link: int, request: messages.JoinRequest, now: float) -> None:
@@ -271,6 +272,8 @@ class Coordinator:
             self._lose(member, reason, now)
 
     def _dismiss_stuck_readers(self, now: float) -> None:
+        if self.phase == "over":
+            return
         for link, reading, reason in self._arrivals.stuck(now):
             self._outbox.emit("refused", rank=reading.rank, reason=reason)
             self._dismiss(link, reason, UnreachableError.exit_code)

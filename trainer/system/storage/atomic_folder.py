@@ -23,9 +23,9 @@ from blake3 import blake3
 from trainer.system.errors import InputError, StorageError, readable
 from trainer.system.process.announcement import announced
 from trainer.system.received import is_path_below, receive_json
-from trainer.system.regular_file import open_file, read_file
+from trainer.system.regular_file import read_file
 from trainer.system.storage.host_identity import host_identity
-from trainer.system.storage.progress import reported
+from trainer.system.storage.progress import read_pieces
 
 MANIFEST = "manifest.json"
 SCHEMA = "motley.manifest/1"
@@ -305,11 +305,6 @@ def open_folder(path: Path) -> int:
 
 def _hash_file(path: Path) -> str:
     hasher = blake3()
-    buffer = memoryview(bytearray(1024 * 1024))
-    with open_file(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        with reported(f"hashing {path.name}", size, "bytes") as progress:
-            while count := file.readinto(buffer):
-                hasher.update(buffer[:count])
-                progress.advance(count)
+    for piece in read_pieces(path, "hashing"):
+        hasher.update(piece)
     return hasher.hexdigest()

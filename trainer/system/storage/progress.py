@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.system.process.child import PROGRESS_VARIABLE
+from trainer.system.regular_file import open_file
 from trainer.system.storage.atomic_file import replace_file
 
 log = logging.getLogger(__name__)
@@ -111,3 +112,17 @@ def reported(what: str, total: int | None = None, unit: Unit = "rows") -> Iterat
         if path is not None:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+
+
+def read_pieces(path: Path, verb: str) -> Iterator[bytes]:
+    """Yield what a regular file holds, at most a MiB at a time, and report how far it is.
+
+    Raises:
+        OSError: see `open_file`, or it cannot be read.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        with reported(f"{verb} {path.name}", size, "bytes") as progress:
+            while piece := file.read(1 << 20):  # if mapped, a file that shrinks would kill
+                yield piece
+                progress.advance(len(piece))

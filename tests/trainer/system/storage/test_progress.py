@@ -74,7 +74,7 @@ def test_hashing_counting_and_pipes_count(tmp_path: Path) -> None:
     for read, line in (
         (lambda: hash_files([file]), "hashing data.jsonl: 0.0 of 0.0 MiB"),
         (lambda: record_of(file), "hashing data.jsonl: 0.0 of 0.0 MiB"),
-        (lambda: count_lines(file), "counting the lines of data.jsonl: 0.0 MiB"),
+        (lambda: count_lines(file), "counting the lines of data.jsonl: 0.0 of 0.0 MiB"),
     ):
         before, _ = latest()
         read()
