@@ -16,7 +16,7 @@ from trainer.checkpoint.adapter import Adapter
 from trainer.checkpoint.generation_file import generation_file
 from trainer.config.run import RunConfig, load
 from trainer.model.expert_parameters import expert_place
-from trainer.model.families import BIASED_BY, text_config
+from trainer.model.families import BIASED_BY
 from trainer.model.hf_export import (
     MODEL_CONFIG,
     MODEL_FILE,
@@ -27,7 +27,7 @@ from trainer.model.hf_export import (
 )
 from trainer.model.initialization import read_tensor
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
-from trainer.model.tensor_names import is_ignored, language_name, stored_family
+from trainer.model.tensor_names import is_ignored, is_tied, language_name, stored_family
 from trainer.system.errors import InputError
 from trainer.system.storage.cache_folder import Files
 from trainer.system.storage.new_folder import check_new, write_new
@@ -95,7 +95,7 @@ class _Merged:
             if bare and not name.startswith((f"{_HEAD}.", "score.")):
                 name = f"{family.backbone}.{name}"
             self._base[family.parameter_name(name)] = header
-        self._tied = bool({**family.defaults, **text_config(tree)}.get("tie_word_embeddings"))
+        self._tied = is_tied(tree, family, headers)
         self.changes: dict[str, Any] = {}
         if self._tied:
             self._base.pop(f"{_HEAD}.weight", None)  # the embedding counts

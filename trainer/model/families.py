@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.model.family import Family, Kept
+from trainer.model.family_refusals import FULL_REFUSED, REFUSED
 from trainer.model.safetensors_headers import positions_of
 from trainer.system.errors import InputError
 
@@ -18,11 +19,20 @@ _TIED = {"tie_word_embeddings": True}
 BIASES = ("attention_bias", "mlp_bias")
 WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
+_RECURRENT = {
+    "head_dim": 256,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
 _QWEN3_5 = Family(
     code="transformers",
+    gated_queries=True,
     causal="Qwen3_5ForCausalLM",
     classifier="Qwen3_5TextForSequenceClassification",
-    defaults={"num_key_value_heads": 4, "head_dim": 256},
+    defaults={**_RECURRENT, "num_key_value_heads": 4},
     normalised_heads=True,
     ignored=r"^mtp\.|^model\.visual\.",
     packs=False,
@@ -33,7 +43,7 @@ _QWEN3_5_MOE = replace(
     _QWEN3_5,
     causal="Qwen3_5MoeForCausalLM",
     classifier="",
-    defaults={"num_key_value_heads": 2, "head_dim": 256},
+    defaults={**_RECURRENT, "num_key_value_heads": 2},
     experts=("gate_proj", "up_proj", "down_proj"),
     converts_experts=False,
 )
@@ -111,6 +121,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma2": Family(
         code="transformers",
+        norms=4,
         causal="Gemma2ForCausalLM",
         classifier="Gemma2ForSequenceClassification",
         defaults={**_TIED, "head_dim": 256, "final_logit_softcapping": 30.0},
@@ -119,6 +130,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma3_text": Family(
         code="transformers",
+        norms=4,
         causal="Gemma3ForCausalLM",
         classifier="Gemma3TextForSequenceClassification",
         defaults={**_TIED, "head_dim": 256},
@@ -134,12 +146,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "olmo2": Family(
         code="transformers",
+        norms_all_heads=True,
         causal="Olmo2ForCausalLM",
         classifier="Olmo2ForSequenceClassification",
         normalised_heads=True,
     ),
     "olmo3": Family(
         code="transformers",
+        norms_all_heads=True,
         causal="Olmo3ForCausalLM",
         classifier="Olmo3ForSequenceClassification",
         normalised_heads=True,
@@ -153,13 +167,16 @@ FAMILIES: dict[str, Family] = {
     ),
     "glm4": Family(
         code="transformers",
+        norms=4,
+        bare_output=True,
         causal="Glm4ForCausalLM",
         classifier="Glm4ForSequenceClassification",
-        defaults={"num_key_value_heads": 2, "head_dim": 128},
+        defaults={"num_key_value_heads": 2, "head_dim": 128, "attention_bias": True},
         kept=Kept(norms=4, queries=3),
     ),
     "cohere2": Family(
         code="transformers",
+        norms=1,
         causal="Cohere2ForCausalLM",
         defaults={**_TIED, "logit_scale": 0.0625},
         logit_factor="logit_scale",
@@ -200,9 +217,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3_next": Family(
         code="transformers",
+        gated_queries=True,
         causal="Qwen3NextForCausalLM",
         classifier="Qwen3NextForSequenceClassification",
-        defaults={"num_key_value_heads": 2, "head_dim": 256},
+        defaults={**_RECURRENT, "num_key_value_heads": 2},
         normalised_heads=True,
         experts=("gate_proj", "up_proj", "down_proj"),
         ignored=r"^mtp\.",
@@ -217,7 +235,12 @@ FAMILIES: dict[str, Family] = {
         code="transformers",
         causal="GptOssForCausalLM",
         classifier="GptOssForSequenceClassification",
-        defaults={"num_key_value_heads": 8, "head_dim": 64, "num_experts_per_tok": 4},
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "num_experts_per_tok": 4,
+            "attention_bias": True,
+        },
         transposed_experts=True,
         packs=False,
         kept=Kept(inner=7, repeated=True, scores=1),
@@ -244,6 +267,7 @@ FAMILIES: dict[str, Family] = {
     "gptj": _DECODER_H,
     "codegen": _DECODER_H,
     "gpt_bigcode": _DECODER_H,
+    "openai-gpt": replace(_DECODER_H, defaults=_TIED, embedding="tokens_embed", transposed=True),
     "bloom": replace(_DECODER_H, embedding="word_embeddings"),
     "falcon": replace(_DECODER_H, embedding="word_embeddings"),
     "mpt": replace(_DECODER_H, layers="blocks"),
@@ -252,9 +276,35 @@ FAMILIES: dict[str, Family] = {
         ("falcon_h1", "falcon_mamba", "mamba", "mamba2"),
         replace(_OTHER, unadapted=("out_proj", "conv1d")),
     ),
+    "inkling_text": replace(_OTHER, logit_divisor="logits_mup_width_multiplier"),
+    "minicpm3": replace(_OTHER, defaults={"dim_model_base": 256}, logit_width="dim_model_base"),
     "opt": replace(_OTHER, gated=False, backbone="model.decoder"),
     "phi": replace(_OTHER, gated=False),
+    "recurrent_gemma": replace(
+        _OTHER,
+        defaults={**_TIED, "logits_soft_cap": 30.0},
+        logit_cap="logits_soft_cap",
+    ),
+    "xlstm": replace(
+        _OTHER,
+        defaults={"output_logit_soft_cap": 30.0},
+        logit_cap="output_logit_soft_cap",
+    ),
 }
+
+for _kind, _why in REFUSED.items():
+    FAMILIES[_kind] = replace(_OTHER, refused=_why)
+for _kind, _why in FULL_REFUSED.items():
+    FAMILIES[_kind] = replace(FAMILIES.get(_kind, _OTHER), full_refused=_why)
+
+_INSIDE = {
+    **dict.fromkeys(("emu3", "idefics2", "idefics3", "smolvlm"), "model.text_model"),
+    **dict.fromkeys(
+        ("blip-2", "instructblip", "instructblipvideo", "llama4", "nemotron_h_omni"),
+        "language_model.model",
+    ),
+}
+"""The module of the language model in classes that call it otherwise than most."""
 
 BIASED_BY = {
     "attention_bias": ("q_proj", "k_proj", "v_proj", "o_proj"),
@@ -285,7 +335,8 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
         raise InputError(f"{where}: model_type must be a text, got {model_type!r}")
     family, text = known_family(config), text_config(config)
     if model_type not in FAMILIES and text is not config:
-        family = replace(known_family(text), code="transformers", inside="model.language_model")
+        inside = _INSIDE.get(model_type, "model.language_model")
+        family = replace(known_family(text), code="transformers", inside=inside)
     if config.get("is_encoder_decoder") is True:
         raise InputError(
             f"{where}: {model_type} is an encoder with a decoder; what trains is a causal language"
@@ -371,6 +422,8 @@ def logits_of(config: Mapping[str, Any]) -> Logits:
     family = known_family(settings)
     divisor = settings.get(family.logit_divisor) or 1.0
     factor = settings.get(family.logit_factor) or 1.0
+    if width := settings.get(family.logit_width):
+        factor *= width / settings["hidden_size"]
     return Logits(divisor / factor, settings.get(family.logit_cap))
 
 

@@ -33,6 +33,10 @@ class Family:
     listed: bool = True
     """Its gradients are compared with those of transformers and PEFT; the class of another family
     is checked when it is loaded, by what it computes."""
+    refused: str = ""
+    """Why none of its models trains; empty if they may."""
+    full_refused: str = ""
+    """Why they do not train whole, but by adapters alone."""
     causal: str = ""
     """The class of language models; empty if it is the one that config.json names."""
     classifier: str = ""
@@ -41,8 +45,16 @@ class Family:
     """What the class assumes for keys that config.json lacks."""
     gated: bool = True
     """The MLP has a gate."""
+    norms: int = 2
+    """Norms of the residual stream in a layer."""
     normalised_heads: bool = False
     """Queries and keys pass an RMSNorm each, head by head."""
+    norms_all_heads: bool = False
+    """These have a weight for each column of all heads."""
+    gated_queries: bool = False
+    """Queries bring a gate of as many columns."""
+    bare_output: bool = False
+    """With `attention_bias` the projection of attention's output has none."""
     biased: tuple[str, ...] = ()
     """Linears that have a bias whatever config.json says."""
     keys: tuple[str, ...] = ()
@@ -75,6 +87,8 @@ class Family:
     """The key of what logits are divided by."""
     logit_factor: str = ""
     """The key of what logits are multiplied by."""
+    logit_width: str = ""
+    """The key of a width; logits are divided by how often the hidden size has it."""
     logit_cap: str = ""
     """The key of what bounds logits, by a hyperbolic tangent."""
     packs: bool = True

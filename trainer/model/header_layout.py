@@ -32,6 +32,7 @@ from trainer.model.safetensors_headers import TensorHeader, read_config
 from trainer.model.tensor_names import (
     HEADS,
     is_ignored,
+    is_tied,
     layer_count,
     module_lists,
     module_name,
@@ -252,10 +253,16 @@ def header_tensors(stored: StoredModel, config: RunConfig) -> Tensors:
 
 def saved_as(family: Family, name: str, shape: tuple[int, ...]) -> Named:
     """Return a tensor of an adapter as PEFT saves it, by its name in the language model."""
-    own = PEFT_PREFIX + name
-    if not family.inside or name.startswith(HEADS):
-        return Named(own, shape)
-    return Named(f"{PEFT_PREFIX}{family.inside}.{name.partition('.')[2]}", shape, own)
+    own, whole = PEFT_PREFIX + name, PEFT_PREFIX + whole_name(family, name)
+    return Named(own, shape) if own == whole else Named(whole, shape, own)
+
+
+def whole_name(family: Family, name: str) -> str:
+    """Return the name in the whole model of a module or tensor of the language model."""
+    owner, _, last = family.inside.rpartition(".")
+    if name.startswith(HEADS):  # stands beside the module of embedding, layers and norm
+        return f"{owner}.{name}" if last == "model" else name
+    return f"{family.inside}.{name.partition('.')[2]}" if family.inside else name
 
 
 def trained_whole(
@@ -349,10 +356,7 @@ def _table(stored: StoredModel) -> tuple[int, ...]:
 
 
 def _tied(stored: StoredModel) -> bool:
-    tree = {**stored.family.defaults, **text_config(read_config(stored.model_dir))}
-    if stored.family.listed or "tie_word_embeddings" in tree:
-        return bool(tree.get("tie_word_embeddings"))
-    return not any(name.startswith("lm_head.") for name in stored.rest)
+    return is_tied(read_config(stored.model_dir), stored.family, stored.rest)
 
 
 def _ends(path: str, name: str) -> bool:

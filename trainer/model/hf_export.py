@@ -18,7 +18,8 @@ from trainer.model.class_names import id2label, read_class_names
 from trainer.model.families import family_of, text_config
 from trainer.model.formats import ADAPTER_CONFIG, lasting_name, template_files
 from trainer.model.layout import adapted_experts, adapted_names
-from trainer.model.safetensors_headers import read_config
+from trainer.model.safetensors_headers import read_config, read_headers
+from trainer.model.tensor_names import is_tied
 from trainer.system.regular_file import open_file, read_file
 
 if TYPE_CHECKING:
@@ -137,8 +138,11 @@ def _expert_targets(config: RunConfig, model_dir: Path) -> dict[str, Any]:
 
 def model_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
     """Return the base's config.json with the trained task, classes and fp32."""
-    tree = dict(text_config(read_config(model_dir)))
+    whole = read_config(model_dir)
+    tree = dict(text_config(whole))
     family = family_of(tree, str(model_dir))
+    if tree != whole:  # the class of all parts ties by a key of its own
+        tree["tie_word_embeddings"] = is_tied(whole, family, read_headers(model_dir))
     tree.pop("torch_dtype", None)  # the name before transformers 5
     tree["dtype"] = "float32"
     if config.num_classes is None:

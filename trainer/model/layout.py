@@ -29,9 +29,10 @@ from trainer.model.header_layout import (
     read_stored,
     trained_whole,
     unknown_linear,
+    whole_name,
 )
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
-from trainer.model.tensor_names import language_name
+from trainer.model.tensor_names import language_name, outer_names
 from trainer.system.errors import InputError
 
 __all__ = [
@@ -183,7 +184,15 @@ def build_layout(model_dir: Path, config: RunConfig) -> GradientLayout:
     Raises:
         InputError: the model is missing, damaged, unsupported, or does not fit the config.
     """
-    family = family_of(read_config(model_dir), str(model_dir / "config.json"))
+    tree = read_config(model_dir)
+    family = family_of(tree, str(model_dir / "config.json"))
+    if family.refused:
+        raise InputError(f"{model_dir}: {tree['model_type']} is not trained here: {family.refused}")
+    if config.method == "full" and family.full_refused:
+        raise InputError(
+            f"{model_dir}: method full: {family.full_refused}; set method lora, which leaves the"
+            " rest as it is"
+        )
     if config.training.pack and not family.packs:
         raise InputError(
             f"{model_dir}: training.pack: its layers would not keep the samples of a row apart;"
@@ -251,9 +260,9 @@ def adapted_experts(model_dir: Path, config: RunConfig) -> list[tuple[AdaptedPar
 def adapted_names(model_dir: Path, config: RunConfig) -> frozenset[str]:
     """Return them as PEFT's `target_modules`: those that the config names, or the ends of all."""
     family = family_of(read_config(model_dir), str(model_dir / "config.json"))
-    if family.inside:  # whole names, since the other parts have linears of the same names
+    if family.inside or not family.listed:  # others may have linears of the same names elsewhere
         found = adapted_modules(model_dir, config)
-        return frozenset(f"{family.inside}.{name.partition('.')[2]}" for name in found)
+        return frozenset(whole_name(family, name) for name in found)
     if config.lora.target_modules is not None:
         return frozenset(config.lora.target_modules) - converted_targets(family).keys()
     # PEFT would take the last part of `list.0` for the layer 0.
@@ -270,9 +279,8 @@ def stored_name(headers: Mapping[str, TensorHeader], name: str) -> str | None:
     """
     name = language_name(name.removeprefix(PEFT_PREFIX))
     bare = name.removeprefix("model.").removeprefix("transformer.")
-    # The language model of one that also sees, as transformers 5 and 4 write it.
-    inside = f"model.language_model.{bare}", f"language_model.{name}"
-    return next((found for found in (name, bare, *inside) if found in headers), None)
+    every = (name, bare, *outer_names(name), *outer_names(f"model.{bare}"))
+    return next((found for found in every if found in headers), None)
 
 
 def check_stored(

@@ -13,6 +13,9 @@ from trainer.model.family import Family
 from trainer.model.safetensors_headers import TensorHeader, read_config
 
 HEADS = ("lm_head", "score")
+_OWN = ("model.layers.", "model.embed_tokens.", "model.norm.")
+"""How names begin where other parts are named, and the language model as if it were alone."""
+_TIE = "tie_word_embeddings"
 _LAYER_COUNTS = (
     *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     *("decoder_layers", "num_decoder_layers"),
@@ -26,6 +29,9 @@ _INSIDE = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "model.text_model.": "model.",
+    "text_model.model.": "model.",
+    "text_model.lm_head.": "lm_head.",
 }
 """How names in files begin where the language model has other parts beside it."""
 LANGUAGE_KEYS = {f"^{re.escape(prefix)}": own for prefix, own in _INSIDE.items()}
@@ -104,14 +110,37 @@ def language_name(name: str) -> str:
     return _INSIDE.get(prefix, "") + name.removeprefix(prefix)
 
 
+def is_tied(tree: Mapping[str, Any], family: Family, names: Iterable[str]) -> bool:
+    """Return whether the embedding is the head, too, by a config.json and stored names.
+
+    A class with other parts ties by its own key; if a head is stored, the language model's counts.
+    """
+    text = {**family.defaults, **text_config(tree)}
+    if any(language_name(name).startswith("lm_head.") for name in names):
+        return bool(text.get(_TIE))
+    stated = [part[_TIE] for part in (text, tree) if part.get(_TIE) is not None]
+    return any(stated) or not (stated or family.listed)
+
+
+def outer_names(name: str) -> Iterator[str]:
+    """Yield what a tensor of the language model may be called in one with other parts beside it."""
+    for prefix, own in _INSIDE.items():
+        if name.startswith(own):
+            yield prefix + name.removeprefix(own)
+
+
 def is_ignored(stored: str, family: Family) -> bool:
     """Return whether a stored tensor is no part of the language model."""
     if family.inside:
-        return not stored.startswith((*_INSIDE, *HEADS))
+        return not _is_of_language_model(stored)
     return bool(family.ignored and re.search(family.ignored, module_name(stored, family)))
 
 
 def other_parts(names: Iterable[str]) -> list[str]:
     """Return the parts of a model that stand beside its language model, by tensors' names."""
-    others = (name for name in names if not name.startswith((*_INSIDE, *HEADS)))
+    others = (name for name in names if not _is_of_language_model(name))
     return list(dict.fromkeys(name.removeprefix("model.").partition(".")[0] for name in others))
+
+
+def _is_of_language_model(name: str) -> bool:
+    return name.startswith((*_INSIDE, *_OWN, *HEADS))

@@ -26,7 +26,8 @@ from trainer.model.safetensors_headers import (
     read_headers,
     stored_dtype,
 )
-from trainer.model.tensor_names import is_ignored, layer_count
+from trainer.model.tensor_names import is_ignored, is_tied, layer_count
+from trainer.planning.layer_extras import count_extras
 from trainer.planning.shapes import NAMED, ModelShape
 from trainer.system.errors import InputError
 
@@ -72,7 +73,13 @@ def read_shape(folder: Path) -> ModelShape:
     headers = _of_language_model(folder, read_headers(folder))
     counted = sum(math.prod(header.shape) for header in headers.values())
     remark = _unknown(text_config(tree))
-    return replace(shape, counted=counted, stored=stored_dtype(headers), remark=remark)
+    return replace(
+        shape,
+        counted=counted,
+        stored=stored_dtype(headers),
+        tied=is_tied(tree, known_family(text_config(tree)), headers),
+        remark=remark,
+    )
 
 
 def _of_language_model(
@@ -120,12 +127,12 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
     sparse = size("moe_intermediate_size", default=inner) if experts > 1 else inner
     shared = size("shared_expert_intermediate_size", default=0)
     shared = shared or sparse * size("n_shared_experts", default=0)
-    remark = _unknown(tree)
-    if not remark and known_family(tree).code != "motley":
-        remark = "parameters are estimated by the sizes of config.json: no weights lie there"
-    types = tree.get("layer_types") or ()
+    types = tree.get("layer_types") or _layer_types(tree, layers)
     if not isinstance(types, list | tuple):
         raise InputError(f"{where}: layer_types must be a list, got {types!r}")
+    tree["layer_types"] = types
+    for key in ("linear_num_key_heads", "linear_conv_kernel_dim", "conv_L_cache"):
+        size(key, default=0)
     states = [
         size(f"linear_{key}", default=0)
         for key in ("num_value_heads", "key_head_dim", "value_head_dim")
@@ -157,15 +164,29 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
         kept=None if (known := known_family(tree)).code == "motley" else known.kept,
         adapts_experts=family is not None and bool(converted_targets(family)),
         in_gguf=family is not None and bool(family.gguf),
-        remark=remark,
+        remark=_unknown(tree),
     )
-    return replace(shape, biases=_biases(tree, family, shape)) if gated else shape
+    if family is None or not family.listed or not gated:
+        return shape
+    if family.code == "motley":
+        return replace(shape, biases=_biases(tree, family, shape))
+    return replace(shape, extras=count_extras(tree, family, shape))
 
 
-def _biases(tree: Mapping[str, Any], family: Family | None, shape: ModelShape) -> int:
+def _layer_types(tree: Mapping[str, Any], layers: int) -> list[str]:
+    """Return the kinds of layers by the keys that older files have; none if they are alike."""
+    every, attending = tree.get("full_attention_interval"), tree.get("full_attn_idxs")
+    if type(every) is int and every > 0:
+        other, kept = "linear_attention", {*range(every - 1, layers, every)}
+    elif isinstance(attending, list):
+        other, kept = "conv", {*attending}
+    else:
+        return []
+    return ["full_attention" if number in kept else other for number in range(layers)]
+
+
+def _biases(tree: Mapping[str, Any], family: Family, shape: ModelShape) -> int:
     """Return the elements of a layer's biases, of families that Motley's decoder computes."""
-    if family is None or family.code != "motley":
-        return 0
     return sum(shape.linears()[linear][0] for linear in biased_linears(family, tree))
 
 

@@ -38,6 +38,8 @@ class ModelShape:
     """Rows of a learned table of positions."""
     biases: int = 0
     """Elements of a layer's biases, and of its norms beyond the two of RMSNorm."""
+    extras: int = 0
+    """Elements of all layers that no other size says."""
     normalised_heads: bool = False
     recurrent_layers: int = 0
     """Layers without attention, which pass a state from token to token."""
@@ -125,7 +127,11 @@ class ModelShape:
             return self.counted
         tables = (1 if self.tied else 2) * self.table_parameters
         return (
-            self.linear_parameters() + self.small_parameters + tables + self.positions * self.hidden
+            self.linear_parameters()
+            + self.small_parameters
+            + self.extras
+            + tables
+            + self.positions * self.hidden
         )
 
     @property

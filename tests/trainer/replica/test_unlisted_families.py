@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,11 @@ from tests.trainer.replica.test_families import (
     theirs,
     write_trained,
 )
+from tests.trainer.replica.unlisted_models import SEES, write_tiny
 from trainer.model.families import FAMILIES, PLAIN
+from trainer.model.family_refusals import FULL_REFUSED, REFUSED
 from trainer.model.layout import build_layout
+from trainer.model.safetensors_headers import read_headers
 from trainer.replica.torch.linear import LoraLinear
 from trainer.replica.torch.unlisted import check_class
 from trainer.system.errors import InputError
@@ -34,149 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = ["pytestmark"]
 
-SIZES: dict[str, Any] = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 64),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner"), 128),
-    **dict.fromkeys(("num_key_value_heads", "num_experts_per_tok", "moe_topk", "moe_k"), 2),
-    **dict.fromkeys(("n_routed_experts", "num_experts", "num_local_experts"), 4),
-    **dict.fromkeys(("moe_num_experts", "n_shared_experts", "n_group", "topk_group"), 1),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 32),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"), 16),
-    **dict.fromkeys(("head_dim", "mamba_d_head", "mamba_head_dim", "ssm_state_size"), 16),
-    **{"qk_rope_head_dim": 8, "first_k_dense_replace": 1, "vocab_size": 300},
-    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 512},
-}
-_LATENT = {"head_dim": 8, "num_key_value_heads": 4}
-_INDEXED = {**_LATENT, "index_topk": 4}
-_STATES = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16}
-_WINDOWS = {"layer_types": ["sliding_attention", "full_attention"]}
-_ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
-_DECODER = {
-    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 128),
-    "is_encoder_decoder": False,
-}
-_DECODERS = (
-    *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp"),
-    *("pegasus", "plbart", "trocr", "whisper"),
-)
-OWN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(_DECODERS, _DECODER),
-    "aria_text": {"moe_num_experts": 4},
-    "bamba": {**_STATES, "attn_layer_indices": [1]},
-    "cohere_compass_text": {
-        **_WINDOWS,
-        "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), _ROTARY),
-        "sliding_window": 16,
-    },
-    "codegen": {"rotary_dim": 8},
-    "gptj": {"rotary_dim": 8},
-    **dict.fromkeys(
-        ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu"), _LATENT
-    ),
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), _INDEXED),
-    "dots3_note_text": {
-        "num_key_value_heads": 4,
-        "layer_types": ["indexed_attention", "sliding_attention"],
-        "mlp_layer_types": ["dense", "sparse"],
-        "index_topk": 64,
-        "index_head_dim": 16,
-        "index_n_heads": 2,
-        "shared_experts_intermediate_size": 32,
-    },
-    "ernie4_5_moe": {"moe_num_experts": 4},
-    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
-    "falcon_mamba": {"state_size": 16},
-    "gemma3n_text": {
-        **_WINDOWS,
-        "intermediate_size": [128, 128],
-        "num_kv_shared_layers": 0,
-        "vocab_size_per_layer_input": 300,
-        "hidden_size_per_layer_input": 16,
-        "activation_sparsity_pattern": [0.0, 0.0],
-        "laurel_rank": 8,
-    },
-    "gemma4_text": {
-        **_WINDOWS,
-        "vocab_size_per_layer_input": 300,
-        "hidden_size_per_layer_input": 16,
-    },
-    "gemma4_unified_text": _WINDOWS,
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "granitemoehybrid": {
-        **_STATES,
-        "shared_intermediate_size": 32,
-        "layer_types": ["mamba", "attention"],
-    },
-    "hrm_text": {"num_layers_per_stack": 1},
-    "jamba": {"attn_layer_offset": 1, "attn_layer_period": 2, "use_mamba_kernels": False},
-    "kimi_linear": {
-        **_LATENT,
-        "layer_types": ["linear_attention", "full_attention"],
-        "mlp_layer_types": ["dense", "sparse"],
-        "linear_num_heads": 4,
-        "linear_head_dim": 16,
-        "num_experts_per_token": 2,
-        "q_lora_rank": None,
-    },
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "llama4_text": {"intermediate_size_mlp": 128, "num_local_experts": 4, "moe_layers": [1]},
-    "longcat_flash": {
-        **_LATENT,
-        "ffn_hidden_size": 128,
-        "expert_ffn_hidden_size": 32,
-        "zero_expert_num": 2,
-    },
-    "mamba": {"state_size": 16},
-    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 16},
-    "modernbert-decoder": _WINDOWS,
-    "nemotron_h": {
-        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
-        "mamba_num_heads": 8,
-        "mamba_head_dim": 16,
-        "n_groups": 1,
-        "moe_shared_expert_intermediate_size": 32,
-        "use_mamba_kernels": False,
-    },
-    "prophetnet": {
-        "num_decoder_layers": 2,
-        "num_decoder_attention_heads": 4,
-        "decoder_ffn_dim": 128,
-        "is_encoder_decoder": False,
-    },
-    "reformer": {
-        "is_decoder": True,
-        "attn_layers": ["local", "local"],
-        "attention_head_size": 16,
-        "axial_pos_embds_dim": [32, 32],
-        "axial_pos_shape": [16, 32],
-        "feed_forward_size": 128,
-    },
-    "roc_bert": {"pronunciation_vocab_size": 20, "shape_vocab_size": 20},
-    "xglm": {"attention_heads": 4, "d_model": 64, "num_layers": 2, "ffn_dim": 128},
-    "xlm": {"emb_dim": 64, "n_layers": 2, "n_heads": 4},
-    "xlnet": {"d_inner": 128},
-    "zamba2": {
-        "layers_block_type": ["linear_attention", "hybrid"],
-        "n_mamba_heads": 8,
-        "num_key_value_heads": 4,
-        "mamba_d_state": 16,
-        "use_mamba_kernels": False,
-        "mamba_headdim": 16,
-    },
-    "zaya": {
-        "num_experts_per_tok": 1,
-        "layer_types": ["hybrid", "hybrid"],
-        "router_hidden_size": 16,
-    },
-}
 TRAINS = (
     *("afmoe", "apertus", "arcee", "aria_text", "axk1", "bamba", "bart", "beam", "bigbird_pegasus"),
     *("bitnet", "blenderbot", "blenderbot-small", "bloom", "codegen", "cohere", "cohere2_moe"),
-    *("cohere_compass_text", "ctrl", "cwm", "deepseek_v2", "deepseek_v3", "deepseek_v32"),
+    *("cohere_compass_text", "ctrl", "cwm", "dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32"),
     *("diffllama", "doge", "dots1", "dots3_note_text", "ernie4_5", "ernie4_5_moe", "exaone4"),
     *("exaone_moe", "falcon", "falcon_h1", "flex_olmo", "flint", "gemma4_text"),
     *("gemma4_unified_text", "glm", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "gpt-sw3"),
@@ -185,88 +50,49 @@ TRAINS = (
     *("hyperclovax", "internlm3", "iquestcoder", "jais2", "jetmoe", "kolibri1", "lfm2_moe", "lfm3"),
     *("llama4_text", "longcat_flash", "mamba2", "marian", "mbart", "mellum", "mimo_v2_flash"),
     *("minimax", "minimax_m2", "minimax_m3_vl_text", "ministral", "moshi", "mpt", "mvp"),
-    *("nanochat", "nemotron", "olmo", "olmo_hybrid", "olmoe", "opt", "pegasus", "persimmon", "phi"),
+    *(
+        "nanochat",
+        "nemotron",
+        "olmo",
+        "olmo_hybrid",
+        "olmoe",
+        "openai-gpt",
+        "opt",
+        "pegasus",
+        "persimmon",
+        "phi",
+    ),
     *("phimoe", "plbart", "qwen2_moe", "seed_oss", "solar_open", "stablelm", "starcoder2"),
-    *("vaultgemma", "xglm", "youtu", "zamba2", "zaya"),
+    *("vaultgemma", "xglm", "xlstm", "youtu", "zamba", "zamba2", "zaya"),
+    *("inkling_text", "minicpm3", "qwen4_exp_text", "recurrent_gemma", "phi4_multimodal"),
 )
 MERGED = {
     **dict.fromkeys(("falcon_mamba", "jamba", "mamba"), "dt_proj"),
     "gemma3n_text": "correction_coefs",
 }
 """Whose classes read the weights of such linears themselves."""
-_OTHER_HEAD = "not by a linear lm_head on its hidden states"
 _RENAMED = "of its files when it loads them, so that no adapter has its name; name other linears"
-_BY_MORE = "makes its logits by more than its head"
 _NO_TABLE = "has a row for each of vocab_size tokens, as an embedding has"
-REFUSED: dict[str, str] = {
+BY_FILES: dict[str, str] = {
     **dict.fromkeys(
-        (
-            *("bert", "big_bird", "bert-generation", "biogpt", "camembert", "data2vec-text"),
-            *("electra", "ernie", "gpt_neox_japanese", "megatron-bert", "modernbert-decoder"),
-            *("reformer", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "trocr"),
-            *("whisper", "xlm-roberta", "xlm-roberta-xl", "xlnet", "xmod"),
-        ),
-        _OTHER_HEAD,
-    ),
-    **dict.fromkeys(
-        (
-            *("axk2", "bailing_hybrid", "hy_v3", "hy_v4", "kimi_linear", "laguna"),
-            "nemotron_h",
-        ),
+        ("axk2", "bailing_hybrid", "hy_v3", "hy_v4", "kimi_linear", "laguna", "nemotron_h"),
         _RENAMED,
     ),
     **dict.fromkeys(("cpmant", "inkling2_text", "rembert", "rwkv"), _NO_TABLE),
-    **dict.fromkeys(("minicpm3", "recurrent_gemma", "xlstm"), _BY_MORE),
-    "deepseek_v4": "tid2eid is stored as I64, need one of",
     "hrm_text": "2 layers lie in no single list of modules, but in model.H_module.layers",
-    "openai-gpt": "has transformer.h.0.attn.c_attn as Conv1D, which gets no adapter",
-    "prophetnet": "ProphetNetForCausalLM cannot compute here: ",
     "xlm": "2 layers lie in no single list of modules, but in transformer.attentions",
 }
-"""Why the others are refused."""
-PATHS = {
-    "gemma4_text": "layer_scalar: the model has 0 elements of it to train, its files have 1; set",
-    "granitemoehybrid": "experts.down_proj: the model has 32768 elements .* its files have 0; set",
-    **dict.fromkeys(("gpt_neo", "olmoe", "phi"), ""),
+"""Why those are refused that the table of refusals does not have."""
+BY_CLASS = {
+    **dict.fromkeys(REFUSED, "not by a linear lm_head on its hidden states"),
+    "prophetnet": "ProphetNetForCausalLM makes its logits by more than its head",
 }
-"""A tied head and buffers in files, recurrent layers, no gate, experts, a head with a bias; why
-full fine-tuning is refused: the files hold what the class does not train, or in another form."""
-SEES = (
-    *("dots3_note", "emu3", "fuyu", "gemma3", "gemma4", "gemma4_unified", "got_ocr2", "llama4"),
-    *("mllama", "moss_transcribe_diarize", "phi4_multimodal", "qwen4_exp"),
-)
-"""Models that see or hear; not tried, but for Gemma 3 (`test_models_that_see.py`)."""
-UNTRIED = {
-    "blt": "bytes, whose patches a second model chooses",
-    "dbrx": "this version of transformers cannot build its attention: no rope_theta",
-    **dict.fromkeys(
-        ("gemma4_assistant", "gemma4_unified_assistant"),
-        "drafts from another model's hidden states",
-    ),
-    "gemma3n": "needs the package timm",
-    "git": "sees pictures in its own layers, without a text_config",
-    "inkling_text": "this version of transformers cannot build it: no tie_word_embeddings",
-    **dict.fromkeys(("musicgen", "musicgen_melody"), "codes of sound, without a text_config"),
-    **dict.fromkeys(("qwen4_exp_text", "zamba"), "PEFT finds linears that its files do not have"),
-}
-"""Why no small model of these is compared."""
-
-
-def write_tiny(folder: Path, model_type: str) -> Path:
-    """Write a model of random weights, as small as its class allows."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    kind: Any = transformers.CONFIG_MAPPING[model_type]
-    has = vars(kind())
-    sizes = {key: value for key, value in SIZES.items() if key in has}
-    tree = kind(**{**sizes, **OWN.get(model_type, {})})
-    torch.manual_seed(1)
-    model: Any = transformers.AutoModelForCausalLM.from_config(tree)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 1 and "head" not in name:  # else zeros and ones hide mix-ups
-            torch.nn.init.normal_(parameter, mean=0.5, std=0.1)
-    model.save_pretrained(folder)
-    return folder
+"""What the classes of the table of refusals do."""
+UNBUILT = ("blt", "gemma4_assistant", "gemma4_unified_assistant")
+"""Refused by what they are: no small model of these is built."""
+ENCODERS = ("musicgen", "musicgen_melody")
+PATHS = ("gemma4_text", "gpt_neo", "granitemoehybrid", "olmoe", "phi")
+"""A tied head and buffers in files, no gate, recurrent layers, experts, a head with a bias."""
 
 
 @pytest.mark.long
@@ -320,9 +146,9 @@ def test_adapters_and_whole_models_are_read_back(
     check_adapter(tiny, folder, tmp_path)
     batch = tiny.batch(6, "causal-lm")
     config = tiny.config(folder, task="causal-lm", method="full")
-    if PATHS[model_type]:
-        with pytest.raises(InputError, match=PATHS[model_type]):
-            start(folder, config)
+    if model_type in FULL_REFUSED:
+        with pytest.raises(InputError, match=r"method full: its .*; set method lora"):
+            build_layout(folder, config)
         return
     layout, weights = build_layout(folder, config), drawn_weights(folder, config)
     trained = write_trained(tmp_path / "full", folder, config, layout, weights)
@@ -340,14 +166,65 @@ def test_adapters_and_whole_models_are_read_back(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model_type", REFUSED)
+@pytest.mark.parametrize("model_type", [*TRAINS, *MERGED])
+def test_whole_models_train_or_are_refused_before_they_are_loaded(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str
+) -> None:
+    folder = write_tiny(tmp_path / "model", model_type)
+    config = tiny.config(folder, task="causal-lm", method="full")
+    if model_type in FULL_REFUSED:
+        with pytest.raises(InputError, match=FULL_REFUSED[model_type]):
+            build_layout(folder, config)
+        monkeypatch.setitem(FAMILIES, model_type, replace(FAMILIES[model_type], full_refused=""))
+        with pytest.raises(InputError, match="elements of it to train, its files have"):
+            start(folder, config)
+    elif model_type == "gpt_neox":
+        with pytest.raises(InputError, match=r"lm_head\.weight is missing"):
+            build_layout(folder, config)
+    else:
+        start(folder, config)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", BY_FILES)
 def test_others_are_refused_with_a_reason(tiny: Tiny, tmp_path: Path, model_type: str) -> None:
     folder = write_tiny(tmp_path / "model", model_type)
     config = tiny.config(folder, task="causal-lm")
     with pytest.raises(InputError) as refusal:
         start(folder, config)
-    assert REFUSED[model_type] in str(refusal.value)
+    assert BY_FILES[model_type] in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("model_type", [*REFUSED, *ENCODERS])
+def test_what_no_model_of_a_type_can_is_known_without_its_weights(
+    tiny: Tiny, tmp_path: Path, model_type: str
+) -> None:
+    tree = {"model_type": model_type, "is_encoder_decoder": model_type in ENCODERS}
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    why = REFUSED.get(model_type, "is an encoder with a decoder")
+    with pytest.raises(InputError) as refusal:
+        build_layout(tmp_path, tiny.config(tmp_path, task="causal-lm"))
+    assert f": {model_type} is " in str(refusal.value)
+    assert why in str(refusal.value)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", [kind for kind in REFUSED if kind not in UNBUILT])
+def test_the_table_of_refusals_is_true_of_the_classes(tmp_path: Path, model_type: str) -> None:
+    folder = write_tiny(tmp_path / "model", model_type)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    if model_type == "deepseek_v4":
+        linears = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+        assert not {f"{name}.weight" for name in linears} & read_headers(folder).keys()
+        return
+    with pytest.raises(InputError, match=BY_CLASS[model_type]):
+        check_class(model, folder, (), PLAIN, torch.autocast("cpu", enabled=False))
+
+
+def test_musicgen_is_an_encoder_with_a_decoder() -> None:
+    for model_type in ENCODERS:
+        assert transformers.CONFIG_MAPPING[model_type]().is_encoder_decoder
 
 
 def test_every_family_of_transformers_has_its_place() -> None:
@@ -355,7 +232,7 @@ def test_every_family_of_transformers_has_its_place() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as ALL
 
     listed = {name for name, family in FAMILIES.items() if family.listed}
-    places = [*TRAINS, *MERGED, *REFUSED, *SEES, *UNTRIED]
+    places = [*TRAINS, *MERGED, *BY_FILES, *REFUSED, *ENCODERS, *SEES, "gemma3n"]
     assert listed | {*places} >= set(ALL)
     assert len(places) == len({*places})
 

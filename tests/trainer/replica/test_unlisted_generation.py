@@ -10,7 +10,8 @@ import torch
 
 from tests.trainer.replica.driving import drawn_weights
 from tests.trainer.replica.test_families import pytestmark, theirs, write_trained
-from tests.trainer.replica.test_unlisted_families import MERGED, write_tiny
+from tests.trainer.replica.test_unlisted_families import MERGED
+from tests.trainer.replica.unlisted_models import write_tiny
 from trainer.model.layout import build_layout
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.generator import load_generator

@@ -20,10 +20,10 @@ from trainer.model.config_keys import CONFIG_KEYS, is_dropout
 from trainer.model.families import family_of, logits_of, text_config
 from trainer.model.layout import adapted_experts, adapted_modules
 from trainer.model.safetensors_headers import read_config, read_headers
-from trainer.model.tensor_names import LANGUAGE_KEYS, is_ignored
+from trainer.model.tensor_names import LANGUAGE_KEYS, is_ignored, is_tied
 from trainer.replica.torch.model import prepare, reading, train_whole
 from trainer.replica.torch.precision import autocast, compute_dtype
-from trainer.replica.torch.unlisted import check_class, check_type, report_unreached
+from trainer.replica.torch.unlisted import check_class, find_class, report_unreached
 from trainer.system.errors import InputError
 from trainer.system.key_table import UnknownKeys
 
@@ -61,7 +61,7 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
     experts = [] if full else adapted_experts(model_dir, config)
     family = family_of(stored := read_config(model_dir), str(model_dir))
     if not family.listed:
-        check_type(stored, model_dir)
+        auto = find_class(stored, model_dir)
     with reading(model_dir, device, nf4=config.model.quantization == "nf4"):
         tree = transformers.AutoConfig.from_pretrained(
             model_dir, local_files_only=True, trust_remote_code=False
@@ -69,6 +69,7 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
         tree = tree.get_text_config()
         if family.inside:
             settings["key_mapping"] = LANGUAGE_KEYS
+            tree.tie_word_embeddings = is_tied(stored, family, read_headers(model_dir))
         for key in filter(is_dropout, vars(tree)):
             setattr(tree, key, 0.0)
         if config.num_classes is not None:
@@ -98,7 +99,14 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
     _say_unknown(model_dir, tree)
     if not family.listed:
         model.train()
-        check_class(model, model_dir, modules, logits_of(stored), autocast(config, device))
+        check_class(
+            model,
+            model_dir,
+            modules,
+            logits_of(stored),
+            autocast(config, device),
+            transposed=family.transposed,
+        )
     prepare(model, model_dir, config, device, modules, experts)
     if not family.listed:
         report_unreached(model, model_dir, autocast(config, device))

@@ -16,6 +16,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from transformers.pytorch_utils import Conv1D
 
 from trainer.model.families import Logits, text_config
 from trainer.replica.torch.kd_loss import shape_logits
@@ -33,17 +34,23 @@ _ROUGH = 3e-2
 """The same of 16-bit formats."""
 
 
-def check_type(tree: Mapping[str, Any], model_dir: Path) -> None:
-    """Refuse a config.json of which transformers has no causal language model.
+def find_class(tree: Mapping[str, Any], model_dir: Path) -> Any:
+    """Return the class of the causal language model that a config.json describes.
 
     Raises:
-        InputError: it has none.
+        InputError: transformers has none.
     """
-    model_type = text_config(tree).get("model_type")
     known: Any = transformers.AutoModelForCausalLM._model_mapping
-    kind: Any = transformers.CONFIG_MAPPING
-    if model_type in kind and kind[model_type] in known:
-        return
+    kinds: Any = transformers.CONFIG_MAPPING
+    model_type = text_config(tree).get("model_type")
+    if model_type in kinds:
+        # Some have their class under the type of the model that has other parts, alone.
+        package = kinds[model_type].__module__.split(".")[-2]
+        for name in (model_type, tree.get("model_type"), package):
+            if name in kinds and (kind := kinds[name]) in known:
+                found = known[kind]
+                if name == model_type or found.config_class is kinds[model_type]:
+                    return found
     own = "; code in a model's folder (auto_map) is never run" if "auto_map" in tree else ""
     raise InputError(
         f"{model_dir}: transformers {transformers.__version__} has no causal language model of"
@@ -57,6 +64,8 @@ def check_class(
     modules: Collection[str],
     shape: Logits,
     autocast: torch.autocast,
+    *,
+    transposed: bool = False,
 ) -> None:
     """Refuse a loaded model that cannot be trained as a causal language model.
 
@@ -65,6 +74,7 @@ def check_class(
     Args:
         modules: the linears that get an adapter.
         shape: what becomes of the product of hidden states and head.
+        transposed: these are `Conv1D`, whose weights are `[in, out]`.
 
     Raises:
         InputError: names what its class does otherwise.
@@ -73,8 +83,9 @@ def check_class(
     head = getattr(model, "lm_head", None)
     if not isinstance(head, nn.Linear):
         raise InputError(f"{model_dir}: {name} {_describe_head(model)}, which is not trained here")
+    kind = Conv1D if transposed else nn.Linear
     for path in modules:
-        _check_linear(model, path, f"{model_dir}: lora.target_modules: {name}")
+        _check_linear(model, path, kind, f"{model_dir}: lora.target_modules: {name}")
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
@@ -92,7 +103,8 @@ def check_class(
         (other[:, :half], hidden[:, :half], "is not causal: a token changes those before it"),
         (product, logits.float(), "makes its logits by more than its head"),
     ):
-        if not (found - wanted).abs().max() <= near * wanted.abs().max():
+        alike = found.shape == wanted.shape
+        if not (alike and (found - wanted).abs().max() <= near * wanted.abs().max()):
             raise InputError(f"{model_dir}: {name} {why}, which is not trained here")
 
 
@@ -140,7 +152,7 @@ def _describe_head(model: Any) -> str:
     return f"makes its logits by {path}, not by a linear lm_head on its hidden states"
 
 
-def _check_linear(model: nn.Module, path: str, where: str) -> None:
+def _check_linear(model: nn.Module, path: str, kind: type[nn.Module], where: str) -> None:
     try:
         module = model.get_submodule(path)
     except AttributeError:
@@ -148,9 +160,9 @@ def _check_linear(model: nn.Module, path: str, where: str) -> None:
             f"{where} renames {path} of its files when it loads them, so that no adapter has its"
             " name; name other linears"
         ) from None
-    if not isinstance(module, nn.Linear):
-        kind = type(module).__name__
-        raise InputError(f"{where} has {path} as {kind}, which gets no adapter; name others")
+    if not isinstance(module, kind):
+        found = type(module).__name__
+        raise InputError(f"{where} has {path} as {found}, which gets no adapter; name others")
 
 
 def _probe(model: Any) -> tuple[Tensor, Tensor]:
