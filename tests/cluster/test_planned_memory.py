@@ -165,14 +165,15 @@ def most_while_the_last_waits(cluster: Cluster) -> int:
     return own.most
 
 
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
 def test_a_worker_and_the_leader_of_a_group_take_what_is_planned(
-    clusters: tuple[Cluster, Cluster],
+    codec: str, clusters: tuple[Cluster, Cluster]
 ) -> None:
     """Of few tokens: an average comes when the activations are gone, unless a worker was lost."""
     few = {"training__batch_size": 4, "training__micro_batch_size": 1, "data__max_seq_len": 16}
     found: list[list[int]] = []
     for cluster in clusters:
-        cluster.configure(**settings("fp32") | few)
+        cluster.configure(**settings(codec) | few)
         cluster.coordinator(2)
         group = ("--gpu-backend", "cpu", "--gpus", "0,1", "--strategy", "ddp")
         leader = cluster.torch_worker(0, *group, **ALONE)
