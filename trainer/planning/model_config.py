@@ -199,7 +199,8 @@ def _unknown(tree: Mapping[str, Any]) -> str:
         return ""
     kind, names = str(tree.get("model_type", "unknown")), tree.get("architectures")
     shown = names[0] if isinstance(names, list) and names else kind
-    return (
+    refused = known_family(tree).refused
+    return (f"{kind} is not trained here: {refused}; " if refused else "") + (
         f"architecture {shown} is not known here; planned by the sizes of its config alone, which"
         " is an estimate"
     )

@@ -15,6 +15,7 @@ import transformers
 from tests import families
 from tests.families import COMPUTED_HERE
 from trainer.model.families import FAMILIES
+from trainer.model.family_refusals import REFUSED
 from trainer.model.safetensors_headers import read_headers
 from trainer.planning.model_config import parse_shape, read_shape
 
@@ -86,5 +87,6 @@ def test_of_a_family_that_is_not_listed_the_plan_is_an_estimate(model_type: str)
     shape = parse_shape(json.loads(json.dumps({**tree, **_ROTATED})), "config.json", "model")
     assert f"architecture {model_type} is not known here" in shape.remark
     assert shape.remark.endswith("which is an estimate")
+    assert ("is not trained here: " in shape.remark) is (model_type in REFUSED)
     assert shape.positions == 0  # a rotary embedding has no table
     assert parse_shape(tree, "config.json", "model").positions == (0 if shape.gated else 512)
