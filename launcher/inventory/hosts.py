@@ -251,16 +251,16 @@ def _parse_host(path: str, tree: dict[str, Any]) -> Host:
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(VARIABLES)}"
             raise ConfigError(f"{path}: host {name}: unknown variable {variable} ({hint})")
     reader = VariableReader(f"{path}: host {name}", values)
-    connection = reader.read_text("ansible_connection") or "ssh"
+    connection = reader.get_text("ansible_connection") or "ssh"
     if connection not in ("local", "ssh", "smart", "paramiko", "paramiko_ssh"):
         reader.refuse("ansible_connection", "must be local or ssh")
     return Host(
         name=name,
         connection="local" if connection == "local" else "ssh",
-        address=reader.read_text("ansible_host"),
+        address=reader.get_text("ansible_host"),
         ssh_port=reader.read_port("ansible_port"),
-        user=reader.read_text("ansible_user"),
-        ssh_key=reader.read_text("ansible_ssh_private_key_file"),
+        user=reader.get_text("ansible_user"),
+        ssh_key=reader.get_text("ansible_ssh_private_key_file"),
         ssh_first_args=reader.read_arguments("ansible_ssh_args"),
         ssh_args=(
             *reader.read_arguments("ansible_ssh_common_args"),
@@ -268,7 +268,7 @@ def _parse_host(path: str, tree: dict[str, Any]) -> Host:
         ),
         coordinator=reader.read_flag("motley_coordinator"),
         bind_address=reader.bind_address(),
-        connect_address=reader.read_text("motley_connect_address"),
+        connect_address=reader.get_text("motley_connect_address"),
         port=reader.read_port("motley_port") or DEFAULT_PORT,
         devices=reader.read_devices(),
         fill_with_cpu=reader.read_flag("motley_fill_with_cpu"),

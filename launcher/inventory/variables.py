@@ -103,7 +103,7 @@ class VariableReader:
             f"{self._where}: {variable}: {message}, got {self._values.get(variable)!r}"
         )
 
-    def read_text(self, variable: str) -> str | None:
+    def get_text(self, variable: str) -> str | None:
         """Return a text that is not blank, None for a missing variable."""
         value = self._values.get(variable)
         if value is not None and not (isinstance(value, str) and value.strip()):
@@ -132,7 +132,7 @@ class VariableReader:
 
     def bind_address(self) -> str | None:
         """Return the address of one network interface, as it is written usually."""
-        value = self.read_text("motley_bind_address")
+        value = self.get_text("motley_bind_address")
         if value is None:
             return None
         try:
@@ -208,7 +208,7 @@ class VariableReader:
 
     def read_folder(self, variable: str) -> str | None:
         """Return an absolute path."""
-        value = self.read_text(variable)
+        value = self.get_text(variable)
         if value is not None and not value.startswith("/"):
             self.refuse(variable, "must be an absolute path")
         return value
@@ -228,7 +228,7 @@ class VariableReader:
         """Return the prices of the host, by the names of `Host`."""
         hour = self._read_amount("motley_price_hour")
         kwh = self._read_amount("motley_price_kwh")
-        currency = self.read_text("motley_currency")
+        currency = self.get_text("motley_currency")
         if currency is not None and not re.fullmatch(CURRENCY, currency):
             self.refuse("motley_currency", f"must be {VARIABLES['motley_currency']}")
         if currency is None and (hour is not None or kwh is not None):
