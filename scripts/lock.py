@@ -20,7 +20,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from uv_like_pip import pip_settings, translate
+from launcher.installation.uv_like_pip import pip_settings, translate
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "launcher" / "locks"

@@ -14,7 +14,7 @@ fail() { say "$*"; exit 1; }
 case $TORCH in auto | cpu | cuda) ;; *) fail "TORCH=$TORCH: allowed are auto, cpu and cuda" ;; esac
 
 locks=launcher/locks
-wanted=$(cat pyproject.toml Makefile scripts/setup.sh scripts/uv_like_pip.py trainer/system/passes/passes.c $locks/*.txt | cksum)
+wanted=$(cat pyproject.toml Makefile scripts/setup.sh launcher/installation/uv_like_pip.py trainer/system/passes/passes.c $locks/*.txt | cksum)
 have='' kind='' place=''
 [ -f "$stamp" ] && { read -r have && read -r kind && read -r place; } <"$stamp" || true
 
@@ -79,7 +79,7 @@ reason() {
     sed -nE 's/^ *(ERROR|error|[Cc]aused by|cause): *//p' "$VENV/setup.log" | tail -n 1
 }
 
-uv_install() { "$VENV/bin/python" scripts/uv_like_pip.py pip install --python "$VENV/bin/python" "$@"; }
+uv_install() { "$VENV/bin/python" launcher/installation/uv_like_pip.py pip install --python "$VENV/bin/python" "$@"; }
 
 # shellcheck disable=SC2086 # the rules are words
 install_packages() {

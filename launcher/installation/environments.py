@@ -1,8 +1,6 @@
-"""Python environments of a host: torch and everything else that Motley imports, without Motley.
+"""Packages of a version of Motley: torch and everything else that it imports.
 
-The locks in a wheel of Motley determine the content of one: exact versions with their hashes, and
-nothing else. Versions of Motley with equal locks share one, so an update takes seconds. An
-environment is complete once its `environment.json` exists; an interrupted one has none.
+The locks in a wheel of Motley determine them: exact versions with their hashes, and nothing else.
 Standard library only: this runs straight from a wheel on a bare host.
 """
 
@@ -12,7 +10,6 @@ import hashlib
 import json
 import platform
 import re
-import shutil
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -21,48 +18,50 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any, Literal
 
-from launcher.errors import ConfigError, PreflightError
-from launcher.installation.venvs import Pip, Report, locked, make_venv
-from trainer.system.storage.atomic_file import write_atomically
+from launcher.errors import ConfigError
 
 Torch = Literal["cpu", "cuda"]
-
-ENVIRONMENT_SCHEMA = "motley.environment/1"
-ENVIRONMENT_FILE = "environment.json"
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 """Where the CPU build comes from when pip's own configuration offers none; as in the Makefile."""
 
 _SIZES = {"cuda": 9.0e9, "cpu": 2.5e9, None: 0.6e9}
-"""Bytes that making an environment takes, including the downloads that pip unpacks next to it."""
+"""Bytes that the packages take, including what is there only while they are installed."""
 _TORCH_EXTRAS = frozenset({"trainer"})
 """Extras that need torch, whose builds have locks of their own."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What determines the content of an environment."""
+    """What determines the packages of a version."""
 
     packages: str
-    """A requirements file for pip: `name==version; marker --hash=...`, without comments."""
+    """A requirements file: `name==version; marker --hash=...`, without comments."""
     extras: tuple[str, ...]
     torch: Torch | None
     """Which build of torch; None where none is required."""
     torch_lock: str
     """The same for that build, which may come from an index of its own."""
+    uv_lock: str
+    """The same for uv, which installs all others."""
     python: str
     """`3.11`: packages of one minor version of Python do not load in another."""
     machine: str
 
     @property
-    def key(self) -> str:
-        """The environment's name: equal recipes give equal names."""
-        parts = [self.packages, self.torch_lock, f"torch {self.torch}", self.python, self.machine]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+    def lock(self) -> str:
+        """The lock of everything."""
+        return self.packages + self.torch_lock + self.uv_lock
+
+    @property
+    def choice(self) -> str:
+        """A name for what the wheel leaves open: `trainer-cpu-py3.11`."""
+        torch = f"-{self.torch}" if self.torch else ""
+        return f"{'+'.join(self.extras)}{torch}-py{self.python}"
 
     @property
     def size(self) -> float:
-        """Bytes that it takes to make, about."""
+        """Bytes that a first installation takes, about."""
         return _SIZES[self.torch]
 
 
@@ -74,13 +73,12 @@ class WheelFacts:
     version: str
     sha256: str
     locks: Mapping[str, str]
-    """Each lock in it by its name: that of an extra, or `torch-BUILD`."""
+    """Each lock in it by its name: that of an extra, `torch-BUILD`, or `uv`."""
     requires_python: str
 
-    @property
-    def installation(self) -> str:
-        """The name of its installation: two builds of one version have two names."""
-        return f"{self.version}-{self.sha256[:12]}"
+    def name_installation(self, recipe: Recipe) -> str:
+        """Return a name that no other installation has: what `current` names is never remade."""
+        return f"{self.version}-{self.sha256[:12]}-{recipe.choice}"
 
     def recipe(self, extras: Sequence[str], torch: str | None) -> Recipe:
         """Return the recipe of these extras of the wheel on this machine.
@@ -96,9 +94,9 @@ class WheelFacts:
                 f"{oldest[1]}.{oldest[2]} or newer; install one and start this with it"
             )
         wanted = tuple(sorted(set(extras)))
-        unknown = [extra for extra in wanted if extra not in self.locks]
+        unknown = [name for name in (*wanted, "uv") if name not in self.locks]
         if unknown:
-            raise ConfigError(f"{self.path.name} has no lock for extra {', '.join(unknown)}")
+            raise ConfigError(f"{self.path.name} has no lock for {', '.join(unknown)}")
         build: Torch | None = None
         if _TORCH_EXTRAS.intersection(wanted):
             if torch not in ("cpu", "cuda"):
@@ -109,6 +107,7 @@ class WheelFacts:
             extras=wanted,
             torch=build,
             torch_lock=self.locks[f"torch-{build}"] if build else "",
+            uv_lock=self.locks["uv"],
             python=f"{sys.version_info[0]}.{sys.version_info[1]}",
             machine=platform.machine(),
         )
@@ -144,44 +143,6 @@ def read_wheel(path: Path) -> WheelFacts:
     )
 
 
-def make_environment(folder: Path, recipe: Recipe, index: str, report: Report) -> None:
-    """Make an environment in a folder that does not exist yet.
-
-    Raises:
-        PreflightError: Python's venv module or disk space is missing.
-        LauncherError: pip failed, or a file is not the one that was locked; pip's last lines are
-            in the details.
-    """
-    free = shutil.disk_usage(folder.parent).free
-    if free < recipe.size:
-        raise PreflightError(
-            f"{folder.parent}: {free / 1e9:.1f} GB free, a new environment takes about "
-            f"{recipe.size / 1e9:.1f} GB; free some space"
-        )
-    build = f"torch for {recipe.torch} and " if recipe.torch else ""
-    report(f"making environment {recipe.key}: {build}{recipe.packages.count('==')} packages")
-    make_venv(folder, with_pip=True)
-    pip = Pip(folder, folder.parent.parent / "tmp", report)
-    lock, torch_lock = folder / "lock.txt", folder / "lock-torch.txt"
-    lock.write_text(recipe.packages, encoding="utf-8")
-    if recipe.torch:
-        torch_lock.write_text(recipe.torch_lock, encoding="utf-8")
-        # The same decision as that of `make setup`.
-        elsewhere = recipe.torch == "cpu" and not pip.offers(torch_lock)
-        pip.run("install", *locked(torch_lock), index=index if elsewhere else None)
-    if recipe.packages:
-        pip.run("install", *locked(lock))
-    tree = {
-        "schema": ENVIRONMENT_SCHEMA,
-        "key": recipe.key,
-        "extras": recipe.extras,
-        "torch": recipe.torch,
-        "python": recipe.python,
-        "machine": recipe.machine,
-    }
-    write_atomically(folder / ENVIRONMENT_FILE, json.dumps(tree, indent=1).encode(), 0o644)
-
-
 def read_record(path: Path) -> dict[str, Any] | None:
     """Return a JSON object from a file; None when there is none, or it is damaged."""
     try:
@@ -189,6 +150,11 @@ def read_record(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return tree if isinstance(tree, dict) else None  # pyright: ignore
+
+
+def split_lock(lock: str) -> set[str]:
+    """Return the packages of a lock, each with its marker and its hashes."""
+    return set(re.findall(r"^\S.*(?:\n[ \t].*)*", lock, re.MULTILINE))
 
 
 def _without_comments(lock: str) -> str:

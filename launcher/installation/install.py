@@ -68,9 +68,8 @@ def _run(installation: Installation, options: argparse.Namespace) -> dict[str, A
     if options.check:
         return {
             **_tree(installation, changed=bool(steps)),
-            "version": wheel.installation,
+            "version": wheel.name_installation(recipe),
             "previous": installation.linked("current"),
-            "environment": recipe.key,
             "steps": steps,
             "used_by": installation.users() if steps else [],
         }
@@ -106,7 +105,6 @@ def _tree(installation: Installation, changed: bool) -> dict[str, Any]:
         "changed": changed,
         "version": current,
         "previous": installation.linked("previous"),
-        "environment": record["environment"] if record else None,
         "sha256": record["sha256"] if record else None,
     }
 

@@ -1,24 +1,27 @@
-"""Virtual environments of this machine's Python, and the pip in them. Standard library only."""
+"""Virtual environments of this machine's Python, and uv in them. Standard library only."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.errors import LauncherError, PreflightError
+from launcher.installation.uv_like_pip import read_settings, translate
 
 Report = Callable[[str], None]
 
-_PIP_DEADLINE = 3600.0
+_DEADLINE = 3600.0
+_LOCKED = ("--require-hashes", "--only-binary", ":all:")
+"""Rules for a lock: the files that it names as wheels, and nothing else."""
 
 
-def make_venv(folder: Path, with_pip: bool) -> None:
+def make_venv(folder: Path) -> None:
     """Make a virtual environment of this machine's Python (not of one that we run in).
 
     Raises:
@@ -26,27 +29,20 @@ def make_venv(folder: Path, with_pip: bool) -> None:
         LauncherError: it failed; its last lines are in the details.
     """
     base = getattr(sys, "_base_executable", sys.executable)
-    python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    missing = PreflightError(f"{base} lacks the venv module; install {python}-venv")
-    pip = bundled_pip() if with_pip else None
-    if with_pip and pip is None:
-        raise missing
     result = call([base, "-P", "-m", "venv", "--without-pip", str(folder)], 300.0)
     if "No module named venv" in result.stdout:
-        raise missing
+        raise _venv_missing()
     if result.returncode != 0:
         raise LauncherError(f"{folder}: the environment could not be created", _last(result.stdout))
-    if pip is not None:
-        # As `ensurepip` would, which also compiles all of it: 5 s of CPU time, and pip's next
-        # start compiles what it imports.
-        with zipfile.ZipFile(pip) as archive:
-            archive.extractall(site_packages(folder))
 
 
-def bundled_pip() -> Path | None:
-    """Return the wheel of pip that this Python comes with; None if it is not installed.
+def bundled_pip() -> Path:
+    """Return the wheel of pip that this Python comes with, which runs as it is.
 
     Distributions keep it in a folder that Python was configured with (`--with-wheel-pkg-dir`).
+
+    Raises:
+        PreflightError: it is not installed.
     """
     folders: list[Path] = []
     if configured := sysconfig.get_config_var("WHEEL_PKG_DIR"):
@@ -54,11 +50,20 @@ def bundled_pip() -> Path | None:
     spec = find_spec("ensurepip")
     if spec is not None and spec.origin is not None:
         folders.append(Path(spec.origin).parent / "_bundled")
-    return next((wheel for folder in folders for wheel in folder.glob("pip-*.whl")), None)
+    for folder in folders:
+        for wheel in folder.glob("pip-*.whl"):
+            return wheel
+    raise _venv_missing()
+
+
+def _venv_missing() -> PreflightError:
+    base = getattr(sys, "_base_executable", sys.executable)
+    python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    return PreflightError(f"{base} lacks the venv module; install {python}-venv")
 
 
 def python_runs(folder: Path) -> bool:
-    """Whether an environment's Python starts: a system upgrade may have removed it."""
+    """Return whether an environment's Python starts: a system upgrade may have removed it."""
     try:
         return call([str(folder / "bin/python"), "-P", "-c", ""], 60.0).returncode == 0
     except OSError:
@@ -70,67 +75,127 @@ def site_packages(folder: Path) -> Path:
     return folder / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 
 
-class Pip:
-    """The pip of an environment. It reads the machine's pip configuration as pip always does."""
+def link_environment(source: Path, target: Path) -> None:
+    """Fill a new environment with hard links to the packages of a version, and to its uv.
+
+    Neither an installer nor Python's compiler writes into a file that is there: both replace it.
+    """
+    packages = site_packages(source)
+    motley = [path.name for path in packages.glob("motley-*.dist-info")]
+    _link_tree(packages, site_packages(target), ("launcher", "trainer", *motley))
+    _link(source / "bin/uv", target / "bin/uv")
+
+
+def _link_tree(source: Path, target: Path, without: Sequence[str] = ()) -> None:
+    target.mkdir(exist_ok=True)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            if entry.name in without:
+                continue
+            link = _link_tree if entry.is_dir(follow_symlinks=False) else _link
+            link(Path(entry.path), target / entry.name)
+
+
+def _link(source: Path, target: Path) -> None:
+    os.link(source, target, follow_symlinks=False)
+
+
+class Uv:
+    """The uv of an environment. It looks where the machine's pip is configured to look."""
 
     def __init__(self, environment: Path, scratch: Path, report: Report) -> None:
-        self._python = environment / "bin/python"
-        self._scratch = scratch
+        self._environment = environment
+        self._python = str(environment / "bin/python")
         self._report = report
+        # On the file system of the environment, so that it gets links to what is unpacked; /tmp may
+        # be memory, and torch's wheels are large.
+        scratch.mkdir(parents=True, exist_ok=True)
+        self._lock = scratch / "lock.txt"
+        self._variables = {"TMPDIR": str(scratch), "UV_CACHE_DIR": str(scratch / "uv")}
+        self._variables |= {"UV_LINK_MODE": "hardlink", **translate({})}
+        self._network: tuple[str, ...] = ("--offline",)
 
-    def offers(self, lock: Path) -> bool:
-        """Whether the configured indexes have the packages of a lock, for this Python."""
-        return self._call("install", ("--dry-run", *locked(lock)), {}).returncode == 0
+    def connect(self, lock: str | None) -> None:
+        """Allow downloads, by pip's configuration; let pip install uv if its lock is given.
 
-    def run(self, verb: str, *arguments: str, index: str | None = None) -> None:
-        """Run pip, with another main index if one is named.
+        Raises:
+            PreflightError: Python comes without pip.
+            LauncherError: pip failed; its last lines are in the details.
+        """
+        pip = [self._python, "-P", str(bundled_pip() / "pip"), "--disable-pip-version-check"]
+        if lock is not None:
+            self._report("installing uv by pip")
+            self._lock.write_text(lock, encoding="utf-8")
+            rules = ("--no-input", "--no-compile", "--no-deps", *_LOCKED, "-r", str(self._lock))
+            result = call([*pip, "install", "--quiet", *rules], _DEADLINE, self._variables)
+            _raise_failure("pip install", result)
+        settings = read_settings(call([*pip, "config", "list"], 300.0).stdout)
+        self._variables |= translate(settings)
+        is_off = settings.get("no-index", "").lower() in ("1", "true", "yes", "on")
+        self._network = ("--no-index",) if is_off else ()
+
+    def offers(self, lock: str) -> bool:
+        """Return whether the configured indexes have the packages of a lock, for this Python."""
+        return self._call("install", "--dry-run", lock, (), {}).returncode == 0
+
+    def run(self, verb: str, lock: str, changed: Collection[str], index: str | None = None) -> None:
+        """Let `uv pip install` or `uv pip sync` install a lock, from another main index if named.
+
+        A package in `changed` is installed again: its release or its file may be another.
 
         Raises:
             LauncherError: it failed; its last lines are in the details.
         """
-        self._report(f"pip {verb} {' '.join(arguments)}")
+        self._report(f"uv pip {verb}: {lock.count('==')} packages, {len(changed)} changed")
         # An index's address may hold a password, and arguments can be read by every user.
-        variables = {"PIP_INDEX_URL": index} if index else {}
-        result = self._call(verb, arguments, variables)
-        if result.returncode != 0:
-            lines = [line for line in result.stdout.splitlines() if line.startswith("ERROR")]
-            reason = lines[-1] if lines else f"exit code {result.returncode}"
-            raise LauncherError(f"pip {verb} failed: {reason}", _last(result.stdout))
+        variables = {"UV_DEFAULT_INDEX": index} if index else {}
+        again = [word for name in sorted(changed) for word in ("--reinstall-package", name)]
+        result = self._call(verb, "--compile-bytecode", lock, again, variables)
+        _raise_failure(f"uv pip {verb}", result)
 
     def _call(
-        self, verb: str, arguments: Sequence[str], variables: Mapping[str, str]
+        self, verb: str, mode: str, lock: str, words: Sequence[str], variables: Mapping[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        self._scratch.mkdir(parents=True, exist_ok=True)
-        command = [str(self._python), "-P", "-m", "pip", "--no-input"]
-        command += ["--disable-pip-version-check", verb, "--quiet"]
-        # /tmp may be memory, and torch's wheels are large.
-        variables = {"TMPDIR": str(self._scratch), **variables}
-        return call([*command, *arguments], _PIP_DEADLINE, variables)
+        self._lock.write_text(lock, encoding="utf-8")
+        command = [str(self._environment / "bin/uv"), "pip", verb, "--quiet", mode, *self._network]
+        command += ["--python", self._python, *_LOCKED, *words]
+        command += ["--no-deps", "-r", str(self._lock)] if verb == "install" else [str(self._lock)]
+        return call(command, _DEADLINE, {**self._variables, **variables})
 
 
-def locked(lock: Path) -> tuple[str, ...]:
-    """Return pip's arguments for a lock: the files that it names as wheels, and nothing else."""
-    rules = ("--require-hashes", "--no-deps", "--only-binary", ":all:")
-    return (*rules, "--requirement", str(lock))
+def _raise_failure(program: str, result: subprocess.CompletedProcess[str]) -> None:
+    if result.returncode != 0:
+        lines = re.findall(r"^ *(?:ERROR|error|cause): *(.*)", result.stdout, re.M)
+        reason = ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
+        raise LauncherError(
+            f"{program} failed: {reason or f'exit code {result.returncode}'}", _last(result.stdout)
+        )
 
 
 def call(
     command: Sequence[str], deadline: float, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program of an environment; its stdout and stderr come together."""
+    """Run a program of an environment; its stdout and stderr come together.
+
+    Raises:
+        LauncherError: it did not end in time.
+    """
     # What we run from (a wheel on PYTHONPATH) is not for pip and its children.
     environment = {**os.environ, **(variables or {})}
     environment = {k: v for k, v in environment.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-    return subprocess.run(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=deadline,
-    )
+    try:
+        return subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=deadline,
+        )
+    except subprocess.TimeoutExpired:
+        raise LauncherError(f"{command[0]} did not end within {deadline:.0f} s") from None
 
 
 def _last(text: str) -> list[str]:

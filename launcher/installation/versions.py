@@ -1,12 +1,13 @@
 """Versions of Motley on a host, next to each other in one folder.
 
-    ROOT/environments/<key>/            packages, shared by versions that need the same ones
-    ROOT/versions/<version>-<sha12>/    Motley itself and a link to its environment; motley.json
-    ROOT/current -> versions/...        what hosts run; replaced in one step
-    ROOT/previous -> versions/...       what `roll_back` switches to; anything older is removed
+    ROOT/versions/<version>-<sha12>-<choice>/   an environment with Motley and its packages
+    ROOT/current -> versions/...                what hosts run; replaced in one step
+    ROOT/previous -> versions/...               what `roll_back` switches to; older ones are removed
 
-A version is complete once its `motley.json` exists; the next installation removes an interrupted
-one. Standard library only: this runs straight from a wheel on a bare host.
+A new version begins as hard links to the packages of the current one, with their bytecode, and uv
+changes what its lock says: equal packages cost neither a download nor disk space. A version is
+complete once its `motley.json` exists; the next installation removes an interrupted one.
+Standard library only: this runs straight from a wheel on a bare host.
 """
 
 from __future__ import annotations
@@ -14,26 +15,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
-import sys
 from collections.abc import Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import ConfigError, LauncherError, PreflightError
 from launcher.files import hold_lock
-from launcher.installation import environments, venvs
-from launcher.installation.environments import (
-    ENVIRONMENT_FILE,
-    Recipe,
-    WheelFacts,
-    read_record,
-)
+from launcher.installation import venvs
+from launcher.installation.environments import Recipe, WheelFacts, read_record, split_lock
 from launcher.installation.venvs import Report
 from trainer.system.storage.atomic_file import link_atomically, write_atomically
 
-INSTALLATION_SCHEMA = "motley.installation/1"
+INSTALLATION_SCHEMA = "motley.installation/2"
 RECORD = "motley.json"
+LOCK = "lock.txt"
 
 
 class Installation:
@@ -58,21 +56,23 @@ class Installation:
     def recorded_choice(self) -> tuple[tuple[str, ...], str | None] | None:
         """Return the extras and the torch build of what is installed now."""
         record = self.record(self.linked("current") or "")
-        if record is None:
-            return None
-        path = self.root / "environments" / record["environment"] / ENVIRONMENT_FILE
-        environment = read_record(path)
-        return (tuple(environment["extras"]), environment["torch"]) if environment else None
+        if record and "environment" in record:  # motley.installation/1: versions shared one
+            folder = self.root / "environments" / record["environment"]
+            record = read_record(folder / "environment.json")
+        return (tuple(record["extras"]), record["torch"]) if record else None
 
     def plan(self, wheel: WheelFacts, recipe: Recipe) -> list[str]:
         """Return what installing a wheel would do, a line per step; nothing if it is installed."""
         steps: list[str] = []
-        if not self._has_environment(recipe):
-            build = f", torch for {recipe.torch}" if recipe.torch else ""
-            steps.append(f"make environment {recipe.key} (minutes{build})")
+        name = wheel.name_installation(recipe)
         if not self._has_version(wheel, recipe):
-            steps.append(f"install {wheel.installation}")
-        if self.linked("current") != wheel.installation:
+            known = self._base(wheel, recipe).packages
+            if split_lock(recipe.torch_lock) - known:
+                steps.append(f"download packages (minutes, torch for {recipe.torch})")
+            elif split_lock(recipe.lock) - known:
+                steps.append("download packages")
+            steps.append(f"install {name}")
+        if self.linked("current") != name:
             steps.append(f"switch from {self.linked('current') or 'nothing'}")
         return steps
 
@@ -81,18 +81,18 @@ class Installation:
         self._remove_unfinished()
         if not self.plan(wheel, recipe):
             return False
-        environment = self.root / "environments" / recipe.key
-        if not self._has_environment(recipe):
-            shutil.rmtree(environment, ignore_errors=True)
-            environment.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                environments.make_environment(environment, recipe, index, self._report)
-            except BaseException:
-                shutil.rmtree(environment, ignore_errors=True)
-                raise
+        name = wheel.name_installation(recipe)
         if not self._has_version(wheel, recipe):
-            self._make_version(wheel, environment)
-        self._switch(wheel.installation)
+            folder = self.root / "versions" / name
+            base = self._base(wheel, recipe)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._make_version(folder, wheel, recipe, base, index)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        self._switch(name)
         self._remove_old()
         return True
 
@@ -151,29 +151,45 @@ class Installation:
                     result.append((int(folder.name), argv))
         return result
 
-    def _has_environment(self, recipe: Recipe) -> bool:
-        folder = self.root / "environments" / recipe.key
-        return (folder / ENVIRONMENT_FILE).is_file() and venvs.python_runs(folder)
-
     def _has_version(self, wheel: WheelFacts, recipe: Recipe) -> bool:
-        record = self.record(wheel.installation)
-        wanted = (wheel.sha256, recipe.key, recipe.python)
-        return record is not None and wanted == tuple(
-            record.get(key) for key in ("sha256", "environment", "python")
+        name = wheel.name_installation(recipe)
+        record = self.record(name)
+        return (
+            record is not None
+            and (record.get("sha256"), record.get("machine")) == (wheel.sha256, recipe.machine)
+            and venvs.python_runs(self.root / "versions" / name)
         )
 
-    def _make_version(self, wheel: WheelFacts, environment: Path) -> None:
-        folder = self.root / "versions" / wheel.installation
-        self._report(f"installing {wheel.installation}")
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        venvs.make_venv(folder, with_pip=False)
-        packages = venvs.site_packages(folder)
-        link = f"{venvs.site_packages(environment)}\n"
-        (packages / "environment.pth").write_text(link, encoding="utf-8")
-        # Its requirements are in the environment, reached through the link, and so is pip.
-        pip = venvs.Pip(folder, self.root / "tmp", self._report)
-        pip.run("install", "--no-deps", "--no-index", "--ignore-installed", str(wheel.path))
+    def _base(self, wheel: WheelFacts, recipe: Recipe) -> _Base:
+        """Return the version whose packages a new one may share."""
+        name = wheel.name_installation(recipe)
+        for version in (self.linked("current"), self.linked("previous")):
+            record = self.record(version) if version and version != name else None
+            wanted = (recipe.python, recipe.machine)
+            if record and wanted == (record["python"], record.get("machine")):
+                folder = self.root / "versions" / str(version)
+                return _Base(folder, split_lock((folder / LOCK).read_text(encoding="utf-8")))
+        return _Base(None, set())
+
+    def _make_version(
+        self, folder: Path, wheel: WheelFacts, recipe: Recipe, base: _Base, index: str
+    ) -> None:
+        self._report(f"installing {folder.name}")
+        changed = {re.split("[ =[]", entry)[0] for entry in split_lock(recipe.lock) - base.packages}
+        _check_room(folder.parent, recipe, base)
+        venvs.make_venv(folder)
+        if base.folder:
+            venvs.link_environment(base.folder, folder)
+        uv = venvs.Uv(folder, self.root / "tmp", self._report)
+        if changed:
+            uv.connect(recipe.uv_lock if "uv" in changed else None)
+        # The same decision as that of `make setup`.
+        if recipe.torch == "cpu" and "torch" in changed and not uv.offers(recipe.torch_lock):
+            uv.run("install", recipe.torch_lock, {"torch"}, index)
+            changed.remove("torch")
+        motley = f"motley @ {wheel.path.as_uri()} --hash=sha256:{wheel.sha256}\n"
+        uv.run("sync", recipe.lock + motley, changed - {"uv"})
+        (folder / LOCK).write_text(recipe.lock, encoding="utf-8")
         self._report(_compile_passes(folder))
         _check_import(folder)
         tree = {
@@ -181,8 +197,10 @@ class Installation:
             "version": wheel.version,
             "wheel": wheel.path.name,
             "sha256": wheel.sha256,
-            "environment": environment.name,
-            "python": f"{sys.version_info[0]}.{sys.version_info[1]}",
+            "extras": recipe.extras,
+            "torch": recipe.torch,
+            "python": recipe.python,
+            "machine": recipe.machine,
         }
         write_atomically(folder / RECORD, json.dumps(tree, indent=1).encode(), 0o644)
 
@@ -195,11 +213,10 @@ class Installation:
 
     def _remove_unfinished(self) -> None:
         shutil.rmtree(self.root / "tmp", ignore_errors=True)
-        for kind, file in (("environments", ENVIRONMENT_FILE), ("versions", RECORD)):
-            for folder in _folders(self.root / kind):
-                if not (folder / file).is_file():
-                    self._report(f"removing {folder.name}: its installation was interrupted")
-                    shutil.rmtree(folder, ignore_errors=True)
+        for folder in _folders(self.root / "versions"):
+            if not (folder / RECORD).is_file():
+                self._report(f"removing {folder.name}: its installation was interrupted")
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _remove_old(self) -> None:
         """Remove what neither `current` nor `previous` needs, unless a process runs from it."""
@@ -207,12 +224,33 @@ class Installation:
         if self.users():
             return  # forced during a run: the next installation cleans up
         kept = {self.linked("current"), self.linked("previous")}
-        needed = {record["environment"] for v in kept if v and (record := self.record(v))}
+        needed = {record.get("environment") for v in kept if v and (record := self.record(v))}
         for kind, wanted in (("versions", kept), ("environments", needed)):
             for folder in _folders(self.root / kind):
                 if folder.name not in wanted:
                     self._report(f"removing {folder.name}: older than the previous version")
                     shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # that former versions shared: see `recorded_choice`
+            (self.root / "environments").rmdir()
+
+
+@dataclass(frozen=True)
+class _Base:
+    """An installed version, and the packages that its lock names."""
+
+    folder: Path | None
+    packages: set[str]
+
+
+def _check_room(folder: Path, recipe: Recipe, base: _Base) -> None:
+    if split_lock(recipe.torch_lock or recipe.packages) <= base.packages:
+        return  # what is large is shared
+    free = shutil.disk_usage(folder).free
+    if free < recipe.size:
+        raise PreflightError(
+            f"{folder}: {free / 1e9:.1f} GB free, the packages take about "
+            f"{recipe.size / 1e9:.1f} GB; free some space"
+        )
 
 
 def _folders(parent: Path) -> list[Path]:

@@ -29,7 +29,7 @@ RECIPE = "ansible-playbook recipes/gpu-training.yml"
 _BEGIN_DEADLINE = 20.0
 _CHECK_DEADLINE = 60.0
 _SWITCH_DEADLINE = 300.0
-_ENVIRONMENT_DEADLINE = 3600.0
+_DOWNLOAD_DEADLINE = 3600.0
 _POLL = 0.2
 
 Report = Callable[[str], None]
@@ -48,16 +48,16 @@ class HostUpdate:
     """Processes of a run that run from what is installed."""
 
     @property
-    def makes_environment(self) -> bool:
-        """Whether packages have to be downloaded, which takes minutes."""
-        return any(step.startswith("make environment") for step in self.steps)
+    def downloads(self) -> bool:
+        """Whether packages have to be downloaded, which may take minutes."""
+        return any(step.startswith("download") for step in self.steps)
 
     @property
     def line(self) -> str:
         """One line for people."""
         if self.before == self.after:
             return f"{self.host}: {self.after} is there already"
-        note = ", with a new environment" if self.makes_environment else ""
+        note = ", with new packages" if self.downloads else ""
         return f"{self.host}: {self.before or 'nothing'} -> {self.after}{note}"
 
 
@@ -121,8 +121,8 @@ class Fleet:
         """
         wanted = {update.host: update for update in updates if update.before != update.after}
         hosts = [host for host in self._hosts if host.name in wanted]
-        minutes = any(update.makes_environment for update in updates)
-        deadline = _ENVIRONMENT_DEADLINE if minutes else _SWITCH_DEADLINE
+        minutes = any(update.downloads for update in updates)
+        deadline = _DOWNLOAD_DEADLINE if minutes else _SWITCH_DEADLINE
         arguments = ("rollback",) if wheel is None else ("install",)
         if force:
             arguments = (*arguments, "--force")
@@ -165,10 +165,10 @@ def refuse(updates: Sequence[HostUpdate], quick: bool, force: bool) -> None:
             "or push with --force: the run keeps its version",
             [f"{update.host}: {line}" for update in used for line in update.used_by],
         )
-    slow = [update.host for update in changing if update.makes_environment]
+    slow = [update.host for update in changing if update.downloads]
     if slow and quick:
         raise PreflightError(
-            f"dependencies changed: {', '.join(slow)} would download packages for minutes; "
+            f"dependencies changed: {', '.join(slow)} would download packages; "
             f"push without --quick, or run: {RECIPE}"
         )
 
@@ -180,7 +180,7 @@ def update_tree(update: HostUpdate) -> Tree:
         "before": update.before,
         "after": update.after,
         "changed": update.before != update.after,
-        "environment": update.makes_environment,
+        "downloads": update.downloads,
         "used_by": list(update.used_by),
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import signal
@@ -66,27 +65,19 @@ def bare_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from launcher.installation.venvs import make_venv, site_packages
 
     folder = tmp_path_factory.mktemp("bare") / "environment"
-    make_venv(folder, with_pip=False)
+    make_venv(folder)
     pip = distribution("pip")
     for name in {Path(file).parts[0] for file in pip.files or () if file.parts[0] != ".."}:
         shutil.copytree(Path(str(pip.locate_file(name))), site_packages(folder) / name)
     return folder
 
 
-@pytest.fixture
-def copied_venvs(bare_venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let environments with pip be copies of one, since to compile pip takes seconds."""
-    from launcher.installation import environments
+@pytest.fixture(scope="session")
+def uv_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a wheel of this environment's uv."""
+    from tests.launcher.handmade import make_uv
 
-    make = environments.make_venv
-
-    def copy(folder: Path, with_pip: bool) -> None:
-        if with_pip:
-            shutil.copytree(bare_venv, folder, symlinks=True, copy_function=os.link)
-        else:
-            make(folder, with_pip)
-
-    monkeypatch.setattr(environments, "make_venv", copy)
+    return make_uv(tmp_path_factory.mktemp("uv"))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ import yaml
 from launcher.agent.checks.host import check_cuda
 from launcher.errors import LauncherError
 from launcher.hosts.bootstrap import agent_command
-from launcher.installation.venvs import Pip, make_venv, python_runs
+from launcher.installation.venvs import Uv, make_venv, python_runs
 from launcher.inventory.hosts import Host, load_inventory
 from launcher.plan.placement import build_environment
 from launcher.transfer.wheel import build_wheel
@@ -153,14 +153,17 @@ def test_the_trap_works(trap: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_lies_in_the_current_folder_is_not_imported(trap: Path, tmp_path: Path) -> None:
+def test_what_lies_in_the_current_folder_is_not_imported(
+    trap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert [host.name for host in load_inventory()] == ["localhost"]
     assert "torch" in check_cuda(sys.executable, []).detail
-    make_venv(tmp_path / "environment", with_pip=False)
+    make_venv(tmp_path / "environment")
     assert python_runs(tmp_path / "environment")
-    pip = Pip(Path(sys.prefix), tmp_path / "scratch", lambda _: None)
+    uv = Uv(tmp_path / "environment", tmp_path / "scratch", lambda _: None)
     with pytest.raises(LauncherError, match="pip install failed"):
-        pip.run("install", "--no-index", "nothing-of-that-name")
+        uv.connect(f"nothing-of-that-name==1.0 --hash=sha256:{'0' * 64}")
     build_wheel(ROOT, tmp_path / "wheel")
     assert not trap.exists()
 

@@ -42,8 +42,9 @@ Setup = Callable[..., subprocess.CompletedProcess[str]]
 def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "checkout"
     (folder / "scripts").mkdir(parents=True)
-    for name in ("setup.sh", "uv_like_pip.py"):
-        shutil.copy(ROOT / "scripts" / name, folder / "scripts")
+    (folder / "launcher" / "installation").mkdir(parents=True)
+    for name in ("scripts/setup.sh", "launcher/installation/uv_like_pip.py"):
+        shutil.copy(ROOT / name, folder / name)
     shutil.copytree(ROOT / "launcher" / "locks", folder / "launcher" / "locks")
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)

@@ -8,11 +8,11 @@ import pytest
 
 from launcher.errors import ConfigError
 from launcher.installation import environments
-from launcher.installation.environments import WheelFacts, read_wheel
+from launcher.installation.environments import WheelFacts, read_wheel, split_lock
 from tests import ROOT
 from tests.launcher.handmade import make_wheel
 
-LOCKS = {"coordinator", "trainer", "torch-cpu", "torch-cuda"}
+LOCKS = {"coordinator", "trainer", "torch-cpu", "torch-cuda", "uv"}
 
 
 def names(lock: str) -> set[str]:
@@ -32,19 +32,25 @@ def test_packages_come_from_the_wheels_locks(tmp_path: Path) -> None:
     assert "bitsandbytes" in names(heavy.packages)
     assert not names(heavy.packages) & {"motley", "torch", "ansible-core", "pytest"}
     assert names(heavy.torch_lock) == {"torch"}
-    assert heavy.key != facts.recipe(["trainer"], "cuda").key
+    assert names(light.lock) == names(light.packages) | {"uv"}
+    cuda = facts.recipe(["trainer"], "cuda")
+    assert facts.name_installation(heavy) != facts.name_installation(cuda)
     with pytest.raises(ConfigError, match="name its build, cpu or cuda"):
         facts.recipe(["trainer"], None)
 
 
-def facts(folder: Path, lock: str) -> WheelFacts:
-    return WheelFacts(folder, "1.0", "0" * 64, {"coordinator": lock}, ">=3.11")
+def test_another_hash_is_another_package() -> None:
+    one, other = (f"leaf==1.0 \\\n    --hash=sha256:{digit * 64}\n" for digit in "12")
+    assert len(split_lock(one + other)) == 2
+    assert split_lock(one + "twig==1.0 --hash=sha256:3\n") - split_lock(one) == {
+        "twig==1.0 --hash=sha256:3"
+    }
 
 
-def test_another_hash_is_another_environment(tmp_path: Path) -> None:
-    one, other = (f"leaf==1.0 --hash=sha256:{digit * 64}\n" for digit in "12")
-    keys = [facts(tmp_path, lock).recipe(["coordinator"], None).key for lock in (one, one, other)]
-    assert keys[0] == keys[1] != keys[2]
+def test_a_wheel_without_uvs_lock_is_refused(tmp_path: Path) -> None:
+    wheel = WheelFacts(tmp_path / "x.whl", "1.0", "0" * 64, {"coordinator": ""}, ">=3.11")
+    with pytest.raises(ConfigError, match=r"x\.whl has no lock for uv"):
+        wheel.recipe(["coordinator"], None)
 
 
 def test_which_extras_need_torch() -> None:

@@ -2,84 +2,27 @@
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.metadata import Metadata
 
 from launcher.installation import environments
-from launcher.installation import install as installation
 from launcher.transfer.wheel import build_wheel
 from tests import ROOT
-from tests.launcher.handmade import lock_of, make_wheel
+from tests.launcher.handmade import make_wheel
+from tests.launcher.installation.small import Install, motley, running, uv_lock
 from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.cluster,  # each installation takes seconds
-    pytest.mark.usefixtures("copied_venvs", "without_checkout"),
+    pytest.mark.usefixtures("without_checkout"),
 ]
-
-Answer = dict[str, Any]
-Install = Callable[..., Answer]
-
-
-def motley(folder: Path, version: str, *needs: str, broken: bool = False) -> Path:
-    """Write a small motley that starts, or does not; it needs leaf and more from the shelf."""
-    wheels = [leaf_or_twig(folder / "copies", name) for name in ("leaf", *needs)]
-    files = {
-        "launcher/__init__.py": f"version = '{version}'",
-        "launcher/session/__init__.py": "",
-        "launcher/session/__main__.py": "import nothing_like_it" if broken else "import leaf",
-        "launcher/locks/coordinator.txt": lock_of(*wheels),
-        "trainer/__init__.py": "",
-        "trainer/commands/finetune.py": "",
-    }
-    return make_wheel(folder, "motley", version, files, "Requires-Python: >=3.11")
-
-
-def leaf_or_twig(folder: Path, name: str) -> Path:
-    """Write a wheel that needs another one, which no lock names; its bytes are always the same."""
-    return make_wheel(folder, name, "1.0", {f"{name}.py": ""}, "Requires-Dist: unlocked")
-
-
-@pytest.fixture
-def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder of wheels that is the only index pip knows."""
-    folder = tmp_path / "shelf"
-    for name in ("leaf", "twig"):
-        leaf_or_twig(folder, name)
-    make_wheel(folder, "unlocked", "1.0", {"unlocked.py": ""})
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    return folder
-
-
-@pytest.fixture
-def install(tmp_path: Path, shelf: Path, capsys: pytest.CaptureFixture[str]) -> Install:
-    """Return a caller of the program; `code` is the exit code that is expected."""
-
-    def call(command: str, *arguments: str | Path, code: int = 0) -> Answer:
-        words = [command, "--root", str(tmp_path / "root"), *map(str, arguments)]
-        assert installation.main(words) == code
-        lines = capsys.readouterr().out.splitlines()
-        assert len(lines) == 1
-        return json.loads(lines[0])
-
-    return call
-
-
-def running(root: Path) -> str:
-    """Return the version that the installed Python imports."""
-    command = [root / "current/bin/python", "-P", "-c", "import launcher; print(launcher.version)"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_versions_follow_each_other(tmp_path: Path, shelf: Path, install: Install) -> None:
@@ -88,13 +31,14 @@ def test_versions_follow_each_other(tmp_path: Path, shelf: Path, install: Instal
 
     would = install("install", "--wheel", one, "--extras", "coordinator", "--check")
     assert would["changed"]
-    assert len(would["steps"]) == 3
+    assert [step.split()[0] for step in would["steps"]] == ["download", "install", "switch"]
     assert not root.exists()
 
     first = install("install", "--wheel", one, "--extras", "coordinator")
     assert first["changed"]
-    assert first["version"] == would["version"] == f"1.0-{first['sha256'][:12]}"
-    assert first["environment"] == would["environment"]
+    python = f"py{sys.version_info[0]}.{sys.version_info[1]}"
+    name = f"1.0-{first['sha256'][:12]}-coordinator-{python}"
+    assert first["version"] == would["version"] == name
     assert running(root) == "1.0"
 
     again = install("install", "--wheel", one)
@@ -104,7 +48,6 @@ def test_versions_follow_each_other(tmp_path: Path, shelf: Path, install: Instal
     second = install("install", "--wheel", two)  # extras as before
     assert second["steps"] == [f"install {second['version']}", f"switch from {first['version']}"]
     assert second["previous"] == first["version"]
-    assert second["environment"] == first["environment"]
     assert running(root) == "2.0"
 
     back = install("rollback")
@@ -120,22 +63,6 @@ def test_versions_follow_each_other(tmp_path: Path, shelf: Path, install: Instal
     assert shown.pop("used_by") == []
     assert shown.items() <= (third | {"changed": False}).items()
     assert not (root / "tmp").exists()
-
-
-def test_changed_dependencies_make_a_new_environment(
-    tmp_path: Path, shelf: Path, install: Install
-) -> None:
-    first = install("install", "--wheel", motley(tmp_path, "1.0"), "--extras", "coordinator")
-    wheel = motley(tmp_path, "2.0", "twig")
-    would = install("install", "--wheel", wheel, "--check")
-    assert would["steps"][0] == f"make environment {would['environment']} (minutes)"
-    second = install("install", "--wheel", wheel)
-    assert second["environment"] != first["environment"]
-    third = install("install", "--wheel", motley(tmp_path, "3.0", "twig"))
-    assert third["environment"] == second["environment"]
-    # Two versions are kept, and both need the second environment.
-    folders = [folder.name for folder in (tmp_path / "root/environments").iterdir()]
-    assert folders == [second["environment"]]
 
 
 def test_what_does_not_start_is_not_switched_to(
@@ -154,8 +81,8 @@ def test_nothing_beside_the_lock_is_installed(
     tmp_path: Path, shelf: Path, install: Install
 ) -> None:
     install("install", "--wheel", motley(tmp_path, "1.0"), "--extras", "coordinator")
-    assert list(tmp_path.glob("root/environments/*/lib/*/site-packages/leaf.py"))
-    assert not list(tmp_path.glob("root/environments/*/lib/*/site-packages/unlocked.py"))
+    assert list(tmp_path.glob("root/current/lib/*/site-packages/leaf.py"))
+    assert not list(tmp_path.glob("root/current/lib/*/site-packages/unlocked.py"))
 
 
 def test_another_file_than_the_locked_one_is_refused(
@@ -164,8 +91,8 @@ def test_another_file_than_the_locked_one_is_refused(
     wheel = motley(tmp_path, "1.0")
     make_wheel(shelf, "leaf", "1.0", {"leaf.py": "print('tampered with')"})
     failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=1)
-    assert "DO NOT MATCH THE HASHES" in failure["error"]
-    assert list((tmp_path / "root/environments").iterdir()) == []
+    assert "Hash mismatch for `leaf==1.0`" in failure["error"]
+    assert list((tmp_path / "root/versions").iterdir()) == []
 
 
 def test_a_source_distribution_is_not_built(tmp_path: Path, shelf: Path, install: Install) -> None:
@@ -173,7 +100,7 @@ def test_a_source_distribution_is_not_built(tmp_path: Path, shelf: Path, install
     source = shelf / "bark-1.0.tar.gz"
     source.write_bytes(b"never looked at")
     lock = f"bark==1.0 --hash=sha256:{hashlib.sha256(source.read_bytes()).hexdigest()}"
-    files = {"launcher/__init__.py": "", "launcher/locks/coordinator.txt": lock}
+    files = {"launcher/locks/coordinator.txt": lock, "launcher/locks/uv.txt": uv_lock()}
     wheel = make_wheel(tmp_path, "motley", "1.0", files)
     failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=1)
     assert "bark==1.0" in failure["error"]
@@ -183,7 +110,8 @@ def test_a_missing_package_leaves_nothing(tmp_path: Path, shelf: Path, install: 
     wheel = motley(tmp_path, "1.0", "no_such_package_on_the_shelf")
     failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=1)
     assert "no_such_package_on_the_shelf" in failure["error"].replace("-", "_")
-    assert list((tmp_path / "root/environments").iterdir()) == []
+    assert "\n" not in failure["error"]
+    assert list((tmp_path / "root/versions").iterdir()) == []
     assert install("show")["version"] is None
 
 
@@ -193,8 +121,7 @@ def test_what_an_interruption_left_is_removed(
     root, wheel = tmp_path / "root", motley(tmp_path, "1.0")
     would = install("install", "--wheel", wheel, "--extras", "coordinator", "--check")
     for torn in (
-        root / "environments" / would["environment"] / "lib",
-        root / "environments/elsewhere",
+        root / "versions/elsewhere",
         root / "versions" / would["version"] / "bin",
         root / "tmp/pip-unpack",
     ):
@@ -203,17 +130,16 @@ def test_what_an_interruption_left_is_removed(
     done = install("install", "--wheel", wheel, "--extras", "coordinator")
     assert done["version"] == would["version"]
     assert running(root) == "1.0"
-    assert not (root / "environments/elsewhere").exists()
+    assert not (root / "versions/elsewhere").exists()
     assert not (root / "tmp").exists()
 
 
-def test_an_environment_whose_python_is_gone_is_made_again(
+def test_a_version_whose_python_is_gone_is_made_again(
     tmp_path: Path, shelf: Path, install: Install
 ) -> None:
     root, wheel = tmp_path / "root", motley(tmp_path, "1.0")
     first = install("install", "--wheel", wheel, "--extras", "coordinator")
-    python = root / "environments" / first["environment"] / "bin/python3"
-    python.unlink()
+    python = root / "versions" / first["version"] / "bin/python3"
     for name in ("python", "python3"):
         (python.parent / name).unlink(missing_ok=True)
         (python.parent / name).symlink_to("/nonexistent/python3.11")
@@ -270,7 +196,7 @@ def test_mistakes_are_one_line(tmp_path: Path, shelf: Path, install: Install) ->
     wheel = motley(tmp_path, "1.0")
     assert "name --extras" in install("install", "--wheel", wheel, code=2)["error"]
     assert (
-        "no lock for extra nonsense"
+        "no lock for nonsense"
         in (install("install", "--wheel", wheel, "--extras", "nonsense", code=2)["error"])
     )
     assert "No such file" in install("install", "--wheel", tmp_path / "x.whl", code=2)["error"]
@@ -283,10 +209,10 @@ def test_mistakes_are_one_line(tmp_path: Path, shelf: Path, install: Install) ->
 
 def test_what_stands_in_the_way_is_named(tmp_path: Path, shelf: Path, install: Install) -> None:
     (tmp_path / "root").mkdir()
-    (tmp_path / "root/environments").write_text("no folder")
+    (tmp_path / "root/versions").write_text("no folder")
     wheel = motley(tmp_path, "1.0")
     failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=4)
-    assert failure["error"] == f"{tmp_path}/root/environments: File exists"
+    assert failure["error"] == f"{tmp_path}/root/versions: File exists"
 
 
 def test_no_room(
@@ -295,7 +221,7 @@ def test_no_room(
     monkeypatch.setitem(environments._SIZES, None, 1e18)
     wheel = motley(tmp_path, "1.0")
     failure = install("install", "--wheel", wheel, "--extras", "coordinator", code=4)
-    assert "GB free, a new environment takes about 1000000000.0 GB" in failure["error"]
+    assert "GB free, the packages take about 1000000000.0 GB" in failure["error"]
 
 
 @pytest.mark.long
@@ -312,7 +238,7 @@ def test_the_real_wheel_installs_itself(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     # With bytecode, since a unit may not write any: of what nobody imported here, too.
-    assert list(tmp_path.glob("root/environments/*/lib/*/site-packages/safetensors/*/torch.*.pyc"))
+    assert list(tmp_path.glob("root/current/lib/*/site-packages/safetensors/*/torch.*.pyc"))
     trainer = [tmp_path / "root/current/bin/trainer", "--help"]
     assert b"finetune" in subprocess.run(trainer, capture_output=True, check=True).stdout
     # What a package index refuses, or shows; and that others' checkers read our types.

@@ -1,6 +1,7 @@
 """A new version on hosts: real installations, reached through this machine's own connection."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,12 +21,13 @@ from launcher.inventory.hosts import Host
 from launcher.transfer.push import Fleet, HostUpdate, refuse, root_of
 from tests import ROOT
 from tests.launcher.handmade import lock_of, make_wheel
+from tests.launcher.installation.small import uv_lock
 from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.cluster,  # each installation takes seconds
     pytest.mark.timeout(600),
-    pytest.mark.usefixtures("copied_venvs", "without_checkout"),
+    pytest.mark.usefixtures("without_checkout"),
 ]
 
 Make = Callable[..., WheelFacts]
@@ -75,6 +77,7 @@ def write_wheel(folder: Path, version: str, lock: str = "", build: str = "") -> 
     files = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in _sources()}
     files |= {
         "launcher/locks/coordinator.txt": lock,
+        "launcher/locks/uv.txt": uv_lock(),
         "trainer/__init__.py": "",
         "trainer/commands/finetune.py": build,
     }
@@ -82,12 +85,14 @@ def write_wheel(folder: Path, version: str, lock: str = "", build: str = "") -> 
 
 
 @pytest.fixture(scope="module")
-def first_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an installation of version 1.0, with an environment without packages."""
+def first_root(tmp_path_factory: pytest.TempPathFactory, uv_wheel: Path) -> Path:
+    """Return an installation of version 1.0, without packages."""
     folder = tmp_path_factory.mktemp("first")
     wheel = read_wheel(write_wheel(folder, "1.0"))
     made = Installation(folder / "opt", lambda _: None)
-    with made.lock():
+    with pytest.MonkeyPatch.context() as patch, made.lock():
+        patch.setenv("PIP_NO_INDEX", "1")
+        patch.setenv("PIP_FIND_LINKS", str(uv_wheel.parent))
         made.install(wheel, wheel.recipe(["coordinator"], None), "unused")
     return made.root
 
@@ -99,11 +104,8 @@ def hosts(tmp_path: Path, first_root: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("lambda", "intel"):
         result.append(Host(name=name, state_folder=str(tmp_path / name / "state")))
         root = tmp_path / name / "opt"
-        ignored = shutil.ignore_patterns("environments")
-        shutil.copytree(first_root, root, symlinks=True, ignore=ignored)
-        (root / "environments").mkdir()
-        for environment in (first_root / "environments").iterdir():
-            (root / "environments" / environment.name).symlink_to(environment)
+        lock = shutil.ignore_patterns(".lock")  # of each host its own
+        shutil.copytree(first_root, root, symlinks=True, ignore=lock, copy_function=os.link)
 
     def connect(host: Host) -> LocalConnection:
         if host.name == "away":
@@ -112,6 +114,10 @@ def hosts(tmp_path: Path, first_root: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(ssh, "connect", connect)
     return result
+
+
+def name_of(wheel: WheelFacts) -> str:
+    return wheel.name_installation(wheel.recipe(["coordinator"], None))
 
 
 def installed(folder: Path) -> str:
@@ -124,16 +130,16 @@ def test_a_push_and_the_way_back(tmp_path: Path, hosts: list[Host], make: Make) 
     fleet, wheel = Fleet(hosts, said.append), make("2.0")
     updates = fleet.examine(wheel)
     assert [update.line for update in updates] == [
-        f"{host.name}: {before} -> 2.0-{wheel.sha256[:12]}"
+        f"{host.name}: {before} -> {name_of(wheel)}"
         for host, before in zip(hosts, [update.before for update in updates], strict=True)
     ]
     assert installed(tmp_path / "lambda") == "1.0"  # only asked so far
     fleet.apply(updates, wheel, force=False)
     assert [installed(tmp_path / host.name) for host in hosts] == ["2.0", "2.0"]
-    assert f"intel: installing 2.0-{wheel.sha256[:12]}" in said
+    assert f"intel: installing {name_of(wheel)}" in said
     again = fleet.examine(wheel)
     assert [update.line for update in again] == [
-        f"{host.name}: 2.0-{wheel.sha256[:12]} is there already" for host in hosts
+        f"{host.name}: {name_of(wheel)} is there already" for host in hosts
     ]
     back = fleet.examine(None)
     fleet.apply(back, None, force=False)
@@ -184,7 +190,7 @@ def test_a_run_that_is_up(tmp_path: Path, hosts: list[Host], make: Make) -> None
 def test_new_dependencies(tmp_path: Path, hosts: list[Host], make: Make) -> None:
     fleet, wheel = Fleet(hosts[:1], lambda _: None), make("2.0", twigs=True)
     updates = fleet.examine(wheel)
-    assert updates[0].makes_environment
+    assert updates[0].downloads
     with pytest.raises(PreflightError, match="dependencies changed: lambda"):
         refuse(updates, quick=True, force=False)
     refuse(updates, quick=False, force=False)
@@ -206,13 +212,11 @@ def test_an_installation_that_is_killed(
     begun = json.dumps({"schema": install.BEGUN_SCHEMA, "pid": 2**22, "start": 1, "boot": "x"})
 
     def spawn(_self: LocalConnection, _argv: object, _env: object, log: str) -> None:
-        Path(log).write_text(f"{begun}\ninstallation: making environment 1\n")
+        Path(log).write_text(f"{begun}\ninstallation: installing 2.0\n")
 
     fleet, wheel = Fleet(hosts[:1], lambda _: None), make("2.0")
     monkeypatch.setattr(LocalConnection, "spawn", spawn)
-    with pytest.raises(
-        LauncherError, match=r"ended without a result \(last: making environment 1\)"
-    ):
+    with pytest.raises(LauncherError, match=r"ended without a result \(last: installing 2.0\)"):
         fleet.examine(wheel)
 
 
@@ -237,6 +241,6 @@ def test_where_an_installation_lies(python: str, root: str | None) -> None:
 
 
 def test_a_line_for_people() -> None:
-    steps = ("make environment 1 (minutes)", "install 2", "switch from 1")
-    assert HostUpdate("a", "1", "2", steps, ()).line == "a: 1 -> 2, with a new environment"
+    steps = ("download packages", "install 2", "switch from 1")
+    assert HostUpdate("a", "1", "2", steps, ()).line == "a: 1 -> 2, with new packages"
     assert HostUpdate("a", None, "2", (), ()).line == "a: nothing -> 2"

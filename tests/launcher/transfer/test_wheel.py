@@ -140,7 +140,7 @@ def test_the_locks_of_hosts_are_in_it(built: WheelFacts) -> None:
         texts = {name: archive.read(name) for name in names}
     assert names == {
         f"launcher/locks/{name}.txt"
-        for name in ("coordinator", "trainer", "torch-cpu", "torch-cuda")
+        for name in ("coordinator", "trainer", "torch-cpu", "torch-cuda", "uv")
     }
     for name in names:
         assert texts[name] == (ROOT / name).read_bytes()

@@ -33,10 +33,10 @@ def call(told: Path, configuration: str, **variables: str) -> tuple[str, dict[st
     file = told.parent / "pip.conf"
     file.write_text(configuration)
     environment = {"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": str(file), "HOME": str(told)}
-    environment["PYTHONPATH"] = str(ROOT / "scripts")
+    environment["PYTHONPATH"] = str(ROOT)
     # As if it had been called by the name that lies beside uv.
     program = f"import sys; sys.executable = {str(told / 'python')!r}; "
-    program += "import uv_like_pip; uv_like_pip.main()"
+    program += "from launcher.installation import uv_like_pip; uv_like_pip.main()"
     command = [sys.executable, "-c", program, "pip", "install", "numpy"]
     subprocess.run(command, env={**environment, **variables}, check=True, timeout=60)
     lines = (told.parent / "env").read_text().splitlines()
@@ -79,9 +79,9 @@ def test_no_index(told: Path) -> None:
 def test_a_home_that_cannot_be_written_costs_the_cache_only(told: Path) -> None:
     if shutil.which("setpriv") is None:
         pytest.skip("needs setpriv")
-    program = "import uv_like_pip; print(uv_like_pip.cache_fails())"
+    program = "from launcher.installation.uv_like_pip import cache_fails; print(cache_fails())"
     python = os.path.realpath("/usr/bin/python3")
     command = ["setpriv", "--reuid", "65534", "--clear-groups", python, "-c", program]
-    environment = {"HOME": "/nonexistent", "PYTHONPATH": str(ROOT / "scripts")}
+    environment = {"HOME": "/nonexistent", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "True\n", done.stderr

@@ -1,8 +1,8 @@
-"""uv with the package indexes of pip: `python scripts/uv_like_pip.py pip install ...`.
+"""uv with the package indexes of pip: `python uv_like_pip.py pip install ...`.
 
 uv reads nothing of pip's configuration, and this is the one place that translates it. Addresses go
 into uv's environment, never into its arguments: they may hold a password. Variables of uv's own
-that are set already win.
+that are set already win. Standard library only: hosts and `make setup` run it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def translate(settings: Mapping[str, str]) -> dict[str, str]:
 
 def pip_settings() -> dict[str, str]:
     """Return how pip is configured on this machine."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
+    command = [sys.executable, "-P", "-m", "pip", "config", "list"]
     return read_settings(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
