@@ -24,9 +24,10 @@ from typing import Any
 import numpy as np
 
 from tests.cluster.half_blocks import fail, halves
+from tests.trainer.data.datasets import load_dataset
 from trainer.config import run
 from trainer.data.order import epoch_order
-from trainer.data.tokens import Dataset, Encoded, load_dataset
+from trainer.data.tokens import Dataset, Encoded
 from trainer.exchange.protocol import wire
 from trainer.exchange.protocol.messages import Message, ShardAssignment, ShardResult
 from trainer.exchange.protocol.wire import TENSOR_TYPES, Frame

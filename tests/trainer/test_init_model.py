@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.trainer import small_model as small
-from trainer.data.tokens import load_dataset
+from tests.trainer.data.datasets import load_dataset
 from trainer.init_model import ModelSizes, init_model
 from trainer.model.files import model_digest, resolve_model
 from trainer.system.errors import InputError

@@ -24,7 +24,7 @@ from trainer.data.formats import holds_records, is_json_lines
 from trainer.data.records import parse
 from trainer.data.samples import iterate
 from trainer.data.selection import PACKED, put_aside
-from trainer.data.shapes import KEYS, Sample, UnusedKeys, parse_sample
+from trainer.data.shapes import KEYS, KeyCounts, Sample, parse_sample
 from trainer.data.sources import find_data, find_texts
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError, readable
@@ -153,7 +153,7 @@ class Documents(Sequence[Sample]):
     def _append_records(self, file: Path, named: Path, hasher: blake3) -> None:
         """Append each record; only a line of JSON can be found again by its first byte."""
         there = file if is_json_lines(file) and not self._columns else None
-        unused, last = UnusedKeys(), None
+        unused, last = KeyCounts(), None
         for record, sample in iterate(named, None, unused, self._columns):
             if record.source != last:
                 last = record.source

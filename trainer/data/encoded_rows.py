@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -20,23 +21,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.run import RunConfig
+from trainer.config.run import RunConfig, Task
+from trainer.data.data_file import ConversationCheck, DataFile
+from trainer.data.digests import DIGEST_TYPE, Digests
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.formats import is_json_lines
-from trainer.data.labels import Kind
-from trainer.data.row_entry import (
-    DIGEST_TYPE,
-    DIGESTS,
-    PARTS,
-    ROWS,
-    IrregularError,
-    Part,
-    RowEntry,
-    unused_keys,
-)
-from trainer.data.samples import SampleFile, check_columns, hash_files, read_file
+from trainer.data.formats import is_json_lines, read_records
+from trainer.data.labels import Kind, LabelColumn
+from trainer.data.measurement import Measurement
+from trainer.data.records import Problems
+from trainer.data.row_entry import PARTS, ROWS, IrregularError, Part, RowEntry, count_keys
+from trainer.data.sample import Sample
+from trainer.data.samples import check_columns, hash_files, read_file
+from trainer.data.shapes import parse_sample
 from trainer.data.sources import DataFiles, find_data
-from trainer.data.tokens import Dataset, Encoded, make_dataset
+from trainer.data.tokens import Dataset, Encoded
 from trainer.system.errors import StorageError
 from trainer.system.storage.cache_folder import cached
 
@@ -74,15 +72,31 @@ class EncodedRows(Dataset):
     def __getitem__(self, index: int) -> Encoded:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        row = (index if self.chosen is None else int(self.chosen[index])) * self._answers
+        row = self.number(index) * self._answers
         number = int(np.searchsorted(self._begins, row, side="right")) - 1
         row -= int(self._begins[number])  # the answers of a sample are in one batch
         found = [self._answer(self._batches[number], row + n) for n in range(self._answers)]
         return found[0] if len(found) == 1 else replace(found[0], rejected=found[1])
 
+    def number(self, index: int) -> int:
+        """Return the number in the file of a sample."""
+        return index if self.chosen is None else int(self.chosen[index])
+
+    def digests(self) -> Digests:
+        """Yield the digests of the samples, batch by batch."""
+        begin = 0
+        for batch in self._batches:
+            column = batch.column("digest").to_numpy(zero_copy_only=False)[:: self._answers]
+            found = column.astype(DIGEST_TYPE)
+            if self.chosen is not None:
+                bounds = np.searchsorted(self.chosen, (begin, begin + len(column)))
+                found = found[self.chosen[slice(*bounds)] - begin]
+            begin += len(column)
+            yield found
+
     @staticmethod
     def _answer(batch: Any, row: int) -> Encoded:
-        ids, learned, label = (column[row] for column in batch.columns)
+        ids, learned, label = (column[row] for column in batch.columns[:3])
         input_ids = ids.values.to_numpy()
         if label.is_valid:
             return Encoded(input_ids, label.as_py())
@@ -94,39 +108,74 @@ class EncodedRows(Dataset):
 
 @dataclass(frozen=True)
 class EncodedFile:
-    """The rows of a data file; the counterpart of a `SampleFile`."""
+    """The rows of a data file; see `DataFile`."""
 
     path: Path
     unused: list[str]
-    """As of a `SampleFile`."""
     labels: Kind | None
-    """What the labels of a classification are."""
+    shapes: Mapping[str, int]
     rows: EncodedRows
     held_out: EncodedRows | None
-    folder: Path
+    _config: RunConfig
 
-    def hold_out(self) -> tuple[EncodedFile, EncodedFile | None]:
-        """Return the rows for training and the held-out ones, if some are."""
-        if self.held_out is None:
-            return self, None
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def hold_out(self, fraction: float) -> tuple[EncodedFile, EncodedFile]:
+        """Return the training samples and the held-out ones, as the entry has them."""
+        assert self.held_out is not None, f"opened without the fraction {fraction}"
         held_out = replace(self, rows=self.held_out, held_out=None, unused=[])
         return replace(self, held_out=None), held_out
 
-    def digests(self) -> NDArray[np.bytes_]:
-        """Return the first bytes of the digest of each sample."""
-        found = np.fromfile(self.folder / DIGESTS, dtype=DIGEST_TYPE)
-        return found if self.rows.chosen is None else found[self.rows.chosen]
+    def open_dataset(self, encoder: Encoder, task: Task, max_seq_len: int) -> Dataset:  # noqa: ARG002 - as DataFile has it
+        """Return the samples as a replica reads them; checked when they were encoded."""
+        return self.rows
 
+    def measure(self, encoder: Encoder, max_seq_len: int, budget: int | None = None) -> Measurement:  # noqa: ARG002 - as DataFile has it
+        """Return the tokens, which were counted when they were encoded."""
+        return self.rows.part.measurement
 
-DataFile = SampleFile | EncodedFile
+    def check_conversations(self, encoder: Encoder) -> ConversationCheck:  # noqa: ARG002 - as DataFile has it
+        """Return what was found when they were encoded."""
+        part = self.rows.part
+        return ConversationCheck(part.conversations, part.lost_text, part.markup)
+
+    def count_classes(self) -> Mapping[int, int]:
+        """Return the samples of each class that has some."""
+        return dict(enumerate(self.rows.part.classes))
+
+    def count_repeated(self) -> tuple[int, int]:
+        """Return how many samples are as one before, and how many texts have several labels."""
+        return self.rows.part.duplicates, self.rows.part.ambiguous
+
+    def digests(self) -> Digests:
+        """Return the digests of the samples, batch by batch."""
+        return self.rows.digests()
+
+    def choose_examples(self, count: int) -> list[Sample]:
+        """Return about so many samples, evenly spread; the file is read up to the last one."""
+        wanted = range(0, len(self.rows), max(1, len(self.rows) // max(count, 1)))[:count]
+        numbers = {self.rows.number(index) for index in wanted}
+        task, classes = self._config.task, self._config.classes
+        labels = None if classes is None else LabelColumn(classes)
+        found: list[Sample] = []
+        records = read_records(self.path, Problems(), self._config.data.columns)
+        for number, record in enumerate(records):
+            if len(found) == len(numbers):
+                break
+            if number in numbers:
+                sample = parse_sample(record.tree, record.number, labels, pairs=task == "dpo")
+                found.append(replace(sample, source=record.source))
+        return found
 
 
 def read_data(
-    path: str | None, config: RunConfig, model_dir: Path, fraction: float = 0.0
+    path: str | None, config: RunConfig, encoder: Encoder | None, fraction: float = 0.0
 ) -> DataFile | None:
     """Return the rows of large data, the samples of other data, None where no data is named.
 
     Args:
+        encoder: None: the rows have no tokens.
         fraction: of the different samples that rows hold out.
 
     Raises:
@@ -135,20 +184,13 @@ def read_data(
     if not path:
         return None
     data = Path(path)
-    return open_encoded(data, config, model_dir, fraction) or read_file(
+    return open_encoded(data, config, encoder, fraction) or read_file(
         data, config.task, config.classes, config.data.columns
     )
 
 
-def open_rows(file: DataFile, encoder: Encoder, config: RunConfig) -> Dataset:
-    """Return a data file as a replica reads it; see `make_dataset`."""
-    if isinstance(file, EncodedFile):
-        return file.rows
-    return make_dataset(file, encoder, config.task, config.data.max_seq_len)
-
-
 def open_encoded(
-    path: Path, config: RunConfig, model_dir: Path, fraction: float = 0.0
+    path: Path, config: RunConfig, encoder: Encoder | None, fraction: float = 0.0
 ) -> EncodedFile | None:
     """Return the encoded rows of a data file, which are made if they are not cached.
 
@@ -156,6 +198,7 @@ def open_encoded(
     of which a part cannot be read or encoded.
 
     Args:
+        encoder: None: the rows have no tokens.
         fraction: of the different samples is held out.
 
     Raises:
@@ -166,7 +209,7 @@ def open_encoded(
     # A coordinator's environment may have no pyarrow.
     if not _is_large(files) or find_spec("pyarrow") is None:
         return None
-    entry = RowEntry(path, files, config, model_dir, hash_files([path]).hexdigest(), fraction)
+    entry = RowEntry(path, files, config, encoder, hash_files([path]).hexdigest(), fraction)
     try:
         name = f"rows-{_NOT_IN_NAMES.sub('_', path.stem)[:40]}"
         folder = cached(name, entry.key, entry.files)
@@ -186,10 +229,10 @@ def open_encoded(
         chosen = [np.memmap(folder / f"{n}.bin", dtype="<i8", mode="r") for n in range(2)]
     answers = 2 if config.task == "dpo" else 1
     rows = [EncodedRows(folder, *each, answers) for each in zip(parts, chosen, strict=False)]
-    unused = unused_keys(config.task, config.classes)
-    unused.merge(tree["unused"])
+    keys = count_keys(config.task, config.classes)
+    keys.merge(tree["keys"])
     held_out = rows[1] if fraction else None
-    return EncodedFile(path, unused.report(), tree["labels"], rows[0], held_out, folder)
+    return EncodedFile(path, keys.report(), tree["labels"], keys.shapes, rows[0], held_out, config)
 
 
 def _is_large(files: DataFiles) -> bool:

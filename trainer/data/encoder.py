@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +28,22 @@ IGNORED = -100
 _SAID = "Good morning"  # an answer that is no part of any markup
 
 
+@dataclass(frozen=True)
+class EncoderSource:
+    """What an `Encoder` is made of."""
+
+    tokenizer: str
+    """The tokenizer's folder."""
+    lost_text: LostText
+    today: str
+    model: str
+    """The model's folder."""
+
+    def open(self) -> Encoder:
+        """Return an encoder of these."""
+        return Encoder(Path(self.tokenizer), self.lost_text, self.today, Path(self.model))
+
+
 class Encoder:
     """A tokenizer with the special ids that the layout of a sample needs.
 
@@ -44,6 +60,7 @@ class Encoder:
         model_dir: Path | None = None,
     ) -> None:
         model_dir = model_dir or tokenizer_dir
+        self.source = EncoderSource(str(tokenizer_dir), lost_text, today, str(model_dir))
         folder = TokenizerFolder(tokenizer_dir)
         self.tokenizer = folder.tokenizer()
         self.unused = folder.unused()

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from trainer.config.run import RunConfig
+from trainer.data.encoded_rows import read_data
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.fitting import encode_answers
-from trainer.data.formats import read_records
-from trainer.data.labels import TEXTS
-from trainer.data.measurement import Measurement, measure
-from trainer.data.records import Problems
-from trainer.data.samples import read_file
-from trainer.data.shapes import Sample, shape_of
+from trainer.data.measurement import Measurement
+from trainer.data.shapes import Sample
 from trainer.data.survey import (
     Repetitions,
     check_conversations,
@@ -88,7 +83,7 @@ class Inspection:
         if found is not None:
             tokens = {
                 "total": found.tokens,
-                "longest": max(found.lengths),
+                "longest": found.longest,
                 "histogram": [list(each) for each in found.histogram()],
                 "max_seq_len": self.max_seq_len,
                 "cut_samples": found.cut,
@@ -119,49 +114,31 @@ def inspect(config: RunConfig, encoder: Encoder | None, examples: int) -> Inspec
     Raises:
         DataError, InputError: a file cannot be read.
     """
-    path, classes, limit = Path(config.data.train), config.classes, config.data.max_seq_len
-    columns, held_out = config.data.columns, config.data.validation
-    file = read_file(path, config.task, classes, columns=columns)
-    other: list[Sample] = []
-    if held_out:
-        other = read_file(Path(held_out), config.task, classes, columns=columns).samples
+    classes, limit = config.classes, config.data.max_seq_len
+    file = read_data(config.data.train, config, encoder)
+    assert file is not None
+    other = read_data(config.data.validation, config, encoder)
     lost = check_conversations(file, encoder) if encoder else []
-    names = count_classes(file.samples, classes)
-    step = max(1, len(file.samples) // max(examples, 1))
-    shown = file.samples[::step][:examples]
+    names = count_classes(file, classes)
     return Inspection(
         task=config.task,
-        samples=len(file.samples),
-        shapes=_shapes(path, columns, labelled=classes is not None, pairs=config.task == "dpo"),
+        samples=len(file),
+        shapes=dict(file.shapes),
         classes=names,
         unused=[*file.unused, *lost],
         max_seq_len=limit,
-        measurement=measure(file.samples, encoder, limit) if encoder else None,
-        repetitions=find_repetitions(file.samples, other),
-        validation=len(other),
+        measurement=file.measure(encoder, limit) if encoder else None,
+        repetitions=find_repetitions(file, other),
+        validation=len(other or ()),
         examples=[
             Example(
-                file.place(sample),
+                sample.place(file.path),
                 list(_pieces(sample, encoder, limit)),
                 None if sample.label is None else [*names][sample.label],
             )
-            for sample in shown
+            for sample in file.choose_examples(examples)
         ],
     )
-
-
-def _shapes(
-    path: Path, columns: Mapping[str, str], *, labelled: bool, pairs: bool
-) -> dict[str, int]:
-    counts = Counter(
-        "{chosen, rejected}"
-        if pairs
-        else f"{{{next(key for key in TEXTS if key in record.tree)}, label}}"
-        if labelled
-        else shape_of(record.tree).spelled
-        for record in read_records(path, Problems(), columns)
-    )
-    return dict(counts.most_common())
 
 
 def _pieces(sample: Sample, encoder: Encoder | None, limit: int) -> Iterator[Piece]:

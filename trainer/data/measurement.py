@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from trainer.data.encoder import IGNORED, Encoder
@@ -15,8 +16,12 @@ class Measurement:
     """The tokens of a file's samples."""
 
     samples: int
-    lengths: list[int] = field(default_factory=list[int])
-    """Of the measured samples, before they are cut; of a preference the longer answer's."""
+    measured: int = 0
+    longest: int = 0
+    """Tokens of the longest measured sample, before it is cut; of a preference the longer answer's.
+    """
+    powers: Counter[int] = field(default_factory=Counter[int])
+    """Measured samples by such tokens, as the least power of two that is not fewer."""
     cut: int = 0
     lost: int = 0
     """Tokens that are cut off."""
@@ -26,13 +31,11 @@ class Measurement:
     """Samples that were not measured and may be cut."""
     tokens: int = 0
     """Of all samples; estimated by their bytes if not all of them are measured."""
-    whole: bool = False
-    """Whether all are measured though `lengths` has the longest alone."""
 
     @property
     def complete(self) -> bool:
         """Whether every sample was measured."""
-        return self.whole or len(self.lengths) == self.samples
+        return self.measured == self.samples
 
     def add(self, encoder: Encoder, sample: Sample, max_seq_len: int) -> int:
         """Measure one more sample and return its tokens.
@@ -42,7 +45,9 @@ class Measurement:
         """
         found = [encoder.encode(answer) for answer in sample.answers]
         lengths = [len(ids) for ids, _ in found]
-        self.lengths.append(max(lengths))
+        self.measured += 1
+        self.longest = max(self.longest, *lengths)
+        self.powers[_power(max(lengths))] += 1
         if max(lengths) > max_seq_len:
             found = encode_answers(encoder, sample, max_seq_len)
             self.cut += 1
@@ -54,13 +59,13 @@ class Measurement:
 
     def histogram(self) -> list[tuple[int, int]]:
         """Return how many measured samples have up to so many tokens, by powers of two."""
-        counts: dict[int, int] = {}
-        for length in self.lengths:
-            limit = 1 << max(length - 1, 0).bit_length()
-            counts[limit] = counts.get(limit, 0) + 1
-        first, last = min(counts, default=1), max(counts, default=0)
+        first, last = min(self.powers, default=1), max(self.powers, default=0)
         limits = [1 << power for power in range(last.bit_length()) if first <= 1 << power <= last]
-        return [(limit, counts.get(limit, 0)) for limit in limits]
+        return [(limit, self.powers[limit]) for limit in limits]
+
+
+def _power(length: int) -> int:
+    return 1 << max(length - 1, 0).bit_length()
 
 
 def measure(
@@ -68,14 +73,12 @@ def measure(
     encoder: Encoder,
     max_seq_len: int,
     budget: int | None = None,
-    on_progress: Callable[[int], None] | None = None,
 ) -> Measurement:
     """Count the tokens of samples.
 
     Args:
         budget: bytes of text to tokenise; None: all. If there are more, an even part of the
             samples is measured, and of those that may be cut the longest ones.
-        on_progress: called with each number of samples that are done.
 
     Raises:
         ConversationError: the chat template cannot express one.
@@ -85,15 +88,13 @@ def measure(
     chosen = _chosen(samples, sizes, encoder, max_seq_len, budget)
     done: set[int] = set()
     measured_bytes = measured_tokens = 0
-    for number, (index, typical) in enumerate(chosen):
+    for index, typical in chosen:
         tokens = found.add(encoder, samples[index], max_seq_len)
         done.add(index)
         found.tokens += tokens
         if typical:
             measured_bytes += sizes[index]
             measured_tokens += tokens
-        if on_progress is not None:
-            on_progress(number + 1)
     left = (
         [index for index in range(len(samples)) if index not in done] if not found.complete else []
     )

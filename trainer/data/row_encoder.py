@@ -13,28 +13,31 @@ import os
 import struct
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from trainer.config.data import LostText
 from trainer.config.run import Classes, Task
-from trainer.data.encoder import IGNORED, Encoder
+from trainer.data.digests import DIGEST_TYPE
+from trainer.data.encoder import IGNORED, EncoderSource
 from trainer.data.fitting import encode_answers
 from trainer.data.labels import Kind, LabelColumn
 from trainer.data.records import Problems, json_lines, rename_keys
 from trainer.data.sample import Sample
-from trainer.data.shapes import UnusedKeys, parse_sample
+from trainer.data.shapes import KeyCounts, parse_sample
 from trainer.data.values import BadLineError
 from trainer.system.errors import InputError
 
 SCHEMA = pa.schema(
-    [("ids", pa.list_(pa.int32())), ("learned", pa.list_(pa.bool_())), ("label", pa.int32())]
+    [
+        *(("ids", pa.list_(pa.int32())), ("learned", pa.list_(pa.bool_())), ("label", pa.int32())),
+        ("digest", pa.binary(DIGEST_TYPE.itemsize)),
+    ]
 )
-"""Of a row: its tokens, and which of them are targets, or its class. A preference has two rows."""
+"""Of a row: its tokens, which of them are targets, or its class; and its sample's digest. A
+preference has two rows."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -42,9 +45,8 @@ _LENGTH = struct.Struct("<Q")
 class EncoderSettings:
     """What the tokens of a row depend on beside its line."""
 
-    model: str
-    lost_text: LostText
-    date: str
+    encoder: EncoderSource | None
+    """None: rows have no tokens."""
     max_seq_len: int
     columns: dict[str, str]
     task: Task
@@ -69,8 +71,8 @@ class PieceReport:
     """The class; -1 where a sample is of none."""
     kind: Kind | None = None
     """What the labels are."""
-    unused: list[list[Any]] = field(default_factory=list[list[Any]])
-    """Of lines and of turns: counts by key, and the number of others."""
+    keys: list[list[Any]] = field(default_factory=list[list[Any]])
+    """Of `KeyCounts`."""
 
 
 def send(stream: IO[bytes], *parts: bytes | memoryview) -> None:
@@ -96,54 +98,59 @@ class RowEncoder:
 
     def __init__(self, settings: EncoderSettings) -> None:
         self._settings = settings
-        self._encoder = Encoder(Path(settings.model), settings.lost_text, settings.date)
+        self._encoder = settings.encoder and settings.encoder.open()
         classes = settings.classes
         # JSON has no tuple.
         classes = classes if classes is None or isinstance(classes, int) else tuple(classes)
         self._labels = None if classes is None else LabelColumn(classes)
         self._pairs = settings.task == "dpo"
 
-    def encode(self, piece: bytes) -> tuple[PieceReport, bytes, bytes]:
-        """Return the report, the digests and the rows of a piece, these as a stream of Arrow.
+    def encode(self, piece: bytes) -> tuple[PieceReport, bytes]:
+        """Return the report and the rows of a piece, these as a stream of Arrow.
 
         Raises:
             InputError: a line is no sample, or cannot be encoded.
         """
-        report, digests, problems = PieceReport(), bytearray(), Problems()
-        unused = UnusedKeys(self._labels, pairs=self._pairs)
+        report, problems = PieceReport(), Problems()
+        keys = KeyCounts(self._labels, pairs=self._pairs)
         ids: list[list[int]] = []
         learned: list[NDArray[np.bool_]] = []
         labels: list[int | None] = []
+        digests: list[bytes] = []
         lines = json_lines(io.BytesIO(piece), "", 0, problems)
         for record in rename_keys(lines, self._settings.columns, problems):
             try:
                 sample = parse_sample(record.tree, record.number, self._labels, pairs=self._pairs)
-                unused.add(record.tree, sample)
+                keys.add(record.tree, sample)
             except BadLineError as error:
                 raise InputError(str(error)) from None
             for tokens, targets in self._rows(sample, report):
                 ids.append(tokens)
                 learned.append(targets)
                 labels.append(sample.label)
-            digests += sample.short_digest()
+            digests += [sample.digest()[: DIGEST_TYPE.itemsize]] * len(sample.answers)
         problems.check()
-        report.unused = unused.counts()
+        report.keys = keys.counts()
         report.kind = self._labels and self._labels.kind
-        batch = pa.record_batch([ids, learned, labels], schema=SCHEMA)
+        batch = pa.record_batch([ids, learned, labels, digests], schema=SCHEMA)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, SCHEMA) as writer:
             writer.write_batch(batch)
-        return report, bytes(digests), sink.getvalue().to_pybytes()
+        return report, sink.getvalue().to_pybytes()
 
     def _rows(
         self, sample: Sample, report: PieceReport
     ) -> list[tuple[list[int], NDArray[np.bool_]]]:
         """Return of each answer of a sample the tokens, and which are targets; note what it is."""
         limit, encoder = self._settings.max_seq_len, self._encoder
-        checked = [encoder.encode_checked(answer) for answer in sample.answers]
+        checked: list[tuple[list[int], list[int], str | None]] = [([], [], None)] * len(
+            sample.answers
+        )
+        if encoder:
+            checked = [encoder.encode_checked(answer) for answer in sample.answers]
         lengths = [len(ids) for ids, _, _ in checked]
         found = [(ids, labels) for ids, labels, _ in checked]
-        if max(lengths) > limit:
+        if encoder and max(lengths) > limit:
             found = encode_answers(encoder, sample, limit)
         rows = [(ids, self._targets(sample, ids, labels)) for ids, labels in found]
         report.lengths.append(sum(lengths))
@@ -151,16 +158,20 @@ class RowEncoder:
         report.kept.append(sum(len(ids) for ids, _ in rows))
         report.label.append(-1 if sample.label is None else sample.label)
         report.unlearned.append(
-            sample.label is None and not any(targets.any() for _, targets in rows)
+            encoder is not None
+            and sample.label is None
+            and not any(targets.any() for _, targets in rows)
         )
         report.lost_text.append(any(lost is not None for _, _, lost in checked))
         report.conversation.append(bool(sample.messages))
-        if sample.messages:
+        if encoder and sample.messages:
             markup = {found for each in sample.answers if (found := encoder.plain_markup(each))}
             report.markup += [[len(report.kept) - 1, each] for each in sorted(markup)]
         return rows
 
     def _targets(self, sample: Sample, ids: list[int], labels: list[int]) -> NDArray[np.bool_]:
+        if self._encoder is None:
+            return np.zeros(0, np.bool_)
         known = self._encoder.known
         if not ids or (known is not None and max(ids) >= known):
             raise InputError("no token, or one that the model does not know")
@@ -177,16 +188,20 @@ class RowEncoder:
 def main() -> None:
     """Answer one piece after another until stdin ends."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    source, answers = sys.stdin.buffer, sys.stdout.buffer
+    requests, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # what a library prints is no answer
-    settings = receive(source)
+    settings = receive(requests)
     if settings is None:
         return
-    encoder = RowEncoder(EncoderSettings(**json.loads(settings)))
-    while (piece := receive(source)) is not None:
+    tree = json.loads(settings)
+    source = tree.pop("encoder")
+    encoder = RowEncoder(
+        EncoderSettings(**tree, encoder=None if source is None else EncoderSource(**source))
+    )
+    while (piece := receive(requests)) is not None:
         try:
-            report, digests, rows = encoder.encode(piece)
-            send(answers, json.dumps(vars(report)).encode(), digests, rows)
+            report, rows = encoder.encode(piece)
+            send(answers, json.dumps(vars(report)).encode(), rows)
         except InputError:
             send(answers, b'{"irregular": true}')
 

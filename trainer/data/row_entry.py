@@ -24,14 +24,15 @@ from numpy.typing import NDArray
 
 from trainer import __version__
 from trainer.config.run import Classes, RunConfig, Task
+from trainer.data.digests import DIGEST_TYPE, choose_held_out, count_repeated
+from trainer.data.encoder import Encoder
 from trainer.data.formats import count_lines, read_records
 from trainer.data.labels import LABEL, LabelColumn
 from trainer.data.measurement import Measurement
 from trainer.data.records import MAX_RECORD_BYTES, Problems
-from trainer.data.sample import SHORT_DIGEST
-from trainer.data.shapes import UnusedKeys
+from trainer.data.shapes import KeyCounts
 from trainer.data.sources import DataFiles
-from trainer.data.tokenizer_folder import MORE_TEMPLATES
+from trainer.data.tokenizer_folder import FILES, MORE_TEMPLATES
 from trainer.system import cgroups
 from trainer.system.errors import InputError, StorageError, readable
 from trainer.system.regular_file import open_file
@@ -45,12 +46,9 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 20
 MOST_PROCESSES = 16
 """Processes that encode: more would wait for the one that reads and writes."""
-ROWS, PARTS, DIGESTS = "rows.arrow", "parts.json", "digests.bin"
-DIGEST_TYPE = np.dtype(f"S{SHORT_DIGEST}")
-"""A sample's short digest in an array."""
-_FORMAT = 2
+ROWS, PARTS = "rows.arrow", "parts.json"
+_FORMAT = 3
 """Changes when an entry of an older Motley cannot be read."""
-_OF_TOKENIZERS = (".json", ".jinja", ".model", ".txt")
 _MARK = b"\xef\xbb\xbf"
 _NOT_DECODED = "..."
 """Takes the place of a column that is not read, of which only the name counts."""
@@ -72,6 +70,8 @@ class Part:
     samples: int
     tokens: int
     longest: int
+    powers: list[tuple[int, int]]
+    """See `Measurement.powers`."""
     cut: int
     lost: int
     unlearned: int
@@ -89,25 +89,27 @@ class Part:
         """The tokens of all samples."""
         return Measurement(
             self.samples,
-            lengths=[self.longest],
+            measured=self.samples,
+            longest=self.longest,
+            powers=Counter(dict(self.powers)),
             cut=self.cut,
             lost=self.lost,
             unlearned=self.unlearned,
             tokens=self.tokens,
-            whole=True,
         )
 
 
-def unused_keys(task: Task, classes: Classes | None) -> UnusedKeys:
-    """Return a counter of the keys that lines of a task have and that are not used."""
+def count_keys(task: Task, classes: Classes | None) -> KeyCounts:
+    """Return a counter of the keys that lines of a task have."""
     labels = None if classes is None else LabelColumn(classes)
-    return UnusedKeys(labels, pairs=task == "dpo")
+    return KeyCounts(labels, pairs=task == "dpo")
 
 
 class RowEntry:
     """Makes an entry: one use.
 
     Args:
+        encoder: None: rows have no tokens.
         data: the digest of the files' bytes.
         fraction: of the different samples is held out.
     """
@@ -117,7 +119,7 @@ class RowEntry:
         path: Path,
         files: DataFiles,
         config: RunConfig,
-        model_dir: Path,
+        encoder: Encoder | None,
         data: str,
         fraction: float,
     ) -> None:
@@ -129,20 +131,20 @@ class RowEntry:
         self._lines = None if files.piped else count_lines(path)
         self._columns, self._classes = dict(settings.columns), config.classes
         self._settings = EncoderSettings(
-            model=str(model_dir),
-            lost_text=settings.lost_text,
-            date=settings.date,
+            encoder=encoder and encoder.source,
             max_seq_len=settings.max_seq_len,
             columns=self._columns if self._lines is not None else {},
             task=config.task,
             classes=config.classes,
         )
+        self._tokenizer = encoder and [encoder.known, encoder.end]
         self._reports: list[dict[str, NDArray[Any]]] = []
         self._markup: list[tuple[int, str]] = []
-        self._unused = unused_keys(config.task, config.classes)
+        self._keys = count_keys(config.task, config.classes)
         self._kinds: set[Any] = set()
         self._count = 0
         self._digests = bytearray()
+        self._answers = 2 if config.task == "dpo" else 1
         self._at_end = ExitStack()
         self._chosen: list[NDArray[np.int64]] = []
 
@@ -152,24 +154,25 @@ class RowEntry:
         import tokenizers
 
         hasher = blake3()
-        facts = [_FORMAT, __version__, tokenizers.__version__, self._data, self._fraction]
-        settings = asdict(self._settings) | {"model": "", "columns": self._columns}
+        facts: list[Any] = [_FORMAT, __version__, tokenizers.__version__, self._data]
+        facts += [self._fraction, self._tokenizer]
+        settings = asdict(self._settings) | {"encoder": None, "columns": self._columns}
         # Of files that are not JSON Lines the suffix may say what they are.
         facts.append([] if self._lines is not None else [path.name for path in self._files])
-        hasher.update(json.dumps([*facts, settings]).encode())
-        folder = Path(self._settings.model)
-        for path in sorted([*folder.glob("*"), *folder.glob(f"{MORE_TEMPLATES}/*")]):
-            if path.suffix in _OF_TOKENIZERS:
+        if source := self._settings.encoder:
+            folder = Path(source.tokenizer)
+            facts += [source.lost_text, source.today]
+            named, more = map(folder.joinpath, FILES.used), folder.glob(f"{MORE_TEMPLATES}/*")
+            for path in sorted([*named, *more]):
                 with suppress(OSError):  # what cannot be read is not used
-                    name = str(path.relative_to(folder))
-                    hasher.update(json.dumps([name, record_of(path).blake3]).encode())
+                    facts.append([str(path.relative_to(folder)), record_of(path).blake3])
+        hasher.update(json.dumps([*facts, settings]).encode())
         return hasher.hexdigest()
 
     def files(self) -> Files:
         """Return the pieces of the entry's files, each made when it is taken."""
         return {
             ROWS: self._rows(),
-            DIGESTS: (bytes(self._digests) for _ in range(1)),
             PARTS: (self._describe() for _ in range(1)),
             **{f"{n}.bin": self._numbers(n) for n in range(2 if self._fraction else 0)},
         }
@@ -189,22 +192,23 @@ class RowEntry:
         sink = _Pieces()
         writer = pa.ipc.new_file(pa.PythonFile(sink, "w"), SCHEMA)
         with reported(f"encoding {self._path.name}", self._lines) as progress:
-            for report, digests, rows in self._encoded():
+            for report, rows in self._encoded():
                 columns = {name: np.array(report[name], kind) for name, kind in _COLUMNS.items()}
                 self._reports.append(columns)
                 self._markup += [(self._count + row, token) for row, token in report["markup"]]
-                self._unused.merge(report["unused"])
+                self._keys.merge(report["keys"])
                 self._kinds.add(report["kind"])
                 self._count += len(report["kept"])
-                self._digests += digests
                 for batch in pa.ipc.open_stream(rows):
+                    digests = batch.column("digest").to_numpy(zero_copy_only=False)
+                    self._digests += digests[:: self._answers].astype(DIGEST_TYPE).tobytes()
                     writer.write_batch(batch)
                 progress.advance(len(report["kept"]))
                 yield from sink.take()
         writer.close()
         yield from sink.take()
 
-    def _encoded(self) -> Iterator[tuple[dict[str, Any], bytes, bytes]]:
+    def _encoded(self) -> Iterator[tuple[dict[str, Any], bytes]]:
         """Yield what processes, one for each core, answer of the data's pieces, in their order.
 
         Each process has one piece at a time, so that none waits for the other to be read.
@@ -224,7 +228,7 @@ class RowEntry:
             idle.append(process)
         busy: deque[Encoders] = deque()
 
-        def answer() -> tuple[dict[str, Any], bytes, bytes]:
+        def answer() -> tuple[dict[str, Any], bytes]:
             process = busy.popleft()
             assert process.stdout is not None
             report = receive(process.stdout)
@@ -233,11 +237,11 @@ class RowEntry:
             tree = json.loads(report)
             if "irregular" in tree:
                 raise IrregularError
-            digests, rows = receive(process.stdout), receive(process.stdout)
-            if digests is None or rows is None:
+            rows = receive(process.stdout)
+            if rows is None:
                 raise killed
             idle.append(process)
-            return tree, digests, rows
+            return tree, rows
 
         fresh = set(map(id, idle))
         for piece in self._pieces():
@@ -313,23 +317,21 @@ class RowEntry:
                 are of several kinds.
         """
         digests = np.frombuffer(self._digests, dtype=DIGEST_TYPE)
-        different, same = np.unique(digests, return_inverse=True)
         everything = np.arange(len(digests))
         self._chosen = [everything]
         if self._fraction:
-            if len(different) < 2:
+            held = choose_held_out(digests, self._fraction)
+            if held is None:
                 raise IrregularError
-            # As `hold_out` does: digests are random, so is their order.
-            held = same < max(1, round(self._fraction * len(different)))
             self._chosen = [everything[~held], everything[held]]
-        parts = [self._part(chosen, same) for chosen in self._chosen]
+        parts = [self._part(chosen, digests) for chosen in self._chosen]
         kinds = self._kinds - {None}
         if any(part.unlearned == part.samples for part in parts) or len(kinds) > 1:
             raise IrregularError
-        tree = {"parts": [asdict(part) for part in parts], "unused": self._unused.counts()}
+        tree = {"parts": [asdict(part) for part in parts], "keys": self._keys.counts()}
         return json.dumps(tree | {"labels": next(iter(kinds), None)}).encode()
 
-    def _part(self, chosen: NDArray[np.int64], same: NDArray[np.int64]) -> Part:
+    def _part(self, chosen: NDArray[np.int64], digests: NDArray[np.bytes_]) -> Part:
         def column(name: str) -> NDArray[Any]:
             return np.concatenate([each[name] for each in self._reports])[chosen]
 
@@ -337,21 +339,21 @@ class RowEntry:
         mine = np.isin(np.array([row for row, _ in self._markup], np.int64), chosen)
         markup = Counter(t for (_, t), here in zip(self._markup, mine, strict=True) if here)
         classes = np.bincount(labels[labels >= 0])
-        # A text's number and its label, of which all that is no class has -1.
-        labelled = np.unique(same[chosen] * (len(classes) + 1) + labels + 1)
-        _, variants = np.unique(labelled // (len(classes) + 1), return_counts=True)
+        duplicates, ambiguous = count_repeated(digests[chosen], labels)
+        powers = np.ceil(np.log2(np.maximum(longest, 1))).astype(np.int64)
         return Part(
             samples=len(chosen),
             tokens=int(lengths.sum(dtype=np.int64)),
             longest=int(longest.max(initial=0)),
+            powers=[(1 << power, count) for power, count in Counter(powers.tolist()).items()],
             cut=int((longest > self._settings.max_seq_len).sum()),
             lost=int((lengths - column("kept")).sum(dtype=np.int64)),
             unlearned=int(column("unlearned").sum()),
             conversations=int(column("conversation").sum()),
             lost_text=int(column("lost_text").sum()),
             markup=dict(markup),
-            duplicates=len(chosen) - len(labelled),
-            ambiguous=int((variants > 1).sum()),
+            duplicates=duplicates,
+            ambiguous=ambiguous,
             classes=classes.tolist(),
         )
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from trainer.data.turns import ChatMessage, read_tools, read_turns
 from trainer.data.values import BadLineError, string_of, text_of
-
-SHORT_DIGEST = 16
-"""Bytes of a short digest."""
 
 Tree = dict[str, Any]
 
@@ -38,9 +36,9 @@ class Sample:
         """Itself, and of a preference the worse answer."""
         return (self,) if self.rejected is None else (self, self.rejected)
 
-    def short_digest(self) -> bytes:
-        """Return the first bytes of the digest, which tell the samples of a file apart."""
-        return self.digest()[:SHORT_DIGEST]
+    def place(self, path: Path) -> str:
+        """Return where it is in data of a path, as `file:line`."""
+        return f"{self.source or f'{path}:'}{self.line}"
 
     def digest(self) -> bytes:
         """Return 32 bytes that identify its text, independent of its label and position."""

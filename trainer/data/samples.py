@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -15,9 +15,10 @@ from blake3 import blake3
 
 from trainer.config.run import Classes, Task
 from trainer.data.formats import KEYS, count_lines, read_records
-from trainer.data.labels import Kind, LabelColumn
+from trainer.data.labels import LabelColumn
 from trainer.data.records import Problems, Record
-from trainer.data.shapes import Sample, UnusedKeys, parse_sample
+from trainer.data.sample_file import SampleFile
+from trainer.data.shapes import KeyCounts, Sample, parse_sample
 from trainer.data.sources import find_data
 from trainer.data.values import BadLineError
 from trainer.system.cgroups import free_memory
@@ -34,22 +35,6 @@ _LATER = 400
 _LOOK = 16 << 20
 """Bytes of samples after which the free memory is looked at again."""
 _SPARE = 64 << 20
-
-
-@dataclass(frozen=True)
-class SampleFile:
-    """All samples of one file."""
-
-    path: Path
-    samples: list[Sample]
-    unused: list[str]
-    """Lines on keys that are not used, for the summary at the start."""
-    labels: Kind | None = None
-    """What the labels of a classification are."""
-
-    def place(self, sample: Sample) -> str:
-        """Return where a sample is, as `file:line`."""
-        return f"{sample.source or f'{self.path}:'}{sample.line}"
 
 
 def read_samples(
@@ -106,13 +91,13 @@ def read_file(
         log.info(note)
     labels = None if classes is None else LabelColumn(classes)
     pairs = task == "dpo"
-    unused = UnusedKeys(labels, pairs=pairs)
+    unused = KeyCounts(labels, pairs=pairs)
     with announced(f"reading {path}"), reported(f"reading {path.name}", count_lines(path)) as rows:
         found = iterate(path, labels, unused, columns, prompts=prompts, pairs=pairs)
         samples = _held(path, (sample for _, sample in found), rows)
     if not samples:
         raise InputError(f"{path}: holds no samples")
-    return SampleFile(path, samples, unused.report(), labels and labels.kind)
+    return SampleFile(path, samples, unused.report(), labels and labels.kind, unused.shapes)
 
 
 def _held(path: Path, found: Iterator[Sample], progress: Progress) -> list[Sample]:
@@ -189,7 +174,7 @@ def columns_of_run(path: Path, columns: dict[str, str]) -> dict[str, str]:
 def iterate(
     path: Path,
     labels: LabelColumn | None,
-    unused: UnusedKeys,
+    unused: KeyCounts,
     columns: Mapping[str, str] | None = None,
     *,
     prompts: bool = False,

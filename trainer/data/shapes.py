@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -197,28 +198,46 @@ LABELLED_KEYS = KeyTable(
 )
 
 
-class UnusedKeys:
-    """Counts the keys of a file's lines and turns that are not used."""
+class KeyCounts:
+    """Counts the shapes of a file's lines, and the keys of lines and turns that are not used."""
 
     def __init__(self, labels: LabelColumn | None = None, *, pairs: bool = False) -> None:
+        self._labelled, self._pairs = labels is not None, pairs
+        self._shapes = Counter[str]()
         self._lines = UnknownKeys(_table(labels, pairs))
         self._turns = UnknownKeys(TURN_KEYS)
 
     def add(self, tree: Any, sample: Sample) -> None:
         """Count those of one line."""
+        self._shapes[self._spell_shape(tree)] += 1
         self._lines.add(tree)
         for answer in sample.answers:
             for message in answer.messages:
                 self._turns.add(message.more)
 
     def counts(self) -> list[list[Any]]:
-        """Return the counts by key and the number of others, of lines and of turns."""
-        return [[dict(part.counts), part.others] for part in (self._lines, self._turns)]
+        """Return the counts by key and the number of others, of lines and of turns; and shapes."""
+        unused = [[dict(part.counts), part.others] for part in (self._lines, self._turns)]
+        return [*unused, [dict(self._shapes)]]
 
     def merge(self, counts: list[list[Any]]) -> None:
         """Add what `counts` returned of later lines."""
-        for part, (by_key, others) in zip((self._lines, self._turns), counts, strict=True):
+        *unused, (shapes,) = counts
+        for part, (by_key, others) in zip((self._lines, self._turns), unused, strict=True):
             part.merge(by_key, others)
+        self._shapes.update(shapes)
+
+    @property
+    def shapes(self) -> dict[str, int]:
+        """Lines by their keys, the most frequent first."""
+        return dict(self._shapes.most_common())
+
+    def _spell_shape(self, tree: Any) -> str:
+        if self._pairs:
+            return "{chosen, rejected}"
+        if self._labelled:
+            return f"{{{next(key for key in TEXTS if key in tree)}, label}}"
+        return shape_of(tree).spelled
 
     def report(self) -> list[str]:
         """Return a line for the unused keys of lines, and one for those of turns."""

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
-from numpy.typing import NDArray
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from trainer.config.run import Classes
-from trainer.data.chat_marks import ConversationError
-from trainer.data.encoded_rows import DataFile, EncodedFile
+from trainer.data.data_file import DataFile
+from trainer.data.digests import count_shared
 from trainer.data.encoder import Encoder
-from trainer.data.measurement import Measurement, measure
-from trainer.data.row_entry import DIGEST_TYPE
-from trainer.data.shapes import Sample
-from trainer.system.errors import InputError
-from trainer.system.storage.progress import reported
+from trainer.data.measurement import Measurement
 
 MEASURED_BYTES = 4 << 20
 """Bytes that a start tokenises, some seconds; of more data a part, and what may be cut first."""
@@ -48,58 +41,25 @@ def survey(
     """
 
     def lengths(file: DataFile) -> Iterator[str]:
-        if isinstance(file, EncodedFile):
-            return length_lines(file.rows.part.measurement, max_seq_len)
-        found = measure(file.samples, encoder, max_seq_len, MEASURED_BYTES)
-        return length_lines(found, max_seq_len)
+        return length_lines(file.measure(encoder, max_seq_len, MEASURED_BYTES), max_seq_len)
 
     if train is None:
         found = lengths(validation) if validation else ()
         unused = validation.unused if validation else ()
         return [f"validation: {line}" for line in (*unused, *found)]
-    held_out = 0 if validation is None else _count_samples(validation)
+    held_out = 0 if validation is None else len(validation)
     lines = [
         *train.unused,
         *lengths(train),
-        *class_lines(_classes_of(train, classes)),
-        *repetition_lines(_repetitions_of(train, validation), held_out),
+        *class_lines(count_classes(train, classes)),
+        *repetition_lines(find_repetitions(train, validation), held_out),
     ]
     unused = [f"validation: {line}" for line in validation.unused] if validation else []
     return [*(f"data: {line}" for line in lines), *unused]
 
 
-def _count_samples(file: DataFile) -> int:
-    return len(file.rows) if isinstance(file, EncodedFile) else len(file.samples)
-
-
-def _classes_of(file: DataFile, classes: Classes | None) -> dict[str, int]:
-    if not isinstance(file, EncodedFile):
-        return count_classes(file.samples, classes)
-    counts = dict(enumerate(file.rows.part.classes))
-    return {name: counts.get(label, 0) for label, name in enumerate(_class_names(classes))}
-
-
-def _repetitions_of(train: DataFile, validation: DataFile | None) -> Repetitions:
-    if not isinstance(train, EncodedFile) and not isinstance(validation, EncodedFile):
-        return find_repetitions(train.samples, validation.samples if validation else ())
-    shared = 0
-    if validation is not None:
-        shared = int(np.isin(_digests_of(validation), _digests_of(train)).sum())
-    if isinstance(train, EncodedFile):
-        return Repetitions(train.rows.part.duplicates, train.rows.part.ambiguous, shared)
-    return replace(find_repetitions(train.samples, ()), shared=shared)
-
-
-def _digests_of(file: DataFile) -> NDArray[np.bytes_]:
-    if isinstance(file, EncodedFile):
-        return file.digests()
-    return np.array([each.short_digest() for each in file.samples], DIGEST_TYPE)
-
-
 def check_conversations(file: DataFile, encoder: Encoder) -> list[str]:
     """Check before the first step that each conversation can be laid out.
-
-    Rows were checked when they were encoded.
 
     Returns:
         Lines on those of which the chat template leaves out text, if that is accepted, on the date
@@ -108,29 +68,9 @@ def check_conversations(file: DataFile, encoder: Encoder) -> list[str]:
     Raises:
         InputError: one cannot; names its line.
     """
-    if isinstance(file, EncodedFile):
-        part = file.rows.part
-        given = part.samples, part.conversations, part.lost_text, part.markup
-        return _conversation_lines(encoder, *given)
-    lost, markup = 0, Counter[str]()
-    with reported(f"checking {file.path.name}", len(file.samples)) as progress:
-        for sample in file.samples:
-            progress.advance()
-            if sample.messages:
-                try:
-                    lost += sum(encoder.check(answer) is not None for answer in sample.answers) > 0
-                    markup.update(set(filter(None, map(encoder.plain_markup, sample.answers))))
-                except ConversationError as error:
-                    raise InputError(f"{file.place(sample)}: {error}") from None
-    conversations = sum(1 for one in file.samples if one.messages)
-    return _conversation_lines(encoder, len(file.samples), conversations, lost, markup)
-
-
-def _conversation_lines(
-    encoder: Encoder, samples: int, conversations: int, lost: int, markup: Mapping[str, int]
-) -> list[str]:
+    found = file.check_conversations(encoder)
     lines = list[str]()
-    if conversations:
+    if found.conversations:
         if encoder.template and encoder.template.date:
             lines.append(
                 "data: the chat template asks for the date, which is"
@@ -144,23 +84,23 @@ def _conversation_lines(
     lines += (
         f"data: {_count(count, 'sample')} {'has' if count == 1 else 'have'} the special token"
         f" {token} in an answer's text, where it is learned as plain text"
-        for token, count in markup.items()
+        for token, count in found.markup.items()
     )
-    if lost:
+    if found.lost_text:
         lines.append(
-            f"data: the chat template leaves out text of {lost:,} of"
-            f" {_count(samples, 'sample')}, which data.lost_text accepts"
+            f"data: the chat template leaves out text of {found.lost_text:,} of"
+            f" {_count(len(file), 'sample')}, which data.lost_text accepts"
         )
     return lines
 
 
 def length_lines(found: Measurement, max_seq_len: int) -> Iterator[str]:
     """Yield how many tokens there are, and how many are cut."""
-    measured = "" if found.complete else f" ({len(found.lengths):,} samples measured)"
+    measured = "" if found.complete else f" ({found.measured:,} samples measured)"
     about = "" if found.complete else "about "
     yield (
         f"{_count(found.samples, 'sample')}, {about}{found.tokens:,} tokens{measured}, the longest"
-        f" has {max(found.lengths):,}"
+        f" has {found.longest:,}"
     )
     least = "at least " if found.unknown else ""
     if found.cut:
@@ -180,16 +120,13 @@ def length_lines(found: Measurement, max_seq_len: int) -> Iterator[str]:
         )
 
 
-def count_classes(samples: Sequence[Sample], classes: Classes | None) -> dict[str, int]:
+def count_classes(file: DataFile, classes: Classes | None) -> dict[str, int]:
     """Return the samples of each class, by its name or its number."""
-    counts = Counter(sample.label for sample in samples)
-    return {name: counts[label] for label, name in enumerate(_class_names(classes))}
-
-
-def _class_names(classes: Classes | None) -> tuple[str, ...]:
     if classes is None:
-        return ()
-    return classes if isinstance(classes, tuple) else tuple(map(str, range(classes)))
+        return {}
+    names = classes if isinstance(classes, tuple) else tuple(map(str, range(classes)))
+    counts = file.count_classes()
+    return {name: counts.get(label, 0) for label, name in enumerate(names)}
 
 
 def class_lines(counts: dict[str, int]) -> Iterator[str]:
@@ -207,24 +144,10 @@ def class_lines(counts: dict[str, int]) -> Iterator[str]:
             yield f"classes that differ only in case or white space: {', '.join(names)}"
 
 
-def find_repetitions(samples: Sequence[Sample], validation: Sequence[Sample]) -> Repetitions:
+def find_repetitions(train: DataFile, validation: DataFile | None) -> Repetitions:
     """Compare all samples of a run by their texts."""
-    first: dict[bytes, int | None] = {}
-    again: dict[bytes, set[int | None]] = {}  # the labels of a text that occurs again
-    duplicates = 0
-    for sample in samples:
-        digest = sample.digest()
-        if digest not in first:
-            first[digest] = sample.label
-            continue
-        labels = again.setdefault(digest, {first[digest]})
-        duplicates += sample.label in labels
-        labels.add(sample.label)
-    return Repetitions(
-        duplicates,
-        sum(len(labels) > 1 for labels in again.values()),
-        sum(sample.digest() in first for sample in validation),
-    )
+    shared = 0 if validation is None else count_shared(train.digests, validation.digests())
+    return Repetitions(*train.count_repeated(), shared)
 
 
 def repetition_lines(found: Repetitions, validation: int) -> Iterator[str]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.run import Classes, Task
 from trainer.data.chat_marks import ConversationError
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.fitting import encode_answers
-from trainer.data.samples import SampleFile, read_file
 from trainer.data.shapes import Sample
 from trainer.data.soft_targets import SoftTargets
 from trainer.system.errors import InputError
@@ -55,22 +54,24 @@ class Dataset:
     millisecond or two, a whole file seconds to minutes.
     """
 
-    def __init__(self, file: SampleFile, encoder: Encoder, max_seq_len: int) -> None:
-        self._file = file
+    def __init__(
+        self, path: Path, samples: Sequence[Sample], encoder: Encoder, max_seq_len: int
+    ) -> None:
+        self._path, self._samples = path, samples
         self._encoder = encoder
         self._max_seq_len = max_seq_len
         self._kept: dict[int, Encoded] = {}
         self._room = _KEPT
 
     def __len__(self) -> int:
-        return len(self._file.samples)
+        return len(self._samples)
 
     def __getitem__(self, index: int) -> Encoded:
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         row = self._kept.get(index)
         if row is None:
-            row = self._encode(self._file.samples[index])
+            row = self._encode(self._samples[index])
             arrays = [part for each in row.answers for part in (each.input_ids, each.labels)]
             size = _OVERHEAD + sum(0 if isinstance(part, int) else part.nbytes for part in arrays)
             if size <= self._room:
@@ -84,7 +85,7 @@ class Dataset:
         Raises:
             InputError: it has no token, or one that the model has no embedding for.
         """
-        place = self._file.place(sample)
+        place = sample.place(self._path)
         try:
             found = encode_answers(self._encoder, sample, self._max_seq_len)
         except ConversationError as error:
@@ -110,42 +111,3 @@ class Dataset:
         targets[0] = IGNORED
         targets.flags.writeable = False
         return Encoded(input_ids, targets)
-
-
-def load_dataset(
-    path: Path, tokenizer_dir: Path, task: Task, classes: Classes | None, max_seq_len: int
-) -> Dataset:
-    """Read and check a whole data file; see `make_dataset`.
-
-    Raises:
-        DataError: lines are bad; all are counted and the first ones named.
-        InputError: the file or the tokenizer cannot be used.
-    """
-    file = read_file(path, task, classes)
-    return make_dataset(file, Encoder(tokenizer_dir), task, max_seq_len)
-
-
-def make_dataset(file: SampleFile, encoder: Encoder, task: Task, max_seq_len: int) -> Dataset:
-    """Return the samples of a file as a replica reads them.
-
-    Conversations are cut to `max_seq_len` tokens as `fitting.py` says, other samples to their first
-    ones. A `causal-lm` text ends with the
-    tokenizer's end-of-text token if it has one; the chat template lays out conversations.
-
-    Raises:
-        InputError: the tokenizer leaves nothing to learn, or does not fit the model.
-    """
-    assert max_seq_len > 0
-    dataset = Dataset(file, encoder, max_seq_len)
-    if encoder.known is not None and encoder.largest >= encoder.known:
-        for index in range(len(dataset)):  # now, not during the run
-            dataset[index]
-    rows = (dataset[index] for index in range(len(dataset)))
-    if task != "classify" and not any(
-        np.any(each.labels != IGNORED) for row in rows for each in row.answers
-    ):
-        raise InputError(
-            f"{file.path}: no token is left to learn from within max_seq_len {max_seq_len},"
-            " raise it"
-        )
-    return dataset

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainer.checkpoint.trained_model import Trained
-from trainer.data.holdout import hold_out
-from trainer.data.samples import SampleFile, columns_of_run, hash_files, read_file
-from trainer.data.tokens import make_dataset
+from trainer.data.encoded_rows import read_data
+from trainer.data.samples import columns_of_run, hash_files
 from trainer.replica.backend import Compute
 from trainer.replica.base import EvalResult
 from trainer.system.errors import InputError
@@ -115,13 +114,16 @@ def score(
     if columns is None:
         columns = config.data.columns
         columns = columns if held_out else columns_of_run(data, columns)
-    file = read_file(data, config.task, config.classes, columns)
-    if held_out:
-        file = _held_out(trained, file)
+    config = config.with_settings({"data.columns": dict(columns)})
     encoder = trained.encoder()
+    fraction = _held_out_fraction(trained, data) if held_out else 0.0
+    file = read_data(str(data), config, encoder, fraction)
+    assert file is not None
+    if fraction:
+        file = file.hold_out(fraction)[1]
     for line in (*file.unused, *encoder.unused):
         log.info("%s", line)
-    samples = make_dataset(file, encoder, config.task, config.data.max_seq_len)
+    samples = file.open_dataset(encoder, config.task, config.data.max_seq_len)
     if opener is not None:
         replica, reason = opener(trained)
     else:
@@ -160,8 +162,8 @@ def score(
     )
 
 
-def _held_out(trained: Trained, file: SampleFile) -> SampleFile:
-    """Return the part of a run's training data that it held out, by what its checkpoint records."""
+def _held_out_fraction(trained: Trained, data: Path) -> float:
+    """Return the fraction of its training data that a run held out, as its checkpoint records."""
     progress = trained.progress
     if progress is None:
         raise InputError(
@@ -174,12 +176,12 @@ def _held_out(trained: Trained, file: SampleFile) -> SampleFile:
             f"{trained.path}: its run held nothing out (data.validation_fraction is 0); give data"
             " that it was not trained on, without --held-out"
         )
-    if hash_files([file.path]).hexdigest() != progress.data_digest:
+    if hash_files([data]).hexdigest() != progress.data_digest:
         raise InputError(
-            f"{file.path}: is not the file that the run was trained on, so what it held out is"
+            f"{data}: is not the file that the run was trained on, so what it held out is"
             " not known; give that file, unchanged"
         )
-    return hold_out(file, fraction)[1]
+    return fraction
 
 
 def _exp(loss: float) -> float:

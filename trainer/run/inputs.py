@@ -12,9 +12,9 @@ from blake3 import blake3
 from trainer import __version__
 from trainer.checkpoint.trained_model import starting_weights
 from trainer.config.run import RunConfig
-from trainer.data.encoded_rows import DataFile, EncodedFile, open_rows, read_data
+from trainer.data.data_file import DataFile
+from trainer.data.encoded_rows import read_data
 from trainer.data.encoder import Encoder
-from trainer.data.holdout import hold_out
 from trainer.data.labelling import with_names
 from trainer.data.prompts import SamplePrompts
 from trainer.data.samples import hash_files
@@ -99,18 +99,18 @@ def read_inputs(
     length = config.data.max_seq_len
 
     def dataset(file: DataFile | None) -> Dataset | None:
-        return open_rows(file, encoder, config) if file else None
+        return file.open_dataset(encoder, config.task, length) if file else None
 
     fraction = config.data.validation_fraction
-    train_file = None if taught else read_data(config.data.train, config, model_dir, fraction)
-    validation_file = read_data(config.data.validation, config, model_dir)
+    train_file = None if taught else read_data(config.data.train, config, encoder, fraction)
+    validation_file = read_data(config.data.validation, config, encoder)
     if train_file and validation_file and train_file.labels != validation_file.labels:
         raise InputError(
             f"{validation_file.path}: its labels are {validation_file.labels}s, those of"
             f" {train_file.path} are {train_file.labels}s; give both files the same ones"
         )
     if train_file and fraction:
-        train_file, validation_file = _split(train_file, fraction)
+        train_file, validation_file = train_file.hold_out(fraction)
     train = taught or dataset(train_file)
     assert train is not None
     reference = starting_weights(layout, model_dir, config) if config.has_reference else None
@@ -158,10 +158,6 @@ def read_inputs(
     return inputs
 
 
-def _split(file: DataFile, fraction: float) -> tuple[DataFile, DataFile | None]:
-    return file.hold_out() if isinstance(file, EncodedFile) else hold_out(file, fraction)
-
-
 def read_student_inputs(
     config: RunConfig,
     run_id: str,
@@ -188,7 +184,7 @@ def read_student_inputs(
         tell(line)
     validation = None
     if validation_file is not None:
-        validation = open_rows(validation_file, encoder, config)
+        validation = validation_file.open_dataset(encoder, config.task, length)
     job = _job(config, run_id, layout, model_dir, folder.digest)
     prompts = _read_prompts(config, encoder, model_dir)
     own = read_own_prompts(config, folder.description, model_dir)

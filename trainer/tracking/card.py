@@ -19,7 +19,7 @@ from trainer.checkpoint.publication import publication_folder
 from trainer.checkpoint.reader import FOLDER, linked_checkpoint, read_progress
 from trainer.config.run import RunConfig
 from trainer.data.samples import iterate
-from trainer.data.shapes import UnusedKeys
+from trainer.data.shapes import KeyCounts
 from trainer.system.errors import StorageError, TrainerError
 from trainer.system.process.child import SAVING_VARIABLE
 from trainer.tracking.metrics import METRICS_FILE, read_metrics
@@ -182,7 +182,7 @@ def _asks(config: RunConfig) -> str:
     """Return the option of `generate` that asks as the run's data does."""
     try:
         pairs, data = config.task == "dpo", config.data
-        samples = iterate(Path(data.train), None, UnusedKeys(), data.columns, pairs=pairs)
+        samples = iterate(Path(data.train), None, KeyCounts(), data.columns, pairs=pairs)
         talks = any(bool(sample.messages) for _, sample in islice(samples, 1))
     except TrainerError:  # a teacher's logits, or moved data
         talks = False

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainer.data.datasets import load_dataset
 from tests.trainer.data.families import FAMILIES, Family
 from tests.trainer.data.test_tokens import byte_tokenizer
 from trainer.config.data import TEMPLATE_DATE
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.samples import read_file, read_samples
 from trainer.data.survey import check_conversations
-from trainer.data.tokens import Dataset, load_dataset
+from trainer.data.tokens import Dataset
 from trainer.system.errors import InputError
 
 Turn = dict[str, Any]

@@ -24,9 +24,9 @@ from pyarrow import parquet
 from tests.waiting import wait_for
 from trainer.config.run import RunConfig, load
 from trainer.data import encoded_rows, row_entry
-from trainer.data.encoded_rows import DataFile, EncodedFile, open_encoded, open_rows, read_data
+from trainer.data.data_file import DataFile
+from trainer.data.encoded_rows import EncodedFile, open_encoded, read_data
 from trainer.data.encoder import Encoder
-from trainer.data.holdout import hold_out
 from trainer.data.samples import read_file
 from trainer.data.survey import check_conversations, survey
 from trainer.init_model import init_model
@@ -46,11 +46,12 @@ import sys
 from pathlib import Path
 from trainer.config.run import load
 from trainer.data import encoded_rows, row_entry
+from trainer.data.encoder import Encoder
 encoded_rows.LEAST_BYTES = 0
 row_entry.PIECE_BYTES = 4096
 path, model = map(Path, sys.argv[1:])
 from tests.trainer.data.test_encoded_rows import configured
-found = encoded_rows.open_encoded(path, configured(path, model), model)
+found = encoded_rows.open_encoded(path, configured(path, model), Encoder(model))
 print("found" if found else "none", flush=True)
 """
 
@@ -101,7 +102,7 @@ def write(path: Path, found: list[dict[str, Any]]) -> Path:
 
 def opened(path: Path, model: Path, fraction: float = 0.1) -> EncodedFile | None:
     cache_folder._PINNED.clear()  # pyright: ignore[reportPrivateUsage]  # as in a new process
-    return open_encoded(path, configured(path, model), model, fraction)
+    return open_encoded(path, configured(path, model), Encoder(model), fraction)
 
 
 def check_same(
@@ -112,7 +113,9 @@ def check_same(
     if file is None or encoded is None:
         return
     assert isinstance(encoded, EncodedFile)
-    plain, rows_ = open_rows(file, encoder, config), open_rows(encoded, encoder, config)
+    limit = config.data.max_seq_len
+    plain = file.open_dataset(encoder, config.task, limit)
+    rows_ = encoded.open_dataset(encoder, config.task, limit)
     assert len(plain) == len(rows_) > 5
     assert file.labels == encoded.labels
     for index in range(len(plain)):
@@ -137,8 +140,8 @@ def test_rows_and_lines_are_those_of_the_reader_in_memory(
     assert found is not None
     encoder, config = Encoder(model), configured(path, model)
     whole = read_file(path, "causal-lm")
-    train, held = hold_out(whole, fraction) if fraction else (whole, None)
-    own, own_held = found.hold_out()
+    train, held = whole.hold_out(fraction) if fraction else (whole, None)
+    own, own_held = found.hold_out(fraction) if fraction else (found, None)
     check_same(train, own, encoder, config)
     check_same(held, own_held, encoder, config)
     for file, encoded in ((train, own), (held, own_held)):
@@ -245,15 +248,15 @@ def test_every_format_and_task_is_encoded_once_and_read_as_in_memory(
     config = configured(path, model, task, ["good", "bad", "odd"] if task == "classify" else None)
     encoder = Encoder(model)
     plain = read_file(path, config.task, config.classes)
-    file = read_data(str(path), config, model, 0.2)
+    file = read_data(str(path), config, Encoder(model), 0.2)
     assert isinstance(file, EncodedFile)
     cache_folder._PINNED.clear()  # pyright: ignore[reportPrivateUsage]
     with monkeypatch.context() as patch:  # as a second process, or when a run goes on
         patch.setattr(subprocess, "Popen", lambda *_a, **_k: pytest.fail("it is there"))
-        again = read_data(str(path), config, model, 0.2)
+        again = read_data(str(path), config, Encoder(model), 0.2)
     assert isinstance(again, EncodedFile)
-    train, held = again.hold_out()
-    mine, mine_held = hold_out(plain, 0.2)
+    train, held = again.hold_out(0.2)
+    mine, mine_held = plain.hold_out(0.2)
     check_same(mine, train, encoder, config)
     check_same(mine_held, held, encoder, config)
     assert check_conversations(train, encoder) == check_conversations(mine, encoder)
@@ -269,7 +272,7 @@ def test_class_numbers_that_a_file_names_are_those_of_the_run(tmp_path: Path, mo
     path = tmp_path / "a.parquet"
     parquet.write_table(table, path)
     config = configured(path, model, "classify", ["good", "bad", "odd"])
-    file = read_data(str(path), config, model)
+    file = read_data(str(path), config, Encoder(model))
     assert isinstance(file, EncodedFile)
     check_same(read_file(path, "classify", config.classes), file, Encoder(model), config)
     assert [file.rows[n].labels for n in range(3)] == [2, 0, 1]
@@ -280,7 +283,7 @@ def test_labels_of_two_kinds_are_left_to_the_reader_in_memory(tmp_path: Path, mo
     path = write_as(tmp_path / "a.csv", found)
     config = configured(path, model, "classify", ["good", "bad", "odd"])
     with pytest.raises(InputError, match="'label' is a number, that of line 2 is a word"):
-        read_data(str(path), config, model)
+        read_data(str(path), config, Encoder(model))
 
 
 def test_memory_does_not_grow_with_cached_rows(
@@ -291,10 +294,10 @@ def test_memory_does_not_grow_with_cached_rows(
     for count in (500, 5000):
         path = write_as(tmp_path / f"{count}.csv", texts(count))
         config = configured(path, model)
-        assert read_data(str(path), config, model)
+        assert read_data(str(path), config, Encoder(model))
         cache_folder._PINNED.clear()  # pyright: ignore[reportPrivateUsage]
         tracemalloc.start()
-        file = read_data(str(path), config, model)
+        file = read_data(str(path), config, Encoder(model))
         assert isinstance(file, EncodedFile)
         assert sum(len(file.rows[index].input_ids) for index in range(count)) > 10 * count
         held.append(tracemalloc.get_traced_memory()[0])

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.trainer.data.datasets import load_dataset
 from tests.trainer.data.families import FAMILIES
 from tests.trainer.data.test_chat_template import write_model
 from tests.trainer.data.test_tokens import byte_tokenizer, write
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.fitting import encode_within, fit
 from trainer.data.shapes import ChatMessage, Sample
-from trainer.data.tokens import load_dataset
 
 
 def said(*turns: tuple[str, str]) -> Sample:

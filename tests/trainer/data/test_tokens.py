@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from tests.trainer.data.datasets import load_dataset
 from trainer.data import tokens
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.records import DataError
 from trainer.data.shapes import Sample
-from trainer.data.tokens import load_dataset
 from trainer.system.errors import InputError
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -15,6 +15,7 @@ import pytest
 
 from tests.trainer.bigram_teacher import BigramTeacher
 from tests.trainer.course import Course
+from tests.trainer.data.datasets import load_dataset
 from tests.trainer.small_model import SIZES, write_data
 from tests.trainer.small_teacher import teach, wish, write_padded
 from trainer.checkpoint.reader import find_checkpoint, read_progress
@@ -23,7 +24,6 @@ from trainer.checkpoint.trained_model import load_trained
 from trainer.config.distillation import DistillationConfig
 from trainer.data.encoder import IGNORED
 from trainer.data.shapes import Sample
-from trainer.data.tokens import load_dataset
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.student.inputs import FreshStudent
 from trainer.distill.student.prefetch import Preparation

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.run import RunConfig
-from trainer.data.encoded_rows import DataFile, open_rows, read_data
+from trainer.data.data_file import DataFile
+from trainer.data.encoded_rows import read_data
 from trainer.data.encoder import Encoder
 from trainer.data.survey import check_conversations, survey
 from trainer.distill.logits import targets
@@ -73,9 +74,9 @@ def check_ahead(config: RunConfig, fresh: FreshStudent | None) -> DataFile | Non
         return None
     encoder = Encoder(tokenizer_dir, config.data.lost_text, config.data.date)
     length = config.data.max_seq_len
-    file = read_data(config.data.validation, config, tokenizer_dir)
+    file = read_data(config.data.validation, config, encoder)
     assert file is not None
-    open_rows(file, encoder, config)
+    file.open_dataset(encoder, config.task, length)
     lost = check_conversations(file, encoder)
     for line in (*lost, *survey(None, file, encoder, length, None)):
         log.info("%s", line)
