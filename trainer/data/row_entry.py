@@ -209,23 +209,16 @@ class RowEntry:
         yield from sink.take()
 
     def _encoded(self) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Yield what processes, one for each core, answer of the data's pieces, in their order.
+        """Yield what processes, at most one a core, answer of the data's pieces, in their order.
 
         Each process has one piece at a time, so that none waits for the other to be read.
         """
         from trainer.data.row_encoder import receive, send
 
         settings = json.dumps(asdict(self._settings)).encode()
-        command = [sys.executable, "-P", "-m", "trainer.data.row_encoder"]
-        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         killed = StorageError(f"{self._path}: a process that encodes rows was killed")
+        most = min(MOST_PROCESSES, _usable_processors())
         idle: list[Encoders] = []
-        for _ in range(min(MOST_PROCESSES, _usable_processors())):
-            process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-            )
-            self._at_end.callback(_end, process)
-            idle.append(process)
         busy: deque[Encoders] = deque()
 
         def answer() -> tuple[dict[str, Any], bytes]:
@@ -243,15 +236,14 @@ class RowEntry:
             idle.append(process)
             return tree, rows
 
-        fresh = set(map(id, idle))
         for piece in self._pieces():
-            if not idle:
+            if not idle and len(busy) == most:
                 yield answer()
-            process = idle.pop(0)
+            is_new = not idle
+            process = self._start_encoder() if is_new else idle.pop()
             assert process.stdin is not None
             try:
-                if id(process) in fresh:
-                    fresh.remove(id(process))
+                if is_new:
                     send(process.stdin, settings)
                 send(process.stdin, piece)
             except OSError:
@@ -259,6 +251,15 @@ class RowEntry:
             busy.append(process)
         while busy:
             yield answer()
+
+    def _start_encoder(self) -> Encoders:
+        command = [sys.executable, "-P", "-m", "trainer.data.row_encoder"]
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        self._at_end.callback(_end, process)
+        return process
 
     def _pieces(self) -> Iterator[bytes]:
         """Yield the lines of the data, about a MiB at a time.
