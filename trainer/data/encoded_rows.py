@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -29,11 +29,19 @@ from trainer.data.formats import is_json_lines, read_records
 from trainer.data.labels import Kind, LabelColumn
 from trainer.data.measurement import Measurement
 from trainer.data.records import Problems
-from trainer.data.row_entry import PARTS, ROWS, IrregularError, Part, RowEntry, count_keys
+from trainer.data.row_entry import (
+    PARTS,
+    ROWS,
+    IrregularError,
+    Part,
+    RowEntry,
+    RowSettings,
+    count_keys,
+)
 from trainer.data.sample import Sample
 from trainer.data.samples import check_columns, hash_files, read_file
 from trainer.data.shapes import parse_sample
-from trainer.data.sources import DataFiles, find_data
+from trainer.data.sources import find_data
 from trainer.data.tokens import Dataset, Encoded
 from trainer.system.errors import StorageError
 from trainer.system.storage.cache_folder import cached
@@ -82,11 +90,16 @@ class EncodedRows(Dataset):
         """Return the number in the file of a sample."""
         return index if self.chosen is None else int(self.chosen[index])
 
+    def column(self, name: str) -> Iterator[NDArray[Any]]:
+        """Yield a column of the whole file, batch by batch."""
+        for batch in self._batches:
+            yield batch.column(name).to_numpy(zero_copy_only=False)
+
     def digests(self) -> Digests:
         """Yield the digests of the samples, batch by batch."""
         begin = 0
-        for batch in self._batches:
-            column = batch.column("digest").to_numpy(zero_copy_only=False)[:: self._answers]
+        for every in self.column("digest"):
+            column = every[:: self._answers]
             found = column.astype(DIGEST_TYPE)
             if self.chosen is not None:
                 bounds = np.searchsorted(self.chosen, (begin, begin + len(column)))
@@ -116,7 +129,7 @@ class EncodedFile:
     shapes: Mapping[str, int]
     rows: EncodedRows
     held_out: EncodedRows | None
-    _config: RunConfig
+    settings: RowSettings
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -156,15 +169,17 @@ class EncodedFile:
         """Return about so many samples, evenly spread; the file is read up to the last one."""
         wanted = range(0, len(self.rows), max(1, len(self.rows) // max(count, 1)))[:count]
         numbers = {self.rows.number(index) for index in wanted}
-        task, classes = self._config.task, self._config.classes
-        labels = None if classes is None else LabelColumn(classes)
+        settings = self.settings
+        labels = None if settings.classes is None else LabelColumn(settings.classes)
         found: list[Sample] = []
-        records = read_records(self.path, Problems(), self._config.data.columns)
+        records = read_records(self.path, Problems(), settings.columns)
         for number, record in enumerate(records):
             if len(found) == len(numbers):
                 break
             if number in numbers:
-                sample = parse_sample(record.tree, record.number, labels, pairs=task == "dpo")
+                sample = parse_sample(
+                    record.tree, record.number, labels, pairs=settings.task == "dpo"
+                )
                 found.append(replace(sample, source=record.source))
         return found
 
@@ -184,13 +199,18 @@ def read_data(
     if not path:
         return None
     data = Path(path)
-    return open_encoded(data, config, encoder, fraction) or read_file(
+    return open_encoded(data, RowSettings.of_run(config), encoder, fraction) or read_file(
         data, config.task, config.classes, config.data.columns
     )
 
 
 def open_encoded(
-    path: Path, config: RunConfig, encoder: Encoder | None, fraction: float = 0.0
+    path: Path,
+    settings: RowSettings,
+    encoder: Encoder | None,
+    fraction: float = 0.0,
+    *,
+    any_size: bool = False,
 ) -> EncodedFile | None:
     """Return the encoded rows of a data file, which are made if they are not cached.
 
@@ -200,16 +220,17 @@ def open_encoded(
     Args:
         encoder: None: the rows have no tokens.
         fraction: of the different samples is held out.
+        any_size: whether little data is encoded, too.
 
     Raises:
         InputError: there is no data, or it was changed meanwhile.
     """
-    check_columns(config.data.columns)
+    check_columns(settings.columns)
     files = find_data(path)
     # A coordinator's environment may have no pyarrow.
-    if not _is_large(files) or find_spec("pyarrow") is None:
+    if not (any_size or is_large(files.files)) or find_spec("pyarrow") is None:
         return None
-    entry = RowEntry(path, files, config, encoder, hash_files([path]).hexdigest(), fraction)
+    entry = RowEntry(path, files, settings, encoder, hash_files([path]).hexdigest(), fraction)
     try:
         name = f"rows-{_NOT_IN_NAMES.sub('_', path.stem)[:40]}"
         folder = cached(name, entry.key, entry.files)
@@ -227,18 +248,20 @@ def open_encoded(
     chosen: list[Any] = [None, None]
     if fraction:
         chosen = [np.memmap(folder / f"{n}.bin", dtype="<i8", mode="r") for n in range(2)]
-    answers = 2 if config.task == "dpo" else 1
+    answers = 2 if settings.task == "dpo" else 1
     rows = [EncodedRows(folder, *each, answers) for each in zip(parts, chosen, strict=False)]
-    keys = count_keys(config.task, config.classes)
+    keys = count_keys(settings.task, settings.classes)
     keys.merge(tree["keys"])
     held_out = rows[1] if fraction else None
-    return EncodedFile(path, keys.report(), tree["labels"], keys.shapes, rows[0], held_out, config)
+    return EncodedFile(
+        path, keys.report(), tree["labels"], keys.shapes, rows[0], held_out, settings
+    )
 
 
-def _is_large(files: DataFiles) -> bool:
+def is_large(files: Iterable[Path]) -> bool:
     """Return whether data is worth an entry, by the sizes of its files."""
     size = 0
     with suppress(OSError):  # its reader reports it
-        for each in files.files:
+        for each in files:
             size += each.stat().st_size * (1 if is_json_lines(each) else _PACKED)
     return size >= LEAST_BYTES

@@ -20,10 +20,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from trainer.config.run import Classes, Task
-from trainer.data.digests import DIGEST_TYPE
 from trainer.data.encoder import IGNORED, EncoderSource
 from trainer.data.fitting import encode_answers
 from trainer.data.labels import Kind, LabelColumn
+from trainer.data.measurement import size_of
 from trainer.data.records import Problems, json_lines, rename_keys
 from trainer.data.sample import Sample
 from trainer.data.shapes import KeyCounts, parse_sample
@@ -33,11 +33,11 @@ from trainer.system.errors import InputError
 SCHEMA = pa.schema(
     [
         *(("ids", pa.list_(pa.int32())), ("learned", pa.list_(pa.bool_())), ("label", pa.int32())),
-        ("digest", pa.binary(DIGEST_TYPE.itemsize)),
+        *(("digest", pa.binary(32)), ("size", pa.int32())),
     ]
 )
-"""Of a row: its tokens, which of them are targets, or its class; and its sample's digest. A
-preference has two rows."""
+"""Of a row: its tokens, which of them are targets, or its class; and of its sample the digest, and
+the bytes of its text. A preference has two rows."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -117,6 +117,7 @@ class RowEncoder:
         learned: list[NDArray[np.bool_]] = []
         labels: list[int | None] = []
         digests: list[bytes] = []
+        sizes: list[int] = []
         lines = json_lines(io.BytesIO(piece), "", 0, problems)
         for record in rename_keys(lines, self._settings.columns, problems):
             try:
@@ -128,11 +129,12 @@ class RowEncoder:
                 ids.append(tokens)
                 learned.append(targets)
                 labels.append(sample.label)
-            digests += [sample.digest()[: DIGEST_TYPE.itemsize]] * len(sample.answers)
+            digests += [sample.digest()] * len(sample.answers)
+            sizes += [size_of(sample)] * len(sample.answers)
         problems.check()
         report.keys = keys.counts()
         report.kind = self._labels and self._labels.kind
-        batch = pa.record_batch([ids, learned, labels, digests], schema=SCHEMA)
+        batch = pa.record_batch([ids, learned, labels, digests, sizes], schema=SCHEMA)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, SCHEMA) as writer:
             writer.write_batch(batch)

@@ -59,6 +59,22 @@ _COLUMNS = {
 """Of a report that a process makes of a piece, with a value for each sample."""
 
 
+@dataclass(frozen=True)
+class RowSettings:
+    """How the lines of data are read and cut, beside the tokenizer."""
+
+    task: Task
+    classes: Classes | None
+    columns: Mapping[str, str]
+    max_seq_len: int
+
+    @classmethod
+    def of_run(cls, config: RunConfig) -> RowSettings:
+        """Return those of a run."""
+        data = config.data
+        return cls(config.task, config.classes, data.columns, data.max_seq_len)
+
+
 class IrregularError(Exception):
     """Some of the data cannot be encoded, or there is none."""
 
@@ -118,33 +134,32 @@ class RowEntry:
         self,
         path: Path,
         files: DataFiles,
-        config: RunConfig,
+        settings: RowSettings,
         encoder: Encoder | None,
         data: str,
         fraction: float,
     ) -> None:
         from trainer.data.row_encoder import EncoderSettings
 
-        settings = config.data
         self._path, self._files, self._data, self._fraction = path, files.files, data, fraction
         # A pipe has no lines to cut under its own name.
         self._lines = None if files.piped else count_lines(path)
-        self._columns, self._classes = dict(settings.columns), config.classes
+        self._columns, self._classes = dict(settings.columns), settings.classes
         self._settings = EncoderSettings(
             encoder=encoder and encoder.source,
             max_seq_len=settings.max_seq_len,
             columns=self._columns if self._lines is not None else {},
-            task=config.task,
-            classes=config.classes,
+            task=settings.task,
+            classes=settings.classes,
         )
         self._tokenizer = encoder and [encoder.known, encoder.end]
         self._reports: list[dict[str, NDArray[Any]]] = []
         self._markup: list[tuple[int, str]] = []
-        self._keys = count_keys(config.task, config.classes)
+        self._keys = count_keys(settings.task, settings.classes)
         self._kinds: set[Any] = set()
         self._count = 0
         self._digests = bytearray()
-        self._answers = 2 if config.task == "dpo" else 1
+        self._answers = 2 if settings.task == "dpo" else 1
         self._at_end = ExitStack()
         self._chosen: list[NDArray[np.int64]] = []
 

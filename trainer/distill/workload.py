@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainer.config.run import RunConfig
 from trainer.config.teacher_engines import TEACHER_ENGINES
+from trainer.data.document_tokens import ReadDocuments
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder
@@ -57,7 +58,7 @@ def read_scoring(
         raise InputError(f"more than {MOST >> 30} GiB of text are not counted before a start")
     length = window_length(model_dir, max_seq_len)
     encoder = Encoder(tokenizer_dir, "accept")  # the teachers themselves refuse
-    windows = Windows(Documents(data, columns), encoder, length)
+    windows = Windows(ReadDocuments(Documents(data, columns), encoder), length)
     ranges = windows.ranges(SHARD_BYTES)
     # Without the last one, which may be short and would stand for many.
     part = ranges if len(ranges) <= _MEASURED else ranges[: -1 : -(-len(ranges) // _MEASURED)]

@@ -26,6 +26,7 @@ from tests.trainer.small_teacher import SCHEMES, SIZES, write_corpus
 from tests.trainer.tiny_logits import tiny_description, tiny_folder
 from trainer.config import distill_job
 from trainer.config.distill_job import DistillJob
+from trainer.data.document_tokens import ReadDocuments
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.distill.teacher.windows import Windows
@@ -209,7 +210,7 @@ def test_a_described_folder_is_taken_at_its_word(inputs: Path, tmp_path: Path) -
 
 def test_a_corpus_is_counted_as_the_teacher_will(inputs: Path, tmp_path: Path) -> None:
     model, corpus = inputs / "teacher", [inputs / "corpus.jsonl"]
-    windows = Windows(Documents(corpus), Encoder(model), 64)
+    windows = Windows(ReadDocuments(Documents(corpus), Encoder(model)), 64)
     plans = windows.plan(windows.ranges(2000))
     found = read_scoring(model, corpus, model, tmp_path / "none", 64, 2000)
     assert found.tokens == sum(plan.tokens for plan in plans)

@@ -27,6 +27,7 @@ from trainer.data import encoded_rows, row_entry
 from trainer.data.data_file import DataFile
 from trainer.data.encoded_rows import EncodedFile, open_encoded, read_data
 from trainer.data.encoder import Encoder
+from trainer.data.row_entry import RowSettings
 from trainer.data.samples import read_file
 from trainer.data.survey import check_conversations, survey
 from trainer.init_model import init_model
@@ -51,7 +52,8 @@ encoded_rows.LEAST_BYTES = 0
 row_entry.PIECE_BYTES = 4096
 path, model = map(Path, sys.argv[1:])
 from tests.trainer.data.test_encoded_rows import configured
-found = encoded_rows.open_encoded(path, configured(path, model), Encoder(model))
+settings = row_entry.RowSettings.of_run(configured(path, model))
+found = encoded_rows.open_encoded(path, settings, Encoder(model))
 print("found" if found else "none", flush=True)
 """
 
@@ -102,7 +104,7 @@ def write(path: Path, found: list[dict[str, Any]]) -> Path:
 
 def opened(path: Path, model: Path, fraction: float = 0.1) -> EncodedFile | None:
     cache_folder._PINNED.clear()  # pyright: ignore[reportPrivateUsage]  # as in a new process
-    return open_encoded(path, configured(path, model), Encoder(model), fraction)
+    return open_encoded(path, RowSettings.of_run(configured(path, model)), Encoder(model), fraction)
 
 
 def check_same(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.trainer.small_teacher import write_corpus, write_teacher, write_trimmed
+from trainer.data.document_tokens import EncodedDocuments, ReadDocuments, open_documents
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.distill.teacher.windows import Windows
@@ -27,7 +29,7 @@ def model(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def windows_of(corpus: Path, model: Path, max_seq_len: int = 32) -> Windows:
-    return Windows(Documents([corpus]), Encoder(model), max_seq_len)
+    return Windows(ReadDocuments(Documents([corpus]), Encoder(model)), max_seq_len)
 
 
 def test_windows_hold_each_token_of_each_document_once_and_in_order(
@@ -106,7 +108,7 @@ def test_a_shard_has_as_much_text_as_asked_for_but_the_last(corpus: Path, model:
 def test_documents_beyond_one_batch_of_the_tokenizer(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.distill.teacher.windows._BATCH_BYTES", 1 << 16)
+    monkeypatch.setattr("trainer.data.document_tokens._BATCH_BYTES", 1 << 16)
     path = tmp_path / "long.jsonl"
     texts = [f"x{number} = 1\n" * 2_000 for number in range(5)]  # 90 KB
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -135,3 +137,36 @@ def test_a_document_that_changed_meanwhile_is_an_error(model: Path, tmp_path: Pa
     path.write_text(path.read_text().replace("x + 3", "x + 4"))
     with pytest.raises(InputError, match="has changed"):
         [windows.cut(plan) for plan in plans]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("last", ["c.csv", "c.jsonl"])
+def test_encoded_rows_give_the_same_corpus_and_windows(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("trainer.data.row_entry.MOST_PROCESSES", 1)
+    turns = [{"role": "user", "content": "Add. " * 9}, {"role": "assistant", "content": "x + 3ü"}]
+    rows: list[dict[str, Any]] = [{"text": f"x = {n}\n" * (1 + n % 30)} for n in range(60)]
+    rows += [{"prompt": f"def f{n}(x):", "completion": " return x"} for n in range(30)]
+    first = tmp_path / "a.jsonl"
+    first.write_text("".join(json.dumps(row) + "\n\n" for row in [*rows, {"messages": turns}]))
+    (tmp_path / "c.csv").write_text("text\n" + "".join(f'"y, {n}"\n' for n in range(40)))
+    (tmp_path / "c.jsonl").write_text('{"text": "z"}\n' * 9)
+    paths = [first, tmp_path / last, first]
+    plain = open_documents(paths, {}, Encoder(model))
+    assert isinstance(plain, ReadDocuments), "little data"
+    monkeypatch.setattr("trainer.data.encoded_rows.LEAST_BYTES", 0)
+    encoded = open_documents(paths, {}, Encoder(model))
+    assert isinstance(encoded, EncodedDocuments)
+    assert (encoded.digest, len(encoded)) == (plain.digest, len(plain))
+    mine, theirs = Windows(plain, 32), Windows(encoded, 32)
+    ranges = mine.ranges(600)
+    assert theirs.ranges(600) == ranges
+    plans = mine.plan(ranges)
+    assert theirs.plan(ranges) == plans
+    for plan in plans:
+        for one, other in zip(mine.cut(plan), theirs.cut(plan), strict=True):
+            assert (one.document, one.start) == (other.document, other.start)
+            np.testing.assert_array_equal(one.tokens, other.tokens)
+            np.testing.assert_array_equal(one.is_scored, other.is_scored)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.config.data import TEMPLATE_DATE, LostText
+from trainer.data.document_tokens import Range, open_documents
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.distill.logits.dataset import LogitsFolder
@@ -25,7 +26,7 @@ from trainer.distill.logits.description import (
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.teacher.engines import engine_kind, quantization
 from trainer.distill.teacher.same_ids import check_same_ids
-from trainer.distill.teacher.windows import SHARD_BYTES, Range, Windows, window_length
+from trainer.distill.teacher.windows import SHARD_BYTES, Windows, window_length
 from trainer.distill.tokenizer.vocabulary import Vocabulary, tokenizer_size
 from trainer.model.architecture import read_vocabulary
 from trainer.model.files import model_digest, resolve_model
@@ -117,10 +118,10 @@ def assign(request: ScoringRequest) -> Assignment:
             f"--tokenizer {tokenizer_dir} is compared with that of a GGUF file on the corpus: give"
             " --data"
         )
-    documents = Documents(request.data, request.columns)
     date = request.date or TEMPLATE_DATE
     encoder = Encoder(tokenizer_dir, request.lost_text or "refuse", date)
-    windows = Windows(documents, encoder, max_seq_len)
+    documents = open_documents(request.data, request.columns, encoder)
+    windows = Windows(documents, max_seq_len)
     folder = LogitsFolder(request.output)
     is_local = Path(request.model).expanduser().exists()
     teacher = TeacherInfo(
@@ -137,7 +138,8 @@ def assign(request: ScoringRequest) -> Assignment:
     ranges = windows.ranges(request.shard_bytes)
     known = _known_plan(folder, tokenizer, corpus, max_seq_len, ranges)
     if known is None and not vocabulary.is_proven:
-        check_same_ids(documents, tokenizer_dir, model_dir, encoder)
+        whole = Documents(request.data, request.columns)
+        check_same_ids(whole, tokenizer_dir, model_dir, encoder)
     plans = known or windows.plan(ranges)
     if request.scheme.kind == "full" and plans:
         _check_size(plans, vocabulary.size)

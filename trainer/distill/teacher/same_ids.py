@@ -10,10 +10,10 @@ import copy
 from itertools import zip_longest
 from pathlib import Path
 
+from trainer.data.document_tokens import Ids, ReadDocuments
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.data.tokenizer_folder import load_tokenizer
-from trainer.distill.teacher.windows import Windows
 from trainer.system.errors import RefusedError
 from trainer.system.process.announcement import announced
 
@@ -37,8 +37,8 @@ def check_same_ids(
     count = len(documents)
     with announced(f"comparing the tokenizers of {tokenizer_dir} and {teacher_dir}"):
         pairs = zip(
-            Windows(documents, encoder, 1).tokens(0, count),
-            Windows(documents, teachers, 1).tokens(0, count),
+            ReadDocuments(documents, encoder).tokens(0, count),
+            ReadDocuments(documents, teachers).tokens(0, count),
             strict=True,
         )
         for (number, ours, _), (_, theirs, _) in pairs:
@@ -52,7 +52,7 @@ def check_same_ids(
                 )
 
 
-def _difference(ours: list[int], theirs: list[int]) -> tuple[int, int | None, int | None]:
+def _difference(ours: Ids, theirs: Ids) -> tuple[int, int | None, int | None]:
     """Return the first place, from 1, at which lists of ids differ, and both ids."""
     pairs = enumerate(zip_longest(ours, theirs), start=1)
     return next((place, here, there) for place, (here, there) in pairs if here != there)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.chat_marks import ConversationError
-from trainer.data.documents import Documents
-from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.shapes import Sample
+from trainer.data.document_tokens import DocumentTokens, Range, spans
 from trainer.distill.logits.description import ShardPlan
 from trainer.model.safetensors_headers import positions_of, read_config
 from trainer.planning.teachers import WINDOW
@@ -23,10 +20,6 @@ log = logging.getLogger(__name__)
 
 SHARD_BYTES = 1 << 19
 """Text of a shard, which a killed teacher loses. At 300 tokens a second it takes ten minutes."""
-_BATCH_BYTES = 1 << 20  # of text tokenised at once: bounds the library's memory
-
-Range = tuple[int, int]
-"""The first document and the one after the last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,16 +50,15 @@ class Windows:
     conversation, or a prompt with its completion, what training learns is scored.
     """
 
-    def __init__(self, documents: Documents, encoder: Encoder, max_seq_len: int) -> None:
-        self._documents, self._encoder = documents, encoder
-        self._max_seq_len = max_seq_len
+    def __init__(self, documents: DocumentTokens, max_seq_len: int) -> None:
+        self._documents, self._max_seq_len = documents, max_seq_len
 
     def ranges(self, shard_bytes: int) -> list[Range]:
         """Return ranges of documents with at least `shard_bytes` of text each, except the last.
 
         Shards depend on the text alone, so that every tokenizer gives the same.
         """
-        return list(_spans(map(_size, self._documents), shard_bytes))
+        return list(spans(self._documents.sizes(), shard_bytes))
 
     def plan(self, ranges: Sequence[Range]) -> tuple[ShardPlan, ...]:
         """Return how many windows and tokens each shard has; tokenises the whole corpus.
@@ -76,7 +68,7 @@ class Windows:
         """
         plans: list[ShardPlan] = []
         for number, (first, stop) in enumerate(ranges):
-            lengths = [len(ids) for _, ids, _ in self.tokens(first, stop)]
+            lengths = [len(ids) for _, ids, _ in self._documents.tokens(first, stop)]
             plans.append(
                 ShardPlan(
                     number=number,
@@ -95,40 +87,14 @@ class Windows:
             InputError: a document has changed since it was hashed.
         """
         windows: list[UnscoredWindow] = []
-        for document, ids, labels in self.tokens(shard.first_document, shard.stop_document):
+        found = self._documents.tokens(shard.first_document, shard.stop_document)
+        for document, ids, learns in found:
             for start in range(0, len(ids), self._max_seq_len):
                 part = slice(start, start + self._max_seq_len)
-                learned = None if labels is None else np.array(labels[part]) != IGNORED
+                learned = None if learns is None else np.array(learns[part])
                 tokens = np.array(ids[part], np.int32)
                 windows.append(UnscoredWindow(document, start, tokens, learned))
         return windows
-
-    def tokens(self, first: int, stop: int) -> Iterator[tuple[int, list[int], list[int] | None]]:
-        """Yield numbers of documents, their student token ids, at least one, and their labels.
-
-        Labels are those of `Encoder.encode`; None for a text, all of which is learned.
-
-        Raises:
-            InputError: a document has none, or has changed since it was hashed.
-        """
-        sizes = (_size(self._documents[number]) for number in range(first, stop))
-        for begin, end in _spans(sizes, _BATCH_BYTES):
-            numbers = range(first + begin, first + end)
-            samples = [self._documents[number] for number in numbers]
-            texts = iter(self._encoder.texts([each for each in samples if _is_text(each)]))
-            for number, sample in zip(numbers, samples, strict=True):
-                if _is_text(sample):
-                    ids, labels = self._encoder.ended(next(texts)), None
-                else:
-                    try:
-                        ids, labels = self._encoder.encode(sample)
-                    except ConversationError as error:
-                        source = self._documents.source(number)
-                        raise InputError(f"{source}: {error}") from None
-                if not ids:
-                    source = self._documents.source(number)
-                    raise InputError(f"{source}: the tokenizer returns no token for it")
-                yield number, ids, labels
 
 
 def window_length(model_dir: Path, wanted: int | None) -> int:
@@ -142,25 +108,3 @@ def window_length(model_dir: Path, wanted: int | None) -> int:
         )
     log.info("windows of %d tokens, not %d: the teacher has no more positions", positions, WINDOW)
     return positions
-
-
-def _is_text(sample: Sample) -> bool:
-    return not sample.messages and not sample.prompt
-
-
-def _size(sample: Sample) -> int:
-    """Return the bytes of a document's text."""
-    turns = (message.content for message in sample.messages)
-    return len("".join((sample.prompt, sample.text, *turns)).encode())
-
-
-def _spans(sizes: Iterator[int], least: int) -> Iterator[Range]:
-    """Yield consecutive ranges of size `least` or just above; the last may be smaller."""
-    first = number = total = 0
-    for number, size in enumerate(sizes, start=1):
-        total += size
-        if total >= least:
-            yield first, number
-            first, total = number, 0
-    if number > first:
-        yield first, number
