@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import errno
-import gzip
 import json
 import logging
 import os
@@ -21,6 +19,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from tests.trainer.data.encoded_formats import (
+    conversations,
+    labelled,
+    preferences,
+    rows,
+    texts,
+    write_as,
+)
 from tests.waiting import wait_for
 from trainer.config.run import RunConfig, load
 from trainer.data import encoded_rows, row_entry
@@ -28,6 +34,7 @@ from trainer.data.data_file import DataFile
 from trainer.data.encoded_rows import EncodedFile, open_encoded, read_data
 from trainer.data.encoder import Encoder
 from trainer.data.row_entry import RowSettings
+from trainer.data.sample_file import SampleFile
 from trainer.data.samples import read_file
 from trainer.data.survey import check_conversations, survey
 from trainer.init_model import init_model
@@ -66,17 +73,6 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(row_entry, "MOST_PROCESSES", 2)
     yield
     cache_folder._PINNED.clear()  # pyright: ignore[reportPrivateUsage]
-
-
-def rows(count: int = 300) -> list[dict[str, Any]]:
-    kinds: list[dict[str, Any]] = []
-    for n in range(count):
-        turns = [{"role": "user", "content": f"What is {n % 90}?"}]
-        turns += [{"role": "assistant", "content": f"It is <|im_end|> {n}. " * (1 + n % 5)}]
-        kinds.append({"messages": turns, "odd": n} if n % 3 else {"messages": turns * 2})
-        kinds.append({"text": f"Text {n % 100} ü"})
-        kinds.append({"prompt": f"Ask {n}: ", "completion": f"answer {n} " * (1 + n % 30)})
-    return kinds
 
 
 @pytest.fixture(scope="module")
@@ -165,68 +161,6 @@ def test_rows_and_lines_are_those_of_the_reader_in_memory(
     assert survey(None, again, encoder, LIMIT, None) == survey(None, separate, encoder, LIMIT, None)
 
 
-def labelled(count: int) -> list[dict[str, Any]]:
-    """Texts of three classes; some occur again, some with another label."""
-    words = ("good", "bad", "odd")
-    return [
-        {"text": f'It is "{n % 70}",\nreally.' + " so" * (n % 60), "label": words[n % 3]}
-        for n in range(count)
-    ]
-
-
-def preferences(count: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for n in range(count):
-        found.append({"prompt": f"Ask {n}", "chosen": f" yes {n}" * (n % 30), "rejected": " no"})
-        found[-1]["chosen"] += "!"
-        if n % 2:
-            turns = {"chosen": "Yes <|im_end|>.", "rejected": "No." * (1 + n % 30)}
-            found[-1] = {"prompt": [{"role": "user", "content": f"Is it {n % 40}?"}]}
-            found[-1] |= {k: [{"role": "assistant", "content": v}] for k, v in turns.items()}
-    return found
-
-
-def texts(count: int) -> list[dict[str, Any]]:
-    return [{"prompt": f"Ask {n}: ", "completion": f"answer {n % 70} ü" * 9} for n in range(count)]
-
-
-def conversations(count: int) -> list[dict[str, Any]]:
-    return [row for row in rows(count) if "messages" in row]
-
-
-def write_as(path: Path, found: list[dict[str, Any]]) -> Path:
-    """Write rows in the format that a path's suffix names; without one a folder of two files."""
-    lines = "".join(json.dumps(row) + "\n" for row in found)
-    half = len(found) // 2
-    match path.suffix:
-        case ".csv":
-            with path.open("w", newline="") as file:
-                table = csv.DictWriter(file, list(found[0]))
-                table.writeheader()
-                table.writerows(found)
-        case ".parquet":
-            parquet.write_table(pa.Table.from_pylist(found), path)
-        case ".arrow":
-            table = pa.Table.from_pylist(found)
-            with pa.ipc.new_file(path, table.schema) as writer:
-                writer.write_table(table)
-        case ".json":
-            path.write_text(json.dumps(found))
-        case ".txt":
-            path.write_text("\n\n".join(row["text"] for row in found))
-        case ".gz":
-            path.write_bytes(gzip.compress(lines.encode()))
-        case ".zst":
-            path.write_bytes(pa.compress(lines.encode(), "zstd", asbytes=True))
-        case ".jsonl":
-            path.write_text(lines)
-        case _:
-            path.mkdir()
-            write_as(path / "train-0.jsonl.gz", found[:half])
-            write_as(path / "train-1.parquet", found[half:])
-    return path
-
-
 CASES = [
     *(("causal-lm", texts, name) for name in ("a.csv", "a.json", "a.jsonl.gz", "a.jsonl.zst")),
     *(("causal-lm", conversations, name) for name in ("a.parquet", "a.arrow", "folder")),
@@ -308,6 +242,21 @@ def test_memory_does_not_grow_with_cached_rows(
     assert held[1] - held[0] < 4500 * 4, "a row in memory takes 300 bytes or more"
 
 
+def flip_a_bit(entry: Path) -> None:
+    content = bytearray((entry / "rows.arrow").read_bytes())
+    content[len(content) // 2] ^= 1
+    (entry / "rows.arrow").write_bytes(content)
+
+
+DAMAGE: list[Callable[[Path], object]] = [
+    flip_a_bit,
+    lambda entry: os.truncate(entry / "rows.arrow", 100),
+    lambda entry: (entry / "parts.json").unlink(),
+    lambda entry: (entry / "manifest.json").write_text("{"),
+    lambda entry: (entry / "0.bin").write_bytes(b""),
+]
+
+
 def test_an_entry_is_made_once_and_again_after_damage_or_a_change(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,18 +266,17 @@ def test_an_entry_is_made_once_and_again_after_damage_or_a_change(
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", lambda *_a, **_k: pytest.fail("it is there"))
         assert opened(path, model)
-    cache_folder._HELD.close()  # pyright: ignore[reportPrivateUsage]
-    damaged = entry.path / "rows.arrow"
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
-    again = opened(path, model)
-    assert again is not None
-    assert damaged.read_bytes() != content
+    intact = {each.name: each.read_bytes() for each in entry.path.iterdir()}
+    for damage in DAMAGE:
+        cache_folder._HELD.close()  # pyright: ignore[reportPrivateUsage]
+        damage(entry.path)
+        again = opened(path, model)
+        assert again is not None
+        assert {each.name: each.read_bytes() for each in entry.path.iterdir()} == intact
     write(path, rows(21))
     changed = opened(path, model)
     assert changed is not None
-    assert len(changed.rows) > len(again.rows)
+    assert len(changed.rows) > 50
     assert len(cache_folder.entries()) == 2
 
 
@@ -344,18 +292,52 @@ def test_what_is_irregular_is_left_to_the_reader_in_memory(tmp_path: Path, model
     assert not list(cache_folder.cache_root().glob(".tmp-*")), "nothing is left of them"
 
 
+@pytest.mark.parametrize(
+    ("operation", "calls"), [("write", 1), ("write", 4), ("sync", 1), ("rename", 1)]
+)
 def test_a_full_disk_is_a_line_and_the_run_goes_on_without(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    operation: str,
+    calls: int,
 ) -> None:
-    def full(*_: Any) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    work, left = getattr(Disk, operation), calls
 
-    monkeypatch.setattr(Disk, "write", full)
+    def full(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return work(*arguments)
+
+    monkeypatch.setattr(Disk, operation, full)
     caplog.set_level(logging.WARNING)
-    assert opened(write(tmp_path / "a.jsonl", rows(20)), model) is None
+    path = write(tmp_path / "a.jsonl", rows(60))
+    file = read_data(str(path), configured(path, model), Encoder(model), 0.1)
+    assert isinstance(file, SampleFile)
+    assert left < 1
+    assert len(file.samples) == 180
     (record,) = caplog.records
     assert "No space left on device; the rows of" in record.getMessage()
+    assert not cache_folder.entries()
     assert not list(cache_folder.cache_root().glob(".tmp-*"))
+    monkeypatch.setattr(Disk, operation, work)
+    assert opened(path, model), "once there is room again"
+
+
+def test_a_cache_that_cannot_be_made_is_a_line_and_the_run_goes_on_without(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "file"))
+    path = write(tmp_path / "a.jsonl", rows(5))
+    file = read_data(str(path), configured(path, model), Encoder(model))
+    assert isinstance(file, SampleFile)
+    assert "the cache is a file; set MOTLEY_CACHE to a folder to write to; the rows of" in (
+        caplog.text
+    )
 
 
 def test_data_that_changes_while_it_is_read_is_refused(
