@@ -55,6 +55,7 @@ def compile_template(source: str, today: str = TEMPLATE_DATE) -> Callable[..., s
     environment.globals["dict"] = _Dict()
     environment.globals["namespace"] = _Namespace
     template = environment.from_string(source)
+    template.globals = dict(template.globals)  # a chain of dicts is copied slowly, each time
 
     def render(*args: Any, **variables: Any) -> str:
         environment.begin()

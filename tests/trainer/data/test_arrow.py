@@ -96,7 +96,7 @@ def test_rows_are_samples_and_other_columns_are_said(tmp_path: Path, form: str) 
         assert f"{name!r} (200 times)" in line
     assert "timestamp" not in line  # harmless by its name
     inner = "/a.parquet" if form == "parquet in zip" else ""
-    assert file.place(file.samples[150]) == f"{tmp_path}/a{inner}: row 151"
+    assert file.samples[150].place(file.path) == f"{tmp_path}/a{inner}: row 151"
 
 
 @pytest.mark.parametrize("form", ["parquet", "stream", "file"])
