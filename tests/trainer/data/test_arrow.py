@@ -379,7 +379,7 @@ def test_a_folder_of_save_to_disk_is_read_in_its_order(
     assert [sample.text for sample in file.samples] == ["a", "b", "c"]
     assert f"{tmp_path}/set: reads 2 files; leaves out: split test (1: test)" in caplog.text
     part = tmp_path / "set" / "train" / "data-00001-of-00002.arrow"
-    assert file.place(file.samples[2]) == f"{part}: row 1"
+    assert file.samples[2].place(file.path) == f"{part}: row 1"
     assert [s.text for s in read_samples(tmp_path / "set" / "test", "causal-lm")] == ["not learned"]
     whole = hash_files([tmp_path / "set"]).hexdigest()
     assert whole == hash_files([part.parent]).hexdigest()

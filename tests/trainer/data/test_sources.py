@@ -55,7 +55,7 @@ def test_a_folder_is_its_data_files_in_the_order_of_their_paths(
     caplog.set_level("INFO")
     file = read_file(tmp_path / "d", "causal-lm")
     assert [s.text for s in file.samples] == ["from a/10", "again", "from a/2", "from b"]
-    assert file.place(file.samples[1]) == f"{tmp_path}/d/a/10.jsonl:2"
+    assert file.samples[1].place(file.path) == f"{tmp_path}/d/a/10.jsonl:2"
     assert (
         "reads 3 files; leaves out: documentation (1: README.md),"
         " other files (2: dataset_infos.json, picture.png), hidden (1: .hidden.jsonl)"
@@ -180,7 +180,7 @@ def test_a_pipe_is_read_once_and_its_lines_are_named(tmp_path: Path, pack) -> No
     file = read_file(pipe, "causal-lm")
     writer.join()
     assert [sample.text for sample in file.samples] == ["one", "two"]
-    assert file.place(file.samples[1]) == f"{pipe}:2"
+    assert file.samples[1].place(file.path) == f"{pipe}:2"
     assert texts(pipe) == ["one", "two"]  # again, without a writer
     (tmp_path / "same").write_bytes(content)
     assert hash_files([pipe]).digest() == hash_files([tmp_path / "same"]).digest()
