@@ -18,13 +18,12 @@ from trainer.data.encoded_rows import EncodedFile, is_large, open_encoded
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.formats import holds_records
 from trainer.data.measurement import size_of
-from trainer.data.row_entry import RowSettings
+from trainer.data.row_entry import NEVER_CUT, RowSettings
 from trainer.data.shapes import Sample
 from trainer.data.sources import find_data, find_texts
 from trainer.system.errors import InputError
 
 _BATCH_BYTES = 1 << 20  # of text tokenised at once: bounds the library's memory
-_NEVER_CUT = 1 << 30
 
 Range = tuple[int, int]
 """The first document and the one after the last."""
@@ -82,7 +81,7 @@ def _open_rows(
         files += found.files
     if not is_large(files):
         return None
-    settings = RowSettings("causal-lm", None, columns, _NEVER_CUT)
+    settings = RowSettings("causal-lm", None, columns, NEVER_CUT)
     parts: list[EncodedFile] = []
     for path in paths:
         if (part := open_encoded(path, settings, encoder, any_size=True)) is None:

@@ -78,13 +78,22 @@ class EncodedRows(Dataset):
         return self.part.samples
 
     def __getitem__(self, index: int) -> Encoded:
+        batch, row = self._find(index)
+        found = [self._answer(batch, row + n) for n in range(self._answers)]
+        return found[0] if len(found) == 1 else replace(found[0], rejected=found[1])
+
+    def _find(self, index: int) -> tuple[Any, int]:
+        """Return the batch and the first row there of a sample, whose rows are in one batch."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         row = self.number(index) * self._answers
         number = int(np.searchsorted(self._begins, row, side="right")) - 1
-        row -= int(self._begins[number])  # the answers of a sample are in one batch
-        found = [self._answer(self._batches[number], row + n) for n in range(self._answers)]
-        return found[0] if len(found) == 1 else replace(found[0], rejected=found[1])
+        return self._batches[number], row - int(self._begins[number])
+
+    def record(self, index: int) -> bytes:
+        """Return the record of a prompt, as JSON."""
+        batch, row = self._find(index)
+        return batch.column("record")[row].as_py()
 
     def number(self, index: int) -> int:
         """Return the number in the file of a sample."""

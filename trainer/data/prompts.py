@@ -10,6 +10,7 @@ from trainer.data.chat_marks import ConversationError
 from trainer.data.encoder import Encoder
 from trainer.data.samples import columns_of_run, read_prompts
 from trainer.data.shapes import Sample
+from trainer.data.turns import ChatMessage
 from trainer.model.architecture import read_vocabulary
 from trainer.system.errors import InputError
 
@@ -41,6 +42,26 @@ def encode_prompts(encoder: Encoder, model_dir: Path, samples: Sequence[Sample])
             )
         prompts.append(prompt)
     return prompts
+
+
+def turns_before(sample: Sample) -> str | tuple[ChatMessage, ...]:
+    """Return what of a prompt's record precedes its answer, as `Encoder.prompt` reads it.
+
+    Args:
+        sample: of `read_prompts`.
+
+    Raises:
+        InputError: it has tools or calls of them, which rows of turns do not express.
+    """
+    if not sample.messages:
+        return sample.prompt or sample.text
+    if sample.tools or any(message.more for message in sample.messages):
+        raise InputError(
+            f"{sample.source}{sample.line}: has tools or other keys of turns; give prompts of text"
+            " alone"
+        )
+    turns = sample.messages
+    return turns[:-1] if turns[-1].role == "assistant" else turns
 
 
 class SamplePrompts:

@@ -24,6 +24,7 @@ from trainer.data.encoder import IGNORED, EncoderSource
 from trainer.data.fitting import encode_answers
 from trainer.data.labels import Kind, LabelColumn
 from trainer.data.measurement import size_of
+from trainer.data.prompts import turns_before
 from trainer.data.records import Problems, json_lines, rename_keys
 from trainer.data.sample import Sample
 from trainer.data.shapes import KeyCounts, parse_sample
@@ -33,11 +34,11 @@ from trainer.system.errors import InputError
 SCHEMA = pa.schema(
     [
         *(("ids", pa.list_(pa.int32())), ("learned", pa.list_(pa.bool_())), ("label", pa.int32())),
-        *(("digest", pa.binary(32)), ("size", pa.int32())),
+        *(("digest", pa.binary(32)), ("size", pa.int32()), ("record", pa.binary())),
     ]
 )
-"""Of a row: its tokens, which of them are targets, or its class; and of its sample the digest, and
-the bytes of its text. A preference has two rows."""
+"""Of a row: its tokens, which of them are targets, or its class; and of its sample the digest, the
+bytes of its text, and of a prompt the record as JSON. A preference has two rows."""
 _LENGTH = struct.Struct("<Q")
 
 
@@ -51,6 +52,7 @@ class EncoderSettings:
     columns: dict[str, str]
     task: Task
     classes: Classes | None
+    prompts: bool
 
 
 @dataclass
@@ -118,10 +120,13 @@ class RowEncoder:
         labels: list[int | None] = []
         digests: list[bytes] = []
         sizes: list[int] = []
+        records: list[bytes | None] = []
+        prompts = self._settings.prompts
+        kind = {"pairs": self._pairs, "prompts": prompts}
         lines = json_lines(io.BytesIO(piece), "", 0, problems)
         for record in rename_keys(lines, self._settings.columns, problems):
             try:
-                sample = parse_sample(record.tree, record.number, self._labels, pairs=self._pairs)
+                sample = parse_sample(record.tree, record.number, self._labels, **kind)
                 keys.add(record.tree, sample)
             except BadLineError as error:
                 raise InputError(str(error)) from None
@@ -131,10 +136,12 @@ class RowEncoder:
                 labels.append(sample.label)
             digests += [sample.digest()] * len(sample.answers)
             sizes += [size_of(sample)] * len(sample.answers)
+            tree = json.dumps(record.tree).encode() if prompts else None
+            records += [tree] * len(sample.answers)
         problems.check()
         report.keys = keys.counts()
         report.kind = self._labels and self._labels.kind
-        batch = pa.record_batch([ids, learned, labels, digests, sizes], schema=SCHEMA)
+        batch = pa.record_batch([ids, learned, labels, digests, sizes, records], schema=SCHEMA)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, SCHEMA) as writer:
             writer.write_batch(batch)
@@ -148,7 +155,11 @@ class RowEncoder:
         checked: list[tuple[list[int], list[int], str | None]] = [([], [], None)] * len(
             sample.answers
         )
-        if encoder:
+        if encoder and self._settings.prompts:
+            turns_before(sample)
+            prompt = encoder.prompt(sample)
+            checked = [(prompt, [IGNORED] * len(prompt), None)]
+        elif encoder:
             checked = [encoder.encode_checked(answer) for answer in sample.answers]
         lengths = [len(ids) for ids, _, _ in checked]
         found = [(ids, labels) for ids, labels, _ in checked]
@@ -161,6 +172,7 @@ class RowEncoder:
         report.label.append(-1 if sample.label is None else sample.label)
         report.unlearned.append(
             encoder is not None
+            and not self._settings.prompts
             and sample.label is None
             and not any(targets.any() for _, targets in rows)
         )

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     Encoders = subprocess.Popen[bytes]
 
 PIECE_BYTES = 1 << 20
+NEVER_CUT = 1 << 30
+"""A `max_seq_len` of what is used whole."""
 MOST_PROCESSES = 16
 """Processes that encode: more would wait for the one that reads and writes."""
 ROWS, PARTS = "rows.arrow", "parts.json"
@@ -67,6 +69,8 @@ class RowSettings:
     classes: Classes | None
     columns: Mapping[str, str]
     max_seq_len: int
+    prompts: bool = False
+    """Whether lines are continued, not learned."""
 
     @classmethod
     def of_run(cls, config: RunConfig) -> RowSettings:
@@ -151,6 +155,7 @@ class RowEntry:
             columns=self._columns if self._lines is not None else {},
             task=settings.task,
             classes=settings.classes,
+            prompts=settings.prompts,
         )
         self._tokenizer = encoder and [encoder.known, encoder.end]
         self._reports: list[dict[str, NDArray[Any]]] = []

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.shapes import Sample
 from trainer.data.turns import ChatMessage
-from trainer.system.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,23 +36,3 @@ class Answer:
     def blank(self) -> bool:
         """Whether it has no text, so that it is no data."""
         return not self.text.strip()
-
-
-def asked_of(sample: Sample) -> str | tuple[ChatMessage, ...]:
-    """Return what of a prompt's record stays before its answer, as `Encoder.prompt` reads it.
-
-    Args:
-        sample: of `read_prompts`.
-
-    Raises:
-        InputError: it has tools or calls of them, which rows of turns do not express.
-    """
-    if not sample.messages:
-        return sample.prompt or sample.text
-    if sample.tools or any(message.more for message in sample.messages):
-        raise InputError(
-            f"{sample.source}{sample.line}: has tools or other keys of turns; give prompts of text"
-            " alone"
-        )
-    turns = sample.messages
-    return turns[:-1] if turns[-1].role == "assistant" else turns

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,14 +11,18 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from trainer.data.encoded_rows import EncodedRows, open_encoded
 from trainer.data.encoder import Encoder
-from trainer.data.prompts import encode_prompts
+from trainer.data.prompts import encode_prompts, turns_before
+from trainer.data.row_entry import NEVER_CUT, RowSettings
 from trainer.data.samples import read_prompts
-from trainer.data.shapes import Sample
+from trainer.data.shapes import Sample, parse_sample
 from trainer.data.text_stream import INCOMPLETE, TextStream
-from trainer.distill.answers.answer import Answer, asked_of
+from trainer.distill.answers.answer import Answer
 from trainer.replica.continuation import Until
 from trainer.replica.sampling import Sampling, ScoredSampling
+
+log = logging.getLogger(__name__)
 
 _TELL = 64
 """New tokens between two reports."""
@@ -53,15 +59,48 @@ class Prompts:
         Raises:
             DataError, InputError: the file cannot be used, or a prompt has no token or has tools.
         """
-        encoder, samples = Encoder(model_dir), read_prompts(path, columns)
+        encoder = Encoder(model_dir)
+        settings = RowSettings("causal-lm", None, columns, NEVER_CUT, prompts=True)
+        if file := open_encoded(path, settings, encoder):
+            for line in file.unused:
+                log.info("%s", line)
+            return cls(encoder, PromptSamples(file.rows), PromptTokens(file.rows))
+        samples = read_prompts(path, columns)
         for sample in samples:
-            asked_of(sample)
+            turns_before(sample)
         return cls(encoder, samples, encode_prompts(encoder, model_dir, samples))
 
     @property
     def longest(self) -> int:
         """The number of the longest prompt."""
         return max(range(len(self.tokens)), key=lambda number: len(self.tokens[number]))
+
+
+class PromptTokens(Sequence[Sequence[int]]):
+    """The tokens of prompts that are encoded rows, each read when it is used."""
+
+    def __init__(self, rows: EncodedRows) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Sequence[int]:  # pyright: ignore[reportIncompatibleMethodOverride]  # no slices
+        return self._rows[index].input_ids.tolist()
+
+
+class PromptSamples(Sequence[Sample]):
+    """The samples of such prompts."""
+
+    def __init__(self, rows: EncodedRows) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Sample:  # pyright: ignore[reportIncompatibleMethodOverride]  # no slices
+        tree = json.loads(self._rows.record(index))
+        return parse_sample(tree, index + 1, prompts=True)
 
 
 class Place(NamedTuple):
@@ -150,7 +189,7 @@ class Author:
         return Answer(
             document=place.document,
             sample=place.sample,
-            prompt=asked_of(self._prompts.samples[place.prompt]),
+            prompt=turns_before(self._prompts.samples[place.prompt]),
             text=stream.text if ended else stream.text.rstrip(INCOMPLETE),
             tokens=np.array([*asked, *new], np.int32),
             asked=len(asked),
