@@ -65,5 +65,5 @@ def test_tools_are_named_by_their_line(
     large.setattr("trainer.data.encoded_rows.LEAST_BYTES", 0)
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     path = write(tmp_path / "a.jsonl", [asked(1), asked(2) | {"tools": [tool]}])
-    with pytest.raises(InputError, match="a.jsonl:2: has tools or other keys of turns"):
+    with pytest.raises(InputError, match=r"a\.jsonl:2: has tools or other keys of turns"):
         Prompts.read(path, {}, model)
