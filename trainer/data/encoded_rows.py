@@ -90,10 +90,11 @@ class EncodedRows(Dataset):
         number = int(np.searchsorted(self._begins, row, side="right")) - 1
         return self._batches[number], row - int(self._begins[number])
 
-    def record(self, index: int) -> bytes:
-        """Return the record of a prompt, as JSON."""
+    def prompt(self, index: int) -> Sample:
+        """Return the sample of a prompt."""
         batch, row = self._find(index)
-        return batch.column("record")[row].as_py()
+        tree = json.loads(batch.column("record")[row].as_py())
+        return parse_sample(tree, index + 1, prompts=True)
 
     def number(self, index: int) -> int:
         """Return the number in the file of a sample."""

@@ -122,11 +122,16 @@ class RowEncoder:
         sizes: list[int] = []
         records: list[bytes | None] = []
         prompts = self._settings.prompts
-        kind = {"pairs": self._pairs, "prompts": prompts}
         lines = json_lines(io.BytesIO(piece), "", 0, problems)
         for record in rename_keys(lines, self._settings.columns, problems):
             try:
-                sample = parse_sample(record.tree, record.number, self._labels, **kind)
+                sample = parse_sample(
+                    record.tree,
+                    record.number,
+                    self._labels,
+                    prompts=prompts,
+                    pairs=self._pairs,
+                )
                 keys.add(record.tree, sample)
             except BadLineError as error:
                 raise InputError(str(error)) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +15,7 @@ from trainer.data.encoder import Encoder
 from trainer.data.prompts import encode_prompts, turns_before
 from trainer.data.row_entry import NEVER_CUT, RowSettings
 from trainer.data.samples import read_prompts
-from trainer.data.shapes import Sample, parse_sample
+from trainer.data.shapes import Sample
 from trainer.data.text_stream import INCOMPLETE, TextStream
 from trainer.distill.answers.answer import Answer
 from trainer.replica.continuation import Until
@@ -99,8 +98,7 @@ class PromptSamples(Sequence[Sample]):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Sample:  # pyright: ignore[reportIncompatibleMethodOverride]  # no slices
-        tree = json.loads(self._rows.record(index))
-        return parse_sample(tree, index + 1, prompts=True)
+        return self._rows.prompt(index)
 
 
 class Place(NamedTuple):
