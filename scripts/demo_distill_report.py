@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainer.data.encoder import IGNORED
-from trainer.data.tokens import load_dataset
+from trainer.data.encoder import IGNORED, Encoder
+from trainer.data.samples import read_file
 from trainer.model.safetensors_headers import read_headers
 from trainer.tracking.metrics import read_metrics
 
@@ -46,7 +46,8 @@ def validation_loss(run: Path) -> tuple[int, float]:
 
 def tokens_a_character(data: Path, tokenizer: Path, max_seq_len: int) -> float:
     """Return how many tokens a loss counts for each character of a data file."""
-    dataset = load_dataset(data, tokenizer, "causal-lm", None, max_seq_len)
+    file = read_file(data, "causal-lm", None)
+    dataset = file.open_dataset(Encoder(tokenizer), "causal-lm", max_seq_len)
     counted = sum(int((dataset[index].labels != IGNORED).sum()) for index in range(len(dataset)))
     characters = sum(len(json.loads(line)["text"]) for line in data.open())
     return counted / characters

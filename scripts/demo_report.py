@@ -40,7 +40,7 @@ def peft_opens(adapter: Path) -> str:
     transformers.logging.disable_progress_bar()
     settings = peft.PeftConfig.from_pretrained(str(adapter))
     base = transformers.AutoModelForSequenceClassification.from_pretrained(
-        settings.base_model_name_or_path, num_labels=5
+        str(settings.base_model_name_or_path), num_labels=5
     )
     model = peft.PeftModel.from_pretrained(base, str(adapter))
     trainable = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)

@@ -36,7 +36,7 @@ def cuda(result: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, Any]:
 
 def adapters(result: dict[str, Any], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A registered `vulkaninfo --summary` -> every Vulkan device, with PCI addresses."""
-    shown = vulkan.place(vulkan.parse_vulkaninfo(result.get("stdout", "")), _cards(found))
+    shown = vulkan.locate_adapters(vulkan.parse_vulkaninfo(result.get("stdout", "")), _cards(found))
     return [{**dataclasses.asdict(adapter), "is_gpu": adapter.is_gpu} for adapter in shown]
 
 
@@ -46,7 +46,7 @@ def usable_adapters(
     """Vulkan devices -> those a wgpu worker may run on, strongest kind first."""
     return [
         dataclasses.asdict(adapter)
-        for adapter in vulkan.usable([_adapter(one) for one in shown], allow_software)
+        for adapter in vulkan.select_usable([_adapter(one) for one in shown], allow_software)
     ]
 
 

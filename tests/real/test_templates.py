@@ -21,7 +21,7 @@ pytestmark = pytest.mark.real
 _TAG = re.compile(
     r"<\|[^<>|\s]{1,40}\|>|<｜[^<>｜]{1,40}｜>|</?(?:start|end)_of_\w+>|<\|turn>|<turn\|>"
 )
-TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+TOKENS: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
 CASES = ("one answer", "several answers", "a system's turn")
 
 
