@@ -161,7 +161,7 @@ def test_no_path_of_a_plan_is_used_on_any_host(lab: Lab, host: str, folder: str)
     (lab.folder / host / "runs" / RUN_ID).mkdir(parents=True)
     monitor = RunMonitor(run)
     view = monitor.observe()
-    process = run.plan.process("worker-1")
+    process = run.plan.find_process("worker-1")
     monitor.last_lines(process)
     monitor.supervisor(process).log_offset(process, 1, 0.0)
     tear_down(run, grace=0.1)
@@ -309,7 +309,7 @@ def test_names_of_logs_that_are_no_numbers_are_passed_over(lab: Lab) -> None:
     for name in ("attempt-².log", "attempt-1.log", f"attempt-{'9' * 99}.log", "attempt-x.log", "3"):
         (folder / name).touch()
     run = lab.run()
-    process = run.plan.process("worker-1")
+    process = run.plan.find_process("worker-1")
     assert RunMonitor(run).supervisor(process).attempts(process) == [1]
 
 
