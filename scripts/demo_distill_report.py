@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.samples import read_file
 from trainer.model.safetensors_headers import read_headers
@@ -48,7 +50,10 @@ def tokens_a_character(data: Path, tokenizer: Path, max_seq_len: int) -> float:
     """Return how many tokens a loss counts for each character of a data file."""
     file = read_file(data, "causal-lm", None)
     dataset = file.open_dataset(Encoder(tokenizer), "causal-lm", max_seq_len)
-    counted = sum(int((dataset[index].labels != IGNORED).sum()) for index in range(len(dataset)))
+    counted = sum(
+        int(np.count_nonzero(np.not_equal(dataset[index].labels, IGNORED)))
+        for index in range(len(dataset))
+    )
     characters = sum(len(json.loads(line)["text"]) for line in data.open())
     return counted / characters
 
