@@ -188,6 +188,10 @@ def test_calls_and_thoughts(folder: Path, name: str, case: str, tmp_path: Path) 
     if not text or (has_call and '"Köln"' not in text):
         assert has_call
         assert name != "qwen3"
+        if name == "deepseek_v3":  # it writes calls only beside a null text, which is then given
+            ids, _ = encoder.conversation(sample)
+            assert '"Köln"' in encoder.tokenizer.decode(ids, False)
+            return
         with pytest.raises(ConversationError):
             encoder.conversation(sample)
         return
