@@ -56,7 +56,7 @@ LARGE = {"hidden-size": 512, "layers": 12, "heads": 8, "kv-heads": 4, "head-dim"
 LARGE |= {"intermediate-size": 1536}
 """Models, by the options of `trainer init-model`."""
 MEGABYTES = 4 * 9728 / 1e6
-"""Of the adapters of rank 1 of all linears of a layer of the large one, in fp32."""
+"""Bytes of the rank-1 adapters of all linears of a layer of the large one, in fp32."""
 MOST_OF_A_LAYER = 512 * MEGABYTES
 """At its full rank."""
 SETTINGS = {
@@ -69,7 +69,7 @@ SETTINGS = {
     "training.evaluate_every": 0,
     "checkpoint.every": 10**6,
 }
-"""Of each run: it goes on until it is stopped, and no step validates."""
+"""Settings of each run, which goes on until it is stopped and validates at no step."""
 
 
 READ = """
@@ -95,7 +95,7 @@ class Spent(NamedTuple):
     mebibytes: float
     """The peak of the largest process."""
     own: float = 0.0
-    """Of the largest process that lives on: its memory without pages of files."""
+    """The largest living process's memory without pages of files."""
 
 
 class Bench:

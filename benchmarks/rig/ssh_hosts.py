@@ -23,7 +23,7 @@ class SshHosts(NamedTuple):
     """The hosts of a network, and the machine on it from which a person starts runs."""
 
     inside: list[str]
-    """What to put before a command so that it runs on that machine."""
+    """Prefix of a command that runs on that machine."""
     inventory: Path
 
 

@@ -33,7 +33,7 @@ _TORCH_EXTRAS = frozenset({"trainer"})
 
 @dataclass(frozen=True)
 class Recipe:
-    """What determines the packages of a version."""
+    """The inputs that determine the packages of a version."""
 
     packages: str
     """A requirements file: `name==version; marker --hash=...`, without comments."""

@@ -169,7 +169,7 @@ def most_while_the_last_waits(cluster: Cluster) -> int:
 def test_a_worker_and_the_leader_of_a_group_take_what_is_planned(
     codec: str, clusters: tuple[Cluster, Cluster]
 ) -> None:
-    """Of few tokens: an average comes when the activations are gone, unless a worker was lost."""
+    """Plan few tokens: an average comes when the activations are gone, unless a worker was lost."""
     few = {"training__batch_size": 4, "training__micro_batch_size": 1, "data__max_seq_len": 16}
     found: list[list[int]] = []
     for cluster in clusters:
