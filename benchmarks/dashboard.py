@@ -304,7 +304,7 @@ def memory(report: Report, folder: Path, steps: int) -> None:
         microseconds=round(one, 1),
     )
     began = time.process_time()
-    page = as_html(make_report(Registry.default(), run))
+    page = as_html(make_report(Registry.for_this_user(), run))
     spent = time.process_time() - began
     report.add(
         Ratio(f"a report of {steps:,} steps, processor time", spent, "a second"),

@@ -193,7 +193,7 @@ def write_certificates(folder: Path, workers: int, names: Sequence[str]) -> None
     for role, identity in roles.items():
         target = folder / role
         target.mkdir(parents=True)
-        for name, content in authority.issue(identity, names).files().items():
+        for name, content in authority.issue(identity, names).contents_by_name().items():
             (target / name).write_bytes(content)
 
 

@@ -50,9 +50,9 @@ def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> 
     from launcher.views.follow import watch_run
     from launcher.views.processes import processes_table
 
-    run = cluster.find(run_id)
+    run = cluster.find_run(run_id)
     if run is None:
-        idle = cluster.idle(None)
+        idle = cluster.find_idle_hosts(None)
         if as_json:
             none = {"schema": "motley.cluster.status/1", "run_id": None, "state": "none"}
             render.print_json({**none, "idle": [asdict(host) for host in idle]})
@@ -74,7 +74,7 @@ def status(cluster: Cluster, run_id: str | None, watch: bool, as_json: bool) -> 
                 ),
             )
         )
-    idle = cluster.idle(view)
+    idle = cluster.find_idle_hosts(view)
     if as_json:
         tree = {**render.status_tree(view), "idle": [asdict(host) for host in idle]}
         render.print_json(tree)
@@ -104,7 +104,7 @@ def down(cluster: Cluster, run_id: str | None, everything: bool, as_json: bool) 
     """
     from launcher.views import render
 
-    endings = cluster.down(run_id, everything)
+    endings = cluster.stop_runs(run_id, everything)
     if as_json:
         render.print_json(
             {

@@ -41,7 +41,7 @@ def _runs() -> list[Any]:
     """Return the runs that this machine has a record of: a press of Tab asks no host."""
     from launcher.runs.records.registry import Registry
 
-    return Registry.default().all()
+    return Registry.for_this_user().read_runs()
 
 
 @_quietly
@@ -55,7 +55,7 @@ def queued_ids(context: click.Context) -> list[str]:
     """Offer what waits in the queue or is over, the latest first."""
     from launcher.runs.queue import queue_of
 
-    entries, _ = queue_of(context.params.get("inventory"))[0].entries()
+    entries, _ = queue_of(context.params.get("inventory"))[0].read_entries()
     return [entry.id for entry in reversed(entries) if entry.state != "started"]
 
 

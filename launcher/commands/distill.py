@@ -110,4 +110,4 @@ def doctor(cluster: Cluster, as_json: bool, **job_flags: Any) -> None:
     """Run every check of `launch distill up`; change nothing. Exits with 4 if one fails."""
     from launcher.commands.doctor import show_checks
 
-    show_checks(cluster.doctor(job_order(**job_flags), whole=True), as_json)
+    show_checks(cluster.diagnose(job_order(**job_flags), whole=True), as_json)

@@ -26,7 +26,7 @@ def doctor(cluster: Cluster, as_json: bool, **config_flags: Any) -> None:
     or --data). Exits with 4 if a check fails.
     """
     whole = any(config_flags.values())
-    show_checks(cluster.doctor(config_order(**config_flags), whole), as_json)
+    show_checks(cluster.diagnose(config_order(**config_flags), whole), as_json)
 
 
 def show_checks(checks: Sequence[Result], as_json: bool) -> None:

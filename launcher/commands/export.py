@@ -77,7 +77,9 @@ def export(
 
     target = target_of(look_around(cluster.hosts).hosts) if text is None else parse_target(text)
     order = config_order(**described)
-    outgoing = new_run(order) if run_id is None else own_run(cluster.known(), run_id, order)
+    outgoing = (
+        new_run(order) if run_id is None else own_run(cluster.find_runs_registry(), run_id, order)
+    )
     folder = into or Path(f"export-{outgoing.run_id}")
     done = export_run(outgoing.run_id, outgoing.config, target, _render(system), folder, wheel)
     if as_json:

@@ -57,7 +57,7 @@ def logs(
         tail=tail,
         since=parse_since(since) if since else None,
     )
-    run = cluster.find(run_id)
+    run = cluster.find_run(run_id)
     reader = logs_of(run, names, selection, as_json)
     if run is None or not follow:
         reader.print_existing(note)

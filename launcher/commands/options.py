@@ -43,7 +43,7 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         from launcher.errors import ConfigError
         from launcher.runs.cluster import Cluster
-        from launcher.runs.records.kept_configs import Start
+        from launcher.runs.records.kept_configs import StartArguments
 
         if nodes is not None:
             source = click.get_current_context().get_parameter_source("inventory")
@@ -53,7 +53,7 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
                 raise ConfigError("--nodes names no hosts; give some, such as --nodes pc,laptop")
             inventory = Path(f"{nodes},")
 
-        start = Start(limit, extra_vars, expect_workers)
+        start = StartArguments(limit, extra_vars, expect_workers)
         cluster = Cluster(inventory, start, accept_new_host_keys=accept_new_host_keys)
         command(cluster, **others)
 

@@ -36,12 +36,12 @@ def add(cluster: Cluster, timeout: float | None, as_json: bool, **described: Any
 
     A config is kept as it is now, and of -e only motley_ variables. `launch queue run` starts it.
     """
-    from launcher.runs.queue import check_inputs, enqueue
+    from launcher.runs.queue import check_inputs, enqueue_job
     from launcher.views import render
 
     order = config_order(**described)
     check_inputs(cluster, order)
-    run_id = enqueue(cluster, order, timeout)
+    run_id = enqueue_job(cluster, order, timeout)
     if as_json:
         render.print_json({"schema": "motley.queue.add/1", "id": run_id})
     else:
@@ -56,7 +56,7 @@ def show(cluster: Cluster, as_json: bool) -> None:
     from launcher.runs.queue import queue_of
     from launcher.views import render
 
-    entries, skipped = queue_of(cluster.inventory)[0].entries()
+    entries, skipped = queue_of(cluster.inventory)[0].read_entries()
     if as_json:
         tree = [
             {
@@ -110,4 +110,4 @@ def run(cluster: Cluster, notify: str | None) -> None:
             return follow_run(run, report)
 
     command = read_notify_command(notify)
-    QueueRunner(cluster.inventory, follow, notify=command).run()
+    QueueRunner(cluster.inventory, follow, notify=command).run_forever()

@@ -48,9 +48,9 @@ def report(
     from trainer.system.storage.atomic_file import write_atomically
 
     view = read_output(Path(run_id)) if run_id is not None and is_output(Path(run_id)) else None
-    registry = cluster.known() if view is None else Registry.default()
-    run = cluster.find(run_id) if view is None else view.run
-    if view is not None and (known := registry.all({view.run.run_id})):
+    registry = cluster.find_runs_registry() if view is None else Registry.for_this_user()
+    run = cluster.find_run(run_id) if view is None else view.run
+    if view is not None and (known := registry.read_runs({view.run.run_id})):
         run, view = known[0], None  # a launcher's, which has more of it
     if run is None:
         raise ConfigError("no run has been started here; start one with: launch cluster up")

@@ -20,7 +20,7 @@ def runs(cluster: Cluster, as_json: bool) -> None:
     from launcher.runs.status import RunMonitor
     from launcher.views import render
 
-    monitors = [RunMonitor(run) for run in cluster.runs()]
+    monitors = [RunMonitor(run) for run in cluster.read_runs()]
     with render.show_while_waiting() as show:
         views = [monitor.observe() for monitor in monitors]
         if late := sorted({name for view in views for name in view.late}):

@@ -33,16 +33,16 @@ PRICE, ABOVE = Number(min=0), Number(min=0, min_open=True)
 @json_option
 def spend(cluster: Cluster, by: Any, run_id: str | None, as_json: bool) -> None:
     """Show what runs and guarded commands have cost, by run, host or day (UTC)."""
-    from launcher.runs.budget.spending import read_spend, totals
+    from launcher.runs.budget.spending import read_spend, sum_spend
     from launcher.terminal import note
     from launcher.views import render
 
     records = [
         r
-        for r in read_spend(cluster.known(), note, waits=True)
+        for r in read_spend(cluster.find_runs_registry(), note, waits=True)
         if run_id is None or r.run == run_id
     ]
-    found = totals(records, by)
+    found = sum_spend(records, by)
     if as_json:
         tree = {"by": by, "totals": [asdict(total) for total in found]}
         render.print_json({"schema": "motley.spend/1", **tree})

@@ -37,7 +37,7 @@ def start_job(
     from trainer.config.notify_command import read_notify_command
 
     command = read_notify_command(notify)
-    launch = cluster.prepare(order_of(**described), resume, only_to_plan=dry_run)
+    launch = cluster.plan_launch(order_of(**described), resume, only_to_plan=dry_run)
     if dry_run:
         if as_json:
             render.print_json(json.loads(launch.plan.to_json()))
@@ -45,14 +45,14 @@ def start_job(
             for line in render.command_lines(launch.plan):
                 render.say_whole(line)
         return
-    run = cluster.up(launch, timeout, command)
+    run = cluster.start_run(launch, timeout, command)
     with render.detach_on_interrupt(WATCH, run.run_id):
         if wait_for_first_step(run, resumed=resume is not None):
-            cluster.watch.lap("first step")
-        note(cluster.watch.line())
+            cluster.watch.end_lap("first step")
+        note(cluster.watch.describe_laps())
         view = follow_run(run, note) if wait else RunMonitor(run).observe()
     if as_json:
-        render.print_json({**render.status_tree(view), "timings": cluster.watch.tree()})
+        render.print_json({**render.status_tree(view), "timings": cluster.watch.seconds_by_lap()})
         return
     render.print_line(render.run_headline(view))
     render.say_card(view)

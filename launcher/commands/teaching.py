@@ -99,7 +99,7 @@ def teach(
         else teaching.described_seats(parse_cluster(text))
     )
     given, measured = teaching.read_rates(rates, seats.found)
-    request = teaching.TeachingRequest(
+    request = teaching.DistillationRequest(
         shape=shape,
         student=None if student is None else named_or_read(student),
         tokens=tokens,

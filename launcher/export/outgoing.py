@@ -54,12 +54,12 @@ def own_run(registry: Registry, run_id: str, order: JobRequest) -> Outgoing:
             setting must stay as it is.
         PreflightError: it is up.
     """
-    run = registry.get(run_id)
+    run = registry.get_run(run_id)
     if order.source is not None:
         raise ConfigError("--run brings its own config; leave out --preset and --config")
     if run.plan.leader.role == "student":
         raise ConfigError(f"run {run_id} is a distillation; only fine-tunes are exported")
-    if not run.head.is_local:
+    if not run.leader_host.is_local:
         raise ConfigError(
             f"run {run_id} has its files on {run.plan.leader.host}; export it on that host"
         )

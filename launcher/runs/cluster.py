@@ -25,11 +25,11 @@ from launcher.plan.configuration import (
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
 from launcher.runs.budget.spending import IdleHost, idle_hosts
-from launcher.runs.doctor import diagnose
+from launcher.runs.doctor import check_hosts
 from launcher.runs.down import TeardownResult, tear_down
-from launcher.runs.preflight.inspection import INPUT_CHECKS, inspect
+from launcher.runs.preflight.inspection import INPUT_CHECKS, inspect_hosts
 from launcher.runs.preflight.own_settings import follow_data
-from launcher.runs.records.kept_configs import Start, config_of, differences, start_of
+from launcher.runs.records.kept_configs import StartArguments, config_of, list_differences, start_of
 from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run, is_run_id
 from launcher.runs.status import RunView, find_run
@@ -48,7 +48,7 @@ class Cluster:
     def __init__(
         self,
         inventory: Path | None,
-        start: Start | None = None,
+        start: StartArguments | None = None,
         report: Callable[[str], None] = note,
         *,
         accept_new_host_keys: bool = False,
@@ -59,7 +59,7 @@ class Cluster:
         """
         if accept_new_host_keys:
             ssh.accept_new_host_keys()
-        self.start = start or Start()
+        self.start = start or StartArguments()
         self.watch = Stopwatch()
         self.inventory = inventory
         self._report = report
@@ -82,9 +82,9 @@ class Cluster:
         Raises:
             UnreachableError: none of them answers.
         """
-        return Registry.of(self.hosts, REACH)
+        return Registry.for_hosts(self.hosts, REACH)
 
-    def known(self, deadline: float = LOOK) -> Registry:
+    def find_runs_registry(self, deadline: float = LOOK) -> Registry:
         """Return the runs to look at: the inventory's, or this machine's; reports if some lack.
 
         Raises:
@@ -92,35 +92,37 @@ class Cluster:
             UnreachableError: none of its hosts answers.
         """
         if self.inventory is None:
-            return Registry.default()
-        registry = Registry.of(
+            return Registry.for_this_user()
+        registry = Registry.for_hosts(
             self.hosts, deadline, lambda answers: self._report(asking(answers.late))
         )
         if registry.absence is not None:
             self._report(f"{registry.absence}; from the other hosts:")
         return registry
 
-    def look(self) -> Registry:
+    def peek_registry(self) -> Registry:
         """Return the same at once and without a report: `absence` tells why some lack."""
-        return Registry.default() if self.inventory is None else Registry.of(self.hosts)
+        return (
+            Registry.for_this_user() if self.inventory is None else Registry.for_hosts(self.hosts)
+        )
 
-    def runs(self) -> list[Run]:
+    def read_runs(self) -> list[Run]:
         """Return every run, the oldest first."""
-        return self.known().all()
+        return self.find_runs_registry().read_runs()
 
-    def find(self, run_id: str | None) -> Run | None:
+    def find_run(self, run_id: str | None) -> Run | None:
         """Return the named run; without a name the one that is up, else the latest."""
-        return find_run(self.known(), run_id)
+        return find_run(self.find_runs_registry(), run_id)
 
-    def doctor(self, order: JobRequest, whole: bool) -> list[Result]:
+    def diagnose(self, order: JobRequest, whole: bool) -> list[Result]:
         """Return every check of a start; `whole`: of model, data, output and memory as well."""
         job = order.resolve_job(self.hosts)
         with working("checking the hosts"):
-            return diagnose(
+            return check_hosts(
                 self.hosts, job, self.start.expect_workers, whole, order.derived_settings
             )
 
-    def prepare(
+    def plan_launch(
         self, order: JobRequest, resume: str | None, only_to_plan: bool, run_id: str | None = None
     ) -> Launch:
         """Read the job, ask the hosts what they have, and plan; changes nothing.
@@ -139,28 +141,31 @@ class Cluster:
         is_copied = resume is not None and order.source is not None
         if is_copied:
             self._refuse_known(order, str(resume))
-        self.start = self.start.over(start_of(resume))
+        self.start = self.start.merge_onto(start_of(resume))
         own = order.derived_settings if resume is None else None
         job = order.resolve_job(self.hosts) if resume is None or is_copied else None
-        self.watch.lap("inventory")
+        self.watch.end_lap("inventory")
         before: LaunchPlan | None = None
         if job is None:
-            before = self.registry.get(str(resume)).plan
-            job = self._resumed(order, before)
+            before = self.registry.get_run(str(resume)).plan
+            job = self._resume_job(order, before)
             workers = self.start.expect_workers or len(before.workers) or None
             self.start = replace(self.start, expect_workers=workers)
         with working("asking the hosts what they have"):
             found = look_around(self.hosts, only_to_plan=only_to_plan and own is None)
-        self.watch.lap("connect and survey")
+        self.watch.end_lap("connect and survey")
         plan = make_plan(found, job, self.start.expect_workers, resume or run_id)
         lines: list[str] = []
         if before is not None:
-            lines = [f"resuming {plan.run_id} {self.start}".rstrip(), *differences(before, plan)]
+            lines = [
+                f"resuming {plan.run_id} {self.start}".rstrip(),
+                *list_differences(before, plan),
+            ]
         elif isinstance(job, RunConfig):
             if own is not None:
                 with working("measuring the data"):
                     job, lines = follow_data(job, own, plan, found)
-                self.watch.lap("settings")
+                self.watch.end_lap("settings")
             head = found.connections.get(plan.leader.host)
             if not is_copied:
                 job = with_shared_checkpoints(job, head_of(found.hosts).share_folder, plan.run_id)
@@ -179,10 +184,10 @@ class Cluster:
         for line in lines:
             self._report(line)
         if only_to_plan and order.brings_inputs:
-            refuse_failures(inspect(found, plan, job, only=INPUT_CHECKS), self._report)
+            refuse_failures(inspect_hosts(found, plan, job, only=INPUT_CHECKS), self._report)
         return Launch(plan, job, found)
 
-    def up(self, launch: Launch, timeout: float | None, notify: Sequence[str] = ()) -> Run:
+    def start_run(self, launch: Launch, timeout: float | None, notify: Sequence[str] = ()) -> Run:
         """Start a run and return it once every process takes part; see `bring_up`.
 
         Raises:
@@ -190,22 +195,22 @@ class Cluster:
             started.
         """
         from launcher.runs.budget.authorise import (
-            authorise,  # with the planner, which no look needs
+            authorise_start,  # with the planner, which no look needs
         )
 
-        authorise(launch.plan, launch.job, launch.found, self._report)
+        authorise_start(launch.plan, launch.job, launch.found, self._report)
         start = (launch, self.start, self.registry, self._report, timeout, self.watch)
         return bring_up(*start, notify)
 
-    def idle(self, view: RunView | None) -> list[IdleHost]:
+    def find_idle_hosts(self, view: RunView | None) -> list[IdleHost]:
         """Return the priced hosts of the inventory that do nothing; none without an inventory."""
         return [] if self.inventory is None else idle_hosts(self.hosts, view, time.time())
 
-    def down(self, run_id: str | None, everything: bool) -> list[TeardownResult]:
+    def stop_runs(self, run_id: str | None, everything: bool) -> list[TeardownResult]:
         """Stop a run, or all of them; each ending says what may be left of it."""
-        registry = self.known(REACH)
+        registry = self.find_runs_registry(REACH)
         run = None if everything else find_run(registry, run_id)
-        runs = registry.all() if everything else [run] if run is not None else []
+        runs = registry.read_runs() if everything else [run] if run is not None else []
         return [tear_down(run) for run in runs]
 
     def _refuse_known(self, order: JobRequest, run_id: str) -> None:
@@ -217,11 +222,11 @@ class Cluster:
         is_fine_tune = order.leader == "coordinator" and order.is_file
         if not is_run_id(run_id):
             raise ConfigError(f"--resume {run_id}: is no run id")
-        if not is_fine_tune or self.registry.all({run_id}):
+        if not is_fine_tune or self.registry.read_runs({run_id}):
             flags = "--config" if order.leader == "student" else "--preset and --config"
             raise ConfigError(f"--resume {run_id} brings its own config; leave out {flags}")
 
-    def _resumed(self, order: JobRequest, before: LaunchPlan) -> RunConfig | DistillJob:
+    def _resume_job(self, order: JobRequest, before: LaunchPlan) -> RunConfig | DistillJob:
         """Return the job of a run that continues, with what is given in place of its settings.
 
         Raises:

@@ -12,14 +12,14 @@ from launcher.hosts.fleet import REACH, line_of
 from launcher.hosts.survey import Survey, survey
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
-from launcher.runs.preflight.inspection import inspect
+from launcher.runs.preflight.inspection import inspect_hosts
 from launcher.runs.preflight.own_settings import follow_data
 from launcher.runs.up import make_plan
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 
 
-def diagnose(
+def check_hosts(
     hosts: Sequence[Host],
     job: RunConfig | DistillJob,
     expect_workers: int | None,
@@ -39,16 +39,16 @@ def diagnose(
     }
     found = survey(hosts, answers.found, unreachable)
     try:
-        plan = _plan(found, job, expect_workers)
+        plan = _plan_answering_hosts(found, job, expect_workers)
         if given is not None and plan is not None and isinstance(job, RunConfig):
             job, _ = follow_data(job, given, plan, found)
     except LauncherError as error:
         unplanned = Result("plan", "cluster", "fail", str(error))
-        return [*inspect(found, None, None), unplanned]
-    return inspect(found, plan, job if whole and plan is not None else None)
+        return [*inspect_hosts(found, None, None), unplanned]
+    return inspect_hosts(found, plan, job if whole and plan is not None else None)
 
 
-def _plan(
+def _plan_answering_hosts(
     found: Survey, job: RunConfig | DistillJob, expect_workers: int | None
 ) -> LaunchPlan | None:
     """Plan with the hosts that answer; None when the coordinator's is not among them."""

@@ -16,7 +16,7 @@ from launcher.hosts.base import Connection
 from launcher.hosts.fleet import REACH, line_of
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import ProcessPlan
-from launcher.runs.processes.systemd import supervise
+from launcher.runs.processes.systemd import open_supervisor
 from launcher.runs.records.run import Run
 from launcher.session.processes import ProcessIdentity
 from launcher.session.spec import LONGEST_SAVE, SessionSpec
@@ -63,23 +63,23 @@ def tear_down(run: Run, grace: float = GRACE, why: str = "") -> TeardownResult:
     failed start's reason, is kept.
     """
 
-    def mark(host: Host, connection: Connection) -> None:
+    def leave_stop_mark(host: Host, connection: Connection) -> None:
         """Tell supervisors to start no new process; the first reason is kept."""
-        path = run.mark(host, connection)
-        if connection.exists(run.folder(host, connection)) and not connection.exists(path):
+        path = run.stop_mark(host, connection)
+        if connection.exists(run.run_folder(host, connection)) and not connection.exists(path):
             connection.write(path, why.encode())
 
-    answers = fleet.ask(run.hosts, mark, REACH)
+    answers = fleet.ask(run.hosts, leave_stop_mark, REACH)
     gone = {n: e for n, e in answers.errors.items() if isinstance(e, UnreachableError)}
     hosts = [host for host in run.hosts if host.name not in gone]
     stopped: set[str] = set()
     for group in ([run.plan.leader], run.plan.followers):
         here = {process.host for process in group}
-        stop = partial(_stop, run, group, grace)
+        stop = partial(_stop_processes, run, group, grace)
         deadline = REACH + grace + LONGEST_SAVE
         ended = fleet.ask([host for host in hosts if host.name in here], stop, deadline)
         stopped |= {name for names in ended.found.values() for name in names}
-    sweep = partial(_sweep, run)
+    sweep = partial(_kill_leftovers, run)
     swept = fleet.ask(hosts, sweep, REACH + _SWEEP_DEADLINE)
     return TeardownResult(
         run.run_id,
@@ -90,7 +90,7 @@ def tear_down(run: Run, grace: float = GRACE, why: str = "") -> TeardownResult:
 
 
 @contextlib.contextmanager
-def uninterrupted() -> Generator[None]:
+def defer_signals() -> Generator[None]:
     """Defer signals that would end the launcher during the cleanup."""
     numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
@@ -100,18 +100,18 @@ def uninterrupted() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _stop(
+def _stop_processes(
     run: Run, group: Sequence[ProcessPlan], grace: float, host: Host, connection: Connection
 ) -> list[str]:
     """Stop those of a group that are on a host; return the ones that were still running."""
-    supervisor = supervise(connection, run.run_id, home=run.folder(host, connection))
+    supervisor = open_supervisor(connection, run.run_id, home=run.run_folder(host, connection))
     here = [process for process in group if process.host == host.name]
-    living = [process.name for process in here if not supervisor.state(process).is_over]
-    supervisor.stop(here, grace)
+    living = [process.name for process in here if not supervisor.read_state(process).is_over]
+    supervisor.stop_processes(here, grace)
     return living
 
 
-def _sweep(run: Run, host: Host, connection: Connection) -> list[str]:
+def _kill_leftovers(run: Run, host: Host, connection: Connection) -> list[str]:
     """Kill processes with the run's id on a host until none is left; then remove its keys."""
     found: dict[ProcessIdentity, str] = {}
     patient_until = time.monotonic() + _SETTLE
@@ -124,10 +124,10 @@ def _sweep(run: Run, host: Host, connection: Connection) -> list[str]:
             found.setdefault(process, connection.ask(describe_process, process))
             connection.ask(send_signal, process, signal.SIGKILL)
         time.sleep(0.05)
-    supervisor = supervise(connection, run.run_id, home=run.folder(host, connection))
+    supervisor = open_supervisor(connection, run.run_id, home=run.run_folder(host, connection))
     for process in run.plan.processes:
         if process.host == host.name:
-            keys = f"{supervisor.folder(process)}/tls"
+            keys = f"{supervisor.process_folder(process)}/tls"
             for name in connection.names(keys):
                 connection.remove(f"{keys}/{name}")
     return list(found.values())

@@ -33,7 +33,7 @@ _USUAL_LINK = LinkRates(up=125e6, down=125e6)
 """Between hosts of a run without a measured rate: 1 Gbit/s."""
 
 
-def estimate(
+def estimate_cost(
     job: RunConfig | DistillJob, plan: LaunchPlan, found: Survey, done: int = 0
 ) -> Cost | None:
     """Return the estimated cost of the rest of a run; None if it cannot be planned.
@@ -60,10 +60,10 @@ def _of_fine_tune(
     config: RunConfig, budget: BudgetConfig, plan: LaunchPlan, found: Survey, done: int
 ) -> Cost | None:
     settings = config.model_dump(mode="json", exclude_unset=True)
-    work = _ask(found, plan.leader, job_checks.workload, settings)
+    work = _ask_process_host(found, plan.leader, job_checks.workload, settings)
     if work is None:
         return None
-    left = _left(config, done, work.samples)
+    left = _remaining_fraction(config, done, work.samples)
     hosts = _at_work(plan)
     rate = slowest_link(hosts)
     cluster = cluster_of(hosts, LinkRates(up=rate, down=rate) if rate else _USUAL_LINK)
@@ -71,7 +71,7 @@ def _of_fine_tune(
     if config.exchange.in_ring:
         strategy = Strategy(world=cluster.world, data="ddp")
     strategy = Strategy() if cluster.world == 1 else strategy
-    return _cost(config, budget, work.shape, cluster, left * work.tokens, strategy)
+    return _estimate_training(config, budget, work.shape, cluster, left * work.tokens, strategy)
 
 
 def _of_distillation(
@@ -80,21 +80,27 @@ def _of_distillation(
     if job.student.distillation.on_policy is not None:
         return None  # how fast a student writes its answers is known when it has written some
     teachers = [process for process in plan.processes if process.role == "teacher"]
-    scoring = _ask(found, teachers[0], job_checks.scoring, **_corpus(job, teachers[0]))
-    shape = _ask(found, plan.leader, job_checks.student, **_student(job, plan.leader))
+    scoring = _ask_process_host(
+        found, teachers[0], job_checks.scoring, **_corpus_description(job, teachers[0])
+    )
+    shape = _ask_process_host(
+        found, plan.leader, job_checks.student, **_student_description(job, plan.leader)
+    )
     if scoring is None or shape is None or not scoring.windows:
         return None
     length = job.student.max_seq_len or job.teacher.max_seq_len
     cut = {"data.max_seq_len": length} if length else {}
     config = run_config.load("student", {**job.student.settings(), **cut})
     samples = config.training.samples(scoring.windows)
-    left = _left(config, done, samples)
+    left = _remaining_fraction(config, done, samples)
     a_sample = min(scoring.tokens / scoring.windows, config.data.max_seq_len)
-    seat = _seat(plan, plan.leader)
-    learning = _cost(config, budget, shape, seat, left * samples * a_sample, Strategy())
+    seat = _process_shape(plan, plan.leader)
+    learning = _estimate_training(
+        config, budget, shape, seat, left * samples * a_sample, Strategy()
+    )
     waited = scoring_seconds(
         scoring,
-        [_seat(plan, process).smallest.device for process in teachers],
+        [_process_shape(plan, process).smallest.device for process in teachers],
         seen=min(1.0, samples / scoring.windows),
         wide=job.teacher.dtype == "float32",
     )
@@ -106,7 +112,7 @@ def _of_distillation(
     return plan_cost(seat, seconds, _prices(budget))
 
 
-def _cost(
+def _estimate_training(
     config: RunConfig,
     budget: BudgetConfig,
     shape: ModelShape,
@@ -134,7 +140,7 @@ def _cost(
     return plan_strategy(request, strategy, method).cost
 
 
-def _left(config: RunConfig, done: int, samples: float) -> float:
+def _remaining_fraction(config: RunConfig, done: int, samples: float) -> float:
     """Return the share of a run's samples that is left after `done` steps; a round is one."""
     after, inner = config.exchange.rounds or (done, 0)
     steps = min(done, after) + inner * max(0, done - after)
@@ -145,7 +151,7 @@ def _prices(budget: BudgetConfig) -> Prices:
     return Prices(hosts=budget.hosts, currency=budget.currency or "")
 
 
-def _ask(
+def _ask_process_host(
     found: Survey,
     process: ProcessPlan,
     question: Operation[P, R | None],
@@ -159,11 +165,11 @@ def _ask(
         return None
 
 
-def _corpus(job: DistillJob, teacher: ProcessPlan) -> dict[str, Any]:
+def _corpus_description(job: DistillJob, teacher: ProcessPlan) -> dict[str, Any]:
     return {
-        "model": _path(teacher, job.teacher.model),
-        "data": [_path(teacher, path) for path in job.teacher.data],
-        "tokenizer": _path(teacher, job.teacher.tokenizer),
+        "model": _host_path(teacher, job.teacher.model),
+        "data": [_host_path(teacher, path) for path in job.teacher.data],
+        "tokenizer": _host_path(teacher, job.teacher.tokenizer),
         "logits": teacher.writes["logits"],
         "max_seq_len": job.teacher.max_seq_len,
         "shard_bytes": job.teacher.shard_bytes,
@@ -171,18 +177,18 @@ def _corpus(job: DistillJob, teacher: ProcessPlan) -> dict[str, Any]:
     }
 
 
-def _student(job: DistillJob, process: ProcessPlan) -> dict[str, Any]:
+def _student_description(job: DistillJob, process: ProcessPlan) -> dict[str, Any]:
     config = job.student.config
     if config is not None and is_file_name(config):
-        config = _path(process, config)
+        config = _host_path(process, config)
     return {
-        "model": _path(process, job.student.model),
+        "model": _host_path(process, job.student.model),
         "config": config,
-        "tokenizer": _path(process, job.teacher.tokenizer),
+        "tokenizer": _host_path(process, job.teacher.tokenizer),
     }
 
 
-def _path(process: ProcessPlan, path: str | None) -> str | None:
+def _host_path(process: ProcessPlan, path: str | None) -> str | None:
     """Return a path of a process's host; a relative one begins at its state folder."""
     return None if path is None else path_below(process.state_folder, path)
 
@@ -192,12 +198,12 @@ def _at_work(plan: LaunchPlan) -> list[Host]:
     hosts: list[Host] = []
     for host in plan.hosts:
         here = [worker for worker in plan.workers if worker.host == host.name]
-        if devices := [device for worker in here for device in _devices(plan, worker)]:
+        if devices := [device for worker in here for device in _planned_devices(plan, worker)]:
             hosts.append(replace(host, devices=tuple(devices)))
     return hosts
 
 
-def _devices(plan: LaunchPlan, process: ProcessPlan) -> list[Device]:
+def _planned_devices(plan: LaunchPlan, process: ProcessPlan) -> list[Device]:
     there = {device.id: device for device in plan.get_host(process.host).devices or ()}
     return [
         there.get(identity) or Device("cpu", identity, threads=process.threads)
@@ -205,9 +211,9 @@ def _devices(plan: LaunchPlan, process: ProcessPlan) -> list[Device]:
     ]
 
 
-def _seat(plan: LaunchPlan, process: ProcessPlan) -> ClusterShape:
+def _process_shape(plan: LaunchPlan, process: ProcessPlan) -> ClusterShape:
     """Return what a process of a distillation computes on, with its part of a shared device."""
-    (device,) = _devices(plan, process)
+    (device,) = _planned_devices(plan, process)
     if not device.is_gpu:
         device = replace(device, threads=process.threads)
     cluster = cluster_of([replace(plan.get_host(process.host), devices=(device,))], None)

@@ -19,12 +19,12 @@ class Failure:
     """One failed attempt of a process."""
 
     heading: str
-    lines: tuple[str, ...]
+    log_lines: tuple[str, ...]
 
     @property
-    def text(self) -> list[str]:
-        """The lines for people."""
-        return [self.heading, *(f"  {line}" for line in self.lines or ["(no output)"])]
+    def lines(self) -> list[str]:
+        """The failure for people, heading first."""
+        return [self.heading, *(f"  {line}" for line in self.log_lines or ["(no output)"])]
 
 
 class FailureWatch:
@@ -37,7 +37,7 @@ class FailureWatch:
         self._ended: dict[str, int] = {}
         """The last attempt of each process whose end is known."""
 
-    def news(self, view: RunView) -> list[Failure]:
+    def new_failures(self, view: RunView) -> list[Failure]:
         """Return the failures since the previous look."""
         found: list[Failure] = []
         for process in view.run.plan.processes:
@@ -50,7 +50,7 @@ class FailureWatch:
                 before = ended - 1 if state.state in _BAD else ended
             self._ended[process.name] = ended
             if ended > before and (state.exit_code or state.signal or state.state == "lost"):
-                what = state.ending or SUPERVISOR_LOST
+                what = state.last_end or SUPERVISOR_LOST
                 after = {"failed": "for good", "lost": "for good"}.get(state.state, "starts again")
                 heading = (
                     f"{process.name} on {process.host}: attempt {ended} ended, {what}; {after}"

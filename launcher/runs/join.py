@@ -57,15 +57,17 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
             raise InterruptedStartError(f"run {run.run_id} was stopped during its start")
         if view.state in ("failed", "stopped"):
             raise job_failure(monitor, view)
-        if view.state in ("scoring", "completed") or (_is_at_work(view) and not view.missing):
+        if view.state in ("scoring", "completed") or (
+            _is_at_work(view) and not view.missing_processes
+        ):
             return
-        if (line := f"{_present(view)} have joined") != said:
+        if (line := f"{_joined_count(view)} have joined") != said:
             said = line
             report(said)
         if reading and time.monotonic() - progress_at >= PROGRESS_INTERVAL:
             progress_at = time.monotonic()
             report(": ".join(next(iter(reading.items()))))
-        hopeless = [p for p in view.missing if view.processes[p.name].is_over]
+        hopeless = [p for p in view.missing_processes if view.processes[p.name].is_over]
         if hopeless and view.training is not None and view.training.get("state") == "completed":
             hopeless = []
         if hopeless or silent > timeout:
@@ -105,11 +107,11 @@ def job_failure(monitor: RunMonitor, view: RunView) -> LauncherError:
     leader = view.run.plan.leader
     if view.processes[leader.name].exit_code == BudgetStopError.exit_code:
         return OverBudgetError(f"run {view.run.run_id} {view.outcome}: {view.reason}")
-    ending = view.processes[leader.name].ending or view.processes[leader.name].state
+    ending = view.processes[leader.name].last_end or view.processes[leader.name].state
     reason = f": {view.reason}" if view.reason else ""
     return JobFailedError(
         f"run {view.run.run_id} {view.state}: {leader.name} ended ({ending}){reason}",
-        _evidence(monitor, view, leader),
+        _last_log_lines(monitor, view, leader),
     )
 
 
@@ -120,7 +122,7 @@ def _is_at_work(view: RunView) -> bool:
     return view.state == "running"
 
 
-def _present(view: RunView) -> str:
+def _joined_count(view: RunView) -> str:
     """Return `2 of 3 workers`."""
     plan = view.run.plan
     kind = "workers" if plan.workers else "processes"
@@ -132,25 +134,27 @@ def _missing_followers(
     monitor: RunMonitor, view: RunView, hopeless: Sequence[ProcessPlan], timeout: float
 ) -> LauncherError:
     leader = view.run.plan.leader
-    missing = view.missing or [leader]
-    names = ", ".join(f"{p.name} ({_condition(view, p)})" for p in hopeless or missing)
+    missing = view.missing_processes or [leader]
+    names = ", ".join(f"{p.name} ({_describe_process(view, p)})" for p in hopeless or missing)
     when = "" if hopeless else f" within {timeout:.0f} s"
-    details = [line for process in missing for line in _evidence(monitor, view, process)]
-    if len(view.missing) == len(view.run.plan.followers):
-        details += _evidence(monitor, view, leader)
+    details = [line for process in missing for line in _last_log_lines(monitor, view, process)]
+    if len(view.missing_processes) == len(view.run.plan.followers):
+        details += _last_log_lines(monitor, view, leader)
     return PartialError(
-        f"{_present(view)} joined{when}; missing: {names}; everything was stopped", details
+        f"{_joined_count(view)} joined{when}; missing: {names}; everything was stopped", details
     )
 
 
-def _condition(view: RunView, process: ProcessPlan) -> str:
+def _describe_process(view: RunView, process: ProcessPlan) -> str:
     state = view.processes[process.name]
-    return ", ".join(part for part in (state.state, state.ending) if part)
+    return ", ".join(part for part in (state.state, state.last_end) if part)
 
 
-def _evidence(monitor: RunMonitor, view: RunView, process: ProcessPlan) -> list[str]:
+def _last_log_lines(monitor: RunMonitor, view: RunView, process: ProcessPlan) -> list[str]:
     """Return a heading and the last log lines of a process."""
     lines = monitor.last_lines(process)
     attempt = view.processes[process.name].attempt
-    heading = f"{process.name} on {process.host}, attempt {attempt}, {_condition(view, process)}:"
+    heading = (
+        f"{process.name} on {process.host}, attempt {attempt}, {_describe_process(view, process)}:"
+    )
     return [heading, *(f"  {line}" for line in lines or ["(no output)"])]

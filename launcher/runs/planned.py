@@ -118,7 +118,7 @@ def cluster_of(hosts: Sequence[Host], between: LinkRates | None) -> ClusterShape
     remarks: list[str] = []
     counted: Counter[tuple[int, DeviceModel]] = Counter()
     for host in hosts:
-        for device, count in _devices(host, remarks).items():
+        for device, count in _count_devices(host, remarks).items():
             counted[count, device] += 1
     groups = tuple(
         HostPool(hosts=hosts_of, devices=count, device=device, inside=device.nvlink or PCIE)
@@ -135,7 +135,7 @@ def cluster_of(hosts: Sequence[Host], between: LinkRates | None) -> ClusterShape
         ) from None
 
 
-def _devices(host: Host, remarks: list[str]) -> Counter[DeviceModel]:
+def _count_devices(host: Host, remarks: list[str]) -> Counter[DeviceModel]:
     found: Counter[DeviceModel] = Counter()
     for device in host.devices or ():
         if not device.is_gpu:

@@ -28,7 +28,7 @@ from launcher.plan.configuration import JobRequest
 from launcher.runs.cluster import Cluster
 from launcher.runs.down import tear_down
 from launcher.runs.records.kept_configs import is_own_entry, keep_entry
-from launcher.runs.records.queued import Entry, Job, Queue
+from launcher.runs.records.queued import Queue, QueuedJob, QueueEntry
 from launcher.runs.records.registry import Registry, new_run_id, operator_name
 from launcher.runs.records.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView, live_runs
@@ -53,7 +53,7 @@ def queue_of(inventory: Path | None) -> tuple[Queue, Registry]:
         UnreachableError: the coordinator's host does not answer.
     """
     registry = Cluster(inventory).registry
-    return Queue(registry.writable()), registry
+    return Queue(registry.open_state_folder()), registry
 
 
 def check_inputs(cluster: Cluster, order: JobRequest, report: Callable[[str], None] = note) -> None:
@@ -69,12 +69,12 @@ def check_inputs(cluster: Cluster, order: JobRequest, report: Callable[[str], No
         return
     try:
         start = Cluster(cluster.inventory, cluster.start, report=lambda _line: None)
-        start.prepare(order, None, only_to_plan=True)
+        start.plan_launch(order, None, only_to_plan=True)
     except UnreachableError as error:
         report(f"model and data are checked when the job starts: {error}")
 
 
-def enqueue(cluster: Cluster, order: JobRequest, timeout: float | None) -> str:
+def enqueue_job(cluster: Cluster, order: JobRequest, timeout: float | None) -> str:
     """Add a job to the queue of a cluster, and return the id of its run.
 
     Raises:
@@ -84,16 +84,16 @@ def enqueue(cluster: Cluster, order: JobRequest, timeout: float | None) -> str:
     run_id = new_run_id(order.resolve_job(cluster.hosts).name)
     queue, registry = queue_of(cluster.inventory)
     anchored = order.anchor_paths(cluster.hosts)
-    job = Job(
+    job = QueuedJob(
         leader=order.leader,
         preset=None if order.is_file else order.source,
         config=read_text(Path(str(order.source))) if order.is_file else None,
         settings=dict(order.settings),
         folder=str(anchored.folder),
-        start=cluster.start.kept,
+        start=cluster.start.without_secrets,
         timeout=timeout,
         who=operator_name(),
-        added=queue.clock(),
+        added=queue.read_clock(),
     )
     data = json.dumps(asdict(job), indent=1).encode()
     if not registry.is_here:
@@ -121,7 +121,7 @@ class QueueRunner:
         self._report = report
         self._said: set[str] = set()
 
-    def run(self) -> NoReturn:
+    def run_forever(self) -> NoReturn:
         """Run jobs until this process is ended, which leaves a run that has begun alone.
 
         Raises:
@@ -134,15 +134,15 @@ class QueueRunner:
                 queue, registry = queue_of(self._inventory)
                 with queue.lock():
                     while True:
-                        if not self.step(queue, registry):
+                        if not self.run_next_job(queue, registry):
                             time.sleep(LOOK_AGAIN)
                         pause = LOOK_AGAIN
             except UnreachableError as error:
-                self._say(str(error))
+                self._report_once(str(error))
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
 
-    def step(self, queue: Queue, registry: Registry) -> bool:
+    def run_next_job(self, queue: Queue, registry: Registry) -> bool:
         """Take the oldest job that is not over to its end; False: there is none, or it waits.
 
         Raises:
@@ -150,19 +150,19 @@ class QueueRunner:
             InterruptedStartError: a signal came during a start, which was undone.
             ConfigError: the queue cannot be written.
         """
-        left = [entry for entry in queue.entries()[0] if entry.end is None]
+        left = [entry for entry in queue.read_entries()[0] if entry.end is None]
         entry = next((entry for entry in left if self._is_trusted(entry, registry)), None)
         if entry is None:
-            self._say("nothing waits in the queue; add a job: launch queue add")
+            self._report_once("nothing waits in the queue; add a job: launch queue add")
             return False
         interruption: InterruptedStartError | None = None
         try:
-            end = self._outcome(queue, registry, entry)
+            end = self._run_entry(queue, registry, entry)
         except UnreachableError:
             raise
         except BusyError as error:  # another start was faster; nothing of this one has begun
             queue.release(entry.id)
-            self._say(str(error))
+            self._report_once(str(error))
             return False
         except LauncherError as error:
             stopped = isinstance(error, InterruptedStartError)
@@ -178,34 +178,36 @@ class QueueRunner:
             raise interruption
         return True
 
-    def _outcome(
-        self, queue: Queue, registry: Registry, entry: Entry
+    def _run_entry(
+        self, queue: Queue, registry: Registry, entry: QueueEntry
     ) -> tuple[str, str | None, int] | None:
         """Start a job, or take up its run, and return state, reason and exit code at its end.
 
         None: it waits for another run, or was removed.
         """
         cluster = Cluster(self._inventory, entry.job.start, self._report)
-        place = cluster.registry.writable()
+        place = cluster.registry.open_state_folder()
         if entry.claimed and place.connection.exists(place.plan_of(entry.id)):
-            run = cluster.registry.get(entry.id)
+            run = cluster.registry.get_run(entry.id)
             view = RunMonitor(run).observe(REACH)
             leader = view.processes[run.plan.leader.name]
             if leader.state == "unreachable":
-                raise UnreachableError(leader.message or f"host {run.head.name} does not answer")
+                raise UnreachableError(
+                    leader.message or f"host {run.leader_host.name} does not answer"
+                )
             if leader.state == "absent" and view.end is None:
                 tear_down(run, why=_CUT_OFF)
                 return "failed", _CUT_OFF, InterruptedStartError.exit_code
         else:
             active = [view for view in live_runs(registry) if view.state not in OVER]
             if active:
-                self._say(f"{entry.id} waits for the end of run {active[0].run.run_id}")
+                self._report_once(f"{entry.id} waits for the end of run {active[0].run.run_id}")
                 return None
-            with entry.job.order() as order:
-                launch = cluster.prepare(order, None, only_to_plan=False, run_id=entry.id)
+            with entry.job.open_request() as order:
+                launch = cluster.plan_launch(order, None, only_to_plan=False, run_id=entry.id)
             if not queue.claim(entry.id):
                 return None
-            run = cluster.up(launch, entry.job.timeout, self._notify)
+            run = cluster.start_run(launch, entry.job.timeout, self._notify)
         try:
             view = self._follow(run, self._report)
         except (JobFailedError, OverBudgetError) as error:
@@ -213,7 +215,7 @@ class QueueRunner:
             return state if state in OVER else "failed", str(error), error.exit_code
         return view.state, None, 0
 
-    def _is_trusted(self, entry: Entry, registry: Registry) -> bool:
+    def _is_trusted(self, entry: QueueEntry, registry: Registry) -> bool:
         """Whether this machine added a job, or keeps the queue itself.
 
         A config names files and settings of hosts, and units can write what lies in a
@@ -221,12 +223,12 @@ class QueueRunner:
         """
         if registry.is_here or is_own_entry(entry.id, entry.data):
             return True
-        self._say(
+        self._report_once(
             f"{entry.id} skipped: it was queued on {entry.job.who}; launch queue run there runs it"
         )
         return False
 
-    def _say(self, line: str) -> None:
+    def _report_once(self, line: str) -> None:
         """Report a line, once until the next job is over."""
         if line not in self._said:
             self._said.add(line)

@@ -22,7 +22,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.processes.log_pages import last_lines
 from launcher.runs.processes.session import ProcessState, SessionSupervisor
-from launcher.runs.processes.systemd import supervise
+from launcher.runs.processes.systemd import open_supervisor
 from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run, StateFolder
 from launcher.runs.records.self_reports import read_report, read_training
@@ -77,21 +77,21 @@ class RunView:
         return f"failed: {self.reason}" if self.state == "failed" and self.reason else self.state
 
     @property
-    def joined(self) -> list[int]:
+    def joined_ranks(self) -> list[int]:
         """The ranks that take part, as the coordinator reports."""
-        return sorted(w["rank"] for w in self.members if w.get("state") in JOINED)
+        return sorted(w["rank"] for w in self.worker_reports if w.get("state") in JOINED)
 
     @property
-    def members(self) -> list[dict[str, Any]]:
+    def worker_reports(self) -> list[dict[str, Any]]:
         """The coordinator's report on each worker: `rank`, `state`, `samples`, ..."""
         return list((self.training or {}).get("workers") or ())
 
     @cached_property
     def _members_by_rank(self) -> dict[int | None, dict[str, Any]]:
         """The reports on workers by rank; of two on one rank the first."""
-        return {member.get("rank"): member for member in reversed(self.members)}
+        return {member.get("rank"): member for member in reversed(self.worker_reports)}
 
-    def member(self, process: ProcessPlan) -> Mapping[str, Any]:
+    def find_report(self, process: ProcessPlan) -> Mapping[str, Any]:
         """The report on a process besides its state: `state`, `tokens_per_second`, ..."""
         match process.role:
             case "worker":
@@ -102,7 +102,7 @@ class RunView:
                 return self.beats.get(process.name, {})
 
     @property
-    def card(self) -> list[str]:
+    def result_lines(self) -> list[str]:
         """The result of an ended run and the next steps, as the leader reports them."""
         return list((self.training or {}).get("card") or ()) if self.state in OVER else []
 
@@ -113,7 +113,7 @@ class RunView:
         if self.is_live:
             moved = "lost, its share moved to the others"
             why = {"idle": "idle: would slow the step", "lost": moved}
-            states = ((w.get("rank"), why.get(str(w.get("state")))) for w in self.members)
+            states = ((w.get("rank"), why.get(str(w.get("state")))) for w in self.worker_reports)
             lines = [f"worker {rank} {words}" for rank, words in states if words]
         if failure := (self.training or {}).get("notify_failure"):
             lines.append(f"notification failed: {failure}")
@@ -122,7 +122,7 @@ class RunView:
                 lines.append(f"{name}: {process.progress}")
             if process.notify_failure:
                 lines.append(f"{name}: notification failed: {process.notify_failure}")
-        if self.state in ("failed", "stopped") and not self.card and self.run.is_launched:
+        if self.state in ("failed", "stopped") and not self.result_lines and self.run.is_launched:
             kind = "distill" if self.run.plan.leader.role == "student" else "cluster"
             stop = f"launch cluster down --run {self.run.run_id}; " if self.is_live else ""
             lines.append(f"to resume it: {stop}launch {kind} up --resume {self.run.run_id}")
@@ -131,13 +131,13 @@ class RunView:
     def takes_part(self, process: ProcessPlan) -> bool:
         """Whether a process has found its place in the run."""
         if process.role == "worker":
-            return self.member(process).get("state") in JOINED
+            return self.find_report(process).get("state") in JOINED
         if process.beat:
             return process.name in self.beats
         return self.processes[process.name].state in ("running", "exited")
 
     @property
-    def missing(self) -> list[ProcessPlan]:
+    def missing_processes(self) -> list[ProcessPlan]:
         """The followers that do not take part."""
         return [process for process in self.run.plan.followers if not self.takes_part(process)]
 
@@ -154,26 +154,26 @@ class RunMonitor:
         self._hanging_until: dict[str, float] = {}
         self._plans: dict[str, LaunchPlan] = {}
 
-    def supervisor(self, process: ProcessPlan) -> SessionSupervisor:
+    def find_supervisor(self, process: ProcessPlan) -> SessionSupervisor:
         """Return the supervisor of the process's host.
 
         Raises:
             UnreachableError: the host cannot be driven.
         """
-        host = self.run.host(process.host)
-        return self._supervise(host, ssh.connect(host))
+        host = self.run.find_host(process.host)
+        return self._open_supervisor(host, ssh.connect(host))
 
-    def _supervise(self, host: Host, connection: Connection) -> SessionSupervisor:
-        home = self.run.folder(host, connection)
-        return supervise(connection, self.run.run_id, home=home)
+    def _open_supervisor(self, host: Host, connection: Connection) -> SessionSupervisor:
+        home = self.run.run_folder(host, connection)
+        return open_supervisor(connection, self.run.run_id, home=home)
 
-    def state(self, process: ProcessPlan) -> ProcessState:
+    def read_state(self, process: ProcessPlan) -> ProcessState:
         """Return what is known about a process.
 
         Raises:
             UnreachableError: its host does not answer.
         """
-        return self.supervisor(process).state(process)
+        return self.find_supervisor(process).read_state(process)
 
     def last_lines(
         self, process: ProcessPlan, count: int = 10, attempt: int | None = None
@@ -181,9 +181,9 @@ class RunMonitor:
         """Return the end of an attempt's log; without one, of the newest that is not empty."""
 
         def read(host: Host, connection: Connection) -> list[str]:
-            return last_lines(self._supervise(host, connection), process, count, attempt)
+            return last_lines(self._open_supervisor(host, connection), process, count, attempt)
 
-        answers = fleet.ask([self.run.host(process.host)], read)
+        answers = fleet.ask([self.run.find_host(process.host)], read)
         for name, error in answers.errors.items():
             return [f"(no log: {line_of(name, error)})"]
         return answers.found[process.host]
@@ -203,24 +203,24 @@ class RunMonitor:
         ends: list[str | None] = []
 
         def states_of(host: Host, connection: Connection) -> _States:
-            supervisor = self._supervise(host, connection)
+            supervisor = self._open_supervisor(host, connection)
             here = [process for process in plan.processes if process.host == host.name]
-            found = {p.name: (supervisor.state(p), supervisor.folder(p)) for p in here}
+            found = {p.name: (supervisor.read_state(p), supervisor.process_folder(p)) for p in here}
             if host.name == plan.leader.host:
-                ends.append(self.run.end(host, connection))
+                ends.append(self.run.read_stop_reason(host, connection))
             return found
 
         def show(answers: Answers[_States]) -> None:
             if on_late is not None:
-                on_late(self._view(answers, ends, LOOK))
+                on_late(self._make_view(answers, ends, LOOK))
 
         answers = fleet.ask(
             self.run.hosts, states_of, deadline, on_late=None if on_late is None else show
         )
         left = LOOK if on_late is not None else deadline - (time.monotonic() - began)
-        return self._view(answers, ends, max(0.5, left))
+        return self._make_view(answers, ends, max(0.5, left))
 
-    def _view(
+    def _make_view(
         self, answers: Answers[_States], ends: Sequence[str | None], deadline: float
     ) -> RunView:
         """Return the view of what hosts answered, with the reports read until a deadline."""
@@ -236,7 +236,7 @@ class RunMonitor:
             else:
                 found = answers.found[process.host][process.name]
                 states[process.name], folders[process.name] = found
-        words = self._words(states, deadline)
+        words = self._read_reports(states, deadline)
         head, training = states[plan.leader.name], words.pop(plan.leader.name, None)
         state = derive_state(head, training)
         if plan.leader.role == "student":
@@ -259,14 +259,14 @@ class RunMonitor:
             end=end,
         )
 
-    def _words(
+    def _read_reports(
         self, states: Mapping[str, ProcessState], deadline: float
     ) -> dict[str, Mapping[str, Any]]:
         """Return the reports of processes; nothing while the file of a report hangs."""
         plan, now = self.run.plan, time.monotonic()
         questions = {
             process.name: (
-                self.run.host(process.host),
+                self.run.find_host(process.host),
                 partial(self._read_words, process, states[process.name]),
             )
             for process in plan.processes
@@ -284,7 +284,7 @@ class RunMonitor:
         self, process: ProcessPlan, state: ProcessState, connection: Connection
     ) -> Mapping[str, Any] | None:
         """Return what the present attempt of a process wrote, else the last of an ended one."""
-        host = self.run.host(process.host)
+        host = self.run.find_host(process.host)
         plan = self._plans.get(host.name) or self.run.plan_by(host, connection)
         here = None if plan is None else plan.find_process(process.name)
         if plan is None or here is None:
@@ -298,7 +298,7 @@ class RunMonitor:
         return words if fresh and state.state != "absent" else None
 
 
-def shards(member: Mapping[str, Any]) -> str:
+def shards_written(member: Mapping[str, Any]) -> str:
     """Return how many of its shards a teacher has written, as `3/12`; empty for other processes."""
     return f"{member.get('shards_done', 0)}/{member['shards']}" if member.get("shards") else ""
 
@@ -335,23 +335,23 @@ def live_runs(registry: Registry, surely: bool = False) -> list[RunView]:
         UnreachableError: with `surely`, for a host that does not answer.
     """
 
-    def unfinished(place: StateFolder) -> list[str]:
+    def list_unfinished(place: StateFolder) -> list[str]:
         return place.connection.ask(list_unfinished_runs, str(place.folder))
 
     deadline = REACH if surely else LOOK
-    answers = registry.ask(unfinished, deadline)
+    answers = registry.ask_hosts(list_unfinished, deadline)
     named = answers.require() if surely else answers.found
     among = {run_id for ids in named.values() for run_id in ids}
-    views = [RunMonitor(run).observe(deadline) for run in registry.all(among)]
+    views = [RunMonitor(run).observe(deadline) for run in registry.read_runs(among)]
     return [view for view in views if view.is_live]
 
 
 def find_run(registry: Registry, run_id: str | None) -> Run | None:
     """Return the named run; without a name the newest live one, else the newest at all."""
     if run_id is not None:
-        return registry.get(run_id)
+        return registry.get_run(run_id)
     live = live_runs(registry)
     if live:
         return live[-1].run
-    runs = registry.all()
+    runs = registry.read_runs()
     return runs[-1] if runs else None

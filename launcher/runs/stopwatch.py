@@ -18,7 +18,7 @@ class Stopwatch:
         self._last = self._began
         self.laps: dict[str, float] = {}
 
-    def lap(self, name: str) -> None:
+    def end_lap(self, name: str) -> None:
         """End a lap; one of the same name is continued."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.laps[name] = round(self.laps.get(name, 0.0) + now - self._last, 3)
@@ -29,10 +29,10 @@ class Stopwatch:
         """Seconds from the beginning to the end of the last lap."""
         return round(self._last - self._began, 3)
 
-    def tree(self) -> dict[str, float]:
+    def seconds_by_lap(self) -> dict[str, float]:
         """Return the laps and their sum for programs."""
         return {**self.laps, "total": self.total}
 
-    def line(self) -> str:
+    def describe_laps(self) -> str:
         """Return the laps for people: `8.1 s: connect 0.4, preflight 1.9, ...`."""
         return f"{self.total:.1f} s: " + ", ".join(f"{n} {s:.1f}" for n, s in self.laps.items())

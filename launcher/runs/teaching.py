@@ -39,7 +39,7 @@ Seat = tuple[Place, DeviceModel]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seats:
+class DistillationDevices:
     """The devices of a distillation."""
 
     teachers: Sequence[Seat]
@@ -52,7 +52,7 @@ class Seats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeachingRequest:
+class DistillationRequest:
     """What is planned."""
 
     shape: ModelShape
@@ -62,14 +62,14 @@ class TeachingRequest:
     length: int
     """Tokens of a window."""
     kept: Kept
-    seats: Seats
+    seats: DistillationDevices
     given: float | None = None
     """Tokens a second of a teacher."""
     measured: Sequence[Measured] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeachingPlan:
+class DistillationPlan:
     """How a distillation would go."""
 
     options: Sequence[TeacherOption]
@@ -79,7 +79,7 @@ class TeachingPlan:
     learning: StrategyOption | None
     """The student's part; None: no student is named."""
 
-    def seconds(self, tokens: float) -> float | None:
+    def total_seconds(self, tokens: float) -> float | None:
         """Return the time of the whole, of a student that reads each window once; None: unknown."""
         scoring = None if self.pick is None else self.pick.seconds(tokens)
         if self.learning is None:
@@ -101,7 +101,7 @@ class TeachingPlan:
         return learning.cost if learning is not None and learning.fits else None
 
 
-def described_seats(cluster: ClusterShape) -> Seats:
+def described_seats(cluster: ClusterShape) -> DistillationDevices:
     """Return a cluster that was described: the student has the device with the highest speed.
 
     The teachers have the others, or that one too if there is no other.
@@ -121,10 +121,14 @@ def described_seats(cluster: ClusterShape) -> Seats:
     ]
     left = dict.fromkeys(device.name for device in each if device not in able)
     told = [f"{name} is left out: it is neither CUDA nor a processor" for name in left]
-    return Seats(teachers=seats, student=_alone(cluster, best), remarks=[*cluster.remarks, *told])
+    return DistillationDevices(
+        teachers=seats,
+        student=_single_device_cluster(cluster, best),
+        remarks=[*cluster.remarks, *told],
+    )
 
 
-def surveyed_seats(inventory: Path | None) -> Seats:
+def surveyed_seats(inventory: Path | None) -> DistillationDevices:
     """Return the hosts of an inventory, which are asked, in the roles of `launch distill up`.
 
     Teachers may compute on the processor of their host, or on its CUDA cards.
@@ -149,7 +153,7 @@ def surveyed_seats(inventory: Path | None) -> Seats:
             remarks += alone.remarks
     student = cluster_of([replace(host, devices=(taken,))], None)
     told = tuple(dict.fromkeys((*remarks, *student.remarks)))
-    return Seats(teachers=seats, student=student, found=found, remarks=told)
+    return DistillationDevices(teachers=seats, student=student, found=found, remarks=told)
 
 
 def read_rates(texts: Sequence[str], found: Survey | None) -> tuple[float | None, list[Measured]]:
@@ -166,7 +170,7 @@ def read_rates(texts: Sequence[str], found: Survey | None) -> tuple[float | None
         try:
             number = float(text)
         except ValueError:
-            measured += _measured(Path(text), found)
+            measured += _measured_speeds(Path(text), found)
             continue
         if not 0 < number < math.inf:
             raise ConfigError(f"--rate {text}: give tokens a second, or a folder of logits")
@@ -176,7 +180,7 @@ def read_rates(texts: Sequence[str], found: Survey | None) -> tuple[float | None
     return given, measured
 
 
-def _measured(folder: Path, found: Survey | None) -> list[Measured]:
+def _measured_speeds(folder: Path, found: Survey | None) -> list[Measured]:
     answer = job.measured(folder)
     hosts = () if found is None or not folder.is_absolute() else found.connections.values()
     for connection in hosts:
@@ -192,7 +196,7 @@ def _measured(folder: Path, found: Survey | None) -> list[Measured]:
     return answer
 
 
-def plan_teaching(request: TeachingRequest) -> TeachingPlan:
+def plan_teaching(request: DistillationRequest) -> DistillationPlan:
     """Return the teacher's options, the student's part, and the bytes on the share.
 
     Raises:
@@ -229,7 +233,7 @@ def plan_teaching(request: TeachingRequest) -> TeachingPlan:
             tokens=request.tokens,
         )
         learning = plan_strategy(asked, Strategy(), "full")
-    return TeachingPlan(
+    return DistillationPlan(
         options=options,
         pick=pick,
         bytes_per_token=sizes[0] if sizes else bytes_per_token(request.kept, learned.vocab),
@@ -238,6 +242,6 @@ def plan_teaching(request: TeachingRequest) -> TeachingPlan:
     )
 
 
-def _alone(cluster: ClusterShape, device: DeviceModel) -> ClusterShape:
+def _single_device_cluster(cluster: ClusterShape, device: DeviceModel) -> ClusterShape:
     group = next(group for group in cluster.groups if group.device == device)
     return ClusterShape(groups=(replace(group, hosts=1, devices=1),), between=None)

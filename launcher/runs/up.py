@@ -34,11 +34,11 @@ from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.plan.setting import PlanContext
-from launcher.runs.down import tear_down, uninterrupted
+from launcher.runs.down import defer_signals, tear_down
 from launcher.runs.join import Report, wait_until_joined
-from launcher.runs.preflight.inspection import inspect
-from launcher.runs.processes.systemd import supervise
-from launcher.runs.records.kept_configs import Start, keep_config
+from launcher.runs.preflight.inspection import inspect_hosts
+from launcher.runs.processes.systemd import open_supervisor
+from launcher.runs.records.kept_configs import StartArguments, keep_config
 from launcher.runs.records.registry import Registry, authority_folder, new_run_id
 from launcher.runs.records.run import Run, StateFolder
 from launcher.runs.status import OVER, live_runs
@@ -114,7 +114,7 @@ def make_plan(
 
 def bring_up(
     launch: Launch,
-    start: Start,
+    start: StartArguments,
     registry: Registry,
     report: Report,
     timeout: float | None,
@@ -135,32 +135,32 @@ def bring_up(
     """
     plan, job = launch.plan, launch.job
     patience = job.start_deadline if isinstance(job, DistillJob) else job.exchange.join_deadline
-    run, record = registry.record(plan)
+    run, record = registry.record_run(plan)
     begun = False
     with _signals_interrupt():
         try:
             with registry.lock(f"run {plan.run_id}"):
                 _refuse_if_busy(registry, report)
-                checks = inspect(launch.found, plan, job)
+                checks = inspect_hosts(launch.found, plan, job)
                 refuse_failures(checks, report)
-                watch.lap("preflight")
+                watch.end_lap("preflight")
                 begun = True
                 config = job.to_yaml().encode()
                 keep_config(run.run_id, config, start)
-                deliver(run, record, config)
-                watch.lap("certificates and files")
-                _start(run, patience, notify)
-                watch.lap("start")
+                deliver_run(run, record, config)
+                watch.end_lap("certificates and files")
+                _start_supervisors(run, patience, notify)
+                watch.end_lap("start")
             # From here on the run itself keeps others out: a link that breaks costs no lock.
             report(f"started {run.run_id}: {_who_is_where(plan)}")
             fetched = any(c.name == "model" and c.status == "warn" for c in checks)
             margin = JOIN_MARGIN + (FETCH_MARGIN if fetched else 0.0)
             wait_until_joined(run, timeout or patience + margin, report)
-            watch.lap("join")
+            watch.end_lap("join")
         except BaseException as error:
             if begun:
-                with uninterrupted():
-                    ending = tear_down(run, grace=5.0, why=_why(error))
+                with defer_signals():
+                    ending = tear_down(run, grace=5.0, why=_failure_reason(error))
                 for line in ending.left.values():
                     report(f"not undone: {line}")
             if begun and isinstance(error, KeyboardInterrupt):
@@ -171,7 +171,7 @@ def bring_up(
     return run
 
 
-def _why(error: BaseException) -> str:
+def _failure_reason(error: BaseException) -> str:
     """Return why a start failed; empty if it was interrupted."""
     stopped = isinstance(error, KeyboardInterrupt | InterruptedStartError)
     return "" if stopped else str(error) or type(error).__name__
@@ -201,14 +201,14 @@ def _refuse_if_busy(registry: Registry, report: Report) -> None:
             "see: launch cluster status, end it: launch cluster down"
         )
 
-    def wanted(place: StateFolder) -> list[str]:
+    def read_live_runs(place: StateFolder) -> list[str]:
         if not place.connection.units:
             return []
         return place.connection.ask(list_wanted_runs)
 
     # Runs that ended by themselves: their units need not be started at boot any more.
-    ids = registry.ask(wanted, REACH).require().values()
-    for run in registry.all({run_id for found in ids for run_id in found}):
+    ids = registry.ask_hosts(read_live_runs, REACH).require().values()
+    for run in registry.read_runs({run_id for found in ids for run_id in found}):
         tear_down(run)
 
 
@@ -220,7 +220,7 @@ def _who_is_where(plan: LaunchPlan) -> str:
     return ", ".join(f"{process.name} on {process.host}" for process in plan.processes)
 
 
-def deliver(run: Run, record: bytes, config: bytes) -> None:
+def deliver_run(run: Run, record: bytes, config: bytes) -> None:
     """Write what a run consists of on all that keep it; `record` is the plan.json, and comes last.
 
     Raises:
@@ -228,32 +228,32 @@ def deliver(run: Run, record: bytes, config: bytes) -> None:
         UnreachableError: a host does not answer any more.
     """
     named = [process for process in run.plan.processes if process.names]
-    leafs = _leafs(run.run_id, named)
+    leafs = _issue_certificates(run.run_id, named)
 
-    def write(host: Host, connection: Connection) -> None:
-        folder = run.folder(host, connection)
-        connection.remove(run.mark(host, connection))  # of an earlier life of a resumed run
-        if host.name == run.head.name:
+    def write_records(host: Host, connection: Connection) -> None:
+        folder = run.run_folder(host, connection)
+        connection.remove(run.stop_mark(host, connection))  # of an earlier life of a resumed run
+        if host.name == run.leader_host.name:
             for place in run.plan.leader.writes.values():
-                _reopen(connection, f"{place}/status.json")
+                _clear_earlier_end(connection, f"{place}/status.json")
         connection.write(f"{folder}/run.yaml", config)
         for process in run.plan.processes:
             if process.host == host.name and process.name in leafs:
-                for name, content in leafs[process.name].files().items():
+                for name, content in leafs[process.name].contents_by_name().items():
                     connection.write(f"{process.folder}/tls/{name}", content)
         connection.write(f"{folder}/plan.json", record)
 
-    fleet.ask(run.file_hosts, write, REACH).require()
+    fleet.ask(run.file_hosts, write_records, REACH).require()
 
 
-def _reopen(connection: Connection, status: str) -> None:
+def _clear_earlier_end(connection: Connection, status: str) -> None:
     """Remove the end of an earlier attempt from a status: it would end every worker at once."""
     with contextlib.suppress(OSError, ValueError):
         tree = receive_json(dict[str, Any], connection.read(status), status, lines=True)
         connection.write(status, json.dumps({**tree, "state": "waiting"}).encode())
 
 
-def _leafs(run_id: str, processes: Sequence[ProcessPlan]) -> dict[str, Credentials]:
+def _issue_certificates(run_id: str, processes: Sequence[ProcessPlan]) -> dict[str, Credentials]:
     """Return fresh certificates for processes that open or accept connections."""
     if not processes:
         return {}
@@ -263,35 +263,37 @@ def _leafs(run_id: str, processes: Sequence[ProcessPlan]) -> dict[str, Credentia
     return {p.name: authority.issue(identity_of(run_id, p.rank), p.names) for p in processes}
 
 
-def _start(run: Run, join_deadline: float, notify: Sequence[str]) -> None:
+def _start_supervisors(run: Run, join_deadline: float, notify: Sequence[str]) -> None:
     """Start the supervisors of all hosts at once; each looks after its process from then on."""
     # A worker gives up on an absent coordinator after the deadline: that counts as a
     # failure, so its supervisor finally gives up as well, without the launcher.
     restart = RestartPolicy(healthy_after=join_deadline + HEALTHY_MARGIN)
     leader = run.plan.leader
 
-    def start(host: Host, connection: Connection) -> None:
-        supervisor = supervise(connection, run.run_id, restart, run.folder(host, connection))
+    def start_on_host(host: Host, connection: Connection) -> None:
+        supervisor = open_supervisor(
+            connection, run.run_id, restart, run.run_folder(host, connection)
+        )
         for process in run.plan.processes:
             if process.host == host.name:
                 # An evaluator is not done when its student is: the last checkpoints are left.
                 serves = process.host == leader.host and process.role in ("worker", "teacher")
                 if process is leader:
-                    supervisor.start(process, notify=notify)
+                    supervisor.start_process(process, notify=notify)
                 else:
-                    supervisor.start(process, leader if serves else None)
+                    supervisor.start_process(process, leader if serves else None)
 
-    fleet.ask(run.hosts, start, START_DEADLINE).require(PartialError)
+    fleet.ask(run.hosts, start_on_host, START_DEADLINE).require(PartialError)
 
 
 @contextlib.contextmanager
 def _signals_interrupt() -> Generator[None]:
     """Make SIGTERM and SIGHUP undo a start as Ctrl-C does."""
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
+    def raise_interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
+    before = {n: signal.signal(n, raise_interrupt) for n in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

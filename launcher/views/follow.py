@@ -38,8 +38,8 @@ def follow_run(run: Run, report: Callable[[str], None]) -> RunView:
     said, said_at = "", 0.0
     with redrawing(report) as report_progress:
         while (view := monitor.observe()).state not in OVER:
-            for failure in watch.news(view):
-                for text in failure.text:
+            for failure in watch.new_failures(view):
+                for text in failure.lines:
                     report(text)
             line = render.run_headline(view)
             if line != said and time.monotonic() - said_at >= _PROGRESS_EVERY:
@@ -123,7 +123,7 @@ def _print_changes(telemetry: Telemetry) -> None:
         said = lines
         for failure in snapshot.failures:
             if failure not in shown:
-                for line in failure.text:
+                for line in failure.lines:
                     render.print_line(line)
         shown = snapshot.failures
         if is_over(view):

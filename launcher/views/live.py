@@ -41,7 +41,7 @@ def live_view(
     notes = [Text(f"! {line}", "yellow") for line in said]
     for failure in snapshot.failures:
         notes.append(Text(failure.heading, "bold red"))
-        notes += [_one_line(line) for line in failure.text[1:]]
+        notes += [_one_line(line) for line in failure.lines[1:]]
     for block in (notes, list(map(_one_line, events))):
         if block:
             parts += [Text(""), *block]
@@ -90,9 +90,9 @@ def _list_facts(view: RunView) -> Iterator[tuple[str, str]]:
     """Yield what changes seldom, by what it is about, in words."""
     yield "run", f"the run is {view.outcome}"
     for process in view.run.plan.processes:
-        state, member = view.processes[process.name], view.member(process)
+        state, member = view.processes[process.name], view.find_report(process)
         attempt = f", attempt {state.attempt}" if state.attempt > 1 else ""
-        ending = f" ({state.ending})" if state.ending and state.exit_code != 0 else ""
+        ending = f" ({state.last_end})" if state.last_end and state.exit_code != 0 else ""
         yield process.name, f"{process.name}: {state.state}{ending}{attempt}"
         if process.role == "worker" and state.state == "running" and member.get("state"):
             yield f"{process.name}/member", f"{process.name}: {member['state']}"

@@ -26,7 +26,7 @@ from launcher.hosts import fleet, ssh
 from launcher.hosts.fleet import asking
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.failures import FailureWatch
-from launcher.runs.processes.log_pages import LogPages, Page
+from launcher.runs.processes.log_pages import LogPage, LogPages
 from launcher.runs.records.run import Run
 from launcher.runs.status import RunMonitor
 from launcher.views.log_printer import LinePrinter
@@ -71,8 +71,8 @@ class ProcessLog:
             ConfigError: there is no such attempt.
             UnreachableError: the host does not answer; another call resumes.
         """
-        supervisor = self._monitor.supervisor(self.process)
-        attempts = supervisor.attempts(self.process)
+        supervisor = self._monitor.find_supervisor(self.process)
+        attempts = supervisor.list_attempts(self.process)
         wanted = self._selection.attempt
         if wanted is not None and wanted not in attempts:
             known = ", ".join(map(str, attempts)) or "none"
@@ -88,8 +88,10 @@ class ProcessLog:
         Raises:
             UnreachableError: the host does not answer; another call resumes.
         """
-        state = self._monitor.state(self.process)  # before reading: its last lines are included
-        attempts = self._monitor.supervisor(self.process).attempts(self.process)
+        state = self._monitor.read_state(
+            self.process
+        )  # before reading: its last lines are included
+        attempts = self._monitor.find_supervisor(self.process).list_attempts(self.process)
         latest = max(self._offsets, default=0)
         for attempt in attempts:
             if attempt < latest:
@@ -100,7 +102,7 @@ class ProcessLog:
                 self._offsets[attempt] = 0
             self._read_on(attempt, emit, whole=state.is_over or attempt != attempts[-1])
         if state.is_over:
-            ending = f" ({state.ending})" if state.ending else ""
+            ending = f" ({state.last_end})" if state.last_end else ""
             announce(f"--- {self.process.name} {state.state}{ending} ---")
         return state.is_over
 
@@ -115,14 +117,14 @@ class ProcessLog:
         if self._selection.since is None:
             return attempts[-1:]
         if self._moment is None:  # by the clock of the host, which made the marks
-            host = self._monitor.run.host(self.process.host)
+            host = self._monitor.run.find_host(self.process.host)
             clock = ssh.connect(host).ask(read_clock)
             self._moment = self._selection.since(clock)
         return attempts
 
     def _find_start(self, attempt: int, announce: Announce) -> int:
         """Return the offset of the first line that is wanted."""
-        pages = LogPages(self._monitor.supervisor(self.process), self.process, attempt)
+        pages = LogPages(self._monitor.find_supervisor(self.process), self.process, attempt)
         offset = 0
         if self._moment is not None:
             since = pages.offset_since(self._moment)
@@ -136,9 +138,9 @@ class ProcessLog:
 
     def _read_on(self, attempt: int, emit: Callable[[int, list[bytes]], None], whole: bool) -> None:
         """Hand over what is behind the remembered offset, which moves only after that."""
-        pages = LogPages(self._monitor.supervisor(self.process), self.process, attempt)
-        page: Page
-        for page in pages.pages(self._offsets[attempt], whole):
+        pages = LogPages(self._monitor.find_supervisor(self.process), self.process, attempt)
+        page: LogPage
+        for page in pages.read_pages(self._offsets[attempt], whole):
             if page.lines:
                 emit(attempt, page.lines)
             self._offsets[attempt] = page.end
@@ -299,8 +301,8 @@ def _watch_others(
     watch = FailureWatch(monitor, without=followed)
     while not over.is_set():
         with contextlib.suppress(LauncherError, OSError):
-            for failure in watch.news(monitor.observe()):
-                for line in failure.text:
+            for failure in watch.new_failures(monitor.observe()):
+                for line in failure.lines:
                     events.put(_Event(note=line))
         over.wait(_OTHERS_EVERY)
 

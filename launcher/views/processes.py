@@ -11,7 +11,7 @@ from rich.text import Text
 from launcher.inventory.facts.gauges import Gauge
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.processes.session import ProcessState
-from launcher.runs.status import RunView, shards
+from launcher.runs.status import RunView, shards_written
 from launcher.views.tables import COLOURS, Column, make_table
 from trainer.tracking.picture import figure, share_text
 
@@ -47,13 +47,13 @@ def processes_table(view: RunView, width: int | None, gauges: Gauges | None = No
     Args:
         gauges: of the live view, which draws bars of the shares too.
     """
-    at_work = [member for member in view.members if _has_share(member)]
+    at_work = [member for member in view.worker_reports if _has_share(member)]
     samples = sum(member.get("samples") or 0 for member in at_work)
     measured: set[tuple[str, str]] = set()
     rows: list[tuple[str | Text, ...]] = []
     for process in view.run.plan.processes:
         state = view.processes[process.name]
-        member = view.member(process)
+        member = view.find_report(process)
         device = (process.host, _first_device(process).lower())
         gauge = Gauge() if device in measured else _find_gauge(gauges or {}, process)
         measured.add(device)
@@ -64,14 +64,14 @@ def processes_table(view: RunView, width: int | None, gauges: Gauges | None = No
                 process.host,
                 _device_name(view, process, width is None or width >= _WIDE),
                 _process_state(state, member),
-                shards(member) or share_text(mine, samples),
+                shards_written(member) or share_text(mine, samples),
                 Text(_draw_bar(mine / samples), "cyan") if gauges is not None and samples else "",
                 figure("", member.get("tokens_per_second"), ",.0f") or "-",
                 _format_memory(gauge),
                 _format_temperature(gauge),
                 "" if gauge.load is None else f"{gauge.load} %",
                 str(state.attempt) if state.attempt > 1 else "-",
-                "-" if state.exit_code == 0 else state.ending or "-",
+                "-" if state.exit_code == 0 else state.last_end or "-",
             )
         )
     return make_table(_COLUMNS, rows, width)
@@ -101,7 +101,7 @@ def _device_name(view: RunView, process: ProcessPlan, wide: bool) -> str:
         return "-"
     if process.backend == "cpu" and not wide:
         return "cpu"
-    host = view.run.host(process.host)
+    host = view.run.find_host(process.host)
     for device in host.devices or ():
         if device.answers_to(_first_device(process)) and device.name:
             kind = "cpu " if process.backend == "cpu" else ""

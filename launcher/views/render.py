@@ -19,7 +19,7 @@ from rich.text import Text
 from launcher.agent.checks.finding import Result
 from launcher.hosts.fleet import asking
 from launcher.plan.plan import LaunchPlan
-from launcher.runs.budget.spending import IdleHost, Total
+from launcher.runs.budget.spending import IdleHost, SpendTotal
 from launcher.runs.processes.session import ProcessState
 from launcher.runs.status import RunView
 from launcher.terminal import note, visible
@@ -145,9 +145,9 @@ def terminal_width() -> int | None:
 def say_card(view: RunView) -> None:
     """Print a run's summary card; its commands are for the host that has the output."""
     leader = view.run.plan.leader.host
-    if view.card and not view.run.plan.get_host(leader).is_local:
+    if view.result_lines and not view.run.plan.get_host(leader).is_local:
         print_line(f"on {leader}:")
-    say_result(view.card)
+    say_result(view.result_lines)
 
 
 def say_result(lines: Iterable[str]) -> None:
@@ -189,7 +189,7 @@ def runs_table(views: Iterable[RunView], width: int | None) -> RenderableType:
     return Group(*lines)
 
 
-def spend_table(totals: Sequence[Total], by: str, width: int | None) -> Table:
+def spend_table(totals: Sequence[SpendTotal], by: str, width: int | None) -> Table:
     """Return the table of `launch spend`, with the sum of each currency as its last lines."""
     rows = [_spending_row(total.name, [total]) for total in totals]
     for unit in dict.fromkeys(total.currency for total in totals):
@@ -198,7 +198,7 @@ def spend_table(totals: Sequence[Total], by: str, width: int | None) -> Table:
     return make_table(columns, rows if len(totals) > 1 else rows[:1], width)
 
 
-def _spending_row(name: str, totals: Sequence[Total]) -> tuple[str, ...]:
+def _spending_row(name: str, totals: Sequence[SpendTotal]) -> tuple[str, ...]:
     seconds = sum(total.seconds for total in totals)
     share = sum(total.measured * total.seconds for total in totals) / seconds if seconds else 0.0
     kwh, money = sum(total.kwh for total in totals), sum(total.money for total in totals)
@@ -274,7 +274,7 @@ def status_tree(view: RunView) -> dict[str, Any]:
         "started": view.run.started,
         "output": plan.output,
         "expect_workers": len(plan.workers),
-        "joined": view.joined,
+        "joined": view.joined_ranks,
         "processes": processes,
         "unreachable": dict(view.unreachable),
         "training": view.training,

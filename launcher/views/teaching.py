@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from launcher.runs.teaching import TeachingPlan, TeachingRequest
+from launcher.runs.teaching import DistillationPlan, DistillationRequest
 from launcher.views.tables import Column, make_table
 from trainer.planning.devices import count_text, gib, size_text
 from trainer.planning.logits_size import Kept
@@ -31,7 +31,7 @@ _COLUMNS = (
 )
 
 
-def describe_request(request: TeachingRequest) -> list[str]:
+def describe_request(request: DistillationRequest) -> list[str]:
     """Return what is planned, and what was guessed."""
     shape = request.shape
     size = f"{count_text(shape.parameters)} parameters"
@@ -44,7 +44,7 @@ def describe_request(request: TeachingRequest) -> list[str]:
     return lines + [f"note: {text}" for text in (shape.remark, *request.seats.remarks) if text]
 
 
-def teacher_table(request: TeachingRequest, plan: TeachingPlan, width: int | None) -> Table:
+def teacher_table(request: DistillationRequest, plan: DistillationPlan, width: int | None) -> Table:
     """Return a line for each engine and type of weights; the one that is picked is marked."""
     rows = [_option_row(one, one is plan.pick, request.tokens) for one in plan.options]
     return make_table(_COLUMNS, rows, width)
@@ -68,7 +68,7 @@ def _option_row(option: TeacherOption, picked: bool, tokens: float) -> list[str]
     ]
 
 
-def describe_choice(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
+def describe_choice(request: DistillationRequest, plan: DistillationPlan) -> list[str]:
     """Return the hours, the bytes and who waits, in words, and the next command."""
     refused = [f"{one.format.name}: {one.refused}" for one in plan.options if one.refused]
     lines = [
@@ -79,7 +79,7 @@ def describe_choice(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
     return [*lines, *refused, *_next_command(request, plan)]
 
 
-def _time_lines(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
+def _time_lines(request: DistillationRequest, plan: DistillationPlan) -> list[str]:
     option = plan.pick
     if option is None:
         return _too_large(plan.options)
@@ -115,7 +115,7 @@ def _too_large(options: Sequence[TeacherOption]) -> list[str]:
     ]
 
 
-def _student_lines(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
+def _student_lines(request: DistillationRequest, plan: DistillationPlan) -> list[str]:
     """Return whether the student waits for the teachers."""
     if request.student is None or plan.learning is None:
         return []
@@ -141,7 +141,7 @@ def _student_lines(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
     return [f"{learns}, and never waits: the teachers are faster"]
 
 
-def _teacher_share(request: TeachingRequest, plan: TeachingPlan) -> str:
+def _teacher_share(request: DistillationRequest, plan: DistillationPlan) -> str:
     each = plan.bytes_per_token
     source = "measured" if plan.bytes_measured else "computed"
     return (
@@ -150,7 +150,7 @@ def _teacher_share(request: TeachingRequest, plan: TeachingPlan) -> str:
     )
 
 
-def _next_command(request: TeachingRequest, plan: TeachingPlan) -> list[str]:
+def _next_command(request: DistillationRequest, plan: DistillationPlan) -> list[str]:
     option, kept = plan.pick, request.kept
     if option is None or not plan.student_fits:
         return []
@@ -182,7 +182,7 @@ def _format_hours(seconds: float) -> str:
     return f"{seconds / 3600:.3g}" if seconds < 3.6e6 else f"{seconds / 3600:,.0f}"
 
 
-def teaching_tree(request: TeachingRequest, plan: TeachingPlan) -> dict[str, Any]:
+def teaching_tree(request: DistillationRequest, plan: DistillationPlan) -> dict[str, Any]:
     """Return a plan as JSON (`motley.teaching/1`)."""
     shape, student, learning = request.shape, request.student, plan.learning
     cost = plan.learning_cost
@@ -211,7 +211,7 @@ def teaching_tree(request: TeachingRequest, plan: TeachingPlan) -> dict[str, Any
             "fits": learning.fits,
             "seconds": None if cost is None else cost.seconds,
         },
-        "seconds": plan.seconds(request.tokens),
+        "seconds": plan.total_seconds(request.tokens),
     }
 
 

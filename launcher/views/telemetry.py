@@ -158,7 +158,7 @@ class Telemetry:
                 view = self._monitor.observe()
                 self._store_view(view)
                 self._pace.update(view, time.monotonic())
-                self._failures.extend(self._watch.news(view))
+                self._failures.extend(self._watch.new_failures(view))
                 self._view, self._seen = view, time.monotonic()
                 self._first.set()
                 self._closed.wait(LOOK_EVERY)

@@ -63,7 +63,7 @@ def write_leaf(
     if valid_in is not None:
         issued = datetime.now(UTC) + CLOCK_SKEW + timedelta(seconds=valid_in)
     leaf = authority.issue(f"urn:motley:run:{run_id}:{role}", ["127.0.0.1"], issued)
-    for name, content in leaf.files().items():
+    for name, content in leaf.contents_by_name().items():
         (folder / name).write_bytes(content)
     return folder
 

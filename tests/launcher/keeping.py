@@ -49,19 +49,19 @@ def wait_until_running(
     """Return an attempt's state once it runs, which is written after its child may print."""
 
     def runs() -> bool:
-        state = supervisor.state(process)
+        state = supervisor.read_state(process)
         return (state.state, state.attempt) == ("running", attempt)
 
     wait_for(runs, f"attempt {attempt} to run")
-    return supervisor.state(process)
+    return supervisor.read_state(process)
 
 
 class ForkingSupervisor(SessionSupervisor):
     """Sessions whose program imports once and forks a child for each attempt."""
 
-    def start(
+    def start_process(
         self, process: ProcessPlan, leader: ProcessPlan | None = None, notify: Sequence[str] = ()
     ) -> None:
         if process.argv[1:2] == ("-c",):
             process = replace(process, argv=(*process.argv[:2], PARENT + process.argv[2]))
-        super().start(process, leader, notify)
+        super().start_process(process, leader, notify)

@@ -17,8 +17,8 @@ from launcher import cli as launch
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
 from launcher.plan.setting import PlanContext
-from launcher.runs.records.kept_configs import Start
-from launcher.runs.records.queued import Job
+from launcher.runs.records.kept_configs import StartArguments
+from launcher.runs.records.queued import QueuedJob
 from trainer import cli as trainer
 from trainer.config.run import load
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         kept = tmp_path / "state" / "runs" / run_id
         kept.mkdir(parents=True)
         (kept / "plan.json").write_text(json.dumps({**json.loads(plan.to_json()), "started": 1.0}))
-    job = Job("coordinator", None, None, {}, "/", Start(), None, "who", 1.0)
+    job = QueuedJob("coordinator", None, None, {}, "/", StartArguments(), None, "who", 1.0)
     (tmp_path / "state" / "queue").mkdir()
     (tmp_path / "state" / "queue" / "next-1.json").write_text(json.dumps(asdict(job)))
     hosts = {"intel": {"ansible_host": "10.0.0.1"}, "lambda": {"ansible_host": "10.0.0.2"}}

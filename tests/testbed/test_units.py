@@ -22,7 +22,7 @@ from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink
 from launcher.inventory.hosts import Host as InventoryHost
 from launcher.plan.plan import ProcessPlan, unit_of
-from launcher.runs.processes.systemd import SystemdSupervisor, supervise
+from launcher.runs.processes.systemd import SystemdSupervisor, open_supervisor
 from launcher.session.spec import RestartPolicy
 from tests import ROOT
 from tests.launcher.agent_pipe import ProcessPipe
@@ -82,7 +82,7 @@ class Station:
         self._pipes: list[SshPipe] = []
         self.connection = RemoteConnection(host.name, self._open)
         self.connection.link()
-        supervisor = supervise(self.connection, self.run_id, QUICK)
+        supervisor = open_supervisor(self.connection, self.run_id, QUICK)
         assert isinstance(supervisor, SystemdSupervisor)
         self.supervisor = supervisor
 
@@ -122,7 +122,7 @@ class Station:
 
     def over(self, process: ProcessPlan) -> None:
         def ended() -> bool:
-            return self.supervisor.state(process).is_over
+            return self.supervisor.read_state(process).is_over
 
         wait_until(ended, 60, f"{process.name} goes on")
 
@@ -180,11 +180,11 @@ def station(lab: Lab, new_host: NewHost) -> Iterator[Station]:
 def test_a_unit_runs_as_the_run_user_and_ends_without_a_trace(station: Station) -> None:
     process, deaf = station.process(), station.process(DEAF, "worker-1")
     for each in (process, deaf):
-        station.supervisor.start(each)
+        station.supervisor.start_process(each)
         station.up(each)
         assert station.systemd(each) == ("active", "enabled")
     assert station.connection.call("wanted_runs") == [station.run_id]
-    state = station.supervisor.state(process)
+    state = station.supervisor.read_state(process)
     assert (state.state, state.attempt) == ("running", 1)
     assert state.keeper is not None
     assert state.child is not None
@@ -193,12 +193,12 @@ def test_a_unit_runs_as_the_run_user_and_ends_without_a_trace(station: Station) 
     found = station.connection.ask(operations.find_run, station.run_id)
     assert {state.keeper, state.child} <= set(found)
 
-    station.supervisor.stop([process, deaf], 3.0)
+    station.supervisor.stop_processes([process, deaf], 3.0)
 
     for each in (process, deaf):
-        assert station.supervisor.state(each).is_over
+        assert station.supervisor.read_state(each).is_over
         assert station.systemd(each) == ("inactive", "disabled")
-    assert station.supervisor.state(process).state == "stopped"
+    assert station.supervisor.read_state(process).state == "stopped"
     assert station.connection.ask(operations.find_run, station.run_id) == []
     assert station.connection.call("wanted_runs") == []
 
@@ -206,25 +206,25 @@ def test_a_unit_runs_as_the_run_user_and_ends_without_a_trace(station: Station) 
 def test_units_outlive_the_launcher_a_killed_keeper_and_a_power_cut(station: Station) -> None:
     process, done = station.process(), station.process("print('up')", "worker-1")
     for each in (process, done):
-        station.supervisor.start(each)
+        station.supervisor.start_process(each)
         station.up(each)
     station.over(done)
-    state = station.supervisor.state(process)
+    state = station.supervisor.read_state(process)
     assert state.keeper is not None
 
     station.connection.ask(operations.send_signal, state.keeper, signal.SIGKILL)
     station.up(process, attempt=2)
-    assert station.supervisor.state(process).state == "running"
+    assert station.supervisor.read_state(process).state == "running"
 
     station.host.crash()
     station.host.start()
     station.host.wait_booted()
     reach(lambda: station.up(process, attempt=3))
-    assert station.supervisor.state(process).attempt == 3
-    assert station.supervisor.attempts(done) == [1]
-    assert station.supervisor.state(done).state == "exited"
+    assert station.supervisor.read_state(process).attempt == 3
+    assert station.supervisor.list_attempts(done) == [1]
+    assert station.supervisor.read_state(done).state == "exited"
 
-    station.supervisor.stop([process, done], 20.0)
+    station.supervisor.stop_processes([process, done], 20.0)
     for each in (process, done):
         assert station.systemd(each) == ("inactive", "disabled")
 

@@ -10,7 +10,7 @@ from launcher.hosts.survey import Survey
 from launcher.plan.budget import refuse_unknown_rents
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.budget.spending import MOST_SPEND
-from launcher.runs.estimate import estimate
+from launcher.runs.estimate import estimate_cost
 from launcher.runs.records.self_reports import read_training
 from launcher.terminal import working
 from trainer.config.budget import BudgetConfig
@@ -20,7 +20,7 @@ from trainer.planning.budget.ledger import earlier_attempts, parse_spend
 from trainer.planning.cost import money_text
 
 
-def authorise(
+def authorise_start(
     plan: LaunchPlan, job: RunConfig | DistillJob, found: Survey, report: Callable[[str], None]
 ) -> None:
     """Refuse a start whose cost is unknown, or would exceed its ceiling.
@@ -37,15 +37,15 @@ def authorise(
         return
     budget.check_guarded()
     there = found.connections[plan.leader.host]
-    spent = _spent(there, plan, budget)
+    spent = _read_earlier_cost(there, plan, budget)
     with working("estimating the cost"):
-        cost = estimate(job, plan, found, _done(there, plan) if spent else 0)
+        cost = estimate_cost(job, plan, found, _read_done_steps(there, plan) if spent else 0)
     unit, ceiling = budget.currency, budget.ceiling
     before = f"{money_text(spent)} {unit} were spent, and " if spent else ""
     if cost is None or cost.money is None:
         if spent >= ceiling:
             raise OverBudgetError(
-                f"{money_text(spent)} {unit} were spent, {_remedy(ceiling, unit)}"
+                f"{money_text(spent)} {unit} were spent, {_ceiling_remedy(ceiling, unit)}"
             )
         report(
             f"budget: {before}the rest cannot be planned on this model and these devices; the run"
@@ -56,18 +56,18 @@ def authorise(
     time = f"{hours:.2f} h" if hours >= 0.1 else f"{cost.seconds:.0f} s"
     said = f"{before}{money_text(money)} {unit} are planned for {time}"
     if spent + money > ceiling:
-        raise OverBudgetError(f"{said}, {_remedy(ceiling, unit)}")
+        raise OverBudgetError(f"{said}, {_ceiling_remedy(ceiling, unit)}")
     report(f"budget: {said}; the ceiling is {money_text(ceiling)} {unit}")
 
 
-def _remedy(ceiling: float, unit: str | None) -> str:
+def _ceiling_remedy(ceiling: float, unit: str | None) -> str:
     return (
         f"and the ceiling is {money_text(ceiling)} {unit}: raise it (--set budget.ceiling=...),"
         " train fewer steps, or take cheaper hosts; nothing was started"
     )
 
 
-def _spent(there: Connection, plan: LaunchPlan, budget: BudgetConfig) -> float:
+def _read_earlier_cost(there: Connection, plan: LaunchPlan, budget: BudgetConfig) -> float:
     """Return what earlier attempts of the run have cost."""
     assert budget.ledger is not None
     try:
@@ -80,6 +80,6 @@ def _spent(there: Connection, plan: LaunchPlan, budget: BudgetConfig) -> float:
     return earlier_attempts(records, plan.run_id, budget.currency).money
 
 
-def _done(there: Connection, plan: LaunchPlan) -> int:
+def _read_done_steps(there: Connection, plan: LaunchPlan) -> int:
     """Return the steps that earlier attempts of the run have done."""
     return (read_training(there, plan, None) or {}).get("step") or 0

@@ -102,7 +102,7 @@ def run_guarded(
                 child.wait(_LOOK_EVERY)
             if child.returncode is None and (ending := watch.ending):
                 reason = ending
-                _end(child, grace)
+                _end_child(child, grace)
     finally:
         signal_group(child.pid, signal.SIGKILL)
         code: int = child.wait()
@@ -114,7 +114,7 @@ def run_guarded(
     return code if code >= 0 else 128 - code
 
 
-def _end(child: subprocess.Popen[bytes], grace: float) -> None:
+def _end_child(child: subprocess.Popen[bytes], grace: float) -> None:
     signal_group(child.pid, signal.SIGTERM)
     signal_group(child.pid, signal.SIGCONT)
     with suppress(subprocess.TimeoutExpired):

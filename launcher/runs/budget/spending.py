@@ -24,7 +24,7 @@ MOST_SPEND = 1 << 28
 
 
 @dataclass(frozen=True)
-class Total:
+class SpendTotal:
     """The spending under one name, in one currency."""
 
     name: str
@@ -72,7 +72,7 @@ def read_spend(
     def on_late(answers: Answers[list[SpendRecord]]) -> None:
         report(asking(answers.late))
 
-    answers = registry.ask(read, on_late=on_late if waits else None)
+    answers = registry.ask_hosts(read, on_late=on_late if waits else None)
     for name, error in answers.errors.items():
         if isinstance(error, ConfigError):
             raise error
@@ -84,17 +84,17 @@ def read_spend(
     return sorted(found.values(), key=lambda record: record.until)
 
 
-def totals(records: Sequence[SpendRecord], by: By) -> list[Total]:
+def sum_spend(records: Sequence[SpendRecord], by: By) -> list[SpendTotal]:
     """Return sums by run, host or day (UTC), in the order of their first lines."""
     groups: dict[tuple[str, str | None], list[SpendRecord]] = {}
     for record in records:
-        groups.setdefault((_name(record, by), record.currency), []).append(record)
-    found: list[Total] = []
+        groups.setdefault((_group_key(record, by), record.currency), []).append(record)
+    found: list[SpendTotal] = []
     for (name, currency), parts in groups.items():
         seconds = sum(part.seconds for part in parts)
         measured = sum(part.measured for part in parts)
         found.append(
-            Total(
+            SpendTotal(
                 name,
                 seconds,
                 sum(part.kwh for part in parts),
@@ -106,7 +106,7 @@ def totals(records: Sequence[SpendRecord], by: By) -> list[Total]:
     return found
 
 
-def _name(record: SpendRecord, by: By) -> str:
+def _group_key(record: SpendRecord, by: By) -> str:
     if by == "day":
         return datetime.datetime.fromtimestamp(record.until, datetime.UTC).date().isoformat()
     return record.run if by == "run" else record.host

@@ -40,7 +40,7 @@ class Credentials:
     certificate: bytes
     key: bytes
 
-    def files(self) -> dict[str, bytes]:
+    def contents_by_name(self) -> dict[str, bytes]:
         """Return the contents by file name."""
         return {"ca.pem": self.ca, "cert.pem": self.certificate, "key.pem": self.key}
 
@@ -58,9 +58,9 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Motley cluster CA")])
         builder = (
-            _builder(name, name, key.public_key(), CA_LIFETIME, now)
+            _certificate_builder(name, name, key.public_key(), CA_LIFETIME, now)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(_key_usage(signs_certificates=True), critical=True)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False
             )
@@ -123,9 +123,11 @@ class Authority:
         alternatives += [_general_name(name) for name in names]
         issuer_id = self._certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
         certificate = (
-            _builder(subject, self._certificate.subject, key.public_key(), LEAF_LIFETIME, now)
+            _certificate_builder(
+                subject, self._certificate.subject, key.public_key(), LEAF_LIFETIME, now
+            )
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_usage(signs_certificates=False), critical=True)
+            .add_extension(_key_usage(signs_certificates=False), critical=True)
             .add_extension(
                 x509.ExtendedKeyUsage(
                     [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -160,7 +162,7 @@ def identity_of(run_id: str, rank: int | None) -> str:
     return f"urn:motley:run:{quote(run_id, safe='')}:{role}"
 
 
-def _builder(
+def _certificate_builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
@@ -180,7 +182,7 @@ def _builder(
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,

@@ -27,7 +27,7 @@ _MEMBER = re.compile(r"coordinator|rank-\d+")
 
 
 @dataclass(frozen=True)
-class Bundle:
+class CertificateBundle:
     """What was written."""
 
     folder: Path
@@ -43,7 +43,7 @@ def write_bundle(
     hosts: Sequence[str],
     *,
     replace: bool,
-) -> Bundle:
+) -> CertificateBundle:
     """Write a bundle for the coordinator and `ranks` workers of a run, atomically.
 
     `hosts` are the names and addresses of all these processes. With `replace` an existing
@@ -65,14 +65,14 @@ def write_bundle(
         try:
             for member, identity in identities.items():
                 (staging / member).mkdir(mode=0o700)
-                for name, content in authority.issue(identity, names).files().items():
+                for name, content in authority.issue(identity, names).contents_by_name().items():
                     write_atomically(staging / member / name, content)
-            _put(staging, folder)
+            _replace_bundle(staging, folder)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
-    return Bundle(folder, tuple(identities))
+    return CertificateBundle(folder, tuple(identities))
 
 
 def _require_host(host: str) -> None:
@@ -100,7 +100,7 @@ def _require_place(folder: Path, *, replace: bool) -> None:
         raise ConfigError(f"{folder} holds certificates already; --force makes new ones")
 
 
-def _put(staging: Path, folder: Path) -> None:
+def _replace_bundle(staging: Path, folder: Path) -> None:
     """Move a finished bundle to its place; if that fails, the old one is restored."""
     if not folder.exists():
         staging.rename(folder)

@@ -19,9 +19,9 @@ from launcher.hosts.survey import Survey
 from launcher.inventory.facts import machine
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.runs.preflight.content import Content
+from launcher.runs.preflight.content import HostDigests
 from launcher.runs.preflight.link import LinkTrial
-from launcher.runs.preflight.versions import compare
+from launcher.runs.preflight.versions import compare_versions
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 
@@ -31,14 +31,14 @@ Question = tuple[Callable[[Connection], Finding], float]
 """A function that asks a host over its connection, and its deadline in seconds."""
 
 
-def ask(operation: Operation[P, Finding], *args: P.args, **kwargs: P.kwargs) -> Question:
+def host_question(operation: Operation[P, Finding], *args: P.args, **kwargs: P.kwargs) -> Question:
     """Return the question whether a host's own check is passed."""
     # The check's own deadline comes first, with a remedy; this one ends the request.
     later = operation.within(operation.deadline + 5)
     return lambda there: there.ask(later, *args, **kwargs), operation.deadline
 
 
-def known(finding: Finding) -> Question:
+def known_question(finding: Finding) -> Question:
     """Return the question whose answer is known already."""
     return lambda _there: finding, CHECK_DEADLINE
 
@@ -55,12 +55,12 @@ class CheckContext:
     ) -> None:
         self.found = found
         self.names = names
-        self.contents: dict[tuple[str, str, str], Content] = {}
+        self.contents: dict[tuple[str, str, str], HostDigests] = {}
         """What hosts have of inputs, by host, question and path."""
         self._plan = plan
         self._job = job
 
-    def concerns(self, kind: Kind) -> bool:
+    def has_kind(self, kind: Kind) -> bool:
         """Whether there is something to check of a kind."""
         if kind == "host" or self._plan is None:
             return kind == "host"
@@ -86,7 +86,7 @@ class CheckContext:
         return self._job
 
     @property
-    def head(self) -> str:
+    def leader_host(self) -> str:
         """The leader's host; empty without a plan."""
         return "" if self._plan is None else self._plan.leader.host
 
@@ -111,29 +111,29 @@ class CheckContext:
         identities = self.found.identities
         return identities.get(name) == identities.get(other)
 
-    def asked(self, kind: Kind) -> Sequence[str]:
+    def hosts_to_ask(self, kind: Kind) -> Sequence[str]:
         """Return the hosts that are asked: a job's settings may be unknown to another version."""
         if kind in ("host", "plan"):
             return self.names
-        other = {c.host for c in self.skew if (c.name, c.status) == ("version", "fail")}
+        other = {c.host for c in self.version_results if (c.name, c.status) == ("version", "fail")}
         return [name for name in self.names if name not in other]
 
     @cached_property
-    def link(self) -> LinkTrial | None:
+    def link_trial(self) -> LinkTrial | None:
         """The trial of all links to the coordinator; None where there is none to try."""
-        far = [name for name in self.names if not self.same_machine(name, self.head)]
-        if self.plan.port is None or self.head not in self.names or not far:
+        far = [name for name in self.names if not self.same_machine(name, self.leader_host)]
+        if self.plan.port is None or self.leader_host not in self.names or not far:
             return None
         return LinkTrial(self.plan, far)
 
     @cached_property
-    def skew(self) -> list[Result]:
+    def version_results(self) -> list[Result]:
         """How versions differ; nothing where this machine is the only one."""
         several = len(set(self.found.identities.values())) > 1
         if not several and all(host.is_local for host in self.found.hosts):
             return []
         machines = {name: self.found.machines[name] for name in self.names}
-        return compare(machines, machine.describe_machine(), self.head)
+        return compare_versions(machines, machine.describe_machine(), self.leader_host)
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,8 @@ class Check:
         return [
             HostCheck(self, name, find, deadline)
             for kind in kinds or self.probes
-            if kind in self.probes and context.concerns(kind)
-            for name in context.asked(kind)
+            if kind in self.probes and context.has_kind(kind)
+            for name in context.hosts_to_ask(kind)
             for find, deadline in self.probes[kind](context, name)
         ]
 
@@ -199,11 +199,11 @@ def run_checks(checks: Sequence[HostCheck], connections: Mapping[str, Connection
     return [
         Result(each.check.name, each.host, found.status, found.detail, found.remedy)
         for key, each in keyed.items()
-        for found in (answers.found.get(key) or _late(each),)
+        for found in (answers.found.get(key) or _deadline_finding(each),)
     ]
 
 
-def _late(check: HostCheck) -> Finding:
+def _deadline_finding(check: HostCheck) -> Finding:
     return Finding(
         "fail", f"no answer within {check.deadline:.0f} s", "a disk or network mount may be hanging"
     )

@@ -15,7 +15,7 @@ AGAIN = "repeat when both hosts answer: launch doctor"
 _PUSH = "copy it there: launch sync inputs"
 
 
-class Content:
+class HostDigests:
     """A host's digests of some files: queried once, at first use."""
 
     def __init__(self, ask: Callable[[], dict[str, str]]) -> None:
@@ -23,7 +23,7 @@ class Content:
         self._asked = threading.Lock()
         self._digests: dict[str, str] | None = None
 
-    def get(self) -> dict[str, str]:
+    def get_digests(self) -> dict[str, str]:
         """Return the digests by file name; empty when the host does not have the files."""
         with self._asked:
             if self._digests is None:
@@ -33,8 +33,8 @@ class Content:
 
 def compare_content(
     ask: Callable[[Connection], Finding],
-    own: Content,
-    reference: Content,
+    own: HostDigests,
+    reference: HostDigests,
     head: str,
     there: Connection,
 ) -> Finding:
@@ -43,7 +43,7 @@ def compare_content(
     if finding.status == "fail":
         return finding
     try:
-        mine, theirs = own.get(), reference.get()
+        mine, theirs = own.get_digests(), reference.get_digests()
     except (LauncherError, OSError) as error:
         detail = f"{finding.detail}: cannot be compared with {head}'s: {error}"
         return Finding("fail", detail, AGAIN)

@@ -16,7 +16,7 @@ from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
 from launcher.plan.distill_commands import path_below
 from launcher.plan.plan import unit_of
-from launcher.runs.preflight.check import CheckContext, Question, ask
+from launcher.runs.preflight.check import CheckContext, Question, host_question
 from launcher.runs.preflight.content import AGAIN
 from trainer.config.run import DATA_ON_HUB
 
@@ -27,12 +27,12 @@ _ANOTHER = "another file in the job"
 _MOUNT = "mount the shared folder on all hosts (docs/share.md), or name one common to all of them"
 
 
-def files(check: str, question: Operation[[Path], Finding]) -> Probe:
+def files_probe(check: str, question: Operation[[Path], Finding]) -> Probe:
     """Return the probe of the hosts whose processes read files that a check is for."""
 
     def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
         paths = {path for each in cluster.processes(name) for path in each.reads.get(check, ())}
-        yield from (ask(question, Path(path)) for path in sorted(paths))
+        yield from (host_question(question, Path(path)) for path in sorted(paths))
 
     return probe
 
@@ -49,10 +49,10 @@ def held_out(cluster: CheckContext, name: str) -> Iterator[Question]:
         for path in process.reads.get("validation", ()):
             found.setdefault(path, columns)
     for path in sorted(found):
-        yield ask(job.check_data, Path(path), _ANOTHER, dict(found[path]))
+        yield host_question(job.check_data, Path(path), _ANOTHER, dict(found[path]))
 
 
-def folders(check: str) -> Probe:
+def folders_probe(check: str) -> Probe:
     """Return the probe of the hosts whose processes write to a folder that a check is for."""
 
     def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
@@ -62,12 +62,12 @@ def folders(check: str) -> Probe:
     return probe
 
 
-def output(cluster: CheckContext, name: str) -> Iterator[Question]:
+def probe_output(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Only the student writes to the output."""
     for process in cluster.processes(name):
         if "output" in process.writes:
             output = Path(process.writes["output"])
-            yield ask(job.check_output, output, cluster.plan.run_id)
+            yield host_question(job.check_output, output, cluster.plan.run_id)
 
 
 def _find_common(
@@ -76,22 +76,22 @@ def _find_common(
     """Return whether a folder can be written to, and is the leader's of that name."""
     finding = own.ask(check_folder, folder, _LEAST_SPACE)
     there = cluster.plan.leader.writes.get(check)
-    far = cluster.head in cluster.asked("distillation") and not cluster.same_machine(
-        name, cluster.head
+    far = cluster.leader_host in cluster.hosts_to_ask("distillation") and not cluster.same_machine(
+        name, cluster.leader_host
     )
     if finding.status == "fail" or there is None or not far:
         return finding
-    return _meet(cluster, own, folder, there, finding)
+    return _compare_with_leader(cluster, own, folder, there, finding)
 
 
-def _meet(
+def _compare_with_leader(
     cluster: CheckContext, own: Connection, folder: str, there: str, finding: Finding
 ) -> Finding:
     """Return a host's finding of a folder, or that the leader has a different one of that name.
 
     A file in the parent folder proves it: the folder itself may not exist yet.
     """
-    head = cluster.head
+    head = cluster.leader_host
     mark = f".motley-{secrets.token_hex(8)}"
     path = str(PurePosixPath(folder).parent / mark)
     try:
@@ -107,7 +107,7 @@ def _meet(
     return Finding("ok", f"{finding.detail}, the same as on {head}")
 
 
-def units(cluster: CheckContext, name: str) -> Iterator[Question]:
+def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
     """What a host's units can see and write, which no other check covers."""
     if cluster.connection(name).units:
         asked = {
@@ -122,4 +122,4 @@ def units(cluster: CheckContext, name: str) -> Iterator[Question]:
             }
             for process in cluster.processes(name)
         }
-        yield ask(check_fences, asked)
+        yield host_question(check_fences, asked)

@@ -19,8 +19,8 @@ from launcher.agent.checks.logits_folder import logits_content
 from launcher.agent.checks.unit_sandbox import check_fences
 from launcher.agent.operation import Operation
 from launcher.plan.plan import unit_of
-from launcher.runs.preflight.check import CheckContext, Question, ask
-from launcher.runs.preflight.content import Content, compare_content
+from launcher.runs.preflight.check import CheckContext, Question, host_question
+from launcher.runs.preflight.content import HostDigests, compare_content
 from trainer.config.run import RunConfig
 
 P = ParamSpec("P")
@@ -41,7 +41,7 @@ class _Input:
     subject: dict[str, Any]
 
 
-def _model(config: RunConfig) -> _Input:
+def _model_files(config: RunConfig) -> _Input:
     subject = {"config": config}
     question = _with_patience(job.check_model, config)
     return _Input(config.model.path, question, subject, job.model_content, subject)
@@ -52,13 +52,13 @@ def _with_patience(question: Operation[P, R], config: RunConfig) -> Operation[P,
     return question.within(HASH_DEADLINE) if config.model.path.endswith(".gguf") else question
 
 
-def _data(config: RunConfig) -> _Input:
+def _data_files(config: RunConfig) -> _Input:
     train, taught = config.data.train, config.distillation is not None
     content = logits_content if taught else file_content
     return _Input(train, job.check_training_data, {"config": config}, content, {"path": train})
 
 
-def _validation(config: RunConfig) -> _Input | None:
+def _validation_files(config: RunConfig) -> _Input | None:
     place = {"path": config.data.validation}
     remedy = "--set data.validation=FILE, or =null for none"
     asked = {**place, "remedy": remedy, "columns": config.data.columns}
@@ -66,18 +66,18 @@ def _validation(config: RunConfig) -> _Input | None:
     return None if path is None else _Input(path, job.check_data, asked, file_content, place)
 
 
-def _input(
+def _input_probe(
     files_of: Callable[[RunConfig], _Input | None],
 ) -> Callable[[CheckContext, str], Iterator[Question]]:
     """Return the probe of an input: whether it is there, and equals the coordinator's."""
 
     def probe(cluster: CheckContext, name: str) -> Iterator[Question]:
-        files, head = files_of(cluster.config), cluster.head
+        files, head = files_of(cluster.config), cluster.leader_host
         if files is None:
             return
-        find, deadline = ask(files.question, **files.arguments)
+        find, deadline = host_question(files.question, **files.arguments)
         if _is_compared(cluster, name, files.path):
-            own, reference = (_content(cluster, each, files) for each in (name, head))
+            own, reference = (_host_digests(cluster, each, files) for each in (name, head))
             yield partial(compare_content, find, own, reference, head), HASH_DEADLINE + deadline
         else:
             yield find, deadline
@@ -85,42 +85,46 @@ def _input(
     return probe
 
 
-model, data, validation = _input(_model), _input(_data), _input(_validation)
+model, data, validation = (
+    _input_probe(_model_files),
+    _input_probe(_data_files),
+    _input_probe(_validation_files),
+)
 
 
 def _is_compared(cluster: CheckContext, name: str, path: str) -> bool:
     """Whether a host and the coordinator's have different files at a path."""
-    head = cluster.head
-    if head not in cluster.asked("training") or cluster.same_machine(name, head):
+    head = cluster.leader_host
+    if head not in cluster.hosts_to_ask("training") or cluster.same_machine(name, head):
         return False
     share = cluster.plan.get_host(name).share_folder
     shared = share is not None and share == cluster.plan.get_host(head).share_folder
     return not (shared and PurePosixPath(path).is_relative_to(str(share)))
 
 
-def _content(cluster: CheckContext, name: str, files: _Input) -> Content:
+def _host_digests(cluster: CheckContext, name: str, files: _Input) -> HostDigests:
     subject = {**files.subject, "state_folder": cluster.state_folder(name)}
-    new = Content(lambda: cluster.connection(name).ask(files.content, **subject))
+    new = HostDigests(lambda: cluster.connection(name).ask(files.content, **subject))
     return cluster.contents.setdefault((name, files.content.name, files.path), new)
 
 
-def output(cluster: CheckContext, name: str) -> Iterator[Question]:
+def probe_output(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Only the coordinator writes the output."""
-    if name == cluster.head:
+    if name == cluster.leader_host:
         config = cluster.config
         path = Path(config.output)
         checkpoints = Path(config.checkpoint.folder or path / "checkpoints")
-        yield ask(job.check_output, path, cluster.plan.run_id, checkpoints)
+        yield host_question(job.check_output, path, cluster.plan.run_id, checkpoints)
 
 
-def checkpoints(cluster: CheckContext, name: str) -> Iterator[Question]:
+def probe_checkpoints(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Checkpoints are in the output folder unless they have their own."""
     folder = cluster.config.checkpoint.folder
-    if name == cluster.head and folder is not None:
-        yield ask(check_folder, folder, _LEAST_CHECKPOINT_SPACE)
+    if name == cluster.leader_host and folder is not None:
+        yield host_question(check_folder, folder, _LEAST_CHECKPOINT_SPACE)
 
 
-def units(cluster: CheckContext, name: str) -> Iterator[Question]:
+def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
     """What a host's units can see and write, which no other check covers."""
     if not cluster.connection(name).units:
         return
@@ -133,12 +137,12 @@ def units(cluster: CheckContext, name: str) -> Iterator[Question]:
         if process is cluster.plan.leader:
             writes += filter(None, [config.output, config.checkpoint.folder])
         asked[unit_of(cluster.plan.run_id, process)] = {"reads": reads, "writes": writes}
-    yield ask(check_fences, asked)
+    yield host_question(check_fences, asked)
 
 
-def memory(cluster: CheckContext, name: str) -> Iterator[Question]:
+def probe_memory(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Names of one machine share its memory, so only the first is asked."""
     twins = [other for other in cluster.names if cluster.same_machine(name, other)]
     if name == twins[0]:
         question = _with_patience(job.check_memory, cluster.config)
-        yield ask(question, cluster.plan, cluster.config, twins)
+        yield host_question(question, cluster.plan, cluster.config, twins)

@@ -31,7 +31,14 @@ from launcher.hosts.bootstrap import RECIPE
 from launcher.hosts.survey import Survey
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.preflight import distill, finetune
-from launcher.runs.preflight.check import Check, CheckContext, Question, ask, known, run_checks
+from launcher.runs.preflight.check import (
+    Check,
+    CheckContext,
+    Question,
+    host_question,
+    known_question,
+    run_checks,
+)
 from launcher.runs.preflight.versions import UPDATE
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
@@ -45,7 +52,7 @@ _LEAST_STATE_SPACE = 64 << 20
 _ROUNDS = 3
 
 
-def inspect(
+def inspect_hosts(
     found: Survey,
     plan: LaunchPlan | None,
     job: RunConfig | DistillJob | None,
@@ -59,7 +66,7 @@ def inspect(
         only: the names of the checks to run; None: all.
     """
     failed = [
-        Result(_kind(error), name, "fail", str(error), "; ".join(error.details))
+        Result(_failed_check_kind(error), name, "fail", str(error), "; ".join(error.details))
         for name, error in found.failures.items()
     ]
     names = [host.name for host in found.hosts if host.name in found.machines]
@@ -79,7 +86,7 @@ def inspect(
     return sorted(checks, key=lambda c: (order.get(c.host, len(order)), places[c.name]))
 
 
-def _kind(error: LauncherError) -> str:
+def _failed_check_kind(error: LauncherError) -> str:
     """Return the failed check of a host that could not be checked further."""
     if "host key" in str(error).lower():
         return "host key"
@@ -126,10 +133,10 @@ def check_login_shell(connection: Connection) -> Finding:
     return Finding("warn", f"its start-up file prints {first}; launch sync and rsync need silence")
 
 
-def _skew(cluster: CheckContext, name: str, check: str) -> Iterator[Question]:
-    for each in cluster.skew:
+def _probe_versions(cluster: CheckContext, name: str, check: str) -> Iterator[Question]:
+    for each in cluster.version_results:
         if (each.host, each.name) == (name, check):
-            yield known(Finding(each.status, each.detail, each.remedy))
+            yield known_question(Finding(each.status, each.detail, each.remedy))
 
 
 def check_clock(connection: Connection, clock: Callable[[], float] = time.time) -> Finding:
@@ -151,69 +158,69 @@ def check_clock(connection: Connection, clock: Callable[[], float] = time.time) 
     return Finding("ok", detail)
 
 
-def _program(cluster: CheckContext, name: str) -> tuple[str, bool]:
+def _trainer_program(cluster: CheckContext, name: str) -> tuple[str, bool]:
     """Return the program of a host's trainer, and whether it is that of its agent."""
     own = cluster.plan.get_host(name).trainer_command is None
     return cluster.processes(name)[0].argv[0], own
 
 
-def _trainer(cluster: CheckContext, name: str) -> Iterator[Question]:
+def _probe_trainer(cluster: CheckContext, name: str) -> Iterator[Question]:
     trains = any(process.device for process in cluster.processes(name))
-    yield ask(check_trainer, *_program(cluster, name), trains)
+    yield host_question(check_trainer, *_trainer_program(cluster, name), trains)
 
 
-def _devices(cluster: CheckContext, name: str) -> Iterator[Question]:
+def _probe_devices(cluster: CheckContext, name: str) -> Iterator[Question]:
     found = cluster.found
     spare = [f"{d.backend} {d.id} ({d.name})" for d in found.spare.get(name, ())]
     used = [device for process in cluster.processes(name) for device in process.devices]
-    yield known(check_devices(used, found.problems.get(name, ()), spare))
+    yield known_question(check_devices(used, found.problems.get(name, ()), spare))
 
 
-def _cards(cluster: CheckContext, name: str) -> Iterator[Question]:
+def _probe_gpus(cluster: CheckContext, name: str) -> Iterator[Question]:
     cuda = [process for process in cluster.processes(name) if process.backend == "cuda"]
     cards = sorted({device for process in cuda for device in process.devices})
     if cards and not cluster.found.problems.get(name):
-        yield ask(check_trainer_cuda, *_program(cluster, name), cards)
+        yield host_question(check_trainer_cuda, *_trainer_program(cluster, name), cards)
 
 
 def _secure_boot(cluster: CheckContext, name: str) -> Iterator[Question]:
     broken = bool(cluster.found.problems.get(name))
     devices = cluster.host(name).devices or ()
     if broken or any(device.backend == "cuda" for device in devices):
-        yield ask(check_secure_boot, broken)
+        yield host_question(check_secure_boot, broken)
 
 
-def _sleep(cluster: CheckContext, name: str) -> Iterator[Question]:
+def _probe_sleep(cluster: CheckContext, name: str) -> Iterator[Question]:
     if not cluster.host(name).is_local:
-        yield ask(check_sleep)
+        yield host_question(check_sleep)
 
 
-def _state(cluster: CheckContext, name: str) -> Iterator[Question]:
-    yield ask(check_folder, cluster.state_folder(name), _LEAST_STATE_SPACE)
+def _probe_state_folder(cluster: CheckContext, name: str) -> Iterator[Question]:
+    yield host_question(check_folder, cluster.state_folder(name), _LEAST_STATE_SPACE)
 
 
-def _share(cluster: CheckContext, name: str) -> Iterator[Question]:
+def _probe_shared_folder(cluster: CheckContext, name: str) -> Iterator[Question]:
     folder = cluster.host(name).share_folder
     if folder is not None:
-        yield ask(check_share, folder)
+        yield host_question(check_share, folder)
 
 
-def _port(cluster: CheckContext, name: str) -> Iterator[Question]:
-    plan, trial = cluster.plan, cluster.link
-    if name == cluster.head and trial is not None:
+def _probe_port(cluster: CheckContext, name: str) -> Iterator[Question]:
+    plan, trial = cluster.plan, cluster.link_trial
+    if name == cluster.leader_host and trial is not None:
         yield trial.listen, trial.deadline  # while the other hosts connect
-    elif name == cluster.head and plan.port is not None:
-        yield ask(check_port, plan.bind_address, plan.port)
+    elif name == cluster.leader_host and plan.port is not None:
+        yield host_question(check_port, plan.bind_address, plan.port)
 
 
-def _links(cluster: CheckContext, name: str) -> Iterator[Question]:
-    if cluster.link is not None and name in cluster.link.far:
-        yield partial(cluster.link.connect, name), cluster.link.deadline
+def _probe_links(cluster: CheckContext, name: str) -> Iterator[Question]:
+    if cluster.link_trial is not None and name in cluster.link_trial.far:
+        yield partial(cluster.link_trial.connect, name), cluster.link_trial.deadline
 
 
-def _mtu(cluster: CheckContext, name: str) -> Iterator[Question]:
+def _probe_mtu(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Compare the route's MTU with that of the coordinator's interface."""
-    head = cluster.head
+    head = cluster.leader_host
     route = cluster.found.ways.get(name)
     addresses = cluster.found.machines[head].network.addresses
     there = next((a for a in addresses if a.address == cluster.plan.bind_address), None)
@@ -221,9 +228,9 @@ def _mtu(cluster: CheckContext, name: str) -> Iterator[Question]:
         return
     detail = f"{route.mtu} on {route.interface}"
     if route.mtu == there.mtu:
-        yield known(Finding("ok", detail))
+        yield known_question(Finding("ok", detail))
         return
-    yield known(Finding("warn", f"{detail}, {there.mtu} on {there.interface} of {head}"))
+    yield known_question(Finding("warn", f"{detail}, {there.mtu} on {there.interface} of {head}"))
 
 
 CHECKS = (
@@ -255,21 +262,21 @@ CHECKS = (
         "the code differs from the launcher's; names the version of each host, which is then asked "
         "nothing about the job",
         UPDATE,
-        {"host": partial(_skew, check="version")},
+        {"host": partial(_probe_versions, check="version")},
     ),
     Check(
         "python",
         "hosts",
         "warns: another release than the coordinator's",
         "nothing, or install the same distribution on all hosts",
-        {"host": partial(_skew, check="python")},
+        {"host": partial(_probe_versions, check="python")},
     ),
     Check(
         "libraries",
         "hosts",
         "warns: another release of numpy, torch, transformers, peft, safetensors or tokenizers",
         UPDATE,
-        {"host": partial(_skew, check="libraries")},
+        {"host": partial(_probe_versions, check="libraries")},
     ),
     Check(
         "clock",
@@ -284,7 +291,7 @@ CHECKS = (
         "hosts",
         "the trainer's command or a module is missing",
         "run the recipe, or `pip install 'motley[trainer]'`",
-        {"plan": _trainer},
+        {"plan": _probe_trainer},
     ),
     Check(
         "devices",
@@ -292,14 +299,14 @@ CHECKS = (
         "a device exists but is unusable for the run user, or the inventory names one that does "
         "not exist",
         "repair its driver, or list the devices: `motley_devices`",
-        {"plan": _devices},
+        {"plan": _probe_devices},
     ),
     Check(
         "cuda",
         "hosts with CUDA workers",
         "torch cannot compute on every planned card",
         "install torch for CUDA",
-        {"plan": _cards},
+        {"plan": _probe_gpus},
     ),
     Check(
         "secure boot",
@@ -313,21 +320,21 @@ CHECKS = (
         "SSH hosts",
         "warns: a desktop session is running and may suspend the host",
         "`sudo systemctl mask sleep.target suspend.target hibernate.target`",
-        {"host": _sleep},
+        {"host": _probe_sleep},
     ),
     Check(
         "state",
         "hosts",
         "the folder of runs is not writable, or has less than 64 MiB",
         "free space, or `motley_state_folder`",
-        {"plan": _state},
+        {"plan": _probe_state_folder},
     ),
     Check(
         "share",
         "hosts with `motley_share_folder`",
         "it is not mounted, not writable, or does not answer",
         "",
-        {"host": _share},
+        {"host": _probe_shared_folder},
     ),
     Check(
         "model",
@@ -335,7 +342,10 @@ CHECKS = (
         "it is missing, incomplete, of an unknown kind, or differs from the coordinator's; warns "
         "for a hub name that will be downloaded",
         "`launch sync inputs`, or `--model DIR`",
-        {"training": finetune.model, "distillation": distill.files("model", check_model_folder)},
+        {
+            "training": finetune.model,
+            "distillation": distill.files_probe("model", check_model_folder),
+        },
     ),
     Check(
         "data",
@@ -343,7 +353,7 @@ CHECKS = (
         "it is missing, in no known format, of another task than the run's, or differs from the "
         "coordinator's; with `distillation`: incomplete logits",
         "`launch sync inputs`, `--data FILE`, or `--set distillation.alpha=0.7`",
-        {"training": finetune.data, "distillation": distill.files("data", check_text)},
+        {"training": finetune.data, "distillation": distill.files_probe("data", check_text)},
     ),
     Check(
         "validation",
@@ -358,7 +368,7 @@ CHECKS = (
         "it is not writable, has less than 256 MiB, holds another run's checkpoints, or records "
         "checkpoints that are gone",
         "another `--output`, `--resume`, or mount the folder of checkpoints",
-        {"training": finetune.output, "distillation": distill.output},
+        {"training": finetune.probe_output, "distillation": distill.probe_output},
     ),
     Check(
         "logits",
@@ -367,14 +377,17 @@ CHECKS = (
         "on each host",
         "mount the shared folder on both ([share.md](share.md)), or set an absolute path `logits` "
         "that all of them share",
-        {"distillation": distill.folders("logits")},
+        {"distillation": distill.folders_probe("logits")},
     ),
     Check(
         "checkpoints",
         "the coordinator's host",
         "`checkpoint.folder` is not writable or has less than 256 MiB",
         "free space, or another folder",
-        {"training": finetune.checkpoints, "distillation": distill.folders("checkpoints")},
+        {
+            "training": finetune.probe_checkpoints,
+            "distillation": distill.folders_probe("checkpoints"),
+        },
     ),
     Check(
         "unit",
@@ -382,7 +395,7 @@ CHECKS = (
         "the run's files are in folders that its units cannot see (`/home`, `/tmp`), or its output "
         "in folders that they may not write",
         "a folder below `/var/lib/motley` or the shared folder, or `trainer_writable_folders`",
-        {"training": finetune.units, "distillation": distill.units},
+        {"training": finetune.probe_units, "distillation": distill.probe_units},
     ),
     Check(
         "memory",
@@ -390,14 +403,14 @@ CHECKS = (
         "the plan needs more than 90 % of the free main memory or of a card's memory, 95 % on "
         "Vulkan; by the same functions as the worker (F-HET-002)",
         "fewer workers, `data.max_seq_len`, `lora`, `nf4`",
-        {"training": finetune.memory},
+        {"training": finetune.probe_memory},
     ),
     Check(
         "port",
         "the coordinator's host",
         "the address is not the host's own, or the port is taken; names the process that uses it",
         "`motley_port`, `motley_bind_address`",
-        {"plan": _port},
+        {"plan": _probe_port},
     ),
     Check(
         "link",
@@ -405,14 +418,14 @@ CHECKS = (
         "no TCP connection to the planned address, or large packets are lost; names the direction. "
         "Warns below 100 Mbit/s",
         "open the port to the cluster (the role `trainer` does), `motley_connect_address`",
-        {"plan": _links},
+        {"plan": _probe_links},
     ),
     Check(
         "mtu",
         "the other hosts",
         "warns: the route's MTU is not that of the coordinator's interface",
         "set the same on both, or the one of the switch between them: `ip link set DEV mtu N`",
-        {"plan": _mtu},
+        {"plan": _probe_mtu},
     ),
     # Of the cluster: `launch doctor` finds it.
     Check("plan", "the cluster", "the inventory does not allow a plan", "", {}),

@@ -63,17 +63,19 @@ class LinkTrial:
             question, address.strip("[]"), int(port), self._token, host, self._deadline
         )
         if crossing.stage == "done":
-            return judge(crossing, host, target, self._plan, heard=True)
+            return judge_crossing(crossing, host, target, self._plan, heard=True)
         # Only the coordinator's end knows whether it could listen.
         self._listened.wait(self._deadline + _MARGIN)
         if self._listening.problem:
             head = self._plan.leader.host
             detail = f"not tested: {head} could not listen on {target}"
             return Finding("warn", detail, f"see the check `port` of {head}")
-        return judge(crossing, host, target, self._plan, host in self._listening.heard)
+        return judge_crossing(crossing, host, target, self._plan, host in self._listening.heard)
 
 
-def judge(crossing: Crossing, host: str, target: str, plan: LaunchPlan, heard: bool) -> Finding:
+def judge_crossing(
+    crossing: Crossing, host: str, target: str, plan: LaunchPlan, heard: bool
+) -> Finding:
     """Return the finding of a crossing: the failed direction and the remedy."""
     head = plan.leader.host
     open_port = (

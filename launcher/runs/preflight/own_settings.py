@@ -32,13 +32,15 @@ def follow_data(
     """
     head = plan.leader.host
     settings = config.model_dump(mode="json", exclude_unset=True)
-    answer = found.connections[head].ask(own_settings, settings, sorted(given), _rooms(plan))
+    answer = found.connections[head].ask(
+        own_settings, settings, sorted(given), _worker_memory(plan)
+    )
     derived = [part for part in answer if part.key in SETTLED - set(given)]
     settled = config.with_settings({part.key: part.value for part in derived})
     return settled, table(derived, settled.output)
 
 
-def _rooms(plan: LaunchPlan) -> list[Room]:
+def _worker_memory(plan: LaunchPlan) -> list[Room]:
     """Return the memory of each worker, if known."""
     on_cpu = [process for process in plan.processes if process.backend == "cpu"]
     processes = Counter(p.host for p in on_cpu for _ in range(max(1, len(p.members))))

@@ -14,7 +14,7 @@ UPDATE = "`launch cluster push`, or: `ansible-playbook recipes/gpu-training.yml 
 """The remedy where a host has other code or other libraries."""
 
 
-def compare(machines: Mapping[str, Machine], here: Machine, head: str) -> list[Result]:
+def compare_versions(machines: Mapping[str, Machine], here: Machine, head: str) -> list[Result]:
     """Return the checks `version`, `python` and `libraries` of every host.
 
     Args:
@@ -27,31 +27,33 @@ def compare(machines: Mapping[str, Machine], here: Machine, head: str) -> list[R
     checks: list[Result] = []
     for name, machine in machines.items():
         checks += [
-            _version(name, machine, machines, here),
-            _python(name, machine, reference),
-            _libraries(name, machine, newest, machines),
+            _check_version(name, machine, machines, here),
+            _check_python(name, machine, reference),
+            _check_libraries(name, machine, newest, machines),
         ]
     return checks
 
 
-def _version(name: str, machine: Machine, machines: Mapping[str, Machine], here: Machine) -> Result:
+def _check_version(
+    name: str, machine: Machine, machines: Mapping[str, Machine], here: Machine
+) -> Result:
     """Version skew fails: one run cannot mix versions of the protocol or of the optimizer."""
     if machine.code == here.code:
-        return Result("version", name, "ok", _label(machine))
+        return Result("version", name, "ok", _machine_label(machine))
     same = [other for other, found in machines.items() if found.code == here.code]
     who = ", ".join(["the launcher", *same])
     twins = [o for o, found in machines.items() if found.code == machine.code and o != name]
     also = f" (like {', '.join(twins)})" if twins else ""
-    detail = f"{_label(machine)}{also}, but {who}: {_label(here)}"
+    detail = f"{_machine_label(machine)}{also}, but {who}: {_machine_label(here)}"
     return Result("version", name, "fail", detail)
 
 
-def _label(machine: Machine) -> str:
+def _machine_label(machine: Machine) -> str:
     wheel = f", wheel {machine.wheel[:12]}" if machine.wheel else ""
     return f"Motley {machine.version}, code {machine.code[:12]}{wheel}"
 
 
-def _python(name: str, machine: Machine, reference: Machine) -> Result:
+def _check_python(name: str, machine: Machine, reference: Machine) -> Result:
     if machine.python == reference.python:
         return Result("python", name, "ok", machine.python)
     detail = f"{machine.python}, the coordinator has {reference.python}"
@@ -72,13 +74,13 @@ def _library_releases(machines: Mapping[str, Machine], head: str) -> dict[str, t
 
 
 @cache
-def _locked(library: str) -> set[str]:
+def _locked_releases(library: str) -> set[str]:
     """Return the releases of a library in the locks: several where they depend on the Python."""
     text = files("launcher.locks").joinpath("trainer.txt").read_text("utf-8")
     return set(re.findall(rf"^{library}==(\S+)", text, re.MULTILINE))
 
 
-def _libraries(
+def _check_libraries(
     name: str,
     machine: Machine,
     newest: Mapping[str, tuple[str, str]],
@@ -88,7 +90,7 @@ def _libraries(
         """Return whether the locks name both releases, each for another Python."""
         reference, host = newest[library]
         pythons = {each.python.rpartition(".")[0] for each in (machine, machines[host])}
-        return len(pythons) > 1 and {release, reference} <= _locked(library)
+        return len(pythons) > 1 and {release, reference} <= _locked_releases(library)
 
     other = [
         f"{library} {release} ({newest[library][0]} on {newest[library][1]})"

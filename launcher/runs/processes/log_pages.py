@@ -20,7 +20,7 @@ _BACK = 1 << 16
 
 
 @dataclass(frozen=True)
-class Page:
+class LogPage:
     """Some complete lines, without their ends."""
 
     lines: list[bytes]
@@ -36,9 +36,9 @@ class LogPages:
         self._process = process
         self._attempt = attempt
 
-    def pages(self, offset: int, whole: bool) -> Generator[Page]:
+    def read_pages(self, offset: int, whole: bool) -> Generator[LogPage]:
         """Read from an offset to the end; without `whole` an unfinished line at the end waits."""
-        return line_pages(self._read, offset, whole)
+        return line_pages(self._read_bytes, offset, whole)
 
     def offset_of_tail(self, count: int) -> int:
         """Return where the last `count` lines begin."""
@@ -47,7 +47,7 @@ class LogPages:
         while end - start < min(end, LONGEST) and data.removesuffix(b"\n").count(b"\n") < count:
             before = start
             start = max(0, start - max(_BACK, end - start))
-            data = self._read(start, before - start)[: before - start] + data
+            data = self._read_bytes(start, before - start)[: before - start] + data
         if count == 0:
             return end
         ended = data.removesuffix(b"\n")
@@ -64,15 +64,15 @@ class LogPages:
         if offset is None or offset == 0:
             return offset
         start = max(0, offset - _BACK)  # the line that was being written then belongs to both
-        data = self._read(start, offset - start)
+        data = self._read_bytes(start, offset - start)
         cut = data.rfind(b"\n") + 1
         return start + cut if cut or start == 0 else offset
 
-    def _read(self, offset: int, limit: int) -> bytes:
+    def _read_bytes(self, offset: int, limit: int) -> bytes:
         return self._supervisor.read_log(self._process, self._attempt, offset, limit)
 
 
-def line_pages(read: Callable[[int, int], bytes], offset: int, whole: bool) -> Generator[Page]:
+def line_pages(read: Callable[[int, int], bytes], offset: int, whole: bool) -> Generator[LogPage]:
     """Read the lines of a file, by `read(offset, limit)`, as `LogPages.pages` does."""
     limit = PIECE
     while True:
@@ -86,7 +86,7 @@ def line_pages(read: Callable[[int, int], bytes], offset: int, whole: bool) -> G
             if lines[-1] == b"":
                 lines.pop()
             offset += cut
-            yield Page(lines, offset)
+            yield LogPage(lines, offset)
         if at_end:
             return
         limit = PIECE if cut else 2 * limit  # a line longer than a piece
@@ -96,13 +96,13 @@ def last_lines(
     supervisor: SessionSupervisor, process: ProcessPlan, count: int, attempt: int | None = None
 ) -> list[str]:
     """Return the end of an attempt's log; without one, of the newest that is not empty."""
-    attempts = supervisor.attempts(process) if attempt is None else [attempt]
+    attempts = supervisor.list_attempts(process) if attempt is None else [attempt]
     for number in reversed(attempts):
         pages = LogPages(supervisor, process, number)
         offset = pages.offset_of_tail(4 * count)  # blank lines do not count
         lines = [
             line
-            for page in pages.pages(offset, whole=True)
+            for page in pages.read_pages(offset, whole=True)
             for written in page.lines
             for line in visible_lines(written)
             if line.strip()

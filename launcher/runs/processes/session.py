@@ -71,7 +71,7 @@ class ProcessState:
         return self.state in FINAL_PHASES or self.state in ("absent", "lost")
 
     @property
-    def ending(self) -> str:
+    def last_end(self) -> str:
         """How the last attempt ended, for people; empty when none has."""
         if self.signal is not None:
             return f"killed by {signal_name(self.signal)}{_CAUSES.get(self.signal, '')}"
@@ -96,7 +96,7 @@ class SessionSupervisor:
         self._restart = restart or RestartPolicy()
         self._grace = grace
 
-    def start(
+    def start_process(
         self, process: ProcessPlan, leader: ProcessPlan | None = None, notify: Sequence[str] = ()
     ) -> None:
         """Start a process and keep it running; returns once it is supervised.
@@ -123,48 +123,51 @@ class SessionSupervisor:
         )
         self.connection.write(f"{process.folder}/state.json", b"")  # of an earlier start
         self.connection.write(f"{process.folder}/spec.json", spec.to_json())
-        self.begin(process)
+        self.start_supervisor(process)
         deadline = time.monotonic() + _START_DEADLINE
-        while not self._read(f"{process.folder}/state.json"):
+        while not self._read_log(f"{process.folder}/state.json"):
             if time.monotonic() > deadline:
-                raise self.complain(process)
+                raise self.start_error(process)
             time.sleep(POLL / 5)
 
-    def begin(self, process: ProcessPlan) -> None:
+    def start_supervisor(self, process: ProcessPlan) -> None:
         """Start the supervisor of a process whose spec has been written."""
         argv = (self.connection.python, "-P", "-m", "launcher.session")
-        path, log = f"{self.folder(process)}/spec.json", f"{self.folder(process)}/keeper.log"
+        path, log = (
+            f"{self.process_folder(process)}/spec.json",
+            f"{self.process_folder(process)}/keeper.log",
+        )
         self.connection.spawn((*argv, path), {RUN_VARIABLE: self.run_id}, log)
 
-    def complain(self, process: ProcessPlan) -> PartialError:
+    def start_error(self, process: ProcessPlan) -> PartialError:
         """Return the error of a supervisor that wrote no state, with its last output."""
-        text = self._read(f"{self.folder(process)}/keeper.log").decode(errors="replace")
+        text = self._read_log(f"{self.process_folder(process)}/keeper.log").decode(errors="replace")
         words = text.strip().splitlines()
         reason = words[-1] if words else f"no state and no output within {_START_DEADLINE:.0f} s"
         return PartialError(f"{process.name}: its supervisor did not start: {reason}")
 
-    def state(self, process: ProcessPlan) -> ProcessState:
+    def read_state(self, process: ProcessPlan) -> ProcessState:
         """Return what is known about a process, also one that was never started.
 
         It is what the supervisor wrote, checked against the running processes.
         """
         try:
-            said = self._said(process)
-            if said is None or said.is_over or _lives(self.connection, said.keeper):
+            said = self._read_written_state(process)
+            if said is None or said.is_over or _is_alive(self.connection, said.keeper):
                 return said or ProcessState(state="absent")
             # It may have written its last state between the read and this check.
-            again = self._said(process) or said
+            again = self._read_written_state(process) or said
         except ValueError as error:
             return ProcessState(state="lost", message=str(error))
         return again if again.is_over else replace(again, state="lost", message=SUPERVISOR_LOST)
 
-    def _said(self, process: ProcessPlan) -> ProcessState | None:
+    def _read_written_state(self, process: ProcessPlan) -> ProcessState | None:
         """Return what the supervisor wrote; None when there is nothing yet.
 
         Raises:
             ValueError: it is damaged.
         """
-        text = self._read(f"{self.folder(process)}/state.json", limit=_MOST_STATE)
+        text = self._read_log(f"{self.process_folder(process)}/state.json", limit=_MOST_STATE)
         if not text:
             return None
         said = receive(ProcessState, parse(text, "state.json"), "state.json")
@@ -172,7 +175,7 @@ class SessionSupervisor:
             raise ValueError(f"state.json: there is no state {said.state}")
         return said
 
-    def stop(self, plans: Iterable[ProcessPlan], grace: float) -> None:
+    def stop_processes(self, plans: Iterable[ProcessPlan], grace: float) -> None:
         """Ask processes to end, and end them by force after `grace` seconds. Idempotent.
 
         SIGTERM goes to every supervisor at once, SIGKILL to it and its child group. A process that
@@ -181,47 +184,47 @@ class SessionSupervisor:
         living = [
             (process, state)
             for process in plans
-            if (state := self.state(process)).keeper and not state.is_over
+            if (state := self.read_state(process)).keeper and not state.is_over
         ]
         for _, state in living:
             if state.keeper:
                 self.connection.ask(send_signal, state.keeper, signal.SIGTERM)
                 self.connection.ask(send_signal, state.keeper, signal.SIGCONT)
-        self.outlast([process for process, _ in living], grace)
+        self.wait_until_stopped([process for process, _ in living], grace)
         for process, _ in living:
-            state = self.state(process)
+            state = self.read_state(process)
             if state.keeper:
                 self.connection.ask(send_signal, state.keeper, signal.SIGKILL)
             if state.child:
                 self.connection.ask(send_group_signal, state.child, signal.SIGKILL)
 
-    def outlast(self, plans: Iterable[ProcessPlan], grace: float) -> None:
+    def wait_until_stopped(self, plans: Iterable[ProcessPlan], grace: float) -> None:
         """Wait until the supervisors are gone: `grace` seconds, and while they save."""
-        keepers = [(process, self.state(process).keeper) for process in plans]
+        keepers = [(process, self.read_state(process).keeper) for process in plans]
         until = time.monotonic() + grace
         last, saved = until + LONGEST_SAVE, False
         while left := [p for p, k in keepers if k and self.connection.is_alive(k)]:
             now = time.monotonic()
             if now >= until:
-                saves = any(self._saves(process) for process in left)
+                saves = any(self._is_saving(process) for process in left)
                 if now >= last or not (saves or saved):
                     return
                 # A process that has just ended its save gets the grace again, to end by itself.
                 until, saved = min(now + grace, last), saves
             time.sleep(POLL)
 
-    def _saves(self, process: ProcessPlan) -> bool:
-        return self.connection.exists(f"{self.folder(process)}/{SAVING}")
+    def _is_saving(self, process: ProcessPlan) -> bool:
+        return self.connection.exists(f"{self.process_folder(process)}/{SAVING}")
 
-    def folder(self, process: ProcessPlan) -> str:
+    def process_folder(self, process: ProcessPlan) -> str:
         """Return the folder of a process's state, logs and certificates."""
         if not (process.folder or self._home):
             raise ValueError(f"{process.name}: its plan names no folder, and no default is given")
         return process.folder or f"{self._home}/processes/{process.name}"
 
-    def attempts(self, process: ProcessPlan) -> list[int]:
+    def list_attempts(self, process: ProcessPlan) -> list[int]:
         """Return the numbers of the attempts that have a log, in order."""
-        names = self.connection.names(self.folder(process))
+        names = self.connection.names(self.process_folder(process))
         found = [re.fullmatch(r"attempt-([0-9]{1,9})\.log", name) for name in names]
         return sorted(int(match[1]) for match in found if match)
 
@@ -229,12 +232,12 @@ class SessionSupervisor:
         self, process: ProcessPlan, attempt: int, offset: int = 0, limit: int | None = None
     ) -> bytes:
         """Return an attempt's output from a byte offset on; empty when there is none yet."""
-        return self._read(f"{self.folder(process)}/{log_name(attempt)}", offset, limit)
+        return self._read_log(f"{self.process_folder(process)}/{log_name(attempt)}", offset, limit)
 
     def log_size(self, process: ProcessPlan, attempt: int) -> int:
         """Return how many bytes an attempt has written; 0 when there is no log yet."""
         try:
-            return self.connection.size(f"{self.folder(process)}/{log_name(attempt)}")
+            return self.connection.size(f"{self.process_folder(process)}/{log_name(attempt)}")
         except FileNotFoundError:
             return 0
 
@@ -243,10 +246,10 @@ class SessionSupervisor:
 
         It may be up to `log_index.GRANULARITY` seconds older; None when unknown.
         """
-        path = f"{self.folder(process)}/{marks_name(log_name(attempt))}"
-        return offset_at(self._read(path), moment)
+        path = f"{self.process_folder(process)}/{marks_name(log_name(attempt))}"
+        return offset_at(self._read_log(path), moment)
 
-    def _read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
+    def _read_log(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         try:
             return self.connection.read(path, offset, limit)
         except FileNotFoundError:
@@ -261,5 +264,5 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _lives(connection: Connection, keeper: ProcessIdentity | None) -> bool:
+def _is_alive(connection: Connection, keeper: ProcessIdentity | None) -> bool:
     return keeper is not None and connection.is_alive(keeper)

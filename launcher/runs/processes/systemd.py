@@ -37,7 +37,7 @@ _COMING = frozenset({"active", "activating", "reloading"})
 class SystemdSupervisor(SessionSupervisor):
     """Processes under supervisors that systemd runs; start and stop go through `control_unit`."""
 
-    def begin(self, process: ProcessPlan) -> None:
+    def start_supervisor(self, process: ProcessPlan) -> None:
         """Start and enable the unit: a rebooted host resumes an unfinished process.
 
         Raises:
@@ -45,38 +45,38 @@ class SystemdSupervisor(SessionSupervisor):
         """
         self.connection.control_unit("start", unit_of(self.run_id, process), _START_DEADLINE)
 
-    def complain(self, process: ProcessPlan) -> PartialError:
+    def start_error(self, process: ProcessPlan) -> PartialError:
         """Return the error of a unit whose supervisor gives no sign of life."""
         unit = unit_of(self.run_id, process)
-        said = self._show([process]).units.get(unit, {})
+        said = self._show_units([process]).units.get(unit, {})
         words = ", ".join(said[key] for key in ("ActiveState", "SubState", "Result") if key in said)
         return PartialError(
             f"{process.name}: its unit did not start ({words or 'unknown to systemd'}); "
             f"see there: journalctl -u '{unit}'"
         )
 
-    def state(self, process: ProcessPlan) -> ProcessState:
+    def read_state(self, process: ProcessPlan) -> ProcessState:
         """Return what the supervisor wrote; `starting` if systemd is about to start it again."""
-        state = super().state(process)
+        state = super().read_state(process)
         if state.state not in ("lost", "absent"):
             return state
-        shown = self._show([process])
+        shown = self._show_units([process])
         said = shown.units.get(unit_of(self.run_id, process), {})
         rebooted = state.keeper is not None and state.keeper.boot != shown.boot
         due = rebooted and said.get("UnitFileState") == "enabled"  # but not its turn yet
         coming = said.get("ActiveState") in _COMING
         if coming or (due and said.get("ActiveState") == "inactive"):
-            again = super().state(process)  # its supervisor may have written something since
+            again = super().read_state(process)  # its supervisor may have written something since
             return (
                 again if again.state not in ("lost", "absent") else replace(again, state="starting")
             )
         return state
 
-    def stop(self, plans: Iterable[ProcessPlan], grace: float) -> None:
+    def stop_processes(self, plans: Iterable[ProcessPlan], grace: float) -> None:
         """Stop and disable every unit at once; after `grace` their cgroups are killed."""
         processes = list(plans)
         until = time.monotonic() + grace
-        shown = self._show(processes).units
+        shown = self._show_units(processes).units
         wanted = {
             unit: process
             for process in processes
@@ -85,27 +85,30 @@ class SystemdSupervisor(SessionSupervisor):
         # A refusal or timeout of systemd is not final: see below.
         host = Host(name=self.connection.host)
         ask_each(
-            {unit: (host, partial(self._end, unit, each, grace)) for unit, each in wanted.items()},
+            {
+                unit: (host, partial(self._stop_unit, unit, each, grace))
+                for unit, each in wanted.items()
+            },
             grace + LONGEST_SAVE + _KILL_DEADLINE,
             lambda _host: self.connection,
         )
         # Supervisors that are not systemd's: started before the host got its units.
-        super().stop(processes, max(0.0, until - time.monotonic()))
+        super().stop_processes(processes, max(0.0, until - time.monotonic()))
 
-    def _end(self, unit: str, process: ProcessPlan, grace: float, there: Connection) -> None:
+    def _stop_unit(self, unit: str, process: ProcessPlan, grace: float, there: Connection) -> None:
         try:
             there.control_unit("stop", unit, max(1.0, grace))
         except LauncherError:
-            if self._saves(process):
-                self.outlast([process], grace)
+            if self._is_saving(process):
+                self.wait_until_stopped([process], grace)
             there.control_unit("kill", unit, _KILL_DEADLINE)
 
-    def _show(self, processes: Sequence[ProcessPlan]) -> UnitStates:
+    def _show_units(self, processes: Sequence[ProcessPlan]) -> UnitStates:
         names = [unit_of(self.run_id, process) for process in processes]
         return self.connection.ask(show_units, names)
 
 
-def supervise(
+def open_supervisor(
     connection: Connection, run_id: str, restart: RestartPolicy | None = None, home: str = ""
 ) -> SessionSupervisor:
     """Return the supervisor of a run's processes on one host: units where it has them.

@@ -68,7 +68,7 @@ _TASK = re.compile(r"[\w:-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Start:
+class StartArguments:
     """The arguments of a start besides its config and the inventory."""
 
     limit: str = "all"
@@ -76,16 +76,16 @@ class Start:
     """`KEY=VALUE`, as given with -e."""
     expect_workers: int | None = None
 
-    def over(self, earlier: Start) -> Start:
+    def merge_onto(self, earlier: StartArguments) -> StartArguments:
         """Return an earlier start with the arguments of this one in place."""
-        return Start(
+        return StartArguments(
             earlier.limit if self.limit == "all" else self.limit,
             (*earlier.extra_vars, *self.extra_vars),
             self.expect_workers or earlier.expect_workers,
         )
 
     @property
-    def kept(self) -> Start:
+    def without_secrets(self) -> StartArguments:
         """It without the variables that do not decide placement: they may hold a password."""
         own = tuple(text for text in self.extra_vars if text.strip().startswith("motley_"))
         return replace(self, extra_vars=own)
@@ -97,13 +97,15 @@ class Start:
         return shlex.join([*limit, *extra, *workers])
 
 
-def keep_config(run_id: str, config: bytes, start: Start) -> None:
+def keep_config(run_id: str, config: bytes, start: StartArguments) -> None:
     """Keep the config and arguments of a start; without them `--resume` here needs more flags."""
-    path = _own(run_id)
+    path = _config_folder(run_id)
     with contextlib.suppress(OSError):
         make_private_folder(path.parent)
         write_atomically(path, config)
-        write_atomically(path.with_suffix(".start.json"), json.dumps(asdict(start.kept)).encode())
+        write_atomically(
+            path.with_suffix(".start.json"), json.dumps(asdict(start.without_secrets)).encode()
+        )
 
 
 def keep_entry(run_id: str, entry: bytes) -> None:
@@ -112,7 +114,7 @@ def keep_entry(run_id: str, entry: bytes) -> None:
     Raises:
         ConfigError: the state folder cannot be written.
     """
-    path = _own(run_id).with_suffix(".queue.json")
+    path = _config_folder(run_id).with_suffix(".queue.json")
     try:
         make_private_folder(path.parent)
         write_atomically(path, entry)
@@ -123,28 +125,28 @@ def keep_entry(run_id: str, entry: bytes) -> None:
 def is_own_entry(run_id: str, entry: bytes) -> bool:
     """Whether this machine has added just this to a queue."""
     with contextlib.suppress(OSError):
-        return _own(run_id).with_suffix(".queue.json").read_bytes() == entry
+        return _config_folder(run_id).with_suffix(".queue.json").read_bytes() == entry
     return False
 
 
-def start_of(run_id: str | None) -> Start:
+def start_of(run_id: str | None) -> StartArguments:
     """Return the arguments of this machine's start of a run; empty if another started it."""
     if run_id is None:
-        return Start()
+        return StartArguments()
     try:
-        data = _own(run_id).with_suffix(".start.json").read_bytes()
-        return receive(Start, parse(data, "start.json"), "start.json")
+        data = _config_folder(run_id).with_suffix(".start.json").read_bytes()
+        return receive(StartArguments, parse(data, "start.json"), "start.json")
     except (OSError, ValueError):
-        return Start()
+        return StartArguments()
 
 
-def differences(before: LaunchPlan, now: LaunchPlan) -> list[str]:
+def list_differences(before: LaunchPlan, now: LaunchPlan) -> list[str]:
     """Return how a resumed run differs from before, a line each."""
 
-    def places(plan: LaunchPlan) -> dict[str, str]:
-        return {p.name: _place(p) for p in plan.processes}
+    def devices_by_process(plan: LaunchPlan) -> dict[str, str]:
+        return {p.name: _describe_placement(p) for p in plan.processes}
 
-    old, new = places(before), places(now)
+    old, new = devices_by_process(before), devices_by_process(now)
     return [
         f"{name}: {old.get(name, 'not there')} before, now {new.get(name, 'not there')}"
         for name in sorted({*old, *new})
@@ -152,7 +154,7 @@ def differences(before: LaunchPlan, now: LaunchPlan) -> list[str]:
     ]
 
 
-def _place(process: ProcessPlan) -> str:
+def _describe_placement(process: ProcessPlan) -> str:
     device = process.address if process.rank is None else process.device
     if process.backend != "cpu":
         device = f"{process.backend} {device}"
@@ -170,16 +172,16 @@ def config_of(registry: Registry, run_id: str, given: Collection[str]) -> tuple[
     Raises:
         ConfigError: there is no such run, or its config names what only this machine may name.
     """
-    registry.get(run_id)
+    registry.get_run(run_id)
     own = kept_config(run_id)
     if own is None:
-        theirs = registry.config(run_id)
+        theirs = registry.read_config(run_id)
         if not registry.is_here:
             _refuse_what_is_elsewhere(theirs, registry.hosts, run_id, given)
         return _without_command(theirs, run_id)
     remarks: list[str] = []
     with contextlib.suppress(ConfigError):
-        if registry.config(run_id) != own:
+        if registry.read_config(run_id) != own:
             remarks = [f"the hosts' config of {run_id} differs and is not used"]
     config, more = _without_command(own, run_id)
     return config, remarks + more
@@ -201,11 +203,11 @@ def _without_command(config: bytes, run_id: str) -> tuple[bytes, list[str]]:
 def kept_config(run_id: str) -> bytes | None:
     """Return the config of a run that this machine started; None of any other."""
     with contextlib.suppress(OSError):
-        return _own(run_id).read_bytes()
+        return _config_folder(run_id).read_bytes()
     return None
 
 
-def _own(run_id: str) -> Path:
+def _config_folder(run_id: str) -> Path:
     return default_state_folder() / "configs" / f"{run_id}.yaml"
 
 
@@ -221,15 +223,17 @@ def _refuse_what_is_elsewhere(
     settings = cast("dict[str, Any]", tree)
     is_job = "teacher" in settings
     for key, flag in (JOB_PATHS if is_job else RUN_PATHS).items():
-        for path in () if key in given else _values(settings, key):
+        for path in () if key in given else _iterate_values(settings, key):
             if not (_may_be_named(path, hosts, is_job) or _on_hub(key, path)):
                 raise ConfigError(
                     f"run {run_id} was not started from this machine, and its host's config names "
                     f"{key} {path}, which is not a path of Motley's there; if it is right, "
                     f"give it as well: {flag}"
                 )
-    code = [value for value in _values(settings, "evaluation.run_code") if value is not False]
-    tasks = [task for task in _values(settings, "evaluation.tasks") if not _is_task(task)]
+    code = [
+        value for value in _iterate_values(settings, "evaluation.run_code") if value is not False
+    ]
+    tasks = [task for task in _iterate_values(settings, "evaluation.tasks") if not _is_task(task)]
     for key, found in (("evaluation.run_code", code), ("evaluation.tasks", tasks)):
         if found and key not in given:
             raise ConfigError(
@@ -276,7 +280,7 @@ def _on_hub(key: str, path: object) -> bool:
     return key in _DATA and HUB.fullmatch(path) is not None
 
 
-def _values(tree: Mapping[str, Any], key: str) -> Iterator[object]:
+def _iterate_values(tree: Mapping[str, Any], key: str) -> Iterator[object]:
     """Yield what a dotted key has: nothing, one value, or those of a list."""
     found: Any = tree
     for part in key.split("."):

@@ -30,7 +30,7 @@ _Number = Annotated[int, Field(ge=0, le=1 << 20)]
 
 
 @dataclass(frozen=True)
-class Record:
+class PlanRecord:
     """The used part of a plan.json."""
 
     plan: LaunchPlan
@@ -119,7 +119,7 @@ class _Plan(BaseModel):
         return self
 
 
-def read_record(data: bytes, run_id: str) -> Record:
+def read_record(data: bytes, run_id: str) -> PlanRecord:
     """Read the plan.json that a host keeps for a run.
 
     Raises:
@@ -136,4 +136,4 @@ def read_record(data: bytes, run_id: str) -> Record:
         hosts=tuple(host.host() for host in found.hosts),
         processes=tuple(process.plan() for process in found.processes),
     )
-    return Record(plan, found.started)
+    return PlanRecord(plan, found.started)

@@ -24,7 +24,7 @@ from pydantic import Field
 from launcher.agent.operations import read_clock
 from launcher.errors import ConfigError, PreflightError
 from launcher.plan.configuration import JobRequest
-from launcher.runs.records.kept_configs import Start
+from launcher.runs.records.kept_configs import StartArguments
 from launcher.runs.records.plan_file import MOST
 from launcher.runs.records.registry import operator_name
 from launcher.runs.records.run import StateFolder
@@ -38,8 +38,8 @@ _TORN = re.compile(r"\..+\.[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is to run: an `Order` and a `Start` that mean the same on any machine."""
+class QueuedJob:
+    """What is to run: a `JobRequest` and `StartArguments` that mean the same on any machine."""
 
     leader: Literal["coordinator", "student"]
     preset: str | None
@@ -48,7 +48,7 @@ class Job:
     settings: dict[str, Any]
     folder: str
     """Where relative paths start."""
-    start: Start
+    start: StartArguments
     timeout: Annotated[float, Field(ge=0, le=1e9)] | None
     """Seconds for joining."""
     who: str
@@ -57,7 +57,7 @@ class Job:
     schema: Literal["motley.queue.entry/1"] = "motley.queue.entry/1"
 
     @contextlib.contextmanager
-    def order(self) -> Generator[JobRequest]:
+    def open_request(self) -> Generator[JobRequest]:
         """Yield the order; its config is a file meanwhile."""
         with tempfile.TemporaryDirectory(prefix="motley-") as folder:
             source = self.preset
@@ -69,7 +69,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class End:
+class JobEnd:
     """How an entry ended."""
 
     state: str
@@ -83,15 +83,15 @@ class End:
 
 
 @dataclass(frozen=True)
-class Entry:
+class QueueEntry:
     """A job of the queue, and what has become of it."""
 
     id: str
-    job: Job
+    job: QueuedJob
     data: bytes
     """Its file."""
     claimed: bool
-    end: End | None
+    end: JobEnd | None
 
     @property
     def state(self) -> str:
@@ -114,15 +114,15 @@ class Queue:
                 left.
         """
         try:
-            receive_json(Job, data, "the job", lines=True)
+            receive_json(QueuedJob, data, "the job", lines=True)
         except ValueError as error:
             raise ConfigError(f"it cannot be queued: {error}") from None
-        self._write(f"{run_id}.json", data)
+        self._write_file(f"{run_id}.json", data)
 
-    def entries(self) -> tuple[list[Entry], dict[str, str]]:
+    def read_entries(self) -> tuple[list[QueueEntry], dict[str, str]]:
         """Return the entries, the oldest first, and what else lies there, each with the reason."""
         names = {*self._host.names(self.folder)} - {"lock"}
-        found: list[Entry] = []
+        found: list[QueueEntry] = []
         skipped: dict[str, str] = {}
         for name in sorted(names):
             parts = _FILE.fullmatch(name)
@@ -134,8 +134,8 @@ class Queue:
                     skipped[name] = f"there is no {parts[1]}.json"
             else:
                 try:
-                    data = self._host.read(self._path(name), limit=MOST)
-                    job = receive_json(Job, data, "damaged", lines=True)
+                    data = self._host.read(self._file_path(name), limit=MOST)
+                    job = receive_json(QueuedJob, data, "damaged", lines=True)
                 except FileNotFoundError:  # removed meanwhile
                     continue
                 except OSError as error:
@@ -143,9 +143,9 @@ class Queue:
                 except ValueError as error:
                     skipped[name] = str(error)
                 else:
-                    end = self._end(parts[1]) if f"{parts[1]}.end" in names else None
+                    end = self._read_end(parts[1]) if f"{parts[1]}.end" in names else None
                     claimed = f"{parts[1]}.run" in names
-                    found.append(Entry(parts[1], job, data, claimed, end))
+                    found.append(QueueEntry(parts[1], job, data, claimed, end))
         return sorted(found, key=lambda entry: (entry.job.added, entry.id)), skipped
 
     def remove(self, run_id: str) -> None:
@@ -155,7 +155,7 @@ class Queue:
             ConfigError: there is none of that id.
             PreflightError: it has been claimed.
         """
-        entry = next((entry for entry in self.entries()[0] if entry.id == run_id), None)
+        entry = next((entry for entry in self.read_entries()[0] if entry.id == run_id), None)
         if entry is None:
             raise ConfigError(f"no {run_id} in the queue (see: launch queue list)")
         busy = PreflightError(
@@ -163,32 +163,32 @@ class Queue:
         )
         if entry.state == "started":
             raise busy
-        self._remove(f"{run_id}.json")
+        self._remove_file(f"{run_id}.json")
         # Each side writes first and looks then, so one of them sees the other.
-        if entry.end is None and self._host.exists(self._path(f"{run_id}.run")):
-            self._write(f"{run_id}.json", entry.data)
+        if entry.end is None and self._host.exists(self._file_path(f"{run_id}.run")):
+            self._write_file(f"{run_id}.json", entry.data)
             raise busy
         for kind in ("run", "end"):
-            self._remove(f"{run_id}.{kind}")
+            self._remove_file(f"{run_id}.{kind}")
 
     def claim(self, run_id: str) -> bool:
         """Claim a job for its start; False if it was removed meanwhile."""
-        self._write(f"{run_id}.run", f"{run_id}\n".encode())
-        if self._host.exists(self._path(f"{run_id}.json")):
+        self._write_file(f"{run_id}.run", f"{run_id}\n".encode())
+        if self._host.exists(self._file_path(f"{run_id}.json")):
             return True
         self.release(run_id)
         return False
 
     def release(self, run_id: str) -> None:
         """Take a claim back: nothing was started."""
-        self._remove(f"{run_id}.run")
+        self._remove_file(f"{run_id}.run")
 
     def finish(self, run_id: str, state: str, reason: str | None, exit_code: int) -> None:
         """Record how a job ended."""
-        end = End(state, reason, exit_code, run_id, self.clock())
-        self._write(f"{run_id}.end", json.dumps(asdict(end)).encode())
+        end = JobEnd(state, reason, exit_code, run_id, self.read_clock())
+        self._write_file(f"{run_id}.end", json.dumps(asdict(end)).encode())
 
-    def clock(self) -> float:
+    def read_clock(self) -> float:
         """Return the time there in Unix seconds."""
         return self._host.ask(read_clock)
 
@@ -200,10 +200,10 @@ class Queue:
             PreflightError: another process holds it.
             ConfigError: the folder cannot be written.
         """
-        path = self._path("lock")
+        path = self._file_path("lock")
         holder = f"{operator_name()} since {format_timestamp()}"
         with contextlib.ExitStack() as stack:
-            with self._writable():
+            with self._report_write_errors():
                 try:
                     stack.enter_context(self._host.lock(path, holder))
                 except PreflightError:
@@ -213,28 +213,28 @@ class Queue:
                     ) from None
             yield
 
-    def _end(self, run_id: str) -> End:
+    def _read_end(self, run_id: str) -> JobEnd:
         name = f"{run_id}.end"
         try:
             return receive_json(
-                End, self._host.read(self._path(name), limit=MOST), name, lines=True
+                JobEnd, self._host.read(self._file_path(name), limit=MOST), name, lines=True
             )
         except (OSError, ValueError):
-            return End("over", f"{name} is damaged", 1, run_id, 0.0)
+            return JobEnd("over", f"{name} is damaged", 1, run_id, 0.0)
 
-    def _path(self, name: str) -> str:
+    def _file_path(self, name: str) -> str:
         return f"{self.folder}/{name}"
 
-    def _write(self, name: str, data: bytes) -> None:
-        with self._writable():
-            self._host.write(self._path(name), data)
+    def _write_file(self, name: str, data: bytes) -> None:
+        with self._report_write_errors():
+            self._host.write(self._file_path(name), data)
 
-    def _remove(self, name: str) -> None:
-        with self._writable():
-            self._host.remove(self._path(name))
+    def _remove_file(self, name: str) -> None:
+        with self._report_write_errors():
+            self._host.remove(self._file_path(name))
 
     @contextlib.contextmanager
-    def _writable(self) -> Generator[None]:
+    def _report_write_errors(self) -> Generator[None]:
         try:
             yield
         except OSError as error:

@@ -60,12 +60,12 @@ class Registry:
         self._places = tuple(others) if absence is not None else (place,)
 
     @classmethod
-    def default(cls) -> Registry:
+    def for_this_user(cls) -> Registry:
         """Return the registry of this machine and user."""
         return cls(StateFolder(LocalConnection(), default_state_folder()))
 
     @classmethod
-    def of(
+    def for_hosts(
         cls,
         hosts: Sequence[Host],
         deadline: float = LOOK,
@@ -97,7 +97,7 @@ class Registry:
         """Whether the runs are kept on this machine, by this user."""
         return not self.hosts or (self.absence is None and head_of(self.hosts).is_local)
 
-    def writable(self) -> StateFolder:
+    def open_state_folder(self) -> StateFolder:
         """Return the state folder of the coordinator's host.
 
         Raises:
@@ -119,7 +119,7 @@ class Registry:
             UnreachableError: the coordinator's host does not answer.
         """
         holder = f"{purpose} by {operator_name()} since {format_timestamp()}"
-        here = self.writable().connection
+        here = self.open_state_folder().connection
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(here.lock(str(self.folder / "lock"), holder))
@@ -131,7 +131,7 @@ class Registry:
                 ) from None
             yield
 
-    def ask(
+    def ask_hosts(
         self,
         question: Callable[[StateFolder], T],
         deadline: float = LOOK,
@@ -148,35 +148,35 @@ class Registry:
             on_late=on_late,
         )
 
-    def record(self, plan: LaunchPlan) -> tuple[Run, bytes]:
+    def record_run(self, plan: LaunchPlan) -> tuple[Run, bytes]:
         """Return a run that begins now, and its plan.json."""
         started = self._place.connection.ask(read_clock)
         tree = {**json.loads(plan.to_json()), "started": started}
-        hosts = self._known(plan)
+        hosts = self._inventory_hosts(plan)
         head = [head_of(self.hosts)] if self.hosts else []
         file_hosts = {host.name: host for host in (*hosts, *head)}
         run = Run(plan, started, hosts, file_hosts=tuple(file_hosts.values()))
         return run, json.dumps(tree, indent=1).encode()
 
-    def get(self, run_id: str) -> Run:
+    def get_run(self, run_id: str) -> Run:
         """Return one run.
 
         Raises:
             ConfigError: there is none of that id, or its files are damaged.
         """
-        run = self._find(run_id) if is_run_id(run_id) else None
+        run = self._find_run(run_id) if is_run_id(run_id) else None
         if run is None:
-            known = ", ".join([run.run_id for run in self.all()][-3:]) or "none yet"
+            known = ", ".join([run.run_id for run in self.read_runs()][-3:]) or "none yet"
             raise ConfigError(f"no run {run_id} (latest: {known}; see: launch runs)")
         return run
 
-    def config(self, run_id: str) -> bytes:
+    def read_config(self, run_id: str) -> bytes:
         """Return the run config of a run, as YAML.
 
         Raises:
             ConfigError: there is no such run, or its config is gone.
         """
-        self.get(run_id)
+        self.get_run(run_id)
         for place in self._places:
             with contextlib.suppress(OSError):
                 return place.connection.read(f"{place.run_folder(run_id)}/run.yaml", limit=MOST)
@@ -184,35 +184,35 @@ class Registry:
             f"run {run_id} has no run.yaml any more; start a new run, without --resume"
         )
 
-    def ids(self) -> set[str]:
+    def list_run_ids(self) -> set[str]:
         """Return the names of what looks like runs."""
-        return {run_id for place in self._places for run_id in place.ids()}
+        return {run_id for place in self._places for run_id in place.list_run_ids()}
 
-    def all(self, among: Collection[str] | None = None) -> list[Run]:
+    def read_runs(self, among: Collection[str] | None = None) -> list[Run]:
         """Return every readable run, the oldest first; damaged ones are left out."""
         runs: list[Run] = []
-        for run_id in self.ids():
+        for run_id in self.list_run_ids():
             if among is None or run_id in among:
                 with contextlib.suppress(ConfigError):
-                    run = self._find(run_id)
+                    run = self._find_run(run_id)
                     runs += [run] if run is not None else []
         return sorted(runs, key=lambda run: (run.started, run.run_id))
 
-    def _find(self, run_id: str) -> Run | None:
+    def _find_run(self, run_id: str) -> Run | None:
         for place in self._places:
             with contextlib.suppress(FileNotFoundError):
-                return self._read(place, run_id)
+                return self._read_run(place, run_id)
         return None
 
-    def _read(self, place: StateFolder, run_id: str) -> Run:
+    def _read_run(self, place: StateFolder, run_id: str) -> Run:
         path = place.plan_of(run_id)
         try:
             record = read_record(place.connection.read(path, limit=MOST), run_id)
         except ValueError as error:
             raise ConfigError(f"{path}: damaged: {error}") from None
-        return Run(record.plan, record.started, self._known(record.plan), place.host)
+        return Run(record.plan, record.started, self._inventory_hosts(record.plan), place.host)
 
-    def _known(self, plan: LaunchPlan) -> tuple[Host, ...]:
+    def _inventory_hosts(self, plan: LaunchPlan) -> tuple[Host, ...]:
         """Return the hosts of a plan as the inventory has them; others cannot be reached.
 
         Without an inventory this machine is the only host, under whatever names it has in a plan.

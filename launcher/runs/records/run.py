@@ -35,21 +35,21 @@ class Run:
         return self.plan.run_id
 
     @property
-    def head(self) -> Host:
+    def leader_host(self) -> Host:
         """The leader's host."""
-        return self.host(self.plan.leader.host)
+        return self.find_host(self.plan.leader.host)
 
-    def host(self, name: str) -> Host:
+    def find_host(self, name: str) -> Host:
         """Return a host of this run as it is reached now."""
         return next(host for host in self.hosts if host.name == name)
 
-    def folder(self, host: Host, connection: Connection) -> str:
+    def run_folder(self, host: Host, connection: Connection) -> str:
         """Return where a host keeps this run: plan, config and the folders of its processes."""
         return place_of(host, connection).run_folder(self.run_id)
 
-    def mark(self, host: Host, connection: Connection) -> str:
+    def stop_mark(self, host: Host, connection: Connection) -> str:
         """Return the file on a host whose existence asks the run to end."""
-        return f"{self.folder(host, connection)}/down"
+        return f"{self.run_folder(host, connection)}/down"
 
     def plan_by(self, host: Host, connection: Connection) -> LaunchPlan | None:
         """Return the plan whose paths apply on a host: no host determines the paths of another.
@@ -59,18 +59,18 @@ class Run:
         if self.source in ("", host.name):
             return self.plan
         try:
-            path = f"{self.folder(host, connection)}/plan.json"
+            path = f"{self.run_folder(host, connection)}/plan.json"
             return read_record(connection.read(path, limit=MOST), self.run_id).plan
         except (OSError, ValueError):
             return None
 
-    def end(self, host: Host, connection: Connection) -> str | None:
+    def read_stop_reason(self, host: Host, connection: Connection) -> str | None:
         """Return why this run was asked to end, as recorded on a host; None if it was not.
 
         A start that failed leaves its reason; `down` gives none.
         """
         try:
-            mark = connection.read(self.mark(host, connection), limit=MOST)
+            mark = connection.read(self.stop_mark(host, connection), limit=MOST)
         except (OSError, ValueError):
             return None
         return mark.decode(errors="replace")
@@ -94,7 +94,7 @@ class StateFolder:
         """Return the path of a run's plan."""
         return f"{self.run_folder(run_id)}/plan.json"
 
-    def ids(self) -> list[str]:
+    def list_run_ids(self) -> list[str]:
         """Return the names of what looks like runs."""
         return list(filter(is_run_id, self.connection.names(str(self.folder / "runs"))))
 

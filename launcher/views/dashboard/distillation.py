@@ -83,7 +83,7 @@ class Distillation:
 
     def _read_shards(self) -> None:
         teacher = next(process for process in self._run.plan.processes if process.role == "teacher")
-        host = self._run.host(teacher.host)
+        host = self._run.find_host(teacher.host)
         connection = ssh.connect(host)
         plan = self._run.plan_by(host, connection)
         there = plan and plan.find_process(teacher.name)
@@ -103,7 +103,7 @@ class Distillation:
     def _read_scores(self, store: PurePosixPath) -> None:
         run = store.parent if store.name == "checkpoints" else store
         path = str(run / "evaluations" / "evaluations.jsonl")
-        connection = ssh.connect(self._run.head)
+        connection = ssh.connect(self._run.leader_host)
         with suppress(FileNotFoundError):
             size = connection.size(path)
             if (path, size) != self._scored:

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
 from launcher.hosts import ssh
-from launcher.runs.processes.log_pages import Page, line_pages
+from launcher.runs.processes.log_pages import LogPage, line_pages
 from launcher.runs.records.run import Run
 from trainer.config.run import MOST_CLASSES
 from trainer.system.received import LARGEST_FLOAT, parse, plain
@@ -229,9 +229,9 @@ class History:
         Raises:
             LauncherError, OSError: the leader's host or its file cannot be read now.
         """
-        connection = ssh.connect(self.run.head)
+        connection = ssh.connect(self.run.leader_host)
         if self._path is None:
-            plan = self.run.plan_by(self.run.head, connection)
+            plan = self.run.plan_by(self.run.leader_host, connection)
             if plan is None:
                 return
             self._path = f"{plan.output}/{METRICS_FILE}"
@@ -295,7 +295,7 @@ class History:
             kind = 0
         return kind, added
 
-    def _append_page(self, page: Page, *, is_far: bool, size: int) -> None:
+    def _append_page(self, page: LogPage, *, is_far: bool, size: int) -> None:
         """Keep lines; of those far from the file's end, what thinning out would leave of them."""
         read, far = _Lines(), list[tuple[bytes, _Added]]()
         end = self._offset

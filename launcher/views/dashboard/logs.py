@@ -50,17 +50,17 @@ def log_lines(monitor: RunMonitor, name: str, wanted: LogQuery) -> dict[str, Any
         UnreachableError: its host does not answer.
     """
     (process,) = choose_processes(monitor.run, [name])
-    supervisor = monitor.supervisor(process)
-    attempts = supervisor.attempts(process)
+    supervisor = monitor.find_supervisor(process)
+    attempts = supervisor.list_attempts(process)
     if not attempts:
         return {"attempt": 1, "end": 0, "lines": [], "moments": []}
     attempt, offset = _find_start(supervisor, process, attempts, wanted)
-    over = attempt != attempts[-1] or supervisor.state(process).is_over
+    over = attempt != attempts[-1] or supervisor.read_state(process).is_over
     words = wanted.words.casefold()
     # From a moment on the first lines count, else the last ones.
     found = deque[str](maxlen=None if wanted.since is not None else MOST_LINES)
     end = offset
-    for page in LogPages(supervisor, process, attempt).pages(offset, whole=over):
+    for page in LogPages(supervisor, process, attempt).read_pages(offset, whole=over):
         for line in page.lines:
             shown = [text for text in visible_lines(line) if words in text.casefold()]
             found.extend(text[:LONGEST] for text in shown)

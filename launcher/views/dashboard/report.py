@@ -68,10 +68,10 @@ def make_report(registry: Registry, run: Run, view: RunView | None = None) -> Re
     monitor, history, alone = RunMonitor(run), History(run, MOST_HISTORY), view is not None
     if view is None:
         view = monitor.observe(on_late=lambda known: note(asking(known.late)))
-    failures = [] if alone else FailureWatch(monitor).news(view)
+    failures = [] if alone else FailureWatch(monitor).new_failures(view)
     state = run_tree(TelemetrySnapshot(view, 0.0, failures=tuple(failures)))
     absent: list[str] = []
-    connection = ssh.connect(run.head)
+    connection = ssh.connect(run.leader_host)
     try:
         history.read_on()
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def make_report(registry: Registry, run: Run, view: RunView | None = None) -> Re
     _, records = history.select_lines_after(0) or (0, "[]")
     try:
         own = f"{run.plan.output}/run.yaml"
-        text = connection.read(own, limit=_MOST) if alone else registry.config(run.run_id)
+        text = connection.read(own, limit=_MOST) if alone else registry.read_config(run.run_id)
         settings = read_settings(text)
     except (ConfigError, OSError):
         settings = {}
@@ -113,5 +113,5 @@ def make_report(registry: Registry, run: Run, view: RunView | None = None) -> Re
         "settings": yaml.safe_dump(settings, sort_keys=False, allow_unicode=True),
         "absent": [*absent, *known.list_absent(hashes=bool(hashes), spent=bool(spent))],
     }
-    plan = run.plan_by(run.head, connection) or run.plan
+    plan = run.plan_by(run.leader_host, connection) or run.plan
     return Report(run.run_id, state, records, read_card(connection, plan.output))

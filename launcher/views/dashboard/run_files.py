@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
-from launcher.runs.budget.spending import Total, read_spend, totals
+from launcher.runs.budget.spending import SpendTotal, read_spend, sum_spend
 from launcher.runs.records.registry import Registry
 from trainer.planning.cost import money_text
 from trainer.system.errors import plain_reason
@@ -103,10 +103,10 @@ def read_spent(registry: Registry, run_id: str) -> list[Row]:
         records = [r for r in read_spend(registry, remarks.append) if r.run == run_id]
     except LauncherError as error:
         return [("energy and cost", f"unknown: {plain_reason(error)}"[:_LONGEST])]
-    return [*_amount_rows(totals(records, "run")), *(("not counted", line) for line in remarks)]
+    return [*_amount_rows(sum_spend(records, "run")), *(("not counted", line) for line in remarks)]
 
 
-def _amount_rows(found: Sequence[Total]) -> Iterator[Row]:
+def _amount_rows(found: Sequence[SpendTotal]) -> Iterator[Row]:
     for total in found:
         if total.kwh:
             yield "energy", f"{total.kwh:.3f} kWh, {total.measured:.0%} of the time measured"

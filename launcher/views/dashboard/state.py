@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.errors import ConfigError, LauncherError
 from launcher.hosts.fleet import LOOK
-from launcher.runs.budget.spending import read_spend, totals
+from launcher.runs.budget.spending import read_spend, sum_spend
 from launcher.runs.cluster import Cluster
 from launcher.runs.output_run import OutputMonitor
 from launcher.runs.records.registry import Registry
@@ -125,7 +125,9 @@ class ObservedCluster:
         """
 
         def start_observing() -> LiveTree:
-            monitor = self._outputs.get(run_id) or RunMonitor(self._cluster.look().get(run_id))
+            monitor = self._outputs.get(run_id) or RunMonitor(
+                self._cluster.peek_registry().get_run(run_id)
+            )
             run = monitor.run
             telemetry, history = Telemetry(monitor), History(run)
             taught = Distillation(run) if run.plan.leader.role == "student" else None
@@ -164,13 +166,13 @@ class ObservedCluster:
 
     def _build_overview(self, gauges: Gauges, settled: bool) -> Tree:
         """Return the overview; once `settled`, a host without a reading does not answer."""
-        registry = self._cluster.look()
+        registry = self._cluster.peek_registry()
         remarks: list[str] = [] if registry.absence is None else [str(registry.absence)]
         live = {view.run.run_id: view for view in live_runs(registry)}
         for run_id in live:  # one that was resumed is looked at again when it ends
             self._ended.pop(run_id, None)
-        known = registry.ids()
-        for run in registry.all(known - self._ended.keys() - live.keys()):
+        known = registry.list_run_ids()
+        for run in registry.read_runs(known - self._ended.keys() - live.keys()):
             view = RunMonitor(run).observe(LOOK)
             (live if view.is_live or view.unreachable else self._ended)[run.run_id] = view
         both = {**self._ended, **live}
@@ -189,7 +191,7 @@ class ObservedCluster:
             "now": time.time(),
             "runs": [_run_line(view) for view in reversed(views)],
             "hosts": self._host_entries([view for view in views if view.is_live], gauges, settled),
-            "idle": [asdict(host) for host in self._cluster.idle(latest)],
+            "idle": [asdict(host) for host in self._cluster.find_idle_hosts(latest)],
             "spend": self._spend,
             "remarks": [line[:_LONGEST] for line in remarks],
         }
@@ -198,7 +200,7 @@ class ObservedCluster:
         if time.monotonic() - self._spend_read < _SPEND_EVERY:
             return
         try:
-            found = totals(read_spend(registry, remarks.append), "run")
+            found = sum_spend(read_spend(registry, remarks.append), "run")
             self._spend = [asdict(total) for total in found]
             self._spend_read = time.monotonic()
         except LauncherError as error:
@@ -234,7 +236,7 @@ def run_tree(snapshot: TelemetrySnapshot) -> Tree:
     names: dict[str, str | None] = {}
     for process in snapshot.view.run.plan.processes:
         with suppress(StopIteration):
-            host = snapshot.view.run.host(process.host)
+            host = snapshot.view.run.find_host(process.host)
             first = next(iter(process.devices), "cpu")
             names[process.name] = next(
                 d.name for d in host.devices or () if d.answers_to(first) and d.name
@@ -253,15 +255,15 @@ def run_tree(snapshot: TelemetrySnapshot) -> Tree:
         "left": snapshot.left,
         "age": round(snapshot.age),
         "remarks": snapshot.view.remarks,
-        "failures": [[line[:_LONGEST] for line in f.text[:12]] for f in snapshot.failures],
-        "card": snapshot.view.card,
+        "failures": [[line[:_LONGEST] for line in f.lines[:12]] for f in snapshot.failures],
+        "card": snapshot.view.result_lines,
     }
 
 
 def _count_workers(view: RunView) -> tuple[int, int]:
     """Return the workers of a run and how many take part; a run without a plan reports them."""
     if planned := view.run.plan.workers or view.run.plan.followers:
-        return len(planned), len(view.joined)
+        return len(planned), len(view.joined_ranks)
     training: Mapping[str, Any] = view.training or {}
     expected = training.get("expect_workers") or 0
     return expected, len(training.get("workers") or ()) or expected

@@ -14,7 +14,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan import configuration
 from launcher.plan.placement import place_run
 from launcher.plan.setting import PlanContext
-from launcher.runs.records.kept_configs import Start, keep_config
+from launcher.runs.records.kept_configs import StartArguments, keep_config
 from launcher.runs.records.registry import Registry
 from trainer.system.errors import InputError
 
@@ -42,12 +42,12 @@ def resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resume:
     setting = PlanContext(
         run_id="run-1", trainer_command=("t",), state_folder=str(state), routes={}
     )
-    _, record = Registry.default().record(place_run([host], config, 2, setting))
+    _, record = Registry.for_this_user().record_run(place_run([host], config, 2, setting))
     folder = state / "runs" / "run-1"
     folder.mkdir(parents=True)
     (folder / "plan.json").write_bytes(record)
     (folder / "run.yaml").write_text(config.to_yaml())
-    start = Start(extra_vars=("motley_port=9777", "ansible_password=secret"))
+    start = StartArguments(extra_vars=("motley_port=9777", "ansible_password=secret"))
     keep_config("run-1", config.to_yaml().encode(), start)
 
     def go(*words: str) -> Result:

@@ -13,9 +13,9 @@ import yaml
 from launcher.cli import run
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.runs.records.kept_configs import Start, keep_config
+from launcher.runs.records.kept_configs import StartArguments, keep_config
 from launcher.runs.records.registry import Registry
-from launcher.runs.up import deliver
+from launcher.runs.up import deliver_run
 from tests.launcher.handmade import make_wheel
 from tests.trainer.replica.torch.parallel.models import write_drawn_model
 from tests.trainer.small_model import write_data, write_model
@@ -72,10 +72,10 @@ def register(config: RunConfig, run_id: str) -> None:
         folder="",
     )
     plan = LaunchPlan(run_id=run_id, output=config.output, hosts=(here,), processes=(leader,))
-    started, record = Registry.default().record(plan)
+    started, record = Registry.for_this_user().record_run(plan)
     text = config.to_yaml().encode()
-    keep_config(run_id, text, Start())
-    deliver(started, record, text)
+    keep_config(run_id, text, StartArguments())
+    deliver_run(started, record, text)
 
 
 def write_output(

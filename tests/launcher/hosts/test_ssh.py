@@ -49,7 +49,7 @@ def test_a_supervised_process_outlives_the_connection(server: Server, tmp_path: 
     run_id = f"test-{os.urandom(4).hex()}"
     process = python_process(tmp_path, "import time\nprint('up')\nwhile True: time.sleep(60)")
     supervisor = SessionSupervisor(connect(server.host()), run_id, RestartPolicy())
-    supervisor.start(process)
+    supervisor.start_process(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "its first line")
     close_all()
     assert len(find_run(run_id)) == 2
@@ -57,8 +57,8 @@ def test_a_supervised_process_outlives_the_connection(server: Server, tmp_path: 
     assert set(connection.ask(operations.find_run, run_id)) == set(find_run(run_id))
     supervisor = SessionSupervisor(connection, run_id, RestartPolicy())
     wait_until_running(supervisor, process)
-    supervisor.stop([process], 20.0)
-    assert supervisor.state(process).state == "stopped"
+    supervisor.stop_processes([process], 20.0)
+    assert supervisor.read_state(process).state == "stopped"
     wait_for(lambda: not find_run(run_id), "everything to be gone")
 
 

@@ -20,8 +20,8 @@ from launcher.plan.budget import with_budget
 from launcher.plan.distillation import place_distillation
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.setting import PlanContext
-from launcher.runs.budget.authorise import authorise
-from launcher.runs.estimate import estimate
+from launcher.runs.budget.authorise import authorise_start
+from launcher.runs.estimate import estimate_cost
 from tests.trainer.small_teacher import SCHEMES, SIZES, write_corpus
 from tests.trainer.tiny_logits import tiny_description, tiny_folder
 from trainer.config import distill_job
@@ -92,14 +92,14 @@ class Start:
 
     def cost(self, done: int = 0) -> Cost:
         plan, job, found = self.settled()
-        cost = estimate(job, plan, found, done)
+        cost = estimate_cost(job, plan, found, done)
         assert cost is not None
         return cost
 
     def ask(self) -> list[str]:
         plan, job, found = self.settled()
         said: list[str] = []
-        authorise(plan, job, found, said.append)
+        authorise_start(plan, job, found, said.append)
         return said
 
 

@@ -50,21 +50,21 @@ def test_each_failure_is_told_once_with_its_own_last_lines(tmp_path: Path) -> No
     process = python_process(tmp_path, code)
     monitor = cockpit_of(process)
     watch = FailureWatch(monitor)
-    assert watch.news(monitor.observe()) == []
+    assert watch.new_failures(monitor.observe()) == []
     supervisor = SessionSupervisor(LocalConnection(), "r", restart=RestartPolicy(first_delay=0.05))
-    supervisor.start(process)
+    supervisor.start_process(process)
     found = []
 
     def over() -> bool:
-        found.extend(watch.news(look := monitor.observe()))
+        found.extend(watch.new_failures(look := monitor.observe()))
         return not look.is_live
 
     wait_for(over, "both attempts to fail")
-    assert watch.news(monitor.observe()) == []
+    assert watch.new_failures(monitor.observe()) == []
     last = found[-1]
     assert last.heading == "worker-0 on localhost: attempt 2 ended, exit code 2; for good"
-    assert last.lines == ("attempt 2",)
-    assert last.text == [last.heading, "  attempt 2"]
+    assert last.log_lines == ("attempt 2",)
+    assert last.lines == [last.heading, "  attempt 2"]
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_what_is_news(
     monitor = cockpit_of(python_process(tmp_path, ""))
     watch = FailureWatch(monitor)
     if before is not None:
-        watch.news(view(monitor, before))
-    assert bool(watch.news(view(monitor, now))) == news
-    assert watch.news(view(monitor, now)) == []
+        watch.new_failures(view(monitor, before))
+    assert bool(watch.new_failures(view(monitor, now))) == news
+    assert watch.new_failures(view(monitor, now)) == []
 
 
 def test_who_is_followed_anyway_is_left_out(tmp_path: Path) -> None:
     monitor = cockpit_of(python_process(tmp_path, ""))
     watch = FailureWatch(monitor, without=["worker-0"])
-    assert watch.news(view(monitor, state("failed", 1, 2))) == []
+    assert watch.new_failures(view(monitor, state("failed", 1, 2))) == []

@@ -59,10 +59,10 @@ def test_a_process_that_saves_is_given_the_time(make: Make, home: Path) -> None:
     """Far more than the grace of its supervisor, and than the launcher's own."""
     supervisor = make(0.2)
     process = python_process(home, saving(3))
-    supervisor.start(process)
+    supervisor.start_process(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
-    supervisor.stop([process], 1.0)
-    state = supervisor.state(process)
+    supervisor.stop_processes([process], 1.0)
+    state = supervisor.read_state(process)
     assert (state.state, state.exit_code, state.signal) == ("stopped", 0, None)
     assert Path(process.folder, "saved").exists()
 
@@ -71,10 +71,10 @@ def test_a_process_that_saves_is_given_the_time(make: Make, home: Path) -> None:
 def test_a_save_that_has_ended_is_followed_by_the_grace_once_more(make: Make, home: Path) -> None:
     supervisor = make(3.0)
     process = python_process(home, saving(3.5, "mark.unlink()\ntime.sleep(0.5)\nos._exit(0)"))
-    supervisor.start(process)
+    supervisor.start_process(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
-    supervisor.stop([process], 3.0)
-    state = supervisor.state(process)
+    supervisor.stop_processes([process], 3.0)
+    state = supervisor.read_state(process)
     assert (state.state, state.exit_code, state.signal) == ("stopped", 0, None)
 
 
@@ -84,10 +84,10 @@ def test_a_save_without_end_is_not_waited_for_forever(
     monkeypatch.setattr("launcher.runs.processes.session.LONGEST_SAVE", 0.5)
     supervisor = make(0.2)
     process = python_process(home, saving(600))
-    supervisor.start(process)
+    supervisor.start_process(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
-    supervisor.stop([process], 0.2)
-    wait_for(lambda: supervisor.state(process).is_over, "the end")
+    supervisor.stop_processes([process], 0.2)
+    wait_for(lambda: supervisor.read_state(process).is_over, "the end")
     assert not Path(process.folder, "saved").exists()
 
 
@@ -98,11 +98,11 @@ def test_a_mark_that_an_earlier_attempt_left_behind_buys_no_time(make: Make, hom
     mark = Path(process.folder, SAVING)
     mark.parent.mkdir(parents=True)
     mark.touch()
-    supervisor.start(process)
+    supervisor.start_process(process)
     wait_for(lambda: b"deaf\n" in supervisor.read_log(process, 1), "the first line")
     assert not mark.exists()
-    supervisor.stop([process], 20.0)
-    assert supervisor.state(process).signal == signal.SIGKILL
+    supervisor.stop_processes([process], 20.0)
+    assert supervisor.read_state(process).signal == signal.SIGKILL
 
 
 def test_the_keeper_itself_does_not_wait_for_a_save_without_end(
@@ -122,10 +122,10 @@ def test_the_keeper_itself_does_not_wait_for_a_save_without_end(
     )
     (folder / "spec.json").write_bytes(spec.to_json())
     supervisor = SessionSupervisor(LocalConnection(), run_id)
-    supervisor.begin(process)
+    supervisor.start_supervisor(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
-    supervisor.stop([process], 60.0)
-    state = supervisor.state(process)
+    supervisor.stop_processes([process], 60.0)
+    state = supervisor.read_state(process)
     assert (state.state, state.signal) == ("stopped", signal.SIGKILL)
 
 

@@ -95,7 +95,7 @@ class Lab:
         return {**self.tree, "processes": [first, second, {**third, **changes}]}
 
     def run(self) -> Any:
-        return Registry.of(self.inventory).get(RUN_ID)
+        return Registry.for_hosts(self.inventory).get_run(RUN_ID)
 
 
 _CPU = Device("cpu", "cpu")
@@ -163,7 +163,7 @@ def test_no_path_of_a_plan_is_used_on_any_host(lab: Lab, host: str, folder: str)
     view = monitor.observe()
     process = run.plan.find_process("worker-1")
     monitor.last_lines(process)
-    monitor.supervisor(process).log_offset(process, 1, 0.0)
+    monitor.find_supervisor(process).log_offset(process, 1, 0.0)
     tear_down(run, grace=0.1)
     assert view.processes["worker-1"].state == "absent"
     assert process.argv == ()
@@ -216,7 +216,7 @@ HOSTILE_PLANS: dict[str, Callable[[Lab], Tree]] = {
 @pytest.mark.parametrize("what", HOSTILE_PLANS)
 def test_a_plan_of_another_shape_is_damaged(lab: Lab, what: str) -> None:
     lab.says(HOSTILE_PLANS[what](lab))
-    assert Registry.of(lab.inventory).all() == []
+    assert Registry.for_hosts(lab.inventory).read_runs() == []
     with pytest.raises(ConfigError, match=r"plan\.json: damaged: .+"):
         lab.run()
 
@@ -233,9 +233,9 @@ def test_what_is_no_plan_at_all(data: bytes) -> None:
 def test_a_folder_that_cannot_be_a_run_is_none(lab: Lab, name: str) -> None:
     if name in ("-x", "a b", "A"):
         (lab.folder / "evil" / "runs" / name).mkdir(parents=True)
-    assert Registry.of(lab.inventory).all() == []
+    assert Registry.for_hosts(lab.inventory).read_runs() == []
     with pytest.raises(ConfigError, match="no run"):
-        find_run(Registry.of(lab.inventory), name)
+        find_run(Registry.for_hosts(lab.inventory), name)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_report_of_another_shape_is_none(lab: Lab, report: object) -> None:
         text = json.dumps({**tree, **report})
     (lab.output / "status.json").write_text(text)
     view = RunMonitor(lab.run()).observe()
-    assert (view.training, view.joined) == (None, [])
+    assert (view.training, view.joined_ranks) == (None, [])
 
 
 @pytest.mark.parametrize("odd", [10**3000, math.inf, math.nan])
@@ -310,7 +310,7 @@ def test_names_of_logs_that_are_no_numbers_are_passed_over(lab: Lab) -> None:
         (folder / name).touch()
     run = lab.run()
     process = run.plan.find_process("worker-1")
-    assert RunMonitor(run).supervisor(process).attempts(process) == [1]
+    assert RunMonitor(run).find_supervisor(process).list_attempts(process) == [1]
 
 
 def test_the_inventory_names_a_host_of_the_plan_that_is_away(
@@ -319,10 +319,10 @@ def test_the_inventory_names_a_host_of_the_plan_that_is_away(
     """The way there is the inventory's: a host of its name in the plan changes nothing."""
     hosts = [lab.tree["hosts"][0], {**lab.tree["hosts"][1], "address": "6.6.6.6", "user": "root"}]
     lab.says({**lab.tree, "hosts": hosts})
-    assert lab.run().host("good") is lab.inventory[1]
+    assert lab.run().find_host("good") is lab.inventory[1]
     monkeypatch.setattr("launcher.hosts.ssh.connect", refuse)
     with pytest.raises(UnreachableError, match="no route"):
-        Registry.of(lab.inventory)
+        Registry.for_hosts(lab.inventory)
 
 
 def refuse(host: Host) -> Connection:

@@ -24,9 +24,9 @@ from launcher.inventory.hosts import Host
 from launcher.plan.configuration import JobRequest
 from launcher.runs.cluster import Cluster
 from launcher.runs.down import tear_down
-from launcher.runs.queue import QueueRunner, check_inputs, enqueue, queue_of
-from launcher.runs.records.kept_configs import Start
-from launcher.runs.records.queued import Entry, Queue
+from launcher.runs.queue import QueueRunner, check_inputs, enqueue_job, queue_of
+from launcher.runs.records.kept_configs import StartArguments
+from launcher.runs.records.queued import Queue, QueueEntry
 from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run
 from launcher.views.follow import follow_run
@@ -37,10 +37,10 @@ pytestmark = pytest.mark.usefixtures("own_state")
 
 
 @pytest.fixture
-def start() -> Start:
+def start() -> StartArguments:
     """Return a start on one CPU of this machine, whose inventory needs no Ansible."""
     variables = ('motley_devices=[{"backend": "cpu"}]', f"motley_port={free_port()}")
-    return Start(extra_vars=variables)
+    return StartArguments(extra_vars=variables)
 
 
 @pytest.fixture
@@ -64,31 +64,31 @@ def order(**settings: Any) -> JobRequest:
     return JobRequest("coordinator", "quickstart", {"model.path": "absent", **given})
 
 
-def add(start: Start, **settings: Any) -> str:
-    return enqueue(Cluster(None, start), order(**settings), None)
+def add(start: StartArguments, **settings: Any) -> str:
+    return enqueue_job(Cluster(None, start), order(**settings), None)
 
 
-def entry_of(queue: Queue, run_id: str) -> Entry:
-    return next(entry for entry in queue.entries()[0] if entry.id == run_id)
+def entry_of(queue: Queue, run_id: str) -> QueueEntry:
+    return next(entry for entry in queue.read_entries()[0] if entry.id == run_id)
 
 
 def files(queue: Queue) -> list[str]:
     return LocalConnection().names(queue.folder)
 
 
-def plan_of(start: Start, queue: Queue, run_id: str) -> Run:
+def plan_of(start: StartArguments, queue: Queue, run_id: str) -> Run:
     """Leave the plan that `up` writes before it starts anything, and the claim before that."""
     assert queue.claim(run_id)
     cluster = Cluster(None, start)
-    with entry_of(queue, run_id).job.order() as job:
-        launch = cluster.prepare(job, None, only_to_plan=False, run_id=run_id)
-    run, record = cluster.registry.record(launch.plan)
-    LocalConnection().write(cluster.registry.writable().plan_of(run_id), record)
+    with entry_of(queue, run_id).job.open_request() as job:
+        launch = cluster.plan_launch(job, None, only_to_plan=False, run_id=run_id)
+    run, record = cluster.registry.record_run(launch.plan)
+    LocalConnection().write(cluster.registry.open_state_folder().plan_of(run_id), record)
     return run
 
 
 def step(runner: QueueRunner) -> bool:
-    return runner.step(*queue_of(None))
+    return runner.run_next_job(*queue_of(None))
 
 
 def test_a_job_means_the_same_wherever_it_is_read(
@@ -97,10 +97,10 @@ def test_a_job_means_the_same_wherever_it_is_read(
     monkeypatch.chdir(tmp_path)
     text = "name: mine\nnum_classes: 2\nmodel: {path: ./model}\ndata: {train: a.jsonl}\n"
     Path("run.yaml").write_text(text)
-    start = Start(extra_vars=("motley_port=9777", "token=secret"), expect_workers=1)
+    start = StartArguments(extra_vars=("motley_port=9777", "token=secret"), expect_workers=1)
     cluster = Cluster(None, start)
     mine = JobRequest("coordinator", "run.yaml", {"output": "out"})
-    run_id = enqueue(cluster, mine, 60.0)
+    run_id = enqueue_job(cluster, mine, 60.0)
     wanted = mine.resolve_job(cluster.hosts)
     Path("run.yaml").unlink()
     monkeypatch.chdir("/")
@@ -110,19 +110,21 @@ def test_a_job_means_the_same_wherever_it_is_read(
     assert (entry.state, entry.job.config, entry.job.timeout) == ("waiting", text, 60.0)
     assert entry.job.start == replace(start, extra_vars=("motley_port=9777",))
     assert b"secret" not in entry.data
-    with entry.job.order() as read:
+    with entry.job.open_request() as read:
         assert read.is_file
         assert read.resolve_job(cluster.hosts) == wanted
         assert str(read.resolve_job(cluster.hosts).to_yaml()).count(str(tmp_path)) == 3
 
 
-def test_a_job_that_cannot_be_used_is_not_added(start: Start, queue: Queue) -> None:
+def test_a_job_that_cannot_be_used_is_not_added(start: StartArguments, queue: Queue) -> None:
     with pytest.raises(ConfigError, match=r"training\.epoch: unknown key"):
         add(start, training__epoch=2)
     assert files(queue) == []
 
 
-def test_a_model_and_data_that_are_not_there_are_refused(start: Start, tmp_path: Path) -> None:
+def test_a_model_and_data_that_are_not_there_are_refused(
+    start: StartArguments, tmp_path: Path
+) -> None:
     cluster = Cluster(None, start)
     data = tmp_path / "train.jsonl"
     absent = {"model.path": str(tmp_path / "model"), "data.train": str(data)}
@@ -132,7 +134,7 @@ def test_a_model_and_data_that_are_not_there_are_refused(start: Start, tmp_path:
 
 
 def test_hosts_that_do_not_answer_check_nothing_now(
-    start: Start, told: list[str], monkeypatch: pytest.MonkeyPatch
+    start: StartArguments, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(*_: object, **__: object) -> NoReturn:
         raise UnreachableError("host far: no answer within 8 s")
@@ -144,13 +146,13 @@ def test_hosts_that_do_not_answer_check_nothing_now(
     ]
 
 
-def test_the_oldest_is_first_whatever_its_name(start: Start, queue: Queue) -> None:
+def test_the_oldest_is_first_whatever_its_name(start: StartArguments, queue: Queue) -> None:
     ids = [add(start, name=name) for name in ("zeta", "alpha", "mid")]
-    assert [entry.id for entry in queue.entries()[0]] == ids
+    assert [entry.id for entry in queue.read_entries()[0]] == ids
 
 
 def test_a_full_disk_leaves_nothing(
-    start: Start, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    start: StartArguments, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -162,7 +164,7 @@ def test_a_full_disk_leaves_nothing(
     assert files(queue) == []
 
 
-def test_what_is_no_job_is_named_and_passed_over(start: Start, queue: Queue) -> None:
+def test_what_is_no_job_is_named_and_passed_over(start: StartArguments, queue: Queue) -> None:
     run_id = add(start)
     folder = Path(queue.folder)
     (folder / "notes.txt").touch()
@@ -181,7 +183,7 @@ def test_what_is_no_job_is_named_and_passed_over(start: Start, queue: Queue) -> 
     (folder / "device-1.json").symlink_to("/dev/zero")
     with (folder / "sparse-1.json").open("wb") as sparse:
         sparse.truncate(60 << 30)
-    entries, skipped = queue.entries()
+    entries, skipped = queue.read_entries()
     assert [entry.id for entry in entries] == [run_id]
     for number, key in enumerate(("added", "added", "timeout", "added"), 1):
         assert skipped.pop(f"late-{number}.json").startswith(f"damaged: {key}: ")
@@ -203,7 +205,7 @@ def test_what_is_no_job_is_named_and_passed_over(start: Start, queue: Queue) -> 
     assert entry_of(queue, run_id).state == "over"
 
 
-def test_a_claimed_job_is_not_removed(start: Start, queue: Queue) -> None:
+def test_a_claimed_job_is_not_removed(start: StartArguments, queue: Queue) -> None:
     first, second = add(start), add(start)
     assert queue.claim(first)
     with pytest.raises(PreflightError, match=f"launch cluster down --run {first}"):
@@ -219,7 +221,7 @@ def test_a_claimed_job_is_not_removed(start: Start, queue: Queue) -> None:
 
 
 def test_of_a_removal_and_a_claim_at_once_one_is_refused(
-    start: Start, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    start: StartArguments, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claim comes when the removal has looked, and before it has removed."""
     run_id = add(start)
@@ -241,13 +243,13 @@ def test_only_one_works_on_a_queue(queue: Queue, runner: QueueRunner) -> None:
         queue.lock(),
         pytest.raises(PreflightError, match=r"another `launch queue run`.*\(\S+@\S+ since"),
     ):
-        runner.run()
+        runner.run_forever()
     with queue.lock():
         pass
 
 
 def test_a_job_that_fails_does_not_keep_the_next(
-    start: Start, queue: Queue, runner: QueueRunner, told: list[str]
+    start: StartArguments, queue: Queue, runner: QueueRunner, told: list[str]
 ) -> None:
     first, second = add(start), add(start, training__epochs=2)
     Path(queue.folder, f"{first}.run").touch()  # who claimed it was killed before its plan
@@ -260,11 +262,11 @@ def test_a_job_that_fails_does_not_keep_the_next(
     assert step(runner)
     assert not step(runner)
     assert told[-1] == "nothing waits in the queue; add a job: launch queue add"
-    assert Registry.default().all() == []
+    assert Registry.for_this_user().read_runs() == []
 
 
 def test_a_start_that_was_cut_off_is_not_repeated(
-    start: Start, queue: Queue, runner: QueueRunner
+    start: StartArguments, queue: Queue, runner: QueueRunner
 ) -> None:
     run_id = add(start)
     run = plan_of(start, queue, run_id)
@@ -272,12 +274,12 @@ def test_a_start_that_was_cut_off_is_not_repeated(
     end = entry_of(queue, run_id).end
     assert end is not None
     assert (end.state, end.reason, end.exit_code) == ("failed", "interrupted start", 130)
-    assert run.end(run.head, LocalConnection()) == "interrupted start"
+    assert run.read_stop_reason(run.leader_host, LocalConnection()) == "interrupted start"
     assert not step(runner)
 
 
 def test_the_end_of_a_run_is_recorded_by_the_next_worker(
-    start: Start, queue: Queue, runner: QueueRunner
+    start: StartArguments, queue: Queue, runner: QueueRunner
 ) -> None:
     run_id = add(start)
     tear_down(plan_of(start, queue, run_id), why="a worker is missing")
@@ -295,7 +297,7 @@ def test_the_end_of_a_run_is_recorded_by_the_next_worker(
 def test_a_job_that_could_not_start_now_is_kept(
     error: Exception,
     state: str,
-    start: Start,
+    start: StartArguments,
     queue: Queue,
     runner: QueueRunner,
     monkeypatch: pytest.MonkeyPatch,
@@ -304,7 +306,7 @@ def test_a_job_that_could_not_start_now_is_kept(
         raise error
 
     run_id = add(start)
-    monkeypatch.setattr(Cluster, "up", up)
+    monkeypatch.setattr(Cluster, "start_run", up)
     if isinstance(error, BusyError):
         assert not step(runner)
     else:
@@ -316,7 +318,7 @@ def test_a_job_that_could_not_start_now_is_kept(
 @pytest.mark.parametrize("ends", [True, False])
 def test_ctrl_c_in_a_start_ends_the_worker_and_down_does_not(
     ends: bool,
-    start: Start,
+    start: StartArguments,
     queue: Queue,
     runner: QueueRunner,
     monkeypatch: pytest.MonkeyPatch,
@@ -328,7 +330,7 @@ def test_ctrl_c_in_a_start_ends_the_worker_and_down_does_not(
             raise InterruptedStartError("stopped during its start") from None
 
     run_id = add(start)
-    monkeypatch.setattr(Cluster, "up", up)
+    monkeypatch.setattr(Cluster, "start_run", up)
     if ends:
         with pytest.raises(InterruptedStartError):
             step(runner)
@@ -338,7 +340,7 @@ def test_ctrl_c_in_a_start_ends_the_worker_and_down_does_not(
 
 
 def test_another_machines_job_is_passed_over(
-    start: Start,
+    start: StartArguments,
     tmp_path: Path,
     told: list[str],
     silent_hosts: dict[Any, Any],
@@ -350,7 +352,7 @@ def test_another_machines_job_is_passed_over(
     monkeypatch.setattr("launcher.hosts.ssh.connect", lambda host: Disk(tmp_path / host.name))
     run_id = add(start, model__path="/models/absent")
     queue, registry = queue_of(Path("hosts.yml"))
-    (entry,) = queue.entries()[0]
+    (entry,) = queue.read_entries()[0]
     assert queue.folder == str(tmp_path / "intel" / "queue")
     runner = QueueRunner(Path("hosts.yml"), follow_run, told.append)
     assert runner._is_trusted(entry, registry)
@@ -358,6 +360,6 @@ def test_another_machines_job_is_passed_over(
     changed = json.loads(entry.data)
     changed["start"]["extra_vars"] = ['motley_trainer_command=["sh"]']
     queue.add(run_id, json.dumps(changed).encode())
-    assert not runner.step(queue, registry)
+    assert not runner.run_next_job(queue, registry)
     assert told[0].startswith(f"{run_id} skipped: it was queued on ")
     assert entry_of(queue, run_id).state == "waiting"

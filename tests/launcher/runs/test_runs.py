@@ -20,7 +20,7 @@ from launcher.runs.down import tear_down
 from launcher.runs.records.registry import Registry, authority_folder
 from launcher.runs.records.run import StateFolder
 from launcher.runs.status import RunMonitor, RunView
-from launcher.runs.up import deliver
+from launcher.runs.up import deliver_run
 from tests.launcher.played_hosts import Disk
 from trainer.config.run import load
 
@@ -55,9 +55,9 @@ def make_plan(tmp_path: Path, hosts: tuple[Host, ...], run_id: str) -> LaunchPla
 
 
 def keep(registry: Registry, tmp_path: Path, hosts: tuple[Host, ...], run_id: str) -> None:
-    run, text = registry.record(make_plan(tmp_path, hosts, run_id))
+    run, text = registry.record_run(make_plan(tmp_path, hosts, run_id))
     for host in run.hosts:
-        folder = Path(run.folder(host, ssh.connect(host)))
+        folder = Path(run.run_folder(host, ssh.connect(host)))
         folder.mkdir(parents=True)
         (folder / "plan.json").write_bytes(text)
         (folder / "run.yaml").write_text("name: demo\n")
@@ -66,29 +66,29 @@ def keep(registry: Registry, tmp_path: Path, hosts: tuple[Host, ...], run_id: st
 def test_a_run_is_read_from_the_coordinators_host(
     tmp_path: Path, down: set[str], hosts: tuple[Host, ...]
 ) -> None:
-    registry = Registry.of(hosts)
+    registry = Registry.for_hosts(hosts)
     assert registry.folder == tmp_path / "intel"
-    assert registry.all() == []
+    assert registry.read_runs() == []
     keep(registry, tmp_path, hosts, "demo-1")
     keep(registry, tmp_path, hosts, "demo-2")
-    runs = Registry.of(hosts).all()
+    runs = Registry.for_hosts(hosts).read_runs()
     assert [run.run_id for run in runs] == ["demo-1", "demo-2"]
-    assert runs[0].head.name == "intel"
-    there = runs[0].folder(hosts[0], ssh.connect(hosts[0]))
+    assert runs[0].leader_host.name == "intel"
+    there = runs[0].run_folder(hosts[0], ssh.connect(hosts[0]))
     assert there == str(tmp_path / "lambda" / "runs" / "demo-1")
-    assert registry.config("demo-1") == b"name: demo\n"
-    assert [run.run_id for run in registry.all({"demo-2", "other"})] == ["demo-2"]
+    assert registry.read_config("demo-1") == b"name: demo\n"
+    assert [run.run_id for run in registry.read_runs({"demo-2", "other"})] == ["demo-2"]
 
 
 def test_a_run_without_the_coordinators_host_is_known_there_too(
     tmp_path: Path, down: set[str], hosts: tuple[Host, ...]
 ) -> None:
     """A distillation may pass it over; `status` and the next `up` ask there."""
-    registry = Registry.of(hosts)
+    registry = Registry.for_hosts(hosts)
     plan = make_plan(tmp_path, (replace(hosts[0], coordinator=True),), "demo-1")
-    deliver(*registry.record(plan), b"name: demo\n")
-    assert [run.run_id for run in Registry.of(hosts).all()] == ["demo-1"]
-    assert registry.config("demo-1") == b"name: demo\n"
+    deliver_run(*registry.record_run(plan), b"name: demo\n")
+    assert [run.run_id for run in Registry.for_hosts(hosts).read_runs()] == ["demo-1"]
+    assert registry.read_config("demo-1") == b"name: demo\n"
     kept = tmp_path / "{}" / "runs" / "demo-1" / "processes"
     assert [Path(str(kept).format(host)).exists() for host in ("lambda", "intel")] == [True, False]
 
@@ -96,35 +96,35 @@ def test_a_run_without_the_coordinators_host_is_known_there_too(
 def test_connections_follow_the_inventory_alone(
     tmp_path: Path, down: set[str], hosts: tuple[Host, ...]
 ) -> None:
-    keep(Registry.of(hosts), tmp_path, hosts, "demo-1")
+    keep(Registry.for_hosts(hosts), tmp_path, hosts, "demo-1")
     moved = tuple(replace(host, address="10.9.9.9") for host in hosts if host.name == "intel")
-    run = Registry.of(moved).get("demo-1")
-    assert run.host("intel").address == "10.9.9.9"
-    assert run.host("lambda") == Host(name="lambda", connection="none")
+    run = Registry.for_hosts(moved).get_run("demo-1")
+    assert run.find_host("intel").address == "10.9.9.9"
+    assert run.find_host("lambda") == Host(name="lambda", connection="none")
 
 
 def test_without_the_coordinators_host_the_others_are_read_and_nothing_is_started(
     tmp_path: Path, down: set[str], hosts: tuple[Host, ...], silent_hosts: dict[Any, Any]
 ) -> None:
-    keep(Registry.of(hosts), tmp_path, hosts, "demo-1")
+    keep(Registry.for_hosts(hosts), tmp_path, hosts, "demo-1")
     down.add("intel")
-    registry = Registry.of(hosts)
+    registry = Registry.for_hosts(hosts)
     assert str(registry.absence) == "host intel: connection refused"
-    assert [run.run_id for run in registry.all()] == ["demo-1"]
+    assert [run.run_id for run in registry.read_runs()] == ["demo-1"]
     with pytest.raises(UnreachableError, match="host intel"), registry.lock("run demo-2"):
         pass
     down.add("lambda")
     silent_hosts.clear()
     with pytest.raises(UnreachableError) as caught:
-        Registry.of(hosts)
+        Registry.for_hosts(hosts)
     assert "host intel: connection refused" in (str(caught.value), *caught.value.details)
 
 
 def test_a_view_shows_what_is_known_and_then_the_late_host(
     tmp_path: Path, down: set[str], hosts: tuple[Host, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep(Registry.of(hosts), tmp_path, hosts, "demo-1")
-    monitor = RunMonitor(Registry.of(hosts).get("demo-1"))
+    keep(Registry.for_hosts(hosts), tmp_path, hosts, "demo-1")
+    monitor = RunMonitor(Registry.for_hosts(hosts).get_run("demo-1"))
     opened = threading.Event()
 
     def connect(host: Host) -> Disk:
@@ -152,7 +152,7 @@ def test_a_view_shows_what_is_known_and_then_the_late_host(
 
 
 def test_who_comes_second_is_told_who_is_first(down: set[str], hosts: tuple[Host, ...]) -> None:
-    first, second = Registry.of(hosts), Registry.of(hosts)
+    first, second = Registry.for_hosts(hosts), Registry.for_hosts(hosts)
     with (
         first.lock("run demo-1"),
         pytest.raises(
@@ -181,24 +181,24 @@ def test_damaged_runs_are_left_out_and_named_when_asked_for(tmp_path: Path) -> N
     (tmp_path / "runs" / "torn").mkdir(parents=True)
     (tmp_path / "runs" / "torn" / "plan.json").write_text("{")
     (tmp_path / "runs" / "empty").mkdir()
-    assert registry.all() == []
+    assert registry.read_runs() == []
     with pytest.raises(ConfigError, match=r"torn/plan.json: damaged"):
-        registry.get("torn")
+        registry.get_run("torn")
     for run_id in ("empty", "absent", "../x"):
         with pytest.raises(ConfigError, match=f"no run {run_id} \\(latest: none yet"):
-            registry.get(run_id)
+            registry.get_run(run_id)
 
 
 def test_the_end_of_a_run_is_written_on_every_host_that_has_it(
     tmp_path: Path, down: set[str], hosts: tuple[Host, ...]
 ) -> None:
-    registry = Registry.of(hosts)
+    registry = Registry.for_hosts(hosts)
     keep(registry, tmp_path, hosts, "demo-1")
-    run = registry.get("demo-1")
+    run = registry.get_run("demo-1")
     assert RunMonitor(run).observe().end is None
     down.add("lambda")
     assert list(tear_down(run, grace=0.0, why="a worker is missing").left) == ["lambda"]
     tear_down(run, grace=0.0, why="the first reason is kept")
     assert RunMonitor(run).observe().end == "a worker is missing"
-    intel = run.folder(run.head, ssh.connect(run.head))
+    intel = run.run_folder(run.leader_host, ssh.connect(run.leader_host))
     assert json.loads(Path(intel, "plan.json").read_text())["run_id"] == "demo-1"

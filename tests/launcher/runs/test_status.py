@@ -18,7 +18,7 @@ from launcher.plan.setting import PlanContext
 from launcher.runs.processes.session import ProcessState
 from launcher.runs.records.run import Run
 from launcher.runs.records.self_reports import read_training
-from launcher.runs.status import RunMonitor, RunView, derive_state, shards
+from launcher.runs.status import RunMonitor, RunView, derive_state, shards_written
 from launcher.session.processes import ProcessIdentity, identify_process
 from launcher.views.processes import processes_table
 from launcher.views.render import status_tree
@@ -174,16 +174,19 @@ def test_a_distillation_from_start_to_the_last_score(distillation: Distillation)
 
 def test_a_teacher_takes_part_once_its_present_attempt_says_so(distillation: Distillation) -> None:
     monitor = RunMonitor(distillation.run)
-    assert [process.name for process in monitor.observe().missing] == ["teacher-0"]
+    assert [process.name for process in monitor.observe().missing_processes] == ["teacher-0"]
     distillation.teacher_says(distillation.pid + 1, done=7)  # an earlier attempt did
-    assert [process.name for process in monitor.observe().missing] == ["teacher-0"]
+    assert [process.name for process in monitor.observe().missing_processes] == ["teacher-0"]
     distillation.teacher_says(distillation.pid, done=3)
     view = monitor.observe()
-    assert view.missing == []
+    assert view.missing_processes == []
     student, teacher, _ = distillation.run.plan.processes
-    assert (shards(view.member(teacher)), shards(view.member(student))) == ("3/12", "")
+    assert (
+        shards_written(view.find_report(teacher)),
+        shards_written(view.find_report(student)),
+    ) == ("3/12", "")
     distillation.student_says("running")
-    assert monitor.observe().member(student)["tokens_per_second"] == 5.0
+    assert monitor.observe().find_report(student)["tokens_per_second"] == 5.0
 
 
 def test_a_run_of_which_everything_was_killed_says_why_and_how_to_resume(
@@ -241,7 +244,7 @@ def reads_of_a_view(workers: int) -> int:
     states = {process.name: ProcessState(state="running") for process in plan.processes}
     view = RunView(Run(plan, 0.0, (host,)), "running", None, states, {"workers": reports})
     CountedReport.reads = 0
-    assert view.missing == []
+    assert view.missing_processes == []
     assert [each["joined"] for each in status_tree(view)["processes"]] == [None, *[True] * workers]
     assert processes_table(view, None).row_count == workers + 1
     return CountedReport.reads

@@ -39,8 +39,8 @@ def test_only_an_attempt_after_a_failure_may_fall_back(
     supervisor = kind(LocalConnection(), run_id, restart)
     process = python_process(tmp_path, code)
     for first in (1, 3):
-        supervisor.start(process)
-        wait_for(lambda: supervisor.state(process).is_over, "the end")
+        supervisor.start_process(process)
+        wait_for(lambda: supervisor.read_state(process).is_over, "the end")
         said = [supervisor.read_log(process, attempt) for attempt in (first, first + 1)]
         assert said == [b"may: None\n", b"may: 1\n"]
 
@@ -49,12 +49,12 @@ def test_a_process_that_a_boot_goes_on_with_may_fall_back(run_id: str, tmp_path:
     code = f"import os\nprint('may:', os.environ.get({FALLBACK_VARIABLE!r}))\n{SLEEP}"
     supervisor = SessionSupervisor(LocalConnection(), run_id)
     process = python_process(tmp_path, code)
-    supervisor.start(process)
+    supervisor.start_process(process)
     wait_for(lambda: supervisor.read_log(process, 1) == b"may: None\n", "the first line")
-    keeper = supervisor.state(process).keeper
+    keeper = supervisor.read_state(process).keeper
     assert keeper is not None
     send_signal(keeper, signal.SIGKILL)
     wait_for(lambda: not find_run(run_id), "keeper and child to be gone")
-    supervisor.begin(process)
+    supervisor.start_supervisor(process)
     wait_for(lambda: supervisor.read_log(process, 2) == b"may: 1\n", "the next line")
-    supervisor.stop([process], 20.0)
+    supervisor.stop_processes([process], 20.0)

@@ -52,7 +52,7 @@ def wait_for_line(supervisor: SessionSupervisor, process: ProcessPlan, attempt: 
 
 
 def kill(supervisor: SessionSupervisor, process: ProcessPlan) -> None:
-    child = supervisor.state(process).child
+    child = supervisor.read_state(process).child
     assert child is not None
     send_signal(child, signal.SIGKILL)
 
@@ -61,14 +61,14 @@ def test_what_was_imported_once_serves_every_attempt(
     supervisor: SessionSupervisor, tmp_path: Path
 ) -> None:
     process = python_process(tmp_path, f"{LOAD}print('up')\n{SLEEP}")
-    supervisor.start(process)
+    supervisor.start_process(process)
     assert wait_for_line(supervisor, process, 1) == b"imported\nup\n"
     for attempt in (2, 3):
         kill(supervisor, process)
         assert wait_for_line(supervisor, process, attempt) == b"up\n"
-        state = supervisor.state(process)
+        state = supervisor.read_state(process)
         assert (state.attempt, state.signal) == (attempt, signal.SIGKILL)
-    supervisor.stop([process], 20.0)
+    supervisor.stop_processes([process], 20.0)
 
 
 def test_a_forked_child_is_like_any_other(supervisor: SessionSupervisor, tmp_path: Path) -> None:
@@ -83,11 +83,11 @@ def test_a_forked_child_is_like_any_other(supervisor: SessionSupervisor, tmp_pat
         "print('up', file=sys.stderr, flush=True)\n"
     )
     process = python_process(tmp_path, f"{LOAD}{code}{SLEEP}")
-    supervisor.start(process)
+    supervisor.start_process(process)
     seen = [json.loads(wait_for_line(supervisor, process, 1).splitlines()[1])]
     kill(supervisor, process)
     seen.append(json.loads(wait_for_line(supervisor, process, 2).splitlines()[0]))
-    state = supervisor.state(process)
+    state = supervisor.read_state(process)
     assert state.keeper is not None
     for facts in seen:
         assert facts["ppid"] == state.keeper.pid
@@ -100,38 +100,38 @@ def test_a_forked_child_is_like_any_other(supervisor: SessionSupervisor, tmp_pat
         assert len(files) == 3, files  # the streams
     assert seen[0]["draw"] != seen[1]["draw"]
     assert state.child == identify_process(seen[1]["pid"])
-    supervisor.stop([process], 20.0)
+    supervisor.stop_processes([process], 20.0)
 
 
 def test_a_parent_that_dies_is_replaced(supervisor: SessionSupervisor, tmp_path: Path) -> None:
     """The child goes on meanwhile; the next attempt starts from nothing."""
     process = python_process(tmp_path, f"{LOAD}print('up')\n{SLEEP}")
-    supervisor.start(process)
+    supervisor.start_process(process)
     wait_for_line(supervisor, process, 1)
-    state = supervisor.state(process)
+    state = supervisor.read_state(process)
     assert state.keeper is not None
     members = {p.pid for p in find_run(supervisor.run_id)}
     (parent,) = members - {state.keeper.pid, state.child.pid if state.child else 0}
     os.kill(parent, signal.SIGKILL)
     wait_for(lambda: identify_process(parent) is None, "the parent's end")
-    assert supervisor.state(process).child == state.child
-    assert supervisor.state(process).attempt == 1
+    assert supervisor.read_state(process).child == state.child
+    assert supervisor.read_state(process).attempt == 1
     kill(supervisor, process)
     assert wait_for_line(supervisor, process, 2) == b"imported\nup\n"
-    supervisor.stop([process], 20.0)
+    supervisor.stop_processes([process], 20.0)
 
 
 def test_a_killed_keeper_takes_parent_and_child_along(
     supervisor: SessionSupervisor, tmp_path: Path
 ) -> None:
     process = python_process(tmp_path, f"{LOAD}print('up')\n{SLEEP}")
-    supervisor.start(process)
+    supervisor.start_process(process)
     wait_for_line(supervisor, process, 1)
-    state = supervisor.state(process)
+    state = supervisor.read_state(process)
     assert state.keeper is not None
     send_signal(state.keeper, signal.SIGKILL)
     wait_for(lambda: not find_run(supervisor.run_id), "everything to be gone")
-    assert supervisor.state(process).state == "lost"
+    assert supervisor.read_state(process).state == "lost"
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_where_a_fork_is_not_sound_each_attempt_starts_from_nothing(
     supervisor: SessionSupervisor, tmp_path: Path, load: str
 ) -> None:
     process = python_process(tmp_path, f"print('new')\n{load}{LOAD}print('up')\n{SLEEP}")
-    supervisor.start(process)
+    supervisor.start_process(process)
     assert b"new" in wait_for_line(supervisor, process, 1)
-    first = supervisor.state(process).child
+    first = supervisor.read_state(process).child
     kill(supervisor, process)
     assert b"new" in wait_for_line(supervisor, process, 2)
-    assert supervisor.state(process).child != first
-    supervisor.stop([process], 20.0)
+    assert supervisor.read_state(process).child != first
+    supervisor.stop_processes([process], 20.0)
 
 
 def test_a_worker_that_another_process_started_forks_nothing(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_a_worker_s_imports_leave_one_thread(
     words = ["finetune", "--role", "worker", "--config", "nope", "--gpu-backend", backend]
     argv = (sys.executable, "-P", "-m", "trainer.cli", *words)
     process = replace(python_process(tmp_path, ""), argv=argv, env={"OMP_NUM_THREADS": "2"})
-    supervisor.start(process)
-    wait_for(lambda: supervisor.state(process).is_over, "the end", seconds=120.0)
-    assert supervisor.state(process).exit_code == 2
+    supervisor.start_process(process)
+    wait_for(lambda: supervisor.read_state(process).is_over, "the end", seconds=120.0)
+    assert supervisor.read_state(process).exit_code == 2
     log = supervisor.read_log(process, 1)
     assert b"no config file and no preset 'nope'" in log
     assert b"threads run" not in log

@@ -66,26 +66,26 @@ def make(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Iterato
 
 def test_a_process_that_was_never_started_is_absent(make: Make, home: Path) -> None:
     process = python_process(home, SLEEP)
-    assert make().state(process).state == "absent"
-    assert make().state(process).is_over
-    assert make().attempts(process) == []
-    make().stop([process], 5.0)
+    assert make().read_state(process).state == "absent"
+    assert make().read_state(process).is_over
+    assert make().list_attempts(process) == []
+    make().stop_processes([process], 5.0)
 
 
 def test_it_runs_says_so_and_stops_when_asked(make: Make, home: Path) -> None:
     supervisor = make()
     process = python_process(home, f"{asked_to_stop('ready')}print('saved')")
-    supervisor.start(process)
+    supervisor.start_process(process)
     wait_for(lambda: b"ready\n" in supervisor.read_log(process, 1), "the first line")
     state = wait_until_running(supervisor, process)
     assert state.child is not None
     assert is_alive(state.child)
-    supervisor.stop([process], 20.0)
-    state = supervisor.state(process)
+    supervisor.stop_processes([process], 20.0)
+    state = supervisor.read_state(process)
     assert (state.state, state.exit_code, state.attempt) == ("stopped", 0, 1)
     assert supervisor.read_log(process, 1) == b"ready\nsaved\n"
     assert supervisor.read_log(process, 1, 6) == b"saved\n"
-    supervisor.stop([process], 5.0)
+    supervisor.stop_processes([process], 5.0)
 
 
 def test_the_progress_of_a_child_is_in_its_state(make: Make, home: Path) -> None:
@@ -93,18 +93,18 @@ def test_the_progress_of_a_child_is_in_its_state(make: Make, home: Path) -> None
     report = "pathlib.Path(os.environ['MOTLEY_PROGRESS']).write_text('9 rows')"
     code = f"import os, pathlib\n{report}\n{SLEEP}"
     process = python_process(home, code)
-    supervisor.start(process)
-    wait_for(lambda: supervisor.state(process).progress == "9 rows", "its progress")
-    supervisor.stop([process], 20.0)
+    supervisor.start_process(process)
+    wait_for(lambda: supervisor.read_state(process).progress == "9 rows", "its progress")
+    supervisor.stop_processes([process], 20.0)
 
 
 def test_a_process_that_is_done_is_not_started_again(make: Make, home: Path) -> None:
     supervisor = make()
     process = python_process(home, "print('done')")
-    supervisor.start(process)
-    wait_for(lambda: supervisor.state(process).is_over, "the end")
-    state = supervisor.state(process)
-    assert (state.state, state.exit_code, supervisor.attempts(process)) == ("exited", 0, [1])
+    supervisor.start_process(process)
+    wait_for(lambda: supervisor.read_state(process).is_over, "the end")
+    state = supervisor.read_state(process)
+    assert (state.state, state.exit_code, supervisor.list_attempts(process)) == ("exited", 0, [1])
 
 
 def test_a_run_keeps_its_version_when_its_host_comes_back(home: Path, run_id: str) -> None:
@@ -118,7 +118,7 @@ def test_a_run_keeps_its_version_when_its_host_comes_back(home: Path, run_id: st
     current.symlink_to(Path("versions") / "old")
     supervisor = SessionSupervisor(LocalConnection(), run_id, QUICK)
     process = replace(python_process(home, ""), argv=(str(current / "bin/trainer"),))
-    supervisor.start(process)
+    supervisor.start_process(process)
 
     def crash(attempt: int) -> str:
         """Kill the supervisor, and with it the process; return what the attempt said."""
@@ -127,22 +127,22 @@ def test_a_run_keeps_its_version_when_its_host_comes_back(home: Path, run_id: st
             return supervisor.read_log(process, attempt)
 
         wait_for(lambda: said().endswith((b"old\n", b"new\n")), f"attempt {attempt}")
-        keeper = supervisor.state(process).keeper
+        keeper = supervisor.read_state(process).keeper
         assert keeper is not None
         send_signal(keeper, signal.SIGKILL)
-        wait_for(lambda: supervisor.state(process).state == "lost", "the crash")
+        wait_for(lambda: supervisor.read_state(process).state == "lost", "the crash")
         return said().decode()
 
     assert crash(1) == "old\n"
     current.unlink()
     current.symlink_to(Path("versions") / "new")
-    supervisor.begin(process)  # as its unit does at boot
+    supervisor.start_supervisor(process)  # as its unit does at boot
     assert crash(2) == "old\n"
     shutil.rmtree(versions / "old")
-    supervisor.begin(process)
+    supervisor.start_supervisor(process)
     assert crash(3) == f"{versions}/old/bin/trainer is gone: {versions}/new/bin/trainer\nnew\n"
     (versions / "old").symlink_to("new")
-    supervisor.start(process)  # resumed, after its end
+    supervisor.start_process(process)  # resumed, after its end
     assert crash(4) == "new\n"
 
 
@@ -153,9 +153,9 @@ def test_codes_that_would_repeat_themselves_end_it(make: Make, home: Path, code:
     """With 9 its budget has stopped it, which is no failure."""
     supervisor = make()
     process = python_process(home, f"raise SystemExit({code})")
-    supervisor.start(process)
-    wait_for(lambda: supervisor.state(process).is_over, "the end")
-    state = supervisor.state(process)
+    supervisor.start_process(process)
+    wait_for(lambda: supervisor.read_state(process).is_over, "the end")
+    state = supervisor.read_state(process)
     assert (state.exit_code, state.attempt) == (code, 1)
     assert state.state == ("exited" if code == 9 else "failed")
     assert (state.message == "the budget guard stopped it") == (code == 9)
@@ -172,15 +172,15 @@ def test_other_codes_are_tried_again_and_given_up_at_last(make: Make, home: Path
     )
     process = python_process(home, code)
     told = home / "told.json"
-    supervisor.start(process, notify=("sh", "-c", 'cat > "$0"', str(told)))
-    wait_for(lambda: supervisor.state(process).is_over, "the end")
-    state = supervisor.state(process)
+    supervisor.start_process(process, notify=("sh", "-c", 'cat > "$0"', str(told)))
+    wait_for(lambda: supervisor.read_state(process).is_over, "the end")
+    state = supervisor.read_state(process)
     assert (state.state, state.exit_code, state.attempt) == ("failed", codes[-1], 5)
     wait_for(lambda: told.exists() and told.read_text().endswith("\n"), "the notification")
     event = json.loads(told.read_text())
     assert (event["event"], event["process"]) == ("failed", process.name)
     assert event["text"].endswith("gave up after 5 failures in a row, the last with exit code 1")
-    assert supervisor.attempts(process) == [1, 2, 3, 4, 5]
+    assert supervisor.list_attempts(process) == [1, 2, 3, 4, 5]
     assert [supervisor.read_log(process, attempt) for attempt in range(1, 6)] == [
         b"try %d\n" % attempt for attempt in range(1, 6)
     ]
@@ -190,9 +190,9 @@ def test_other_codes_are_tried_again_and_given_up_at_last(make: Make, home: Path
 def test_a_notification_that_fails_is_in_the_last_state(make: Make, home: Path) -> None:
     supervisor = make(replace(QUICK, most_failures=1))
     process = python_process(home, "raise SystemExit(3)")
-    supervisor.start(process, notify=("false",))
-    wait_for(lambda: supervisor.state(process).notify_failure is not None, "the first try")
-    state = supervisor.state(process)
+    supervisor.start_process(process, notify=("false",))
+    wait_for(lambda: supervisor.read_state(process).notify_failure is not None, "the first try")
+    state = supervisor.read_state(process)
     assert (state.state, state.notify_failure) == ("failed", "failed: false: exit code 1")
 
 
@@ -202,15 +202,15 @@ def test_the_command_of_a_start_is_handed_to_its_process_and_to_no_later_start(
     supervisor = make()
     process = python_process(home, "import os\nprint(os.environ['MOTLEY_NOTIFY'])")
     for command, handed in ((("tell", "me"), b'["tell", "me"]\n'), ((), b"[]\n")):
-        supervisor.start(process, notify=command)
-        wait_for(lambda: supervisor.state(process).is_over, "the end")
-        assert supervisor.read_log(process, supervisor.attempts(process)[-1]) == handed
+        supervisor.start_process(process, notify=command)
+        wait_for(lambda: supervisor.read_state(process).is_over, "the end")
+        assert supervisor.read_log(process, supervisor.list_attempts(process)[-1]) == handed
 
 
 def test_a_killed_process_comes_back_with_a_log_of_its_own(make: Make, home: Path) -> None:
     supervisor = make()
     process = python_process(home, f"print('up')\n{SLEEP}")
-    supervisor.start(process)
+    supervisor.start_process(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "attempt 1")
     first = wait_until_running(supervisor, process).child
     assert first is not None
@@ -218,10 +218,10 @@ def test_a_killed_process_comes_back_with_a_log_of_its_own(make: Make, home: Pat
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 2), "attempt 2")
     state = wait_until_running(supervisor, process, 2)
     assert state.signal == signal.SIGKILL
-    assert state.ending == "killed by SIGKILL"
+    assert state.last_end == "killed by SIGKILL"
     assert state.child != first
-    supervisor.stop([process], 20.0)
-    assert supervisor.state(process).state == "stopped"
+    supervisor.stop_processes([process], 20.0)
+    assert supervisor.read_state(process).state == "stopped"
 
 
 def test_a_mapped_file_that_was_cut_short_is_named_as_the_cause(make: Make, home: Path) -> None:
@@ -235,43 +235,43 @@ with open({str(home / "weights")!r}, "w+b") as file:
     mapped[1 << 19]
 """
     process = python_process(home, code)
-    supervisor.start(process)
-    wait_for(lambda: supervisor.state(process).signal is not None, "the end")
-    ending = supervisor.state(process).ending
+    supervisor.start_process(process)
+    wait_for(lambda: supervisor.read_state(process).signal is not None, "the end")
+    ending = supervisor.read_state(process).last_end
     assert ending == "killed by SIGBUS: a file that it read was cut short, or its disk failed"
-    supervisor.stop([process], 20.0)
+    supervisor.stop_processes([process], 20.0)
 
 
 def test_a_process_that_ignores_the_request_is_killed(make: Make, home: Path) -> None:
     supervisor = make(grace=0.2)
     code = f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\n{SLEEP}"
     process = python_process(home, code)
-    supervisor.start(process)
+    supervisor.start_process(process)
     wait_for(lambda: b"deaf\n" in supervisor.read_log(process, 1), "the first line")
-    supervisor.stop([process], 20.0)
-    state = supervisor.state(process)
+    supervisor.stop_processes([process], 20.0)
+    state = supervisor.read_state(process)
     assert (state.state, state.signal) == ("stopped", signal.SIGKILL)
 
 
 def test_a_stopped_process_can_be_ended(make: Make, home: Path) -> None:
     supervisor = make()
     process = python_process(home, f"print('up')\n{SLEEP}")
-    supervisor.start(process)
+    supervisor.start_process(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
     child = wait_until_running(supervisor, process).child
     assert child is not None
     send_signal(child, signal.SIGSTOP)
-    supervisor.stop([process], 20.0)
-    assert supervisor.state(process).state == "stopped"
+    supervisor.stop_processes([process], 20.0)
+    assert supervisor.read_state(process).state == "stopped"
 
 
 def test_a_request_during_the_pause_ends_it_at_once(make: Make, home: Path) -> None:
     supervisor = make(RestartPolicy(first_delay=600.0, longest_delay=600.0))
     process = python_process(home, "raise SystemExit(3)")
-    supervisor.start(process)
-    wait_for(lambda: supervisor.state(process).state == "backoff", "the pause")
-    supervisor.stop([process], 20.0)
-    state = supervisor.state(process)
+    supervisor.start_process(process)
+    wait_for(lambda: supervisor.read_state(process).state == "backoff", "the pause")
+    supervisor.stop_processes([process], 20.0)
+    state = supervisor.read_state(process)
     assert (state.state, state.attempt, state.exit_code) == ("stopped", 1, 3)
 
 
@@ -284,17 +284,17 @@ def test_what_a_child_leaves_behind_ends_with_it(make: Make, home: Path, run_id:
         "subprocess.Popen(sleep, start_new_session=True)\n"
     )
     process = python_process(home, code)
-    supervisor.start(process)
-    wait_for(lambda: supervisor.state(process).is_over, "the end")
+    supervisor.start_process(process)
+    wait_for(lambda: supervisor.read_state(process).is_over, "the end")
     wait_for(lambda: not find_run(run_id), "its children to be gone")
 
 
 def test_a_program_that_is_missing_fails_with_a_line_in_its_log(make: Make, home: Path) -> None:
     supervisor = make()
     process = replace(python_process(home, ""), argv=("/no/such/trainer",))
-    supervisor.start(process)
-    wait_for(lambda: supervisor.state(process).is_over, "the end")
-    assert supervisor.state(process).exit_code == 2
+    supervisor.start_process(process)
+    wait_for(lambda: supervisor.read_state(process).is_over, "the end")
+    assert supervisor.read_state(process).exit_code == 2
     assert b"cannot start /no/such/trainer: No such file" in supervisor.read_log(process, 1)
 
 
@@ -306,8 +306,8 @@ def test_no_terminal_no_stdin_and_a_process_group_of_its_own(make: Make, home: P
         "print(os.environ['MOTLEY_RUN_ID'])"
     )
     process = python_process(home, code)
-    supervisor.start(process)
-    wait_for(lambda: supervisor.state(process).is_over, "the end")
+    supervisor.start_process(process)
+    wait_for(lambda: supervisor.read_state(process).is_over, "the end")
     first, second = supervisor.read_log(process, 1).decode().splitlines()
     assert first == "'' True True"
     assert second.startswith("test-")
@@ -317,9 +317,9 @@ def test_a_process_started_again_counts_on_and_keeps_its_logs(make: Make, home: 
     supervisor = make()
     process = python_process(home, "print('once')")
     for attempt in (1, 2):
-        supervisor.start(process)
-        wait_for(lambda: supervisor.state(process).is_over, "the end")
-        assert supervisor.state(process).attempt == attempt
+        supervisor.start_process(process)
+        wait_for(lambda: supervisor.read_state(process).is_over, "the end")
+        assert supervisor.read_state(process).attempt == attempt
     assert supervisor.read_log(process, 1) == supervisor.read_log(process, 2) == b"once\n"
 
 
@@ -330,13 +330,13 @@ def test_a_process_ends_for_good_with_its_leader(make: Make, home: Path) -> None
     patient = python_process(home, SLEEP, "worker-1")
     supervisor = make(RestartPolicy(first_delay=0.01, longest_delay=0.01), grace=0.1)
     for process in (leader, restarted, patient):
-        supervisor.start(process, None if process is leader else leader)
-    wait_for(lambda: supervisor.state(restarted).attempt > 2, "a few restarts")
-    supervisor.stop([leader], 20.0)
-    wait_for(lambda: supervisor.state(restarted).is_over, "the restarts to end")
-    wait_for(lambda: supervisor.state(patient).is_over, "the waiting one to be ended")
-    assert supervisor.state(restarted).message == "the run is over"
-    assert supervisor.state(patient).state == "stopped"
+        supervisor.start_process(process, None if process is leader else leader)
+    wait_for(lambda: supervisor.read_state(restarted).attempt > 2, "a few restarts")
+    supervisor.stop_processes([leader], 20.0)
+    wait_for(lambda: supervisor.read_state(restarted).is_over, "the restarts to end")
+    wait_for(lambda: supervisor.read_state(patient).is_over, "the waiting one to be ended")
+    assert supervisor.read_state(restarted).message == "the run is over"
+    assert supervisor.read_state(patient).state == "stopped"
 
 
 # What only sessions do.
@@ -347,14 +347,14 @@ def test_a_killed_keeper_takes_its_child_along_and_is_reported_lost(
 ) -> None:
     supervisor = SessionSupervisor(LocalConnection(), run_id)
     process = python_process(tmp_path, f"print('up')\n{SLEEP}")
-    supervisor.start(process)
+    supervisor.start_process(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
     state = wait_until_running(supervisor, process)
     assert state.keeper is not None
     send_signal(state.keeper, signal.SIGKILL)
     wait_for(lambda: not find_run(run_id), "keeper and child to be gone")
-    assert supervisor.state(process).state == "lost"
-    assert supervisor.state(process).is_over
+    assert supervisor.read_state(process).state == "lost"
+    assert supervisor.read_state(process).is_over
 
 
 def test_the_keeper_survives_the_process_that_started_it(run_id: str, tmp_path: Path) -> None:
@@ -371,21 +371,21 @@ def test_the_keeper_survives_the_process_that_started_it(run_id: str, tmp_path: 
     subprocess.run([sys.executable, "-c", starter, plan], check=True, timeout=60)
     supervisor = SessionSupervisor(LocalConnection(), run_id)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "the first line")
-    keeper = supervisor.state(process).keeper
+    keeper = supervisor.read_state(process).keeper
     assert keeper is not None
     assert os.getsid(keeper.pid) == keeper.pid
     wait_until_running(supervisor, process)
     os.kill(keeper.pid, signal.SIGHUP)
-    assert supervisor.state(process).state == "running"
-    supervisor.stop([process], 20.0)
+    assert supervisor.read_state(process).state == "running"
+    supervisor.stop_processes([process], 20.0)
 
 
 def test_a_reused_pid_is_never_taken_for_the_keeper(run_id: str, tmp_path: Path) -> None:
     """state.json of an earlier life names a pid that is now somebody else's: ours."""
     supervisor = SessionSupervisor(LocalConnection(), run_id)
     process = python_process(tmp_path, "pass")
-    supervisor.start(process)
-    wait_for(lambda: supervisor.state(process).is_over, "the end")
+    supervisor.start_process(process)
+    wait_for(lambda: supervisor.read_state(process).is_over, "the end")
     path = Path(process.folder) / "state.json"
     tree = json.loads(path.read_text())
     me = identify_process(os.getpid())
@@ -393,8 +393,8 @@ def test_a_reused_pid_is_never_taken_for_the_keeper(run_id: str, tmp_path: Path)
     for stranger in ({"start": me.start - 1}, {"boot": "another-boot"}):
         identity = {"pid": me.pid, "start": me.start, "boot": me.boot, **stranger}
         path.write_text(json.dumps({**tree, "state": "running", "keeper": identity}))
-        assert supervisor.state(process).state == "lost"
-        supervisor.stop([process], 0.0)  # would kill this very test
+        assert supervisor.read_state(process).state == "lost"
+        supervisor.stop_processes([process], 0.0)  # would kill this very test
         assert not send_signal(ProcessIdentity(**identity), signal.SIGKILL)
 
 
@@ -405,7 +405,7 @@ def test_a_keeper_that_cannot_start_is_said_in_its_own_words(
     monkeypatch.setattr(connection, "python", "/bin/false")
     monkeypatch.setattr("launcher.runs.processes.session._START_DEADLINE", 0.1)
     with pytest.raises(PartialError, match="worker-0: its supervisor did not start"):
-        SessionSupervisor(connection, run_id).start(python_process(tmp_path, "pass"))
+        SessionSupervisor(connection, run_id).start_process(python_process(tmp_path, "pass"))
 
 
 def test_a_zombie_is_not_alive() -> None:
@@ -429,7 +429,7 @@ def test_a_healthy_life_makes_the_count_start_again(run_id: str, tmp_path: Path)
     policy = replace(QUICK, healthy_after=0.0, most_failures=2)
     supervisor = SessionSupervisor(LocalConnection(), run_id, policy)
     process = python_process(tmp_path, "raise SystemExit(1)")
-    supervisor.start(process)
-    wait_for(lambda: supervisor.state(process).attempt > 4, "the fifth attempt")
-    assert supervisor.state(process).failures <= 1
-    supervisor.stop([process], 20.0)
+    supervisor.start_process(process)
+    wait_for(lambda: supervisor.read_state(process).attempt > 4, "the fifth attempt")
+    assert supervisor.read_state(process).failures <= 1
+    supervisor.stop_processes([process], 20.0)

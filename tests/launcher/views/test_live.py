@@ -313,7 +313,7 @@ def test_a_dead_host_does_not_hold_up_the_picture(
     monkeypatch.setattr(ssh, "connect", connect)
     monkeypatch.setattr(telemetry, "LOOK_EVERY", 0.01)
     worker = run.plan.processes[1]
-    SessionSupervisor(LocalConnection(), run.run_id).start(worker)
+    SessionSupervisor(LocalConnection(), run.run_id).start_process(worker)
     looking = Telemetry(RunMonitor(run))
     looking.start()
     try:

@@ -179,7 +179,7 @@ def test_no_line_is_lost_or_doubled_when_agents_die(tmp_path: Path, far: AgentHo
     run = run_of(process)
     connected = ssh.connect(run.hosts[0])
     quick = RestartPolicy(first_delay=0.05)
-    SessionSupervisor(connected, "r", restart=quick, grace=1.0).start(process)
+    SessionSupervisor(connected, "r", restart=quick, grace=1.0).start_process(process)
     printer, said = Collector(), list[str]()
 
     def lose_the_agent(line: str) -> None:
@@ -212,7 +212,7 @@ def test_a_host_that_is_away_holds_up_no_other(
     there = python_process(tmp_path, "print('there')")
     away = replace(python_process(tmp_path, "print('away')", "worker-1"), host="away")
     for process in (there, away):
-        SessionSupervisor(LocalConnection(), "r").start(process)
+        SessionSupervisor(LocalConnection(), "r").start_process(process)
     here.add("away")
     printer, said = Collector(), list[str]()
 
@@ -230,7 +230,7 @@ def test_a_host_that_is_away_holds_up_no_other(
 
 def test_what_watches_the_others_ends_with_following(tmp_path: Path, here: set[str]) -> None:
     followed, other = python_process(tmp_path, "print(1)"), python_process(tmp_path, "", "worker-1")
-    SessionSupervisor(LocalConnection(), "r").start(followed)
+    SessionSupervisor(LocalConnection(), "r").start_process(followed)
     before, printer = {*threading.enumerate()}, Collector()
     printer.hook = lambda _: started.update({*threading.enumerate()} - before)
     started: set[threading.Thread] = set()
@@ -251,9 +251,9 @@ def test_what_a_thread_runs_into_is_raised(tmp_path: Path, here: set[str]) -> No
 def test_the_keeper_marks_its_log(tmp_path: Path, here: set[str]) -> None:
     process = python_process(tmp_path, "print('hello')")
     supervisor = SessionSupervisor(LocalConnection(), "r")
-    supervisor.start(process)
-    wait_for(lambda: supervisor.state(process).is_over, "the end")
-    state = supervisor.state(process)
+    supervisor.start_process(process)
+    wait_for(lambda: supervisor.read_state(process).is_over, "the end")
+    state = supervisor.read_state(process)
     assert state.started is not None
     assert supervisor.log_offset(process, 1, state.started - 1.0) == 0
     assert supervisor.log_offset(process, 1, state.started + 600.0) == len(b"hello\n")

@@ -94,7 +94,7 @@ def contexts(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         folder = tmp_path / role
         folder.mkdir()
         leaf = authority.issue(identity_of("run", rank), ["127.0.0.1"])
-        for name, content in leaf.files().items():
+        for name, content in leaf.contents_by_name().items():
             (folder / name).write_bytes(content)
         made.append(tls.context(folder, server=rank is None))
     return made[0], made[1]

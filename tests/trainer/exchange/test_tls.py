@@ -31,7 +31,7 @@ def moment(offset: datetime.timedelta = 0 * HOURS) -> datetime.datetime:
 
 def store(folder: Path, authority: Authority, identity: str, now: datetime.datetime) -> Path:
     folder.mkdir()
-    for name, content in authority.issue(identity, ["127.0.0.1"], now).files().items():
+    for name, content in authority.issue(identity, ["127.0.0.1"], now).contents_by_name().items():
         (folder / name).write_bytes(content)
     return folder
 

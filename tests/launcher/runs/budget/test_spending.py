@@ -23,9 +23,9 @@ from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.setting import PlanContext
-from launcher.runs.budget.authorise import authorise
-from launcher.runs.budget.spending import Total, idle_hosts, read_spend, totals
-from launcher.runs.estimate import estimate
+from launcher.runs.budget.authorise import authorise_start
+from launcher.runs.budget.spending import SpendTotal, idle_hosts, read_spend, sum_spend
+from launcher.runs.estimate import estimate_cost
 from tests import ROOT
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.budget import BudgetConfig
@@ -60,13 +60,13 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_totals_by_run_host_and_day() -> None:
     def money(by: Any) -> list[tuple[str, float, str | None]]:
-        return [(total.name, total.money, total.currency) for total in totals(LINES, by)]
+        return [(total.name, total.money, total.currency) for total in sum_spend(LINES, by)]
 
     assert money("run") == [("first", 3.0, "EUR"), ("second", 4.0, "EUR"), ("second", 8.0, "USD")]
     assert money("host") == [("a", 5.0, "EUR"), ("b", 2.0, "EUR"), ("a", 8.0, "USD")]
     days = [("1970-01-01", 3.0, "EUR"), ("1970-01-02", 4.0, "EUR"), ("1970-01-02", 8.0, "USD")]
     assert money("day") == days
-    assert totals(LINES, "run")[0] == Total("first", 7200.0, 2.0, 0.5, 3.0, "EUR")
+    assert sum_spend(LINES, "run")[0] == SpendTotal("first", 7200.0, 2.0, 0.5, 3.0, "EUR")
 
 
 def test_launch_spend(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,14 +228,14 @@ class Start:
 
     def cost(self, done: int) -> float:
         plan, found = self.settled()
-        cost = estimate(self.config, plan, found, done)
+        cost = estimate_cost(self.config, plan, found, done)
         assert cost is not None
         return cost.seconds
 
     def ask(self) -> list[str]:
         plan, found = self.settled()
         said: list[str] = []
-        authorise(plan, self.config, found, said.append)
+        authorise_start(plan, self.config, found, said.append)
         return said
 
 

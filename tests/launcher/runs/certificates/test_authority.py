@@ -20,7 +20,7 @@ from trainer.system.errors import InputError, ProtocolError
 
 def store(folder: Path, credentials: Credentials) -> Path:
     folder.mkdir(parents=True)
-    for name, content in credentials.files().items():
+    for name, content in credentials.contents_by_name().items():
         (folder / name).write_bytes(content)
     return folder
 

@@ -18,7 +18,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.placement import PlanContext, place_run
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.preflight.check import CheckContext, HostCheck
-from launcher.runs.preflight.content import Content, compare_content
+from launcher.runs.preflight.content import HostDigests, compare_content
 from launcher.runs.preflight.inspection import CHECKS
 from tests.launcher.played_hosts import Units
 from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder
@@ -49,11 +49,11 @@ def checks_of(found: Survey, plan: LaunchPlan, config: RunConfig, names: str) ->
     return [each for check in CHECKS for each in check.of_hosts(context, "training")]
 
 
-def content(folder: Path, text: str, connection: LocalConnection | None = None) -> Content:
+def content(folder: Path, text: str, connection: LocalConnection | None = None) -> HostDigests:
     folder.mkdir()
     (folder / "train.jsonl").write_text(text)
     there, path = connection or LocalConnection(), str(folder / "train.jsonl")
-    return Content(lambda: there.ask(file_content, path, str(folder)))
+    return HostDigests(lambda: there.ask(file_content, path, str(folder)))
 
 
 def test_a_failed_check_is_not_hashed_besides(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from launcher.hosts.survey import Survey, survey
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
-from launcher.runs.doctor import diagnose
-from launcher.runs.preflight.inspection import CHECKS, check_clock, inspect
+from launcher.runs.doctor import check_hosts
+from launcher.runs.preflight.inspection import CHECKS, check_clock, inspect_hosts
 from launcher.runs.up import make_plan
 from tests.launcher.hollow_model import make_model
 from tests.launcher.separate_hosts import SeparateHosts, missing
@@ -90,7 +90,7 @@ def test_three_ready_hosts(three: SeparateHosts, config: RunConfig) -> None:
     assert len(set(found.identities.values())) == 3
     assert [worker.address for worker in plan.workers] == [f"{plan.bind_address}:9000"] * 3
     assert three.address("attic") in plan.workers[2].names
-    checks = inspect(found, plan, config)
+    checks = inspect_hosts(found, plan, config)
     assert failures(checks) == []
     for name in ("lambda", "attic"):
         assert "bit/s to the coordinator" in of(checks, name, "link").detail
@@ -114,7 +114,7 @@ def test_a_host_of_another_version_is_not_asked_about_a_job(
     found = three.survey(HEAD, *WORKERS)
     aged = replace(found.machines[other], code="0" * 64)
     found = replace(found, machines={**found.machines, other: aged})
-    checks = inspect(found, plan_of(found, config), config)
+    checks = inspect_hosts(found, plan_of(found, config), config)
     (failed,) = [check for check in checks if check.status == "fail"]
     assert failed.name == "version"
     assert failed.remedy.startswith("launch cluster push, or: ansible-playbook ")
@@ -130,7 +130,7 @@ def test_what_the_network_does_wrong_is_named_with_its_direction(three: Separate
     three.run("intel", f"ip route add blackhole {three.address('lambda')}/32")
     three.run("attic", "ip link set eth0 mtu 1400")
     found = three.survey(replace(HEAD, bind_address=plan.bind_address), *WORKERS)
-    checks = inspect(found, plan_of(found), None)
+    checks = inspect_hosts(found, plan_of(found), None)
     lost = of(checks, "lambda", "link")
     assert lost.status == "fail"
     assert f"no connection to {plan.bind_address}:9000" in lost.detail
@@ -145,7 +145,7 @@ def test_what_the_network_does_wrong_is_named_with_its_direction(three: Separate
 def test_a_slow_link_is_said_with_its_figure(tmp_path: Path) -> None:
     with SeparateHosts(tmp_path, "intel", "lambda", rate=20 * 10**6) as two:
         found = two.survey(HEAD, WORKERS[0])
-        link = of(inspect(found, plan_of(found), None), "lambda", "link")
+        link = of(inspect_hosts(found, plan_of(found), None), "lambda", "link")
     assert link.status == "warn"
     assert link.detail.endswith("slow")
 
@@ -160,7 +160,7 @@ def test_a_taken_port_is_the_coordinators_failure_alone(three: SeparateHosts) ->
     )
     with three.running("intel", [sys.executable, "-c", code]) as line:
         assert line == "here\n"
-        checks = inspect(found, plan, None)
+        checks = inspect_hosts(found, plan, None)
     assert "is in use by python" in of(checks, "intel", "port").detail
     assert of(checks, "lambda", "link").detail == (
         f"not tested: intel could not listen on {plan.bind_address}:9000"
@@ -172,12 +172,12 @@ def test_a_host_that_dies_costs_its_own_line(three: SeparateHosts, config: RunCo
     found = three.survey(HEAD, *WORKERS)
     plan = plan_of(found, config)
     three.lose("lambda")
-    checks = inspect(found, plan, config)
+    checks = inspect_hosts(found, plan, config)
     assert {line.partition(":")[0] for line in failures(checks)} == {"lambda"}
     assert of(checks, "attic", "link").status != "fail"
     again = three.survey(HEAD, *WORKERS)
     assert list(again.failures) == ["lambda"]
-    checks = inspect(again, None, None)
+    checks = inspect_hosts(again, None, None)
     assert of(checks, "lambda", "reachable").status == "fail"
     assert of(checks, "attic", "reachable").status == "ok"
 
@@ -192,7 +192,7 @@ def test_two_names_of_this_machine_are_one_machine(config: RunConfig) -> None:
     hosts = tuple(replace(host, port=port) for host in found.hosts)
     plan = plan_of(replace(found, hosts=hosts), config)
     assert plan.bind_address == "127.0.0.1"
-    checks = inspect(replace(found, hosts=hosts), plan, config)
+    checks = inspect_hosts(replace(found, hosts=hosts), plan, config)
     assert failures(checks) == []
     assert {check.name for check in checks}.isdisjoint({"link", "version", "reachable"})
     assert [check.host for check in checks if check.name == "memory"] == ["intel"]
@@ -200,7 +200,7 @@ def test_two_names_of_this_machine_are_one_machine(config: RunConfig) -> None:
 
 def test_a_plan_that_cannot_be_made_is_a_finding() -> None:
     hosts = [replace(HEAD, connection="local", coordinator=False, name=name) for name in "ab"]
-    checks = diagnose(hosts, load("quickstart"), None, whole=False)
+    checks = check_hosts(hosts, load("quickstart"), None, whole=False)
     assert of(checks, "cluster", "plan").detail.startswith("set motley_coordinator: true on one")
 
 
@@ -216,7 +216,9 @@ def test_what_keeps_a_host_from_answering_is_the_check_that_it_failed(
     error: LauncherError, name: str
 ) -> None:
     found = survey([HEAD], {}, {"intel": error})
-    assert [(check.name, check.status) for check in inspect(found, None, None)] == [(name, "fail")]
+    assert [(check.name, check.status) for check in inspect_hosts(found, None, None)] == [
+        (name, "fail")
+    ]
 
 
 class Clock(LocalConnection):

@@ -8,7 +8,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.setting import PlanContext
-from launcher.runs.preflight.link import judge
+from launcher.runs.preflight.link import judge_crossing
 from trainer.config.run import load
 
 TARGET = "10.0.0.1:9000"
@@ -43,20 +43,24 @@ CROSSINGS: dict[str, tuple[Crossing, bool, str, str]] = {
 @pytest.mark.parametrize("case", CROSSINGS)
 def test_a_failure_names_its_direction_and_a_remedy(case: str) -> None:
     crossing, heard, detail, remedy = CROSSINGS[case]
-    finding = judge(crossing, "lambda", TARGET, plan(), heard)
+    finding = judge_crossing(crossing, "lambda", TARGET, plan(), heard)
     assert finding.status == "fail"
     assert detail in finding.detail
     assert remedy in finding.remedy
 
 
 def test_speeds_are_shown_and_the_slower_way_counts() -> None:
-    fast = judge(Crossing("done", "", 0.0004, 941e6, 2.3e9), "lambda", TARGET, plan(), True)
+    fast = judge_crossing(
+        Crossing("done", "", 0.0004, 941e6, 2.3e9), "lambda", TARGET, plan(), True
+    )
     assert fast.status == "ok"
     assert fast.detail == "941 Mbit/s to the coordinator, 2.3 Gbit/s back, 0.4 ms"
-    slow = judge(Crossing("done", "", 0.004, 941e6, 48e6), "lambda", TARGET, plan(), True)
+    slow = judge_crossing(Crossing("done", "", 0.004, 941e6, 48e6), "lambda", TARGET, plan(), True)
     assert slow.status == "warn"
     assert "int8" in slow.remedy
 
 
 def test_a_link_that_could_not_be_measured_is_no_failure() -> None:
-    assert judge(Crossing("done", "", 0.001), "lambda", TARGET, plan(), True).status == "ok"
+    assert (
+        judge_crossing(Crossing("done", "", 0.001), "lambda", TARGET, plan(), True).status == "ok"
+    )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from launcher.agent.checks.finding import Result
 from launcher.inventory.facts.machine import Machine
 from launcher.inventory.facts.network import Network
-from launcher.runs.preflight.versions import compare
+from launcher.runs.preflight.versions import compare_versions
 from tests import ROOT
 
 HERE = Machine(
@@ -30,14 +30,14 @@ def named(checks: list[Result], name: str) -> dict[str, Result]:
 
 
 def test_the_same_everywhere_is_well_although_the_laptop_has_another_python() -> None:
-    checks = compare({"intel": INTEL, "lambda": LAMBDA}, HERE, "intel")
+    checks = compare_versions({"intel": INTEL, "lambda": LAMBDA}, HERE, "intel")
     assert {check.status for check in checks} == {"ok"}
     assert "wheel ffffffffffff" in named(checks, "version")["intel"].detail
 
 
 def test_skew_says_who_has_what_and_how_to_update() -> None:
     old = replace(LAMBDA, version="0.0.9", code="0" * 64)
-    checks = compare({"intel": INTEL, "lambda": old, "nas": replace(old)}, HERE, "intel")
+    checks = compare_versions({"intel": INTEL, "lambda": old, "nas": replace(old)}, HERE, "intel")
     versions = named(checks, "version")
     assert versions["intel"].status == "ok"
     assert versions["lambda"].status == "fail"
@@ -47,7 +47,7 @@ def test_skew_says_who_has_what_and_how_to_update() -> None:
 
 def test_a_patch_version_of_python_is_only_said() -> None:
     machines = {"intel": INTEL, "lambda": replace(LAMBDA, python="3.11.9")}
-    python = named(compare(machines, HERE, "intel"), "python")
+    python = named(compare_versions(machines, HERE, "intel"), "python")
     assert python["intel"].status == "ok"
     assert python["lambda"].status == "warn"
     assert python["lambda"].detail == "3.11.9, the coordinator has 3.11.2"
@@ -57,7 +57,7 @@ def test_another_release_of_a_library_is_reported_by_its_host() -> None:
     head = replace(INTEL, libraries={"numpy": "2.1.0"})  # coordinates only: no torch
     other = replace(LAMBDA, libraries={**TORCH, "torch": "2.12.1"})
     machines = {"lambda": LAMBDA, "intel": head, "nas": other}
-    libraries = named(compare(machines, HERE, "intel"), "libraries")
+    libraries = named(compare_versions(machines, HERE, "intel"), "libraries")
     assert [libraries[name].status for name in machines] == ["ok", "ok", "warn"]
     assert "torch 2.12.1 (2.13.0 on lambda)" in libraries["nas"].detail
 
@@ -68,11 +68,15 @@ def test_releases_that_the_locks_split_by_python_are_no_skew() -> None:
     older, newer = re.findall(r"^numpy==(\S+) ; python_full_version", lock, re.MULTILINE)
     head = replace(INTEL, libraries={"numpy": older})
     other = replace(LAMBDA, python="3.13.5", libraries={"numpy": newer})
-    libraries = named(compare({"intel": head, "lambda": other}, HERE, "intel"), "libraries")
+    libraries = named(
+        compare_versions({"intel": head, "lambda": other}, HERE, "intel"), "libraries"
+    )
     assert libraries["lambda"].status == "ok"
     stale = replace(other, libraries={"numpy": "2.1.0"})
-    libraries = named(compare({"intel": head, "lambda": stale}, HERE, "intel"), "libraries")
+    libraries = named(
+        compare_versions({"intel": head, "lambda": stale}, HERE, "intel"), "libraries"
+    )
     assert libraries["lambda"].status == "warn"
     same = replace(other, python=head.python)
-    libraries = named(compare({"intel": head, "lambda": same}, HERE, "intel"), "libraries")
+    libraries = named(compare_versions({"intel": head, "lambda": same}, HERE, "intel"), "libraries")
     assert libraries["lambda"].status == "warn"

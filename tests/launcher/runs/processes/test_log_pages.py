@@ -32,7 +32,7 @@ def pages(process: ProcessPlan, data: bytes, marks: bytes = b"") -> LogPages:
 
 
 def lines(log: LogPages, offset: int = 0, whole: bool = True) -> list[bytes]:
-    return [line for page in log.pages(offset, whole) for line in page.lines]
+    return [line for page in log.read_pages(offset, whole) for line in page.lines]
 
 
 TEXT = b"one\n\ntwo words\n" + b"long " * 30 + b"\nlast"
@@ -47,7 +47,7 @@ def test_every_line_once(process: ProcessPlan, text: bytes) -> None:
 def test_an_unfinished_line_waits(process: ProcessPlan) -> None:
     log = pages(process, TEXT)
     assert lines(log, whole=False) == TEXT.split(b"\n")[:-1]
-    end = [page.end for page in log.pages(0, whole=False)][-1]
+    end = [page.end for page in log.read_pages(0, whole=False)][-1]
     assert TEXT[end:] == b"last"
     pages(process, TEXT + b" line\nmore")
     assert lines(log, end, whole=False) == [b"last line"]
@@ -97,7 +97,7 @@ def test_a_line_without_an_end_is_shown_in_parts(
     monkeypatch.setattr("launcher.runs.processes.log_pages.LONGEST", 64)
     monkeypatch.setattr("launcher.runs.processes.log_pages._BACK", 16)
     log = pages(process, b"x" * 1000 + b"\nend\n")
-    found = list(log.pages(0, whole=False))
+    found = list(log.read_pages(0, whole=False))
     assert b"".join(line for page in found for line in page.lines) == b"x" * 1000 + b"end"
     assert max(len(line) for page in found for line in page.lines) <= 128
     assert log.offset_of_tail(5) >= 1004 - 128

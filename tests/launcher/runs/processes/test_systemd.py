@@ -16,7 +16,7 @@ from launcher.errors import PartialError, PreflightError
 from launcher.hosts.local import LocalConnection
 from launcher.plan.plan import ProcessPlan, unit_of
 from launcher.runs.processes.session import SessionSupervisor
-from launcher.runs.processes.systemd import SystemdSupervisor, supervise
+from launcher.runs.processes.systemd import SystemdSupervisor, open_supervisor
 from launcher.session.process_supervisor import is_final
 from launcher.session.processes import find_run, send_signal
 from launcher.session.spec import RestartPolicy
@@ -66,8 +66,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def test_where_there_are_units_they_are_used(place: Place) -> None:
-    assert isinstance(supervise(place.host, place.run_id), SystemdSupervisor)
-    assert type(supervise(LocalConnection(), place.run_id)) is SessionSupervisor
+    assert isinstance(open_supervisor(place.host, place.run_id), SystemdSupervisor)
+    assert type(open_supervisor(LocalConnection(), place.run_id)) is SessionSupervisor
 
 
 def test_units_are_named_by_run_and_process(place: Place) -> None:
@@ -82,105 +82,105 @@ def test_units_are_named_by_run_and_process(place: Place) -> None:
 def test_a_unit_is_wanted_from_start_to_stop(place: Place) -> None:
     process = place.process()
     unit = unit_of(place.run_id, process)
-    place.supervisor.start(process)
+    place.supervisor.start_process(process)
     place.up(process)
     assert place.host.unit(unit).enabled
-    place.supervisor.stop([process], 20.0)
-    assert place.supervisor.state(process).state == "stopped"
+    place.supervisor.stop_processes([process], 20.0)
+    assert place.supervisor.read_state(process).state == "stopped"
     assert not place.host.unit(unit).enabled
-    place.supervisor.stop([process], 20.0)
+    place.supervisor.stop_processes([process], 20.0)
     assert place.host.asked == [("start", unit), ("stop", unit)]
 
 
 def test_a_killed_keeper_comes_back_with_the_next_attempt(place: Place) -> None:
     process = place.process()
-    place.supervisor.start(process)
+    place.supervisor.start_process(process)
     place.up(process)
-    keeper = place.supervisor.state(process).keeper
+    keeper = place.supervisor.read_state(process).keeper
     assert keeper is not None
     send_signal(keeper, signal.SIGKILL)
     place.up(process, attempt=2)
-    state = place.supervisor.state(process)
+    state = place.supervisor.read_state(process)
     assert (state.state, state.attempt) == ("running", 2)
     assert state.keeper != keeper
-    place.supervisor.stop([process], 20.0)
+    place.supervisor.stop_processes([process], 20.0)
 
 
 def test_everything_of_a_unit_carries_the_run(place: Place) -> None:
     """systemd gives all instances one environment; the supervisor adds the run's id."""
     process = place.process()
-    place.supervisor.start(process)
+    place.supervisor.start_process(process)
     place.up(process)
-    state = place.supervisor.state(process)
+    state = place.supervisor.read_state(process)
     assert state.keeper is not None
     assert state.child is not None
     assert {state.keeper, state.child} <= set(find_run(place.run_id))
-    place.supervisor.stop([process], 20.0)
+    place.supervisor.stop_processes([process], 20.0)
 
 
 def test_a_rebooted_host_goes_on_with_what_was_not_over(place: Place) -> None:
     process = place.process()
-    place.supervisor.start(process)
+    place.supervisor.start_process(process)
     place.up(process)
     place.host.close()  # the power goes
     wait_for(lambda: not find_run(place.run_id), "darkness")
-    assert place.supervisor.state(process).state == "lost"
+    assert place.supervisor.read_state(process).state == "lost"
     place.host.unit(unit_of(place.run_id, process)).start()  # what systemd does with enabled units
     place.up(process, attempt=2)
-    place.supervisor.stop([process], 20.0)
+    place.supervisor.stop_processes([process], 20.0)
 
 
 def test_a_host_that_is_shut_down_in_order_ends_nothing_for_good(place: Place) -> None:
     """Its units get the SIGTERM of whoever stops them, but they stay wanted."""
     process = place.process()
     unit = place.host.unit(unit_of(place.run_id, process))
-    place.supervisor.start(process)
+    place.supervisor.start_process(process)
     place.up(process)
     unit.go_down_with_the_host()
     assert not find_run(place.run_id)
     assert not is_final(Path(process.folder) / "state.json")
     unit.start()  # the next boot
     place.up(process, attempt=2)
-    place.supervisor.stop([process], 20.0)
-    assert place.supervisor.state(process).state == "stopped"
+    place.supervisor.stop_processes([process], 20.0)
+    assert place.supervisor.read_state(process).state == "stopped"
 
 
 def test_a_rebooted_host_is_waited_for_while_its_units_have_not_had_their_turn(
     place: Place,
 ) -> None:
     process = place.process()
-    place.supervisor.start(process)
+    place.supervisor.start_process(process)
     place.up(process)
     place.host.close()
     place.host.unit(unit_of(place.run_id, process)).enable()
     path = Path(process.folder) / "state.json"
-    keeper = place.supervisor.state(process).keeper
+    keeper = place.supervisor.read_state(process).keeper
     assert keeper is not None
     path.write_text(path.read_text().replace(keeper.boot, "the-boot-before"))
-    assert place.supervisor.state(process).state == "starting"
+    assert place.supervisor.read_state(process).state == "starting"
 
 
 def test_what_is_over_is_not_started_again(place: Place) -> None:
     process = place.process("print('done')")
-    place.supervisor.start(process)
-    wait_for(lambda: place.supervisor.state(process).is_over, "the end")
+    place.supervisor.start_process(process)
+    wait_for(lambda: place.supervisor.read_state(process).is_over, "the end")
     done = place.keeper(process)
     assert (done.returncode, done.stderr) == (0, "")
-    assert place.supervisor.attempts(process) == [1]
+    assert place.supervisor.list_attempts(process) == [1]
     (Path(process.folder) / "spec.json").unlink()
     assert place.keeper(process).returncode == 0
-    assert place.supervisor.attempts(process) == [1]
+    assert place.supervisor.list_attempts(process) == [1]
 
 
 def test_a_run_that_was_taken_down_is_not_started_again(place: Place) -> None:
     process = place.process()
     (place.home.parent).mkdir(parents=True)
     (place.home.parent / "down").touch()
-    place.supervisor.start(process)
-    wait_for(lambda: place.supervisor.state(process).is_over, "the end")
-    state = place.supervisor.state(process)
+    place.supervisor.start_process(process)
+    wait_for(lambda: place.supervisor.read_state(process).is_over, "the end")
+    state = place.supervisor.read_state(process)
     assert (state.state, state.message) == ("stopped", "the run was stopped")
-    assert place.supervisor.attempts(process) == []
+    assert place.supervisor.list_attempts(process) == []
 
 
 @pytest.mark.parametrize("name", ["student", "teacher-0", "evaluator-0", "coordinator"])
@@ -213,7 +213,7 @@ def test_a_unit_that_does_not_start_is_said_with_systemds_words(
     monkeypatch.setattr("launcher.runs.processes.session._START_DEADLINE", 0.1)
     place = Place(tmp_path, program="/bin/true")
     with pytest.raises(PartialError, match=r"worker-0: its unit did not start \(.*dead, success"):
-        place.supervisor.start(place.process())
+        place.supervisor.start_process(place.process())
 
 
 def test_where_systemd_refuses_the_process_is_ended_without_it(
@@ -232,18 +232,18 @@ def test_where_systemd_refuses_the_process_is_ended_without_it(
 
     monkeypatch.setattr(os, "waitpid", wait_and_pause)
     process = place.process()
-    place.supervisor.start(process)
+    place.supervisor.start_process(process)
     place.up(process)
     monkeypatch.setattr(place.host, "control_unit", refuse)
-    place.supervisor.stop([process], 20.0)
-    assert place.supervisor.state(process).is_over
+    place.supervisor.stop_processes([process], 20.0)
+    assert place.supervisor.read_state(process).is_over
     assert not find_run(place.run_id)
 
 
 def test_a_process_started_before_the_host_had_units_can_be_stopped(place: Place) -> None:
     process = place.process()
-    SessionSupervisor(place.host, place.run_id, QUICK).start(process)
+    SessionSupervisor(place.host, place.run_id, QUICK).start_process(process)
     place.up(process)
-    place.supervisor.stop([process], 20.0)
-    assert place.supervisor.state(process).state == "stopped"
+    place.supervisor.stop_processes([process], 20.0)
+    assert place.supervisor.read_state(process).state == "stopped"
     assert place.host.asked == []

@@ -15,7 +15,7 @@ from launcher.errors import ConfigError
 from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
 from launcher.plan.setting import PlanContext
-from launcher.runs.records.kept_configs import Start, config_of, keep_config
+from launcher.runs.records.kept_configs import StartArguments, config_of, keep_config
 from launcher.runs.records.registry import Registry
 from tests.launcher.played_hosts import Disk
 from trainer.config.run import RunConfig, load
@@ -49,7 +49,7 @@ def registry(
     folder = tmp_path / "intel" / "runs" / RUN_ID
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(json.dumps({**json.loads(plan.to_json()), "started": 1.0}))
-    return Registry.of(HOSTS)
+    return Registry.for_hosts(HOSTS)
 
 
 def say(tmp_path: Path, tree: object) -> bytes:
@@ -146,7 +146,7 @@ def test_a_stored_command_is_dropped_by_name(
 ) -> None:
     text = say(tmp_path, {**tree, "notify": ["touch", "/tmp/x"]})
     if is_own:
-        keep_config(RUN_ID, text, Start())
+        keep_config(RUN_ID, text, StartArguments())
     config, remarks = config_of(registry, RUN_ID, ())
     assert yaml.safe_load(config) == tree
     assert remarks == [f"the notify of {RUN_ID} is not used; give your own: --notify COMMAND"]
@@ -163,7 +163,7 @@ def test_the_machine_that_started_it_goes_by_its_own_copy(
     tmp_path: Path, registry: Registry
 ) -> None:
     own = say(tmp_path, {**SAFE, "data": {"train": "/home/you/train.jsonl"}})
-    keep_config(RUN_ID, own, Start())
+    keep_config(RUN_ID, own, StartArguments())
     assert (tmp_path / "laptop" / "configs" / f"{RUN_ID}.yaml").stat().st_mode & 0o777 == 0o600
     assert config_of(registry, RUN_ID, ()) == (own, [])
     say(tmp_path, {**SAFE, "data": {"train": "/etc/shadow"}})
@@ -177,7 +177,7 @@ def test_runs_of_this_machine_alone_need_no_copy(
 ) -> None:
     text = say(tmp_path, {"output": "/anywhere"})
     monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "intel"))
-    assert config_of(Registry.default(), RUN_ID, ()) == (text, [])
+    assert config_of(Registry.for_this_user(), RUN_ID, ()) == (text, [])
 
 
 def test_a_setting_counts_whether_it_has_a_flag_of_its_own_or_not(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def setting(run_id: str, folder: Path) -> PlanContext:
 
 def record(plan: LaunchPlan, folder: Path) -> None:
     """Record a plan in the registry and on the host."""
-    run, text = Registry.default().record(plan)
+    run, text = Registry.for_this_user().record_run(plan)
     kept = folder / "runs" / run.run_id
     kept.mkdir(parents=True)
     (kept / "plan.json").write_bytes(text)

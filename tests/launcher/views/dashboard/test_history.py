@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("own_state")
 def test_only_new_lines_are_read_and_a_cursor_outlives_the_reader(tmp_path: Path) -> None:
     assert metrics.METRICS_FILE == METRICS_FILE
     recorded = RecordedRun(tmp_path / "state")
-    run = Registry.default().get(RUN_ID)
+    run = Registry.for_this_user().get_run(RUN_ID)
     history = History(run)
     history.read_on()
     cursor, text = history.select_lines_after(0) or (0, "")
@@ -43,7 +43,7 @@ def test_only_new_lines_are_read_and_a_cursor_outlives_the_reader(tmp_path: Path
 
 def test_a_file_that_was_replaced_is_read_again(tmp_path: Path) -> None:
     recorded = RecordedRun(tmp_path / "state")
-    history = History(Registry.default().get(RUN_ID))
+    history = History(Registry.for_this_user().get_run(RUN_ID))
     history.read_on()
     cursor, _ = history.select_lines_after(0) or (0, "")
     (recorded.output / METRICS_FILE).write_text('{"kind": "validation", "step": 1, "time": 1.0}\n')
@@ -115,7 +115,7 @@ def test_a_resumed_run_goes_on_with_the_sums_of_its_checkpoint(tmp_path: Path) -
     recorded.metrics.event("resumed", 8)
     for number in range(9, 13):
         recorded.step(number)
-    history = History(Registry.default().get(RUN_ID))
+    history = History(Registry.for_this_user().get_run(RUN_ID))
     last = read(history)[-1]
     assert last["step"] == 12
     tokens = sum(round((1000.0 + number) * 0.5) for number in range(1, 13))
@@ -140,7 +140,7 @@ def test_no_spike_of_a_long_history_vanishes(tmp_path: Path) -> None:
                     if step == 101 + 333 * number + 77 * other:
                         line[name] = value
             file.write(json.dumps(line) + "\n")
-    lines = read(History(Registry.default().get(RUN_ID), 20_000))
+    lines = read(History(Registry.for_this_user().get_run(RUN_ID), 20_000))
     assert len(lines) < 200
     for name, values in spikes.items():
         found = [line[name] for line in lines if line["kind"] == "step"]
@@ -149,10 +149,10 @@ def test_no_spike_of_a_long_history_vanishes(tmp_path: Path) -> None:
 
 def test_a_long_history_is_thinned_out_and_loses_no_sum(tmp_path: Path) -> None:
     recorded = RecordedRun(tmp_path / "state")
-    whole = read(History(Registry.default().get(RUN_ID)))
+    whole = read(History(Registry.for_this_user().get_run(RUN_ID)))
     step = [line for line in whole if line["kind"] == "step"][-1]
     most = 200 * len(json.dumps(step))  # beside the answers, which stay
-    history = History(Registry.default().get(RUN_ID), most)
+    history = History(Registry.for_this_user().get_run(RUN_ID), most)
     for number in range(11, 1001):
         recorded.step(number)
         if number % 10 == 0:
@@ -204,7 +204,7 @@ def test_a_long_history_that_is_read_at_once_is_thinned_out_while_it_is_read(
         history_module, "_format_record", lambda it, sums: (rendered.append(it), whole(it, sums))[1]
     )
     most = 300_000
-    lines = read(History(Registry.default().get(RUN_ID), most))
+    lines = read(History(Registry.for_this_user().get_run(RUN_ID), most))
     assert sum(len(json.dumps(line, separators=(",", ":"))) for line in lines) <= most
     assert len(rendered) < 8_000
     steps = [line for line in lines if line["kind"] == "step"]

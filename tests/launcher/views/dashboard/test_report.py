@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("own_state")
 
 
 def report_of(run_id: str) -> dict[str, Any]:
-    registry = Registry.default()
-    return make_report(registry, registry.get(run_id)).state["report"]
+    registry = Registry.for_this_user()
+    return make_report(registry, registry.get_run(run_id)).state["report"]
 
 
 def test_what_was_trained_by_whom_and_what_it_survived(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 
 def test_a_distillation_has_a_report(tmp_path: Path) -> None:
     RecordedDistillation(tmp_path / "state")
-    registry = Registry.default()
-    made = make_report(registry, registry.get(TAUGHT_ID))
+    registry = Registry.for_this_user()
+    made = make_report(registry, registry.get_run(TAUGHT_ID))
     assert made.state["distillation"]["shards"] == 4
     assert dict(made.state["report"]["results"])["loss of the last step"] == "1.6667"
 
@@ -210,7 +210,7 @@ def test_a_run_that_no_launcher_started_is_reported_from_its_output_folder(
         subprocess.run([sys.executable, "-m", "trainer.cli", *words], check=True)
     assert run(["report", "out", "-o", "out.html"]) == 0
     view = read_output(Path("out"))
-    found = make_report(Registry.default(), view.run, view).state["report"]
+    found = make_report(Registry.for_this_user(), view.run, view).state["report"]
     assert dict(found["results"])["state"] == "completed"
     assert dict(found["facts"])["steps"] == "2 of 2"
     assert found["commands"] == [f"trainer finetune --config run.yaml -o {tmp_path}/out-again"]
