@@ -15,7 +15,7 @@ import sys
 
 from benchmarks.rig import cluster, comparison
 from benchmarks.rig.backends import BACKENDS
-from trainer.system.commandline.table import table
+from trainer.system.commandline.table import format_table
 from trainer.system.errors import TrainerError
 
 
@@ -47,7 +47,7 @@ def main() -> int:
         return 0
     measured = [row.cells() for row in rows if row.absent is None]
     print(f"{found.workers} workers, medians of {found.steps} sums and {found.steps} steps")
-    for line in table(measured) if measured else ():
+    for line in format_table(measured) if measured else ():
         print(line)
     for reason in dict.fromkeys(row.absent for row in rows if row.absent is not None):
         print(f"not measured: {reason}")

@@ -10,11 +10,11 @@ import traceback
 import click
 
 from launcher.errors import EXIT_CODES, ConfigError, InterruptedStartError, LauncherError
-from launcher.terminal import visible
+from launcher.terminal import sanitize_text
 from trainer import __version__
 from trainer.system.commandline.lazy_group import LazyGroup
 from trainer.system.commandline.streams import end_output, print_any_text
-from trainer.system.errors import fault_of_host
+from trainer.system.errors import describe_host_fault
 
 _CLUSTER = "launcher.commands.cluster"
 _STATUS = (f"{_CLUSTER}:status", "Show the active run, or the latest one.")
@@ -149,12 +149,12 @@ def run(arguments: list[str]) -> int:
         end_output()  # its reader has closed it
         return 0
     except Exception as error:  # a defect: people get one line, developers the traceback
-        if fault := fault_of_host(error):
+        if fault := describe_host_fault(error):
             end_output()
             return _fail([], fault, ConfigError.exit_code)
         if os.environ.get("MOTLEY_DEBUG"):
             for text in traceback.format_exc().splitlines():
-                sys.stderr.write(f"{visible(text)}\n")
+                sys.stderr.write(f"{sanitize_text(text)}\n")
         hint = "set MOTLEY_DEBUG=1 for the traceback"
         return _fail(arguments, f"a defect in Motley: {type(error).__name__}: {error} ({hint})", 1)
     return result if isinstance(result, int) else 0
@@ -171,7 +171,7 @@ def _keys(options: list[str]) -> list[str]:
 
 def _fail(arguments: list[str], message: str, code: int, details: tuple[str, ...] = ()) -> int:
     line = " ".join(message.split())
-    sys.stderr.write("".join(f"launch: {visible(text)}\n" for text in (line, *details)))
+    sys.stderr.write("".join(f"launch: {sanitize_text(text)}\n" for text in (line, *details)))
     if "--json" in arguments:
         tree = {"schema": "motley.error/1", "error": line, "details": details, "exit_code": code}
         try:

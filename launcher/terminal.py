@@ -2,7 +2,7 @@
 
 A log line, a host's error or a device's name may contain escape sequences that move the cursor,
 rename the window or inject input, and characters that reorder a line. All printed text goes through
-`visible`. Standard library only.
+`sanitize_text`. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 
-from trainer.system.commandline.visible import visible
-from trainer.system.commandline.wrapping import columns, wrapped
+from trainer.system.commandline.sanitize import sanitize_text
+from trainer.system.commandline.wrapping import terminal_width, wrap_line
 
 _CLEAR = "\r\x1b[2K"
 """Go to the start of the line and clear it."""
@@ -24,7 +24,7 @@ def note(line: str) -> None:
     """Print one line on stderr; on a terminal it is broken between words."""
     if _moves_cursor():
         sys.stderr.write(_CLEAR)  # the line that `redrawing` has drawn
-    for part in wrapped(visible(line), columns(sys.stderr), "  "):
+    for part in wrap_line(sanitize_text(line), terminal_width(sys.stderr), "  "):
         sys.stderr.write(f"{part}\n")
     sys.stderr.flush()
 
@@ -39,7 +39,7 @@ def redrawing(report: Callable[[str], None]) -> Generator[Callable[[str], None]]
 
     def draw(line: str) -> None:
         nonlocal last
-        last, text, width = line, visible(line), columns(sys.stderr) or 80
+        last, text, width = line, sanitize_text(line), terminal_width(sys.stderr) or 80
         sys.stderr.write(_CLEAR + (text if len(text) < width else f"{text[: width - 2]}…"))
         sys.stderr.flush()
 
@@ -59,9 +59,9 @@ def working(what: str) -> AbstractContextManager[None]:
     """Note what takes longer than a second, on a terminal; a pipe or a log gets nothing."""
     if not sys.stderr.isatty():
         return contextlib.nullcontext()
-    from trainer.system.process.announcement import announced
+    from trainer.system.process.slow_log import log_if_slow
 
-    return announced(what, note)
+    return log_if_slow(what, note)
 
 
 def visible_lines(line: bytes) -> list[str]:
@@ -71,5 +71,5 @@ def visible_lines(line: bytes) -> list[str]:
     """
     text = line.decode(errors="backslashreplace")
     if "\r" not in text:
-        return [visible(text)]
-    return [visible(part) for part in text.split("\r") if part] or [""]
+        return [sanitize_text(text)]
+    return [sanitize_text(part) for part in text.split("\r") if part] or [""]

@@ -11,17 +11,17 @@ import click
 
 from trainer import __version__
 from trainer.system.commandline.lazy_group import LazyGroup
+from trainer.system.commandline.sanitize import sanitize_text
 from trainer.system.commandline.streams import end_output, print_any_text
-from trainer.system.commandline.visible import visible
 from trainer.system.commandline.wrapping import LogFormatter
 from trainer.system.errors import (
     DoesNotFitError,
     InputError,
     TrainerError,
-    fault_of_host,
+    describe_host_fault,
     is_out_of_memory,
 )
-from trainer.system.process.native_thread import leave
+from trainer.system.process.native_thread import exit_process
 
 COMMANDS = {
     "autotune": (
@@ -83,17 +83,17 @@ def main() -> None:
         # Not standalone, click returns what a command gave to `Context.exit`; it raises nothing.
         code = trainer.main(prog_name="trainer", standalone_mode=False)
         sys.stdout.flush()
-        leave(code if isinstance(code, int) else 0)
+        exit_process(code if isinstance(code, int) else 0)
     except click.ClickException as error:
         from trainer.config.usage import usage_line
 
         _end(usage_line(error, sys.argv[1:], _keys), InputError.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        leave(130)
+        exit_process(130)
     except TrainerError as error:
         _end(str(error), error.exit_code, error.details)
     except Exception as error:
-        if fault := fault_of_host(error):
+        if fault := describe_host_fault(error):
             end_output()
             _end(fault, InputError.exit_code)
         if not is_out_of_memory(error):
@@ -108,8 +108,8 @@ def main() -> None:
 
 def _end(message: str, code: int, details: Sequence[str] = ()) -> NoReturn:
     for line in (message, *details):
-        print(f"trainer: {visible(line)}", file=sys.stderr)  # noqa: T201 - the one error boundary
-    leave(code)
+        print(f"trainer: {sanitize_text(line)}", file=sys.stderr)  # noqa: T201 - the one error boundary
+    exit_process(code)
 
 
 def _keys(options: list[str]) -> list[str]:

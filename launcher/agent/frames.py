@@ -127,10 +127,12 @@ class _ReportedError:
 
 def to_error(answer: object, host: str) -> Exception:
     """Return the error that an agent reported; one for users names its host."""
-    from trainer.system.received import receive  # pydantic, which a visited host may lack
+    from trainer.system.untrusted_data import (
+        validate_data,  # pydantic, which a visited host may lack
+    )
 
     try:
-        failure = receive(_ReportedError, answer, "error", lines=True)
+        failure = validate_data(_ReportedError, answer, "error", lines=True)
     except ValueError:
         return UnreachableError(f"host {host}: invalid error of its agent")
     kind, text = failure.kind, str(failure.text)

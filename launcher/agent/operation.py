@@ -39,7 +39,7 @@ class Operation(Generic[P, R]):
     deadline: float
     """Seconds that the answer may take."""
     limits: Mapping[str, Any]
-    """Keywords of `receive`: what its answers may hold."""
+    """Keywords of `validate_data`: what its answers may hold."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function here."""
@@ -76,7 +76,7 @@ def operation(
     Args:
         name: what a request calls it.
         deadline: seconds that its answer may take.
-        limits: keywords of `receive`, such as `least=0` where no number is negative.
+        limits: keywords of `validate_data`, such as `least=0` where no number is negative.
     """
 
     def declare(function: Callable[P, R]) -> Operation[P, R]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from launcher.commands.options import json_option
+from trainer.system.commandline.options import PATH
 from trainer.system.commandline.run_id import RunId
-from trainer.system.commandline.together import PATH
 
 
 @click.command()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.commands.options import inventory_option
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 
 if TYPE_CHECKING:
     from launcher.runs.cluster import Cluster

@@ -8,7 +8,7 @@ import click
 
 from launcher.commands.options import json_option
 from trainer.system.commandline.number import Number
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 
 
 @click.command()

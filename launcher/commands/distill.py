@@ -9,10 +9,10 @@ import click
 from launcher.commands import complete
 from launcher.commands.options import (
     cluster_options,
+    combine_options,
     json_option,
     order_of,
     start_options,
-    together,
 )
 from launcher.commands.starting import start_job
 
@@ -30,7 +30,7 @@ _SETTINGS = {
 }
 """What the options set that have a name of their own."""
 
-job_options = together(
+job_options = combine_options(
     click.option(
         "--config",
         "source",

@@ -14,7 +14,7 @@ from launcher.commands.options import (
     json_option,
     run_option,
 )
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 
 if TYPE_CHECKING:
     from launcher.export.bundle import Render

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 
 _ELSEWHERE = ("inputs/", "hf://")
 """Data that need not be on this machine: what `launch sync inputs` brings, and the hub's."""

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from launcher.commands import complete
 from trainer.system.commandline.number import Number
-from trainer.system.commandline.together import PATH, notify_option, together
+from trainer.system.commandline.options import PATH, combine_options, notify_option
 
 if TYPE_CHECKING:
     from launcher.plan.configuration import JobRequest
@@ -60,7 +60,7 @@ def _on_cluster(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-_inventory = together(
+_inventory = combine_options(
     click.option(
         "--inventory",
         "-i",
@@ -74,11 +74,11 @@ _inventory = together(
         help="Hosts without an inventory, by ssh_config; the first one coordinates.",
     ),
 )
-inventory_option = together(_inventory, _on_cluster)
+inventory_option = combine_options(_inventory, _on_cluster)
 """Selects the cluster whose runs a command is about."""
 
 
-_hosts = together(
+_hosts = combine_options(
     _inventory,
     click.option(
         "--limit",
@@ -102,10 +102,10 @@ _hosts = together(
         help="Record new SSH host keys; changed ones are still refused.",
     ),
 )
-cluster_options = together(_hosts, _on_cluster)
+cluster_options = combine_options(_hosts, _on_cluster)
 """Select the hosts of a cluster."""
 
-inventory_options = together(
+inventory_options = combine_options(
     _hosts,
     click.option(
         "--expect-workers",
@@ -117,7 +117,7 @@ inventory_options = together(
 )
 """Select the hosts of a cluster and the number of workers."""
 
-config_options = together(
+config_options = combine_options(
     click.option(
         "--preset",
         metavar="NAME",
@@ -158,7 +158,7 @@ config_options = together(
 timeout_option = click.option(
     "--timeout", type=Number(min=1), metavar="SECONDS", help="Limit for joining without progress."
 )
-start_options = together(
+start_options = combine_options(
     click.option(
         "--resume",
         metavar="ID",

@@ -10,7 +10,7 @@ import click
 from launcher.commands.options import Currency, json_option
 from launcher.commands.teaching import refuse_mixed, teach, teaching_options
 from trainer.system.commandline.number import Number
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,7 +16,7 @@ from launcher.commands.options import (
     json_option,
     timeout_option,
 )
-from trainer.system.commandline.together import notify_option
+from trainer.system.commandline.options import notify_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ import click
 
 from launcher.commands import complete
 from launcher.commands.options import cluster_options, json_option
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 
 if TYPE_CHECKING:
     from launcher.runs.cluster import Cluster

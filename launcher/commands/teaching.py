@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.commands.options import together
+from launcher.commands.options import combine_options
 
 if TYPE_CHECKING:
     from trainer.planning.logits_size import Kept
     from trainer.planning.shapes import ModelShape
 
-teaching_options = together(
+teaching_options = combine_options(
     click.option(
         "--distill",
         is_flag=True,

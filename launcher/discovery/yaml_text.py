@@ -15,11 +15,11 @@ from typing import Any
 import yaml
 
 from launcher.errors import ConfigError
-from launcher.terminal import visible
+from launcher.terminal import sanitize_text
 
 _PLAIN = re.compile(r"[A-Za-z0-9_/~][A-Za-z0-9_./@~+-]*")
 _NOT_YAML = re.compile("[^\t\x20-\x7e\xa0-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
-"""Characters that no YAML file may have, or that `visible` leaves and a reader drops."""
+"""Characters that no YAML file may have, or that `sanitize_text` leaves and a reader drops."""
 
 
 class YamlText:
@@ -158,7 +158,7 @@ def as_comment(text: str) -> str:
 
     It may be a host's or a foreign file's own words.
     """
-    return f"# {_NOT_YAML.sub(_escape_text, visible(text))}"
+    return f"# {_NOT_YAML.sub(_escape_text, sanitize_text(text))}"
 
 
 def _escape_text(found: re.Match[str]) -> str:

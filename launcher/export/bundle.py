@@ -35,7 +35,7 @@ from trainer.config.run import RunConfig
 from trainer.data.sources import HUB
 from trainer.model.files import local_model
 from trainer.system.errors import InputError, StorageError
-from trainer.system.storage.atomic_folder import Disk, FolderWriter, point, read_manifest
+from trainer.system.storage.atomic_folder import Disk, FolderWriter, point_link, read_manifest
 
 INPUTS = "inputs"
 METRICS = "metrics.jsonl"
@@ -230,7 +230,7 @@ def _bring_checkpoints(source: Path, target: Path, run_id: str) -> list[Path]:
         parent.mkdir(parents=True, exist_ok=True)
         made.append(_copy_checkpoint(path, parent))
     for pointer, name in pointed.items():
-        point(Disk(), target, pointer, name)
+        point_link(Disk(), target, pointer, name)
     return made
 
 
@@ -240,7 +240,7 @@ def _copy_checkpoint(source: Path, parent: Path) -> Path:
         writer = FolderWriter(Disk(), parent, source.name)
         try:
             for name, record in records.items():
-                if writer.add(name, _read_chunks(source / name)) != record:
+                if writer.write_file(name, _read_chunks(source / name)) != record:
                     raise StorageError(f"{source / name}: its bytes are not those in the manifest")
             return writer.publish()
         except BaseException:

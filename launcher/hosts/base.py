@@ -13,7 +13,7 @@ from launcher.agent import operations
 from launcher.agent.operation import DEADLINE, Operation
 from launcher.errors import InvalidAnswerError, PreflightError
 from launcher.session.processes import ProcessIdentity
-from trainer.system.received import receive
+from trainer.system.untrusted_data import validate_data
 
 UNIT_DEADLINE = 60.0
 """Seconds that starting or stopping a unit may take: stopping waits until a worker has ended."""
@@ -106,7 +106,7 @@ class Connection(ABC):
         arguments = to_jsonable_python(question.arguments(*args, **kwargs))
         try:
             answer = self.call(question.name, arguments, question.deadline)
-            return receive(question.result, answer, question.name, **question.limits)
+            return validate_data(question.result, answer, question.name, **question.limits)
         except (ValueError, RuntimeError) as error:
             raise invalid_answer(self.host, error) from None
 

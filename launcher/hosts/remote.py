@@ -20,7 +20,7 @@ from launcher.agent.operation import DEADLINE
 from launcher.errors import PreflightError, UnreachableError
 from launcher.hosts.base import UNIT_DEADLINE, Connection
 from launcher.hosts.rpc import AgentLink
-from trainer.system.received import receive
+from trainer.system.untrusted_data import validate_data
 
 MOST_READ = 64 << 20
 """Bytes of one file that are read at most: a host must not fill this machine's memory."""
@@ -161,7 +161,9 @@ class RemoteConnection(Connection):
         link = self._open_link()
         schema = link.hello.get("schema")
         try:
-            hello = receive(_Hello if schema == frames.SCHEMA else object, link.hello, "hello")
+            hello = validate_data(
+                _Hello if schema == frames.SCHEMA else object, link.hello, "hello"
+            )
         except ValueError as error:
             link.close()
             reason = f"invalid words of its agent: {error}"

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from launcher.agent import frames
 from launcher.errors import UnreachableError
-from trainer.system.process.sign_of_life import Silence, give_signs
+from trainer.system.process.heartbeat import HeartbeatMonitor, start_heartbeat
 
 STARTED = "motley: started"
 """A line before the hello: the login shell has started what starts the agent."""
@@ -100,9 +100,9 @@ class AgentLink:
         self._state = threading.Lock()
         self._sending = threading.Lock()
         self._greeted = threading.Event()
-        self._silence = Silence()
+        self._silence = HeartbeatMonitor()
         self._has_ended = False
-        self._ended = give_signs(self._ping, PING)
+        self._ended = start_heartbeat(self._ping, PING)
         threading.Thread(target=self._listen, name=f"agent of {host}", daemon=True).start()
         if not self._greeted.wait(HELLO_DEADLINE):
             self._break(f"its {self._starting} did not start within {HELLO_DEADLINE:.0f} s")
@@ -165,7 +165,7 @@ class AgentLink:
             while not self._ended.is_set():
                 data = self.pipe.receive(1.0)
                 if data is None:
-                    if self._silence.hear() > SILENCE and self.hello:
+                    if self._silence.observe() > SILENCE and self.hello:
                         return self._break(f"silent for {SILENCE:.0f} s; is it up and reachable?")
                     continue
                 if not data:
@@ -175,7 +175,7 @@ class AgentLink:
                         return self._break(f"its {self._starting} has ended: {words[-1]}")
                     reason = f": {words[-1]}" if words else ""
                     return self._break(f"connection lost, its agent has ended{reason}")
-                self._silence.hear(object())
+                self._silence.observe(object())
                 for line in splitter.feed(data):
                     self._take(line)
         except frames.FrameError as error:

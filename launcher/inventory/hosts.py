@@ -242,7 +242,7 @@ def _parse_host(path: str, tree: dict[str, Any]) -> Host:
     name = str(tree["name"])
     for variable, reason in cast("dict[str, str]", tree["errors"]).items():
         raise ConfigError(f"{path}: host {name}: {variable}: {reason.rstrip('.')}")
-    if (refusal := INVENTORY_KEYS.refusal(tree.get("keys", ()))) is not None:
+    if (refusal := INVENTORY_KEYS.explain_refusal(tree.get("keys", ()))) is not None:
         raise ConfigError(f"{path}: host {name}: {refusal}")
     values = cast("dict[str, Any]", tree["variables"])
     for variable in values:

@@ -21,7 +21,7 @@ from launcher.runs.processes.session import POLL
 from launcher.runs.records.run import Run
 from launcher.runs.status import OVER, RunMonitor, RunView
 from trainer.system.errors import BudgetStopError
-from trainer.system.process.sign_of_life import Silence
+from trainer.system.process.heartbeat import HeartbeatMonitor
 
 STEP_PATIENCE = 15.0
 """Seconds for which `up` waits for the first step, to say how long it took."""
@@ -47,12 +47,12 @@ def wait_until_joined(run: Run, timeout: float, report: Report) -> None:
         InterruptedStartError: the run was stopped during the wait.
     """
     monitor = RunMonitor(run)
-    silence = Silence(time.monotonic)
+    silence = HeartbeatMonitor(time.monotonic)
     began, said, progress_at = time.monotonic(), "", -math.inf
     while True:
         view = monitor.observe()
         reading = {name: p.progress for name, p in view.processes.items() if p.progress}
-        silent = silence.hear(reading or None)
+        silent = silence.observe(reading or None)
         if view.end is not None:
             raise InterruptedStartError(f"run {run.run_id} was stopped during its start")
         if view.state in ("failed", "stopped"):

@@ -46,7 +46,7 @@ from launcher.runs.stopwatch import Stopwatch
 from launcher.session.spec import RestartPolicy
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
-from trainer.system.received import receive_json
+from trainer.system.untrusted_data import validate_json
 
 if TYPE_CHECKING:
     from launcher.runs.certificates.authority import Credentials
@@ -249,7 +249,7 @@ def deliver_run(run: Run, record: bytes, config: bytes) -> None:
 def _clear_earlier_end(connection: Connection, status: str) -> None:
     """Remove the end of an earlier attempt from a status: it would end every worker at once."""
     with contextlib.suppress(OSError, ValueError):
-        tree = receive_json(dict[str, Any], connection.read(status), status, lines=True)
+        tree = validate_json(dict[str, Any], connection.read(status), status, lines=True)
         connection.write(status, json.dumps({**tree, "state": "waiting"}).encode())
 
 

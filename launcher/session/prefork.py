@@ -20,7 +20,7 @@ from typing import BinaryIO
 from trainer.system.process.child import (
     PARENT_VARIABLE,
     kill_orphans,
-    reap,
+    reap_children,
     signal_group,
     start_child,
 )
@@ -95,7 +95,7 @@ class Children:
 
     def reap_children(self) -> None:
         """Reap what has ended."""
-        self._note_ended(reap())
+        self._note_ended(reap_children())
 
     def end(self) -> None:
         """End what is left; a child that was forked is an orphan like others."""

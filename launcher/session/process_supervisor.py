@@ -45,7 +45,7 @@ from trainer.system.process.child import (
     adopt_orphans,
     signal_group,
 )
-from trainer.system.process.notification import COMMAND_VARIABLE, notify
+from trainer.system.process.notification import COMMAND_VARIABLE, run_notify_command
 from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import write_atomically
 
@@ -271,7 +271,7 @@ class ProcessSupervisor:
             text = f"{run_id} has failed: the supervisor of {name} {reason}, the last with {how}"
             event = {"event": "failed", "run_id": run_id, "process": name, "reason": reason}
             event |= {"time": time.time(), "host": socket.gethostname(), "text": text}
-            if notify(self._spec.notify, event, report=self._note_failed_try) is None:
+            if run_notify_command(self._spec.notify, event, report=self._note_failed_try) is None:
                 self._notify_failure = None
                 self._write_state()
 

@@ -22,7 +22,7 @@ from launcher.installation.install import BEGUN_SCHEMA, RESULT_SCHEMA
 from launcher.inventory.hosts import Host
 from launcher.runs.records.run import place_of
 from launcher.session.processes import ProcessIdentity
-from trainer.system.received import receive, receive_json
+from trainer.system.untrusted_data import validate_data, validate_json
 
 RECIPE = "ansible-playbook recipes/gpu-training.yml"
 
@@ -236,8 +236,8 @@ def _install(
     tree = _follow(connection, log, deadline, report)
     connection.remove(log)
     if tree["schema"] == RESULT_SCHEMA:
-        return receive(_Answer, tree, "installation")
-    failure = receive(_InstallFailure, tree, "installation", lines=True)
+        return validate_data(_Answer, tree, "installation")
+    failure = validate_data(_InstallFailure, tree, "installation", lines=True)
     kinds = {kind.exit_code: kind for kind in (ConfigError, PreflightError)}
     raise kinds.get(failure.exit_code, LauncherError)(failure.error, failure.details)
 
@@ -258,7 +258,7 @@ def _follow(connection: Connection, log: str, deadline: float, report: Report) -
                 if line != last:  # its own lines; all others belong to an error
                     report(last)
             elif tree["schema"] == BEGUN_SCHEMA:
-                process = receive(ProcessIdentity, tree, "installation")
+                process = validate_data(ProcessIdentity, tree, "installation")
             else:
                 return tree
         if process is None and time.monotonic() > begun_by:
@@ -288,7 +288,7 @@ def _object(line: str) -> Tree | None:
     if not line.startswith('{"schema"'):
         return None
     try:
-        return receive_json(Tree, line, "installation", lines=True)
+        return validate_json(Tree, line, "installation", lines=True)
     except ValueError:
         return None
 

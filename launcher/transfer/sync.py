@@ -23,9 +23,9 @@ from launcher.hosts.bootstrap import RUN_USER
 from launcher.hosts.fleet import REACH, line_of
 from launcher.inventory.hosts import Host
 from launcher.transfer.rsync import Endpoint, Report, TransferStats, transfer
-from trainer.system.received import is_path_below, receive_json
 from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import link_atomically
+from trainer.system.untrusted_data import is_path_below, validate_json
 
 Kind = Literal["inputs", "logits", "checkpoints"]
 
@@ -262,7 +262,7 @@ class _Manifest:
 def _sizes(manifest: Path) -> dict[str, int]:
     """Return the files that a manifest names, with their sizes; none when it is damaged."""
     try:
-        found = receive_json(_Manifest, read_file(manifest), MANIFEST, least=0)
+        found = validate_json(_Manifest, read_file(manifest), MANIFEST, least=0)
     except (OSError, ValueError):
         return {}
     sizes = {name: entry.size for name, entry in found.files.items()}

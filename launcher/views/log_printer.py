@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from launcher.errors import ConfigError
 from launcher.plan.plan import ProcessPlan
 from launcher.terminal import visible_lines
-from trainer.system.commandline.wrapping import columns, wrapped
+from trainer.system.commandline.wrapping import terminal_width, wrap_line
 
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 """Of the prefixes, by rank; the coordinator's is bold."""
@@ -28,7 +28,7 @@ class LinePrinter:
     def __init__(self, as_json: bool, chosen: Sequence[ProcessPlan]) -> None:
         self._as_json = as_json
         self._prefixes: dict[str, str] = {}
-        self._width = columns(sys.stdout)
+        self._width = terminal_width(sys.stdout)
         if len(chosen) > 1:
             width = max(len(process.name) for process in chosen)
             if self._width is not None:
@@ -51,7 +51,7 @@ class LinePrinter:
                 self._write_line(json.dumps(tree))
                 continue
             for shown in visible_lines(line):
-                for part in wrapped(shown, self._width, _INDENT):
+                for part in wrap_line(shown, self._width, _INDENT):
                     self._write_line(self._prefixes.get(process.name, "") + part)
         sys.stdout.buffer.flush()
 

@@ -22,9 +22,9 @@ from launcher.plan.plan import LaunchPlan
 from launcher.runs.budget.spending import IdleHost, SpendTotal
 from launcher.runs.processes.session import ProcessState
 from launcher.runs.status import RunView
-from launcher.terminal import note, visible
+from launcher.terminal import note, sanitize_text
 from launcher.views.tables import COLOURS, Column, make_table
-from trainer.system.commandline.wrapping import wrapped, wrapped_card
+from trainer.system.commandline.wrapping import wrap_card, wrap_line
 from trainer.tracking.picture import exchanged, figure, loss_text
 
 _BESIDE_ID = 31
@@ -66,7 +66,7 @@ class _Terminal(Console):
             if segment.control:
                 yield segment
             else:
-                text = "\n".join(map(visible, segment.text.split("\n")))
+                text = "\n".join(map(sanitize_text, segment.text.split("\n")))
                 yield Segment(text, segment.style)
 
 
@@ -108,12 +108,12 @@ def print_json(tree: Mapping[str, Any]) -> None:
 
 def print_line(line: str) -> None:
     """Print a line on stdout; on a terminal it is broken between words."""
-    _write_lines(wrapped(visible(line), terminal_width(), "  "))
+    _write_lines(wrap_line(sanitize_text(line), terminal_width(), "  "))
 
 
 def say_whole(line: str) -> None:
     """Print a line of a program on stdout, which must not be broken."""
-    _write_lines([visible(line)])
+    _write_lines([sanitize_text(line)])
 
 
 def _write_lines(lines: Iterable[str]) -> None:
@@ -152,7 +152,7 @@ def say_card(view: RunView) -> None:
 
 def say_result(lines: Iterable[str]) -> None:
     """Print sentences, and commands below `next:`, which are indented."""
-    _write_lines(wrapped_card(lines, terminal_width()))
+    _write_lines(wrap_card(lines, terminal_width()))
 
 
 def checks_table(checks: Iterable[Result], width: int | None) -> Table:
@@ -183,7 +183,7 @@ def runs_table(views: Iterable[RunView], width: int | None) -> RenderableType:
         facts = (state.plain, steps, f"{workers} workers, started {started}")
         about = Text(", ".join(filter(None, facts)))
         lines += [
-            Text(visible(run_id), no_wrap=True, overflow="ignore"),
+            Text(sanitize_text(run_id), no_wrap=True, overflow="ignore"),
             Padding(about, (0, 0, 0, 2)),
         ]
     return Group(*lines)
@@ -316,4 +316,4 @@ def format_time(seconds: float) -> str:
 
 
 def _style_state(state: str) -> Text:
-    return Text(visible(state), COLOURS.get(state.partition(": ")[0], ""))
+    return Text(sanitize_text(state), COLOURS.get(state.partition(": ")[0], ""))

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from launcher.terminal import visible
+from launcher.terminal import sanitize_text
 
 _GAP = 2
 COLOURS = {
@@ -92,7 +92,7 @@ def make_table(
 
 
 def _cell_text(cell: str | Text) -> Text:
-    return cell if isinstance(cell, Text) else Text(visible(cell))
+    return cell if isinstance(cell, Text) else Text(sanitize_text(cell))
 
 
 def _least_width(column: Column, full: int, index: int, texts: Sequence[Sequence[Text]]) -> int:

@@ -12,6 +12,6 @@ from trainer.system.storage import lease
 
 if __name__ == "__main__":
     become("another host")
-    assert lease.take.__kwdefaults__
-    lease.take.__kwdefaults__["silence"] = float(sys.argv.pop(1))
+    assert lease.acquire_lease.__kwdefaults__
+    lease.acquire_lease.__kwdefaults__["silence"] = float(sys.argv.pop(1))
     main()

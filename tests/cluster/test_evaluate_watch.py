@@ -31,7 +31,7 @@ from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
 from trainer.replica.backend import Compute
-from trainer.system.storage.atomic_folder import verify
+from trainer.system.storage.atomic_folder import verify_folder
 from trainer.system.storage.lease_folder import lease_path, newest_lease, read_holder
 
 pytestmark = pytest.mark.cluster
@@ -247,7 +247,7 @@ def test_pruned_while_it_is_scored(trainee: Trainee) -> None:
     runner.signal(signal.SIGSTOP)
     for step in (2, 3, 4):
         trainee.save(store, step)
-    verify(held)
+    verify_folder(held)
     assert [path.name for path in complete_checkpoints(store.folder)] == [
         "step-000004",
         "step-000001",

@@ -17,7 +17,7 @@ from tests.cluster.real_cluster import Bench, Cluster
 from tests.cluster.real_process import Process
 from tests.waiting import PATIENCE, wait_for
 from trainer.run.distributed.group.processes import STALLED
-from trainer.system.errors import restarts
+from trainer.system.errors import should_restart
 
 pytestmark = pytest.mark.cluster
 
@@ -98,7 +98,7 @@ def test_a_lost_member_is_one_lost_worker_which_comes_back(cluster: Cluster) -> 
         lost = len(cluster.events("lost", rank=1))
         (member,) = members_of(group)
         os.kill(member, number)
-        assert restarts(group.wait())
+        assert should_restart(group.wait())
         assert "Traceback" not in group.text
         (line,) = (line for line in group.text.splitlines() if line.startswith("trainer: "))
         assert line.startswith(f"trainer: rank 1 of the group of 2 (cpu on {os.uname().nodename})")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.real_cluster import Cluster
 from tests.waiting import wait_for
-from trainer.system.process.priority import raised_thread_priority
+from trainer.system.process.priority import raise_thread_priority
 
 pytestmark = pytest.mark.cluster
 
@@ -22,7 +22,7 @@ def niceness(pid: int) -> list[int]:
 
 def test_threads_that_exchange_gradients_are_raised_and_no_others(cluster: Cluster) -> None:
     """As far as this user may; the coordinator exchanges in its first thread."""
-    with raised_thread_priority() as raised:
+    with raise_thread_priority() as raised:
         pass
     gate = cluster.folder / "gate"
     coordinator = cluster.coordinator(1)

@@ -53,7 +53,7 @@ TABLES = key_tables()
 def test_every_refusal_says_what_to_do(name: str) -> None:
     table = TABLES[name]
     for key in table.refused:
-        refusal = table.refusal([key])
+        refusal = table.explain_refusal([key])
         assert refusal is not None
         assert refusal.startswith(f"'{key}' ")
         assert "\n" not in refusal

@@ -35,11 +35,11 @@ from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.wire import Frame
 from trainer.planning.budget.ledger import SpendRecord, parse_spend
-from trainer.system.commandline.visible import visible
+from trainer.system.commandline.sanitize import sanitize_text
 from trainer.system.errors import ProtocolError, TrainerError
-from trainer.system.received import LONGEST
 from trainer.system.storage.atomic_folder import Disk, FolderWriter, read_manifest
-from trainer.system.storage.lease_folder import claim, lease_path, read_holder
+from trainer.system.storage.lease_folder import create_lease, lease_path, read_holder
+from trainer.system.untrusted_data import LONGEST
 from trainer.tracking.metrics import read_metrics
 from trainer.tracking.status import SCHEMA as STATUS_SCHEMA
 from trainer.tracking.status import Status, read_status
@@ -175,7 +175,7 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def shown_as_it_is(text: str) -> bool:
-    return visible(text) == text
+    return sanitize_text(text) == text
 
 
 # Files and notes
@@ -204,9 +204,9 @@ def readers(folder: Path) -> dict[str, Reader]:
         return written
 
     writer = FolderWriter(Disk(), folder, "whole")
-    writer.add("weights", [b"bytes"])
+    writer.write_file("weights", [b"bytes"])
     whole = writer.publish()
-    number = claim(folder, 1, "run")
+    number = create_lease(folder, 1, "run")
     assert number is not None
     holder = lease_path(folder, 1)
     corpus = CorpusInfo(digest="d", documents=1)
@@ -287,7 +287,7 @@ def readers(folder: Path) -> dict[str, Reader]:
         ),
         "an agent's error": Reader(
             {"kind": "PreflightError", "text": "why", "errno": 3, "path": "/x", "details": ["y"]},
-            lambda text: visible(str(frames.to_error(frames.decode(text.encode()), "host"))),
+            lambda text: sanitize_text(str(frames.to_error(frames.decode(text.encode()), "host"))),
         ),
     }
 

@@ -1,4 +1,4 @@
-"""F-IN-002: modules that read JSON without `received.py` are listed here, each with its reason.
+"""F-IN-002: modules that read JSON without `untrusted_data.py` are listed here, with the reason.
 
 A new reader, or a new answer of an agent that is not checked, therefore fails a test.
 """
@@ -53,7 +53,7 @@ BY_OTHER_MEANS = {
     "trainer.replica.wgpu.autotune": OWN,
     "trainer.run.distributed.group.link": OWN,
     "trainer.run.distributed.group.setup": OWN,
-    "trainer.system.received": "the function itself",
+    "trainer.system.untrusted_data": "the function itself",
     "trainer.system.yaml_tree": "the function itself, for YAML",
     "trainer.system.storage.lease_folder": "the lease's own holder",
 }
@@ -146,11 +146,11 @@ UNCHECKED_CALLS = {
     "launcher.hosts.remote": "the connection itself",
     "launcher.installation.versions": "a program of this host",
 }
-"""Modules whose functions use an agent's answer without `receive`."""
+"""Modules whose functions use an agent's answer without `validate_data`."""
 
 
 def test_every_answer_of_an_agent_is_received() -> None:
-    """Of each function that uses the value of a `.call(...)`, the module receives it."""
+    """Of each function that uses the value of a `.call(...)`, the module validates it."""
     lax = set[str]()
     for name, tree in modules():
         if not name.startswith("launcher."):
@@ -169,7 +169,7 @@ def test_every_answer_of_an_agent_is_received() -> None:
         receives = sum(
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
-            and node.func.id in ("receive", "read")
+            and node.func.id in ("validate_data", "read")
             for node in ast.walk(tree)
         )
         if len(calls) > receives:

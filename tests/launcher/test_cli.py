@@ -40,8 +40,8 @@ LIGHT_OF_TRAINER = {
     "trainer.system.commandline.lazy_group",
     "trainer.system.commandline.number",
     "trainer.system.commandline.streams",
-    "trainer.system.commandline.together",
-    "trainer.system.commandline.visible",
+    "trainer.system.commandline.options",
+    "trainer.system.commandline.sanitize",
     "trainer.system.commandline.wrapping",
     "trainer.system.errors",
     "trainer.system.timestamp",
@@ -306,7 +306,7 @@ def test_a_slow_inventory_is_noted_on_a_terminal(
 
     monkeypatch.setattr("launcher.runs.cluster.load_inventory", load)
     monkeypatch.setattr("launcher.terminal.note", lambda _: said.set())
-    monkeypatch.setattr("trainer.system.process.announcement.PATIENCE", 0.0)
+    monkeypatch.setattr("trainer.system.process.slow_log.PATIENCE", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     hosts = Cluster(None).hosts
     assert [host.name for host in hosts] == ["here"]

@@ -27,7 +27,7 @@ from launcher.runs.processes.log_pages import last_lines
 from launcher.runs.processes.session import ProcessState, SessionSupervisor
 from launcher.runs.records.run import Run
 from launcher.runs.status import RunView
-from launcher.terminal import note, redrawing, visible, visible_lines
+from launcher.terminal import note, redrawing, sanitize_text, visible_lines
 from launcher.views import render
 from launcher.views.live import live_view
 from launcher.views.log_printer import LinePrinter
@@ -65,20 +65,20 @@ def assert_harmless(text: str) -> None:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_line_stays_one_line_without_effects(attack: str) -> None:
-    shown = visible(f"before {attack} behind")
+    shown = sanitize_text(f"before {attack} behind")
     assert_harmless(shown)
     assert "\n" not in shown
     assert shown.startswith("before ")
     assert shown.endswith(" behind")
     shown.encode()
-    assert visible(shown) == shown
+    assert sanitize_text(shown) == shown
 
 
 def test_what_is_shown_instead() -> None:
-    assert visible("plain, ümläut, 日本, 👩‍🚀, \ttab") == "plain, ümläut, 日本, 👩‍🚀, \ttab"
-    assert visible("\x1b[1;31mred\x1b[0m and \x9b32mgreen") == "red and green"
-    assert visible(TITLE) == r"\x1b]0;owned\x07"
-    assert visible("a\nb\u202ec") == r"a\nb\u202ec"
+    assert sanitize_text("plain, ümläut, 日本, 👩‍🚀, \ttab") == "plain, ümläut, 日本, 👩‍🚀, \ttab"
+    assert sanitize_text("\x1b[1;31mred\x1b[0m and \x9b32mgreen") == "red and green"
+    assert sanitize_text(TITLE) == r"\x1b]0;owned\x07"
+    assert sanitize_text("a\nb\u202ec") == r"a\nb\u202ec"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import launcher.errors
 from launcher.errors import ConfigError, LauncherError
 from launcher.session.spec import RestartPolicy
-from trainer.system.errors import EXIT_CODES, TrainerError, restarts
+from trainer.system.errors import EXIT_CODES, TrainerError, should_restart
 from trainer.tracking.status import STATUS_FILE, StatusFile, first_status, says_over
 
 ROOT = Path(__file__).parents[2]
@@ -37,17 +37,17 @@ def test_every_error_has_a_code_of_its_programs_table() -> None:
 def test_every_supervisor_decides_alike(tmp_path: Path) -> None:
     """The launcher, a coordinator with local workers, and readers of a failed run's status."""
     for code in (-9, -6, *EXIT_CODES, 120, 255):
-        assert RestartPolicy().is_restarted(code) == restarts(code), code
+        assert RestartPolicy().is_restarted(code) == should_restart(code), code
         if code > 0:
             status = first_status("run", 1, 1)
             status.update(state="failed", exit_code=code)
             StatusFile(tmp_path).update(status)
-            assert says_over(tmp_path / STATUS_FILE) == (not restarts(code)), code
+            assert says_over(tmp_path / STATUS_FILE) == (not should_restart(code)), code
 
 
 def test_no_other_module_lists_codes() -> None:
     """A tuple or set of two and more restarted codes is a second table."""
-    restarted = {code for code in EXIT_CODES if restarts(code)}
+    restarted = {code for code in EXIT_CODES if should_restart(code)}
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for top in ("launcher", "trainer")

@@ -113,7 +113,7 @@ def test_a_writer_that_was_stopped_and_followed_publishes_nothing(
     first.signal("STOP")
     second = Writer(cluster.w1, tmp_path / "second.log")
     writers.append(second)
-    second.said("listening for")
+    second.said("for its heartbeat")
     before = newest(cluster.w1)
     wait_step(cluster.w1, before + 15)
     first.signal("CONT")

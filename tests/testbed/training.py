@@ -273,9 +273,9 @@ def verified(host: Host, folder: str) -> dict[str, list[str]]:
     """Return the files of each checkpoint below a folder, all checked byte by byte on that host."""
     program = (
         "import json, sys; from pathlib import Path; "
-        "from trainer.system.storage.atomic_folder import verify; "
+        "from trainer.system.storage.atomic_folder import verify_folder; "
         "steps = sorted(Path(sys.argv[1]).glob('step-*')); "
-        "print(json.dumps({step.name: sorted(verify(step)) for step in steps}))"
+        "print(json.dumps({step.name: sorted(verify_folder(step)) for step in steps}))"
     )
     command = ["/opt/motley/current/bin/python", "-c", program, folder]
     return json.loads(host.exec(command, user="motley").stdout)

@@ -9,7 +9,7 @@ from trainer.config.run import RunConfig, load
 from trainer.distill.student.inputs import FreshStudent
 from trainer.run.composition.roles import Placement
 from trainer.run.composition.student_role import run_student
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 from trainer.tracking.metrics import read_metrics
 
 
@@ -35,7 +35,7 @@ class Course:
 
     def run(
         self,
-        stop: Stop | None = None,
+        stop: StopRequest | None = None,
         timeout: float = 30.0,
         compiled: bool = False,
         fresh: FreshStudent | None = None,
@@ -46,7 +46,7 @@ class Course:
             Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None),
             compiled=compiled,
             teacher_timeout=timeout,
-            stop=Stop() if stop is None else stop,
+            stop=StopRequest() if stop is None else stop,
             fresh=fresh,
         )
 
@@ -65,7 +65,7 @@ class Course:
         return [record for record in records if record.get("event") == kind]
 
 
-class StopsAt(Stop):
+class StopsAt(StopRequest):
     """Asks for an end when the metrics show a step."""
 
     def __init__(self, output: Path, step: int) -> None:
@@ -74,5 +74,5 @@ class StopsAt(Stop):
 
     def __bool__(self) -> bool:
         if self._metrics.exists() and f'"step": {self._step},' in self._metrics.read_text():
-            self.ask("enough")
+            self.request("enough")
         return bool(self.reason)

@@ -31,7 +31,7 @@ def main(folder: str, silence: str, identity: str | None = None) -> int:
     if identity:
         become(identity)
     try:
-        held = lease.take(Path(folder), f"run-of-{os.getpid()}", silence=float(silence))
+        held = lease.acquire_lease(Path(folder), f"run-of-{os.getpid()}", silence=float(silence))
     except TrainerError as error:
         print(error, flush=True)
         return error.exit_code

@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from trainer.system.storage.lease import take
+from trainer.system.storage.lease import acquire_lease
 
 AGES = 3600.0
 """A silence that is not over before the race is."""
@@ -28,7 +28,7 @@ def race(folder: Path) -> None:
             os.close(begin_now)
             os.read(begin, 1)
             try:
-                take(folder, "run", silence=AGES)
+                acquire_lease(folder, "run", silence=AGES)
                 os.write(tell, b"held\n")
                 os.kill(os.getpid(), signal.SIGSTOP)
             except BaseException as error:

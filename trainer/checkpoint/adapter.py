@@ -256,7 +256,7 @@ def open_adapter(path: Path, base: str | None = None) -> tuple[Adapter, list[str
         raise InputError(f"{path}: is a full model, there is no adapter to merge")
     path, progress = found, None
     if (path / RUN_FILE).is_file():  # a checkpoint; a user's own folder may be edited
-        atomic_folder.verify(path)
+        atomic_folder.verify_folder(path)
         progress = read_progress(path)
     where = path / ADAPTER_CONFIG
     tree, unknown = _settings(where), UnknownKeys(ADAPTER_KEYS)
@@ -327,7 +327,7 @@ def _settings(where: Path) -> dict[str, Any]:
     if tree.get("peft_type") != "LORA" or tree.get("task_type") not in _TASKS:
         raise InputError(f"{where}: only LoRA adapters of SEQ_CLS or CAUSAL_LM can be read")
     # PEFT writes every key, and null, false or nothing where it is not used.
-    if refusal := ADAPTER_KEYS.refusal(key for key, value in tree.items() if value):
+    if refusal := ADAPTER_KEYS.explain_refusal(key for key, value in tree.items() if value):
         raise InputError(f"{where}: {refusal}")
     if tree.get("init_lora_weights", True) not in _PLAIN_STARTS:
         raise InputError(

@@ -59,15 +59,15 @@ def write_publication(checkpoint: Path, config: RunConfig, model_dir: Path) -> P
                 if name in texts:
                     continue
                 try:
-                    os.link(checkpoint / name, writer.make_place(name))
-                    writer.adopt(name, record)
+                    os.link(checkpoint / name, writer.prepare_path(name))
+                    writer.adopt_file(name, record)
                 except OSError:  # another file system, or one without links
-                    writer.add(name, file_pieces(checkpoint / name))
+                    writer.write_file(name, file_pieces(checkpoint / name))
             for name, path in tokenizer_files(model_dir).items():
                 if name not in kept and name not in texts:
-                    writer.add(name, file_pieces(path))
+                    writer.write_file(name, file_pieces(path))
             for name, text in texts.items():
-                writer.add(name, [text.encode()])
+                writer.write_file(name, [text.encode()])
             return writer.publish()
         except BaseException:
             writer.abandon()

@@ -19,11 +19,11 @@ from trainer.model.formats import way_in
 from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE
 from trainer.optimizer.adamw import TrainState, Vector
 from trainer.optimizer.early_stopping import Validated
-from trainer.system.errors import InputError, StorageError, readable
-from trainer.system.received import receive, receive_json
+from trainer.system.errors import InputError, StorageError, convert_read_errors
 from trainer.system.regular_file import read_file
-from trainer.system.storage.atomic_folder import MANIFEST, read_manifest, verify
-from trainer.system.storage.removal import pin
+from trainer.system.storage.atomic_folder import MANIFEST, read_manifest, verify_folder
+from trainer.system.storage.removal import pin_folder
+from trainer.system.untrusted_data import validate_data, validate_json
 
 if TYPE_CHECKING:
     from trainer.model.layout import GradientLayout
@@ -95,7 +95,7 @@ def find_checkpoint(path: Path) -> Path:
         candidates = [*best, *complete_checkpoints(folder)]
         for candidate in filter(None, candidates):
             with suppress(StorageError):
-                verify(candidate)
+                verify_folder(candidate)
                 return candidate
     other = way_in(path) if path.is_dir() else None
     raise InputError(f"{path}: {other or 'holds no intact checkpoint'}")
@@ -108,7 +108,7 @@ def read_progress(path: Path) -> RunProgress:
         StorageError: run.json cannot be read.
     """
     try:
-        return receive(RunProgress, read_run(path), str(path / RUN_FILE), lines=True)
+        return validate_data(RunProgress, read_run(path), str(path / RUN_FILE), lines=True)
     except ValueError as error:
         raise StorageError(str(error)) from None
 
@@ -120,7 +120,7 @@ def load_checkpoint(path: Path, layout: GradientLayout) -> tuple[TrainState, Run
         StorageError: it is damaged; names the file.
         InputError: it belongs to another model or another trainable set.
     """
-    with pin(path):
+    with pin_folder(path):
         stored, progress = open_checkpoint(path, layout)
         vectors = map(stored.whole, get_args(Vector))
         return TrainState(*vectors, step=progress.step), progress
@@ -135,7 +135,7 @@ def open_checkpoint(path: Path, layout: GradientLayout) -> tuple[StoredState, Ru
         StorageError: it is damaged; names the file.
         InputError: it belongs to another model or another trainable set.
     """
-    records = verify(path)
+    records = verify_folder(path)
     missing = {RUN_FILE, OPTIMIZER_FILE} - records.keys()
     weights_name = next((n for n in (ADAPTER_FILE, MODEL_FILE) if n in records), None)
     if missing or weights_name is None:
@@ -155,7 +155,7 @@ def read_run(path: Path) -> dict[str, Any]:
     """
     try:
         data = read_file(path / RUN_FILE)
-        run = receive_json(dict[str, Any], data, str(path / RUN_FILE), lines=True)
+        run = validate_json(dict[str, Any], data, str(path / RUN_FILE), lines=True)
     except OSError as error:
         raise StorageError(f"{path / RUN_FILE}: cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -195,7 +195,7 @@ def checkpoint_digest(path: Path) -> str:
     Raises:
         StorageError: the manifest cannot be read.
     """
-    with readable(path / MANIFEST, StorageError):
+    with convert_read_errors(path / MANIFEST, StorageError):
         return blake3(read_file(path / MANIFEST)).hexdigest()
 
 

@@ -94,7 +94,7 @@ def open_store(
         InputError: the folder is not writable, or the model directory is not usable.
     """
     folder = checkpoint_folder(config)
-    held = lease.take(folder, run_id, after=output)
+    held = lease.acquire_lease(folder, run_id, after=output)
     try:
         return CheckpointStore(folder, layout, config, model_dir, lease=held)
     except BaseException:

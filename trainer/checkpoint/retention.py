@@ -27,7 +27,7 @@ def prune(
     older = (path for path in step_folders(newest.parent) if step_of(path) < step_of(newest))
     doomed += [path for path in older if path not in complete]
     for path in doomed:
-        removal.remove(disk, path, workspace)
+        removal.remove_folder(disk, path, workspace)
 
 
 def older_ones(folder: Path) -> str:

@@ -53,7 +53,7 @@ from trainer.model.safetensors_headers import read_headers
 from trainer.optimizer.adamw import SavedState, TrainState, Vector
 from trainer.system.errors import StorageError
 from trainer.system.storage import atomic_folder, removal
-from trainer.system.storage.atomic_folder import Disk, FolderWriter, verify
+from trainer.system.storage.atomic_folder import Disk, FolderWriter, verify_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,7 +117,7 @@ class CheckpointStore:
         self._frozen = frozen_adapters(model_dir, config)
         atomic_folder.prepare_folder(folder)
         try:
-            removal.sweep(self._disk, folder)
+            removal.sweep_leftovers(self._disk, folder)
         except OSError as error:
             raise StorageError(f"{folder}: cannot be cleaned up: {error.strerror}") from None
 
@@ -135,7 +135,7 @@ class CheckpointStore:
         """
         assert snapshot.step == progress.step, (snapshot.step, progress.step)
         if self.lease:
-            self.lease.check()
+            self.lease.check_held()
         if metric is not None and not math.isfinite(metric):
             metric = None
         name = f"step-{progress.step:06d}"
@@ -147,7 +147,7 @@ class CheckpointStore:
                 self._point("best", name)
         except OSError as error:
             if self.lease:
-                self.lease.check(at_once=True)
+                self.lease.check_held(at_once=True)
             reason = error.strerror or str(error)
             raise StorageError(
                 f"{self.folder / name}: checkpoint not saved: {reason}; {older_ones(self.folder)}"
@@ -160,7 +160,7 @@ class CheckpointStore:
             also = [kept for kept in linked if kept]
             prune(self._disk, path, progress.run_id, keep_last, also, self._workspace)
             for folder in {self.folder, self._workspace}:  # left by a failed save
-                removal.sweep(self._disk, folder)
+                removal.sweep_leftovers(self._disk, folder)
         except OSError as error:  # the checkpoint is safe; the next save prunes again
             logger.warning("%s: old checkpoints not removed: %s", self.folder, error.strerror)
         return path
@@ -248,7 +248,7 @@ class CheckpointStore:
             slots = (*self._layout.tensors(), *self._frozen)
             shapes = {slot.name: slot.shape for slot in slots}
             hashing = blake3()
-            writer.add(
+            writer.write_file(
                 weights_file(self._config),
                 chain(
                     [safetensors_header(shapes, self._about(progress))],
@@ -261,13 +261,13 @@ class CheckpointStore:
             about = {"format": "np", "step": str(snapshot.step), "layout": self._layout.digest}
             header = safetensors_header(dict.fromkeys(moments, (self._layout.size,)), about)
             pieces = chain.from_iterable(map(snapshot.pieces, moments))
-            writer.add(OPTIMIZER_FILE, chain([header], map(raw_bytes, pieces)))
+            writer.write_file(OPTIMIZER_FILE, chain([header], map(raw_bytes, pieces)))
             snapshot.close()
             for companion, content in self._companions.items():
                 pieces = file_pieces(content) if isinstance(content, Path) else [content]
-                writer.add(companion, pieces)
+                writer.write_file(companion, pieces)
             text = json.dumps(run, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-            writer.add(RUN_FILE, [text.encode()])
+            writer.write_file(RUN_FILE, [text.encode()])
             return writer.publish()
         except BaseException:
             writer.abandon()
@@ -288,12 +288,12 @@ class CheckpointStore:
         return about
 
     def _point(self, pointer: str, name: str) -> None:
-        atomic_folder.point(self._disk, self.folder, pointer, name, self._workspace)
+        atomic_folder.point_link(self._disk, self.folder, pointer, name, self._workspace)
 
     def _holds(self, path: Path, run: dict[str, Any]) -> bool:
         """Whether this checkpoint was already saved and is intact."""
         try:
-            return path.exists() and bool(verify(path)) and read_run(path) == run
+            return path.exists() and bool(verify_folder(path)) and read_run(path) == run
         except StorageError:
             return False
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainer.model.safetensors_headers import read_file_headers
-from trainer.system.errors import InputError, StorageError, readable
+from trainer.system.errors import InputError, StorageError, convert_read_errors
 from trainer.system.regular_file import open_file
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class StoredState:
         begin = self._begins[slot.name if vector == "weights" else vector]
         element = first if vector == "weights" else slot.start + first
         path = self._files[vector]
-        with readable(path, StorageError), open_file(path) as file:
+        with convert_read_errors(path, StorageError), open_file(path) as file:
             _fill(file.fileno(), path, begin + _BYTES * element, target)
 
     def whole(self, vector: Vector) -> NDArray[np.float32]:

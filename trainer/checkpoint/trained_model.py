@@ -41,10 +41,10 @@ from trainer.model.layout import GradientLayout, TensorSlot, build_layout, store
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.model.tensor_names import language_name
 from trainer.system.errors import InputError
-from trainer.system.process.announcement import announced
+from trainer.system.process.slow_log import log_if_slow
 from trainer.system.regular_file import read_file
 from trainer.system.storage import atomic_folder
-from trainer.system.storage.cache_folder import cached
+from trainer.system.storage.cache_folder import ensure_entry
 
 if TYPE_CHECKING:
     from trainer.data.encoder import Encoder
@@ -127,7 +127,7 @@ def _load(path: Path, base: str | None, max_seq_len: int | None) -> Trained:
         path = find_checkpoint(path)
     progress: RunProgress | None = None
     if (path / RUN_FILE).is_file():  # a checkpoint; a user's own model folder may be edited
-        atomic_folder.verify(path)
+        atomic_folder.verify_folder(path)
         progress = read_progress(path)
     run = progress.config if progress is not None else {}
     return replace(_model(path, run, max_seq_len), progress=progress)
@@ -261,8 +261,8 @@ def _merged(adapter: Adapter, run: dict[str, Any], max_seq_len: int | None) -> T
         hasher.update(read_file(adapter.path / name, 1 << 40))
     for name, path in sorted(tokenizer_files(adapter.tokenizer_dir).items()):
         hasher.update(f"\0{name}\0".encode() + blake3(read_file(path)).digest())
-    with announced(f"merging {adapter.path} into {adapter.base_dir}"):
-        folder = cached("merged", hasher.hexdigest(), lambda: merged_files(adapter, "F32"))
+    with log_if_slow(f"merging {adapter.path} into {adapter.base_dir}"):
+        folder = ensure_entry("merged", hasher.hexdigest(), lambda: merged_files(adapter, "F32"))
     return _model(folder, run, max_seq_len)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 
 if TYPE_CHECKING:
     from trainer.planning.vulkan_buffers import Kind

@@ -19,8 +19,8 @@ def cache(clear: bool) -> None:
     """
     from trainer.system.storage import cache_folder
 
-    limit, before = cache_folder.cache_limit(), cache_folder.entries()
-    kept = cache_folder.clear() if clear else before
+    limit, before = cache_folder.cache_limit(), cache_folder.list_entries()
+    kept = cache_folder.clear_cache() if clear else before
     for entry in kept:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
         note = "  in use" if clear else ""

@@ -20,7 +20,7 @@ from trainer.commands.place import (
 from trainer.config.data import LostText
 from trainer.config.limits import MOST_NEW_TOKENS
 from trainer.system.commandline.number import Number
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 
 if TYPE_CHECKING:
     from trainer.evaluate.scoring import EvaluationScores

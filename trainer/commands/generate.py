@@ -10,7 +10,7 @@ import click
 
 from trainer.commands.place import columns_option, open_ranks, parallel_option, teller
 from trainer.commands.sampling import generation_options
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 
 if TYPE_CHECKING:
     from trainer.replica.backend import Compute

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 
 _Count = click.IntRange(min=1, max=1_000_000)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 
 
 @click.command("init-model")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +58,7 @@ def inspect_data(
     from trainer.model.files import resolve_model
     from trainer.model.safetensors_headers import read_config
     from trainer.planning.defaults import derive, provisional
-    from trainer.system.process.announcement import announced
+    from trainer.system.process.slow_log import log_if_slow
 
     given = overrides(flags, {"task": "task"}, settings)
     paths = {"model.path": model or "none", "data.train": str(file)}
@@ -68,7 +68,7 @@ def inspect_data(
     config = config.with_settings(found)
     config = with_names(config, read_class_names(read_config(folder)) if folder else ())
     encoder = Encoder(folder, config.data.lost_text, config.data.date) if folder else None
-    with announced("measuring the data"):
+    with log_if_slow("measuring the data"):
         inspection = inspect(config, encoder, samples)
     if as_json:
         click.echo(json.dumps(inspection.as_json(), ensure_ascii=False))

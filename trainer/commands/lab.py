@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trainer.system.commandline.number import Number
-from trainer.system.commandline.together import Command, together
+from trainer.system.commandline.options import Command, combine_options
 
 if TYPE_CHECKING:
     from trainer.lab.experiment import Experiment
@@ -48,7 +48,7 @@ def _options(*, steps: int | None = None, gradients: bool = False) -> Callable[[
             options.append(
                 click.option(name, type=click.IntRange(1, most), default=default, help=meaning)
             )
-    return together(*reversed(options))
+    return combine_options(*reversed(options))
 
 
 @lab.command("topk")

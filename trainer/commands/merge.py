@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 
 
 @click.command("merge")
@@ -19,9 +19,9 @@ def merge(adapter: Path, output: Path, base: str | None) -> None:
     """Merge ADAPTER (or an output folder, or a checkpoint) into its base model."""
     from trainer.checkpoint.adapter import open_adapter
     from trainer.checkpoint.merge_lora import merge as write
-    from trainer.system.process.announcement import announced
+    from trainer.system.process.slow_log import log_if_slow
 
-    with announced("merging"):
+    with log_if_slow("merging"):
         opened, lines = open_adapter(adapter, base)
         for line in lines:
             click.echo(line, err=True)

@@ -11,7 +11,7 @@ import click
 
 from trainer.system.backends import RequestedBackend
 from trainer.system.commandline.number import Threads
-from trainer.system.commandline.together import PATH, Command, together
+from trainer.system.commandline.options import PATH, Command, combine_options
 
 if TYPE_CHECKING:
     from trainer.checkpoint.trained_model import Trained
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def place_options(*backends: RequestedBackend) -> Callable[[Command], Command]:
     """Return a decorator that adds --gpu-backend, --gpu and --threads, together `compute`."""
-    add = together(
+    add = combine_options(
         click.option(
             "--gpu-backend",
             "backend",
@@ -85,7 +85,7 @@ columns_option = click.option(
 
 def corpus_options(*, required: bool) -> Callable[[Command], Command]:
     """Return a decorator that adds --data, several times, and --column."""
-    return together(
+    return combine_options(
         click.option(
             "--data",
             type=PATH,

@@ -10,8 +10,8 @@ from click.shell_completion import CompletionItem
 
 from trainer.config.section import parse_assignments
 from trainer.system.commandline.number import Number
+from trainer.system.commandline.options import Command, combine_options, notify_option
 from trainer.system.commandline.run_id import RunId
-from trainer.system.commandline.together import Command, notify_option, together
 
 
 def _complete_presets(
@@ -53,7 +53,7 @@ def run_options(unit: str, config: str | None = None) -> Callable[[Command], Com
         unit: what a batch is made of.
         config: the default of --config.
     """
-    return together(
+    return combine_options(
         click.option(
             "--config",
             "source",

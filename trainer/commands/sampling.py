@@ -11,7 +11,7 @@ import click
 from trainer.commands.place import place_options
 from trainer.config.limits import MOST_NEW_TOKENS
 from trainer.system.commandline.number import Number
-from trainer.system.commandline.together import PATH, together
+from trainer.system.commandline.options import PATH, combine_options
 
 _Callback = Callable[..., None]
 
@@ -22,7 +22,7 @@ def generation_options(max_new_tokens: int) -> Callable[[_Callback], _Callback]:
     The command gets `model`, `base`, `max_new_tokens`, `sampling` (a `Sampling`) and `compute` (a
     `Compute`).
     """
-    add = together(
+    add = combine_options(
         click.argument("model", type=PATH),
         click.option(
             "--max-new-tokens",

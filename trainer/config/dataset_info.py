@@ -66,8 +66,8 @@ def data_set(name: Any, setting: str, tree: Mapping[str, Any], folder: Path) -> 
     try:
         entry = json.loads(read_file(home / FILE))[name]
         given = {key: entry[key] for key in entry if entry[key] not in (None, False)}
-        unknown = "".join(f"'{key}' is not known" for key in ENTRY_KEYS.unknown(given)[:1])
-        if why := ENTRY_KEYS.refusal(given) or unknown:
+        unknown = "".join(f"'{key}' is not known" for key in ENTRY_KEYS.find_unknown(given)[:1])
+        if why := ENTRY_KEYS.explain_refusal(given) or unknown:
             raise NotTakenError(f"{where}: {why}")
         columns = _columns(given, tree.get("stage") == "pt")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

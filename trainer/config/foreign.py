@@ -81,9 +81,9 @@ def take(program: Program, tree: Tree, folder: Path) -> Taken:
     whole: Tree = {**assumed, **tree}
     for key, value in whole.items():
         try:
-            if (refusal := program.keys.refusal([key])) is not None and value not in _OFF:
+            if (refusal := program.keys.explain_refusal([key])) is not None and value not in _OFF:
                 taken.left[key] = refusal.removeprefix(f"'{key}' ")
-            elif program.keys.unknown([key]):
+            elif program.keys.find_unknown([key]):
                 taken.left[key] = "is not known"
             elif key in program.rules and value is not None:
                 taken.settings |= program.rules[key](value, whole)

@@ -1,6 +1,6 @@
 """The limits of flags of teachers and evaluators, and of the settings that say the same."""
 
-from trainer.system.received import LARGEST
+from trainer.system.untrusted_data import LARGEST
 
 MOST = LARGEST - 1
 """A seed, or a count of tokens: no folder's description with more is read."""

@@ -10,7 +10,7 @@ from trainer.config.section import Section, build, read_yaml
 from trainer.config.telling import Command
 from trainer.system.errors import InputError
 from trainer.system.process.notification import COMMAND_VARIABLE
-from trainer.system.received import parse
+from trainer.system.untrusted_data import parse_json
 
 
 class _NotifyFile(Section):
@@ -61,7 +61,7 @@ def read_notify_command(given: str | None) -> tuple[str, ...]:
 
 def _parsed(text: str) -> object:
     try:
-        return parse(text, COMMAND_VARIABLE)
+        return parse_json(text, COMMAND_VARIABLE)
     except ValueError as error:
         raise InputError(f"{error}; give --notify COMMAND") from None
 

@@ -47,7 +47,9 @@ def write(output: Path, parts: Mapping[str, Lines]) -> Path:
     try:
         writer = FolderWriter(Disk(), output.parent, output.name)
         for name, lines in parts.items():
-            writer.add(f"{name}.jsonl", (json.dumps(line).encode() + b"\n" for line in lines))
+            writer.write_file(
+                f"{name}.jsonl", (json.dumps(line).encode() + b"\n" for line in lines)
+            )
         return writer.publish()
     except OSError as error:
         if writer is not None:

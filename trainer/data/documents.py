@@ -27,10 +27,10 @@ from trainer.data.selection import PACKED, put_aside
 from trainer.data.shapes import KEYS, KeyCounts, Sample, parse_sample
 from trainer.data.sources import find_data, find_texts
 from trainer.data.values import BadLineError
-from trainer.system.errors import InputError, readable
-from trainer.system.process.announcement import announced
+from trainer.system.errors import InputError, convert_read_errors
+from trainer.system.process.slow_log import log_if_slow
 from trainer.system.regular_file import open_file, read_file
-from trainer.system.storage.progress import reported
+from trainer.system.storage.progress import report_progress
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,10 @@ class Documents(Sequence[Sample]):
         self._marks = array("Q")  # and the first bytes of its digest
         hasher = blake3()
         for path in paths:
-            with announced(f"reading {path}"), reported(f"reading {path.name}") as progress:
+            with (
+                log_if_slow(f"reading {path}"),
+                report_progress(f"reading {path.name}") as progress,
+            ):
                 self._progress = progress
                 self._read(path, hasher)
         if not self._place and paths:
@@ -115,7 +118,7 @@ class Documents(Sequence[Sample]):
         begin, size = self._begin[index], self._size[index]
         if path is None:
             return os.pread(self._copy.fileno(), size, begin)
-        with readable(path, InputError), open_file(path) as file:
+        with convert_read_errors(path, InputError), open_file(path) as file:
             file.seek(begin)
             return file.read(size)
 
@@ -183,7 +186,7 @@ class _NoDocumentError(Exception):
 
 
 def _read_text(path: Path) -> Sample:
-    with readable(path, InputError):
+    with convert_read_errors(path, InputError):
         content = read_file(path, _LONGEST_TEXT)
     if b"\0" in content:  # valid UTF-8, but no text has it
         raise _NoDocumentError("not text")

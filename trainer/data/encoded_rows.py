@@ -44,7 +44,7 @@ from trainer.data.shapes import parse_sample
 from trainer.data.sources import find_data
 from trainer.data.tokens import Dataset, Encoded
 from trainer.system.errors import StorageError
-from trainer.system.storage.cache_folder import cached
+from trainer.system.storage.cache_folder import ensure_entry
 
 log = logging.getLogger(__name__)
 
@@ -243,7 +243,7 @@ def open_encoded(
     entry = RowEntry(path, files, settings, encoder, hash_files([path]).hexdigest(), fraction)
     try:
         name = f"rows-{_NOT_IN_NAMES.sub('_', path.stem)[:40]}"
-        folder = cached(name, entry.key, entry.files)
+        folder = ensure_entry(name, entry.key, entry.files)
     except IrregularError:
         return None
     except StorageError as error:

@@ -38,7 +38,7 @@ from trainer.data.sources import DataFiles, find_data
 from trainer.data.tables import read_table
 from trainer.system.errors import InputError
 from trainer.system.regular_file import open_file
-from trainer.system.storage.progress import read_pieces
+from trainer.system.storage.progress import read_chunks
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ def count_lines(path: Path) -> int | None:
             return None
         lines = 0
         for each in found.files:
-            for piece in read_pieces(each, "counting the lines of"):
+            for piece in read_chunks(each, "counting the lines of"):
                 lines += piece.count(b"\n")
         return lines
     except OSError:

@@ -34,11 +34,11 @@ from trainer.data.shapes import KeyCounts
 from trainer.data.sources import DataFiles
 from trainer.data.tokenizer_folder import FILES, MORE_TEMPLATES
 from trainer.system import cgroups
-from trainer.system.errors import InputError, StorageError, readable
+from trainer.system.errors import InputError, StorageError, convert_read_errors
 from trainer.system.regular_file import open_file
-from trainer.system.storage.atomic_folder import record_of
+from trainer.system.storage.atomic_folder import make_record
 from trainer.system.storage.cache_folder import Files
-from trainer.system.storage.progress import reported
+from trainer.system.storage.progress import report_progress
 
 if TYPE_CHECKING:
     Encoders = subprocess.Popen[bytes]
@@ -185,7 +185,7 @@ class RowEntry:
             named, more = map(folder.joinpath, FILES.used), folder.glob(f"{MORE_TEMPLATES}/*")
             for path in sorted([*named, *more]):
                 with suppress(OSError):  # what cannot be read is not used
-                    facts.append([str(path.relative_to(folder)), record_of(path).blake3])
+                    facts.append([str(path.relative_to(folder)), make_record(path).blake3])
         hasher.update(json.dumps([*facts, settings]).encode())
         return hasher.hexdigest()
 
@@ -211,7 +211,7 @@ class RowEntry:
 
         sink = _Pieces()
         writer = pa.ipc.new_file(pa.PythonFile(sink, "w"), SCHEMA)
-        with reported(f"encoding {self._path.name}", self._lines) as progress:
+        with report_progress(f"encoding {self._path.name}", self._lines) as progress:
             for report, rows in self._encoded():
                 columns = {name: np.array(report[name], kind) for name, kind in _COLUMNS.items()}
                 self._reports.append(columns)
@@ -292,7 +292,7 @@ class RowEntry:
         yield from self._file_pieces(hasher) if self._lines is not None else self._record_pieces()
         if self._lines is None:
             for path in self._files:
-                with readable(path, InputError), open_file(path) as file:
+                with convert_read_errors(path, InputError), open_file(path) as file:
                     while piece := file.read(PIECE_BYTES):
                         hasher.update(piece)
                 hasher.update(b"\0")
@@ -301,7 +301,7 @@ class RowEntry:
 
     def _file_pieces(self, hasher: blake3) -> Iterator[bytes]:
         for path in self._files:
-            with readable(path, InputError), open_file(path) as file:
+            with convert_read_errors(path, InputError), open_file(path) as file:
                 first = True
                 while piece := file.read(PIECE_BYTES):
                     if not piece.endswith(b"\n"):
@@ -397,7 +397,7 @@ def _refuse(_: object) -> Any:
 def _usable_processors() -> int:
     if not hasattr(os, "sched_getaffinity"):  # Linux alone has it
         return os.cpu_count() or 1
-    return cgroups.processors(len(os.sched_getaffinity(0)))
+    return cgroups.count_processors(len(os.sched_getaffinity(0)))
 
 
 def _end(process: Encoders) -> None:

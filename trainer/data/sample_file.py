@@ -19,7 +19,7 @@ from trainer.data.measurement import Measurement, measure
 from trainer.data.sample import Sample
 from trainer.data.tokens import Dataset
 from trainer.system.errors import InputError
-from trainer.system.storage.progress import reported
+from trainer.system.storage.progress import report_progress
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class SampleFile:
     def check_conversations(self, encoder: Encoder) -> ConversationCheck:
         """Lay out each conversation."""
         lost, conversations, markup = 0, 0, Counter[str]()
-        with reported(f"checking {self.path.name}", len(self.samples)) as progress:
+        with report_progress(f"checking {self.path.name}", len(self.samples)) as progress:
             for sample in self.samples:
                 progress.advance()
                 if not sample.messages:

@@ -22,9 +22,9 @@ from trainer.data.shapes import KeyCounts, Sample, parse_sample
 from trainer.data.sources import find_data
 from trainer.data.values import BadLineError
 from trainer.system.cgroups import free_memory
-from trainer.system.errors import InputError, readable
-from trainer.system.process.announcement import announced
-from trainer.system.storage.progress import Progress, read_pieces, reported
+from trainer.system.errors import InputError, convert_read_errors
+from trainer.system.process.slow_log import log_if_slow
+from trainer.system.storage.progress import Progress, read_chunks, report_progress
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,10 @@ def read_file(
     labels = None if classes is None else LabelColumn(classes)
     pairs = task == "dpo"
     unused = KeyCounts(labels, pairs=pairs)
-    with announced(f"reading {path}"), reported(f"reading {path.name}", count_lines(path)) as rows:
+    with (
+        log_if_slow(f"reading {path}"),
+        report_progress(f"reading {path.name}", count_lines(path)) as rows,
+    ):
         found = iterate(path, labels, unused, columns, prompts=prompts, pairs=pairs)
         samples = _held(path, (sample for _, sample in found), rows)
     if not samples:
@@ -140,8 +143,8 @@ def hash_files(paths: Iterable[str | Path], hasher: blake3 | None = None) -> bla
     hasher = hasher or blake3()
     for path in paths:
         for found in find_data(Path(path)).files:
-            with readable(found, InputError), announced(f"hashing {path}"):
-                for piece in read_pieces(found, "hashing"):
+            with convert_read_errors(found, InputError), log_if_slow(f"hashing {path}"):
+                for piece in read_chunks(found, "hashing"):
                     hasher.update(piece)
             hasher.update(b"\0")
     return hasher

@@ -274,7 +274,7 @@ def parse_sample(
         raise BadLineError(f"expected an object, got {kind_of(tree)}")
     check_accepted(tree)
     table = _table(labels, pairs)
-    if refusal := table.refusal(key for key in tree if tree[key] not in (None, "", [], {})):
+    if refusal := table.explain_refusal(key for key in tree if tree[key] not in (None, "", [], {})):
         raise BadLineError(refusal)
     if labels is not None:
         return Sample(*parse_labelled(tree, where, labels), line=number)

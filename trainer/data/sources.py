@@ -28,10 +28,10 @@ from trainer.data.selection import (
 )
 from trainer.data.shards import ANSWERS_SCHEMA, DESCRIPTION, shards_schema
 from trainer.data.subsets import README, Subset, choose_files_of, choose_subset, read_subsets
-from trainer.system.errors import InputError, readable
-from trainer.system.process.announcement import announced
+from trainer.system.errors import InputError, convert_read_errors
+from trainer.system.process.slow_log import log_if_slow
 from trainer.system.regular_file import read_file
-from trainer.system.storage.progress import reported
+from trainer.system.storage.progress import report_progress
 
 _STEP = r"(?!\.{1,2}(?:/|$))[^/\x00-\x1f]+"
 HUB = re.compile(
@@ -141,9 +141,9 @@ def _spooled(path: Path) -> Path:
     file = folder / path.name
     what = f"reading the pipe {path}"
     with (
-        readable(path, InputError),
-        announced(what),
-        reported(what, unit="bytes") as progress,
+        convert_read_errors(path, InputError),
+        log_if_slow(what),
+        report_progress(what, unit="bytes") as progress,
         path.open("rb", buffering=0) as pipe,  # what little a slow one has counts at once
         file.open("wb") as copy,
     ):
@@ -282,7 +282,7 @@ def _from_hub(
             if inner is None:
                 whole = given.removesuffix(f"/{subset}")
                 patterns, left_out = _choose(whole, names, subsets, subset)
-        with announced(f"downloading {given}"):
+        with log_if_slow(f"downloading {given}"):
             folder = Path(snapshot_download(name, allow_patterns=patterns, **wanted))
     except (RepositoryNotFoundError, RevisionNotFoundError):
         raise InputError(f"{given}: the hub has no such data set or revision") from None

@@ -109,7 +109,7 @@ class TokenizerFolder:
         self.path = path
         settings = read_object(path / SETTINGS_FILE, optional=True)
         present = [key for key, value in settings.items() if value not in (None, False, "", [], {})]
-        if refusal := SETTINGS.refusal(present):
+        if refusal := SETTINGS.explain_refusal(present):
             raise InputError(f"{path / SETTINGS_FILE}: {refusal}")
         self._present = [key for key in present if not key.endswith("_token")]
         self._legacy = "added_tokens_decoder" not in settings

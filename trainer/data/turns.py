@@ -194,7 +194,7 @@ def _read_turn(
     role = roles[given]
     # As in transformers, null is a missing key.
     more = {key: each for key, each in turn.items() if key != speaker and each is not None}
-    if refusal := TURN_KEYS.refusal(key for key in more if more[key] not in ("", [], {})):
+    if refusal := TURN_KEYS.explain_refusal(key for key in more if more[key] not in ("", [], {})):
         raise BadLineError(refusal)
     for key in TURN_KEYS.refused:
         more.pop(key, None)

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainer.evaluate.claims import Claims, ClaimState
 from trainer.evaluate.results import EVALUATIONS
 from trainer.evaluate.watcher import WatchedRun
-from trainer.system.process.sign_of_life import Silence
+from trainer.system.process.heartbeat import HeartbeatMonitor
 
 PATIENCE = 120.0
 """Seconds without a sign of a living runner after which the run stops waiting for it."""
@@ -34,7 +34,7 @@ def await_scores(
     """
     run, claims = WatchedRun(output), Claims(output / EVALUATIONS / "claims", "", patience)
     states: dict[str, ClaimState] = {}
-    silence = Silence()
+    silence = HeartbeatMonitor()
     while not over():
         with suppress(OSError):  # an unreachable share: it may return
             found = claims.look()
@@ -43,7 +43,7 @@ def await_scores(
             states = found
             if {checkpoint.digest for checkpoint in run.checkpoints()} <= _done(states):
                 return
-        if silence.hear(states) >= patience:
+        if silence.observe(states) >= patience:
             log.warning("%s: no eval runner is running, so none is waited for", output)
             return
         time.sleep(_LOOK)

@@ -18,8 +18,8 @@ from trainer.system.errors import InUseError
 from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import write_atomically
 from trainer.system.storage.jsonl import json_text
-from trainer.system.storage.lease import LeaseListener, take
-from trainer.system.storage.lease_folder import Sign, newest_sign
+from trainer.system.storage.lease import LeaseListener, acquire_lease
+from trainer.system.storage.lease_folder import Heartbeat, newest_heartbeat
 
 RESULT = "result.json"
 
@@ -28,7 +28,7 @@ RESULT = "result.json"
 class ClaimState:
     """What a checkpoint's folder shows."""
 
-    sign: Sign | None
+    sign: Heartbeat | None
     """The last sign of life of a runner; None without one."""
     record: Record | None = None
     """The result, if there is one."""
@@ -62,7 +62,7 @@ class Claims:
         try:
             digests = [path.name for path in self._folder.iterdir() if path.is_dir()]
         except FileNotFoundError:  # nothing has been claimed yet, or the share is away
-            self._listener.forget()
+            self._listener.reset()
         self._states = {digest: self._read_state(digest) for digest in digests}
         return self._states
 
@@ -97,19 +97,19 @@ class Claims:
         folder, record = self._folder / digest, None
         with suppress(FileNotFoundError, ValueError):  # a damaged one is replaced
             record = parse_record(read_file(folder / RESULT))
-        return ClaimState(newest_sign(folder), record)
+        return ClaimState(newest_heartbeat(folder), record)
 
 
 class Claim:
     """One runner's claim, which shows signs of life until it is released.
 
     Raises:
-        InUseError, InputError, StorageError: see `trainer.system.storage.lease.take`.
+        InUseError, InputError, StorageError: see `trainer.system.storage.lease.acquire_lease`.
     """
 
     def __init__(self, folder: Path, runner: str, listener: LeaseListener, timeout: float) -> None:
         self._folder, self._is_lost = folder, False
-        self._lease = take(
+        self._lease = acquire_lease(
             folder, runner, listener=listener, on_lost=self._on_lost, silence=timeout
         )
 
@@ -123,7 +123,7 @@ class Claim:
         try:
             write_atomically(self._folder / RESULT, data, None, workspace=self._lease.workspace)
         except OSError:
-            self._lease.check(at_once=True)
+            self._lease.check_held(at_once=True)
             if not self._is_lost:
                 raise
             return False

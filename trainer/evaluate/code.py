@@ -12,7 +12,7 @@ from pathlib import Path
 from trainer.data.formats import read_records
 from trainer.data.records import Problems
 from trainer.evaluate.sandbox import Sandbox, Trial, TrialResult
-from trainer.system.cgroups import processors
+from trainer.system.cgroups import count_processors
 from trainer.system.errors import InputError
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -70,7 +70,7 @@ def judge(
     sandbox: Sandbox, trials: Sequence[Trial], threads: int | None = None
 ) -> list[TrialResult]:
     """Run trials, several at a time; none outlives this call, also on errors."""
-    pool = ThreadPoolExecutor(threads or processors(os.cpu_count() or 1))
+    pool = ThreadPoolExecutor(threads or count_processors(os.cpu_count() or 1))
     try:
         return list(pool.map(sandbox.run, trials))
     finally:

@@ -16,7 +16,7 @@ from trainer.replica.backend import Compute
 from trainer.replica.continuation import Until
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError
-from trainer.system.process.imports import importing
+from trainer.system.process.imports import speed_up_imports
 
 if TYPE_CHECKING:
     from trainer.replica.wgpu.gpu.device import Device
@@ -212,7 +212,7 @@ def _open(
     trained = replace(trained, config=trained.config.model_copy(update={"data": data}))
 
     def torch_on(device: str) -> Generator:
-        with importing("torch"):
+        with speed_up_imports("torch"):
             from trainer.replica.torch.generator import load_generator
         return load_generator(
             trained.base_dir,

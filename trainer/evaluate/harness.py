@@ -16,7 +16,7 @@ from trainer.checkpoint.trained_model import Trained
 from trainer.evaluate.base import Outcome
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
-from trainer.system.process.imports import importing
+from trainer.system.process.imports import speed_up_imports
 
 _BATCH = 8
 
@@ -94,7 +94,7 @@ def _import(module: str) -> Any:
 
 def _load(trained: Trained, compute: Compute) -> Any:
     """Return the harness's wrapper of the model on the first usable device."""
-    with importing("torch", "transformers"):
+    with speed_up_imports("torch", "transformers"):
         import torch
         import transformers
 

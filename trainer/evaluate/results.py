@@ -16,10 +16,10 @@ from typing import Any
 
 from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
 from trainer.system.errors import StorageError
-from trainer.system.received import receive_json
 from trainer.system.regular_file import MOST_LINES, read_file
 from trainer.system.storage import atomic_folder
 from trainer.system.storage.jsonl import json_text
+from trainer.system.untrusted_data import validate_json
 from trainer.tracking.trackers.tensorboard_file import TENSORBOARD_FOLDER, TensorBoardFile
 
 EVALUATIONS = "evaluations"
@@ -77,7 +77,7 @@ class Results:
             if link.is_symlink() and link.readlink().name == best.name:
                 return
             with suppress(FileNotFoundError):  # the run cleaned the folder meanwhile
-                atomic_folder.point(atomic_folder.Disk(), store, BEST_EVALUATED, best.name)
+                atomic_folder.point_link(atomic_folder.Disk(), store, BEST_EVALUATED, best.name)
 
     def close(self) -> None:
         """Close what is open."""
@@ -138,7 +138,7 @@ def parse_record(data: bytes) -> Record:
     Raises:
         ValueError: it is something else.
     """
-    record = receive_json(dict[str, Any], data, RECORDS_FILE, lines=True)
+    record = validate_json(dict[str, Any], data, RECORDS_FILE, lines=True)
     if record.get("schema") != SCHEMA or not isinstance(record.get("digest"), str):
         raise ValueError(f"{RECORDS_FILE}: no record of {SCHEMA}")
     return record

@@ -25,7 +25,7 @@ from trainer.replica.backend import Compute
 from trainer.replica.wgpu.gpu.errors import LostError
 from trainer.system.errors import InputError, StorageError, TrainerError
 from trainer.system.process.interruption import Interrupted, Interruption
-from trainer.system.storage.removal import pin
+from trainer.system.storage.removal import pin_folder
 from trainer.tracking.student_watch import StudentWatch, ends_with_student
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Runner:
             TrainerError: the device was lost.
         """
         with ExitStack() as stack:
-            stack.enter_context(self._interruption.installed())
+            stack.enter_context(self._interruption.handle_signals())
             if self._manner.with_student:
                 watch = StudentWatch(self._output, unless_completed=True)
                 stack.enter_context(ends_with_student(watch, self._interruption))
@@ -104,7 +104,7 @@ class Runner:
                 continue
             if self._manner.once or (over and not self._unsettled):
                 return
-            self._interruption.wait(self._pause)
+            self._interruption.sleep(self._pause)
 
     def _score_one(self) -> bool:
         """Score the newest available checkpoint; False if there is none."""
@@ -154,7 +154,7 @@ class Runner:
         began = time.monotonic()
 
         def load() -> Trained:
-            pins.enter_context(pin(checkpoint.path))
+            pins.enter_context(pin_folder(checkpoint.path))
             manner = self._manner
             return load_trained(checkpoint.path, manner.base, manner.max_seq_len, manner.lost_text)
 
@@ -194,7 +194,7 @@ class Runner:
         again = False
         while True:
             try:
-                with self._interruption.allowed():
+                with self._interruption.allow_signals():
                     return read()
             except (TrainerError, OSError):
                 fate = self._run.fate(checkpoint)
@@ -205,7 +205,7 @@ class Runner:
             again = fate == "here"  # once more: the folder may have been unreachable for a moment
             if fate == "away":
                 self._say(f"{self._output}: unreachable, waiting")
-                self._interruption.wait(self._pause)
+                self._interruption.sleep(self._pause)
 
     def _record(
         self,
@@ -242,7 +242,7 @@ class Runner:
                 break
             except OSError as error:
                 self._say(f"{name}: result not written: {error.strerror or error}; waiting")
-                self._interruption.wait(self._pause)
+                self._interruption.sleep(self._pause)
         if not delivered:
             logger.warning("%s: another runner has taken it over, this result is discarded", name)
             return
@@ -257,7 +257,7 @@ class Runner:
         for digest, record in results.items():
             if digest in self._published:
                 continue
-            with self._interruption.allowed():  # it may wait for a lock
+            with self._interruption.allow_signals():  # it may wait for a lock
                 self._results.publish(record)
             self._published.add(digest)
             self._rated_by = record["rated_by"] or self._rated_by

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.system.commandline.table import Value, table
+from trainer.system.commandline.table import Value, format_table
 
 Row = dict[str, Value]
 
@@ -34,7 +34,7 @@ class Experiment:
         """Yield the experiment as text for people."""
         yield self.title
         yield ""
-        yield from table(self.rows)
+        yield from format_table(self.rows)
         yield ""
         for formula in self.formulas:
             yield f"{formula.text}   [{formula.source}]"

@@ -81,7 +81,7 @@ def check_keys(config: Mapping[str, Any], where: str) -> None:
     if family.code != "motley":
         return
     asked = [key for key, value in config.items() if not _neutral(key, value)]
-    refusal = CONFIG_KEYS.refusal(asked)
+    refusal = CONFIG_KEYS.explain_refusal(asked)
     if refusal is None and (foreign := [key for key in asked if key in _OF_SOME - {*family.keys}]):
         refusal = f"'{foreign[0]}' {_OTHER_MODELS}"
     other = set(config.get("layer_types") or ()) - {"full_attention", "sliding_attention"}

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from trainer.model.formats import gguf_file, template_files, way_in
 from trainer.model.safetensors_headers import TensorHeader, read_headers
-from trainer.system.errors import InputError, readable
-from trainer.system.process.announcement import announced
+from trainer.system.errors import InputError, convert_read_errors
+from trainer.system.process.slow_log import log_if_slow
 from trainer.system.regular_file import open_file, read_file
-from trainer.system.storage.progress import reported
+from trainer.system.storage.progress import report_progress
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
 _DIGESTED = (
@@ -90,9 +90,9 @@ def weights_digest(model_dir: Path) -> str:
     """
     headers = read_headers(model_dir)
     files = sorted({header.file for header in headers.values()})
-    with readable(model_dir, InputError):
+    with convert_read_errors(model_dir, InputError):
         states = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
-        with announced(f"hashing {model_dir}"):
+        with log_if_slow(f"hashing {model_dir}"):
             return _digest_of(states, tuple(sorted(headers.items())))
 
 
@@ -111,7 +111,9 @@ def _digest_of(
             mapped = opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             maps[path] = opened.enter_context(memoryview(mapped))
         total = sum(header.end - header.begin for _, header in headers)
-        progress = opened.enter_context(reported("hashing the model's weights", total, "bytes"))
+        progress = opened.enter_context(
+            report_progress("hashing the model's weights", total, "bytes")
+        )
         for name, header in headers:
             hasher.update(f"{name}\0{header.dtype}\0{header.shape}\0".encode())
             with maps[header.file][header.begin : header.end] as values:
@@ -121,7 +123,7 @@ def _digest_of(
 
 
 def _bytes(path: Path) -> bytes:
-    with readable(path, InputError):
+    with convert_read_errors(path, InputError):
         return read_file(path)
 
 

@@ -141,7 +141,7 @@ def own_rooms(backend: str) -> list[Room]:
     """Return the memory that a run alone on this machine may take."""
     import psutil  # of the extras that train; the launcher, which has none of them, asks the hosts
 
-    card = None if backend == "cpu" else pci.largest_card()
+    card = None if backend == "cpu" else pci.largest_free_memory()
     if card is None:
         return [Room(free_memory(psutil.virtual_memory().available), "cpu", coordinates=True)]
     return [Room(card, "wgpu" if backend == "wgpu" else "cuda")]

@@ -25,9 +25,9 @@ from trainer.model.safetensors_headers import read_config
 from trainer.replica.base import Replica
 from trainer.system.backends import BACKENDS, RequestedBackend
 from trainer.system.errors import InputError
-from trainer.system.process.announcement import announced
 from trainer.system.process.child import FALLBACK_VARIABLE, NO_GPU
-from trainer.system.process.imports import importing
+from trainer.system.process.imports import speed_up_imports
+from trainer.system.process.slow_log import log_if_slow
 
 if TYPE_CHECKING:
     from trainer.replica.wgpu.gpu.device import Device
@@ -208,7 +208,7 @@ def cuda_device(gpu: str) -> str:
     if gpu and not gpu.isdecimal():
         # Before torch lists the devices: it then sees this one alone, as number 0.
         os.environ["CUDA_VISIBLE_DEVICES"], gpu = gpu, "0"
-    with importing("torch"):
+    with speed_up_imports("torch"):
         import torch
     if torch.version.cuda is None:
         raise UnusableError("this torch was built without CUDA")
@@ -258,7 +258,7 @@ def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
         raise UnusableError(f"wgpu cannot be loaded: {str(error).splitlines()[0]}") from None
     try:
         device = Device(select(gpu, allow_software=allow_software))
-        with announced(f"compiling kernels for {device.adapter.name} and testing them"):
+        with log_if_slow(f"compiling kernels for {device.adapter.name} and testing them"):
             autotune.load(device)
             check(device)
     except NoGpuError as error:
@@ -304,7 +304,7 @@ def _open_cpu(request: BackendRequest) -> Replica:
 
 
 def _torch_replica(request: BackendRequest, device: str) -> Replica:
-    with importing("torch"):
+    with speed_up_imports("torch"):
         from trainer.replica.torch.replica import TorchReplica
     return TorchReplica(
         request.model_dir,

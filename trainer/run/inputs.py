@@ -35,7 +35,7 @@ from trainer.model.initialization import is_untrained
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError
-from trainer.system.process.announcement import announced
+from trainer.system.process.slow_log import log_if_slow
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def read_inputs(
             tell(f"data.max_seq_len is lowered to {length}: {model_dir} has no more positions")
         if taught:
             tell(f"data: {taught.description}")
-        with announced("measuring the data"):
+        with log_if_slow("measuring the data"):
             lines = survey(train_file, validation_file, encoder, length, config.classes)
         for line in (*encoder.unused, *lines):
             tell(line)

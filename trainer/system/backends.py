@@ -16,7 +16,7 @@ RequestedBackend = Literal["auto", "cuda", "wgpu", "cpu"]
 
 @dataclass(frozen=True)
 class BackendFacts:
-    """What is true of a backend."""
+    """The properties of a backend."""
 
     is_gpu: bool
     """Whether it computes on a device of its own, with its own memory, that a flag names."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from trainer.system.kernel_files import number, read
+from trainer.system.kernel_files import read_content, read_number
 
 _ROOT = Path("/")
 _NONE = 1 << 60
@@ -42,25 +42,31 @@ def free_memory(available: int, root: Path = _ROOT) -> int:
     """
     free = [available]
     for folder, limit in _memory_limits(root):
-        used = number(folder / "memory.current") or number(folder / "memory.usage_in_bytes") or 0
-        statistics = dict(line.split() for line in read(folder / "memory.stat").splitlines())
+        used = (
+            read_number(folder / "memory.current")
+            or read_number(folder / "memory.usage_in_bytes")
+            or 0
+        )
+        statistics = dict(
+            line.split() for line in read_content(folder / "memory.stat").splitlines()
+        )
         cached = statistics.get("total_inactive_file") or statistics.get("inactive_file", "0")
         free.append(max(0, limit - max(0, used - int(cached))))
     return min(free)
 
 
-def processors(count: int, root: Path = _ROOT) -> int:
-    """Return how many processors' time this process may use, a begun one as a whole one.
+def count_processors(count: int, root: Path = _ROOT) -> int:
+    """Return how many processors' time this process may use, rounded up.
 
     Args:
         count: those in its affinity.
         root: as above.
     """
     found = [float(count)]
-    for folder in _groups("cpu", root):
-        quota, _, period = read(folder / "cpu.max").partition(" ")
-        quota = quota or read(folder / "cpu.cfs_quota_us")
-        period = period or read(folder / "cpu.cfs_period_us")
+    for folder in _find_groups("cpu", root):
+        quota, _, period = read_content(folder / "cpu.max").partition(" ")
+        quota = quota or read_content(folder / "cpu.cfs_quota_us")
+        period = period or read_content(folder / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal() and int(period):
             found.append(int(quota) / int(period))
     return max(1, math.ceil(min(found)))
@@ -68,19 +74,19 @@ def processors(count: int, root: Path = _ROOT) -> int:
 
 def _memory_limits(root: Path) -> Iterator[tuple[Path, int]]:
     """Yield the groups that have limits, and these in bytes; `memory.high` slows a process down."""
-    for folder in _groups("memory", root):
+    for folder in _find_groups("memory", root):
         names = ("memory.max", "memory.high", "memory.limit_in_bytes")
-        limits = [limit for name in names if (limit := number(folder / name)) is not None]
+        limits = [limit for name in names if (limit := read_number(folder / name)) is not None]
         if limits and min(limits) < _NONE:
             yield folder, min(limits)
 
 
-def _groups(controller: Literal["cpu", "memory"], root: Path) -> Iterator[Path]:
+def _find_groups(controller: Literal["cpu", "memory"], root: Path) -> Iterator[Path]:
     """Yield the folders of this process's group and of those that contain it, in both versions."""
-    for line in read(root / "proc/self/cgroup").splitlines():
+    for line in read_content(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" or controller in controllers.split(","):
-            for mounted, point in _mounts(controller if controllers else "", root):
+            for mounted, point in _read_mounts(controller if controllers else "", root):
                 # A container may see another part of the tree, or its path from outside.
                 inside = "" if mounted == "/" else mounted
                 within = path.removeprefix(inside) if path.startswith(inside) else ""
@@ -91,16 +97,16 @@ def _groups(controller: Literal["cpu", "memory"], root: Path) -> Iterator[Path]:
                     yield root.joinpath(point.lstrip("/"), *names[:depth])
 
 
-def _mounts(controller: str, root: Path) -> Iterator[tuple[str, str]]:
+def _read_mounts(controller: str, root: Path) -> Iterator[tuple[str, str]]:
     """Yield the mounted folder and the mount point of a controller's tree; version 2's for none."""
-    for line in read(root / "proc/self/mountinfo").splitlines():
-        place, _, kind = line.partition(" - ")
+    for line in read_content(root / "proc/self/mountinfo").splitlines():
+        source, _, kind = line.partition(" - ")
         filesystem, _, options = kind.split(" ", 2)
         found = controller in options.split(",") if filesystem == "cgroup" else not controller
         if filesystem in ("cgroup", "cgroup2") and found:
-            mounted, point = (_unescaped(word) for word in place.split(" ")[3:5])
+            mounted, point = (_unescape(word) for word in source.split(" ")[3:5])
             yield mounted, point
 
 
-def _unescaped(word: str) -> str:
+def _unescape(word: str) -> str:
     return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), word)

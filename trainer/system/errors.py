@@ -54,7 +54,7 @@ EXIT_CODES = {
 RESTARTED = tuple(code for code, row in EXIT_CODES.items() if row.restarted)
 
 
-_OF_MEMORY = (
+_MEMORY_ERRORS = (
     "can't allocate memory",
     "Cannot allocate memory",
     "CUDA out of memory",
@@ -65,13 +65,13 @@ without the memory for a thread's stack."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a device or in the host's memory."""
+    """Return whether an allocation failed, on a device or in the host's memory."""
     # Without torch, whose error is a RuntimeError of this name.
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return known or any(sign in str(error) for sign in _OF_MEMORY)
+    return known or any(sign in str(error) for sign in _MEMORY_ERRORS)
 
 
-_OF_THE_HOST = frozenset(
+_HOST_ERRNOS = frozenset(
     (
         *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
         *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENAMETOOLONG, errno.ELOOP),
@@ -92,16 +92,16 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def fault_of_host(error: BaseException) -> str | None:
+def describe_host_fault(error: BaseException) -> str | None:
     """Return one line for a file, a folder or a disk that is in the way; None for a defect."""
-    if not isinstance(error, OSError) or error.errno not in _OF_THE_HOST:
+    if not isinstance(error, OSError) or error.errno not in _HOST_ERRNOS:
         return None
     where = f"{error.filename}: " if error.filename else "the output cannot be written: "
     return f"{where}{plain_reason(error)}"
 
 
-def restarts(returncode: int) -> bool:
-    """Whether a process that ended so (negative: by that signal) is started again."""
+def should_restart(returncode: int) -> bool:
+    """Return whether a process that ended so (negative: by that signal) is started again."""
     return returncode < 0 or returncode in RESTARTED
 
 
@@ -156,7 +156,7 @@ class NonFiniteError(GradientError):
     """A NaN or Inf in a gradient or loss; names block and tensor too."""
 
     @classmethod
-    def at(cls, step: int, what: str) -> Self:
+    def at_step(cls, step: int, what: str) -> Self:
         """Return the error of a step, from 1, that is not applied."""
         halted = "the run is halted before the update, the last checkpoint is intact"
         return cls(f"step {step}: {what}: {halted}")
@@ -197,8 +197,8 @@ class ProtocolError(TrainerError):
 
 
 @contextmanager
-def readable(path: Path, kind: type[TrainerError]) -> Generator[None]:
-    """Turn an error of the system in the block into one that says that a path cannot be read."""
+def convert_read_errors(path: Path, kind: type[TrainerError]) -> Generator[None]:
+    """Convert an OSError in the block into an error that says that a path cannot be read."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a reader does with each key of a file that a person brings (invariant F-IN-001).
+"""Tables of the keys of files that a person brings: used, harmless, refused (F-IN-001).
 
 A reader has one table. A key is used, or harmless, or refused by its name with what to do. A key
 that is in none of them is counted and reported once, when the file has been read.
@@ -29,17 +29,17 @@ class KeyTable:
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
     """Would change it and is not supported: the reason and what to do, for an error line."""
     fate: str = "that are not used"
-    """What becomes of the keys that are in no part, for their report."""
+    """The fate of the keys that are in no part, for their report."""
 
     def __post_init__(self) -> None:
         twice = self.used & self.harmless | (self.used | self.harmless) & self.refused.keys()
         assert not twice, f"{self.what}: {sorted(twice)} stand twice"
 
-    def refusal(self, keys: Iterable[str]) -> str | None:
+    def explain_refusal(self, keys: Iterable[str]) -> str | None:
         """Return what is wrong with the first refused key; None if none is refused."""
         return next((f"'{key}' {self.refused[key]}" for key in keys if key in self.refused), None)
 
-    def unknown(self, keys: Iterable[str]) -> list[str]:
+    def find_unknown(self, keys: Iterable[str]) -> list[str]:
         """Return the keys that are in no part of the table, in their order."""
         return [
             key
@@ -60,7 +60,7 @@ class UnknownKeys:
 
     def add(self, keys: Iterable[str]) -> None:
         """Count the unknown ones among the keys of one object."""
-        if unknown := self._table.unknown(keys):
+        if unknown := self._table.find_unknown(keys):
             self.merge(Counter(key[:SHOWN_CHARACTERS] for key in unknown), 0)
 
     def merge(self, counts: Mapping[str, int], others: int) -> None:

@@ -27,7 +27,7 @@ def return_freed_tensors() -> None:
     counts, and with this threshold 0.99 times. But the kernel clears fresh pages for each tensor:
     a step of a model of 135M weights took 1.55 times as long.
     """
-    _set(_TENSOR, _TENSOR)
+    _set_thresholds(_TENSOR, _TENSOR)
 
 
 def return_freed_arrays() -> None:
@@ -38,21 +38,21 @@ def return_freed_arrays() -> None:
     fragments: 9.7 gradients of 24 MB were resident where 5.4 were in use. A threshold that is set
     stays.
     """
-    _set(_LARGE, _SPARE)
+    _set_thresholds(_LARGE, _SPARE)
 
 
-def _set(large: int, spare: int) -> None:
-    if mallopt := _of_glibc("mallopt"):
+def _set_thresholds(large: int, spare: int) -> None:
+    if mallopt := _find_glibc_function("mallopt"):
         mallopt(_M_MMAP_THRESHOLD, large)
         mallopt(_M_TRIM_THRESHOLD, spare)
 
 
 def return_free_pages() -> None:
     """Give all free pages of the heap back, also those between arrays in use; as above."""
-    if trim := _of_glibc("malloc_trim"):
+    if trim := _find_glibc_function("malloc_trim"):
         trim(0)
 
 
-def _of_glibc(name: str) -> Callable[..., int] | None:
+def _find_glibc_function(name: str) -> Callable[..., int] | None:
     """Return a function of the C library, None where it is another one."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

@@ -8,12 +8,12 @@ from __future__ import annotations
 _MIB = 1 << 20
 
 
-def query(*fields: str) -> list[str]:
+def query_command(*fields: str) -> list[str]:
     """Return the command that prints these fields of every card, a line each."""
     return ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
 
 
-def read(output: str, *fields: str) -> tuple[list[dict[str, str]], list[str]]:
+def parse_output(output: str, *fields: str) -> tuple[list[dict[str, str]], list[str]]:
     """Return the cards, each with its fields by name, and the lines that describe none.
 
     A line with another number of fields, or with an error in place of the UUID, describes none.
@@ -30,17 +30,17 @@ def read(output: str, *fields: str) -> tuple[list[dict[str, str]], list[str]]:
     return cards, others
 
 
-def number(value: str) -> int | None:
+def parse_integer(value: str) -> int | None:
     """Return a whole number; None for `[N/A]`, which a card without that reading has."""
     return int(value) if value.isdecimal() else None
 
 
-def decimal(value: str) -> float | None:
+def parse_decimal(value: str) -> float | None:
     """Return a number with a fraction, such as watts; None for `[N/A]`."""
     return float(value) if value.replace(".", "", 1).isdecimal() else None
 
 
-def size(value: str) -> int | None:
+def parse_mebibytes(value: str) -> int | None:
     """Return bytes, which come in MiB; None for `[N/A]`, as on boards with shared memory."""
-    found = number(value)
+    found = parse_integer(value)
     return None if found is None else found * _MIB

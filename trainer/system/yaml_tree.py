@@ -54,20 +54,20 @@ class _BoundedLoader(yaml.SafeLoader):
         event: Any = self.peek_event()
         is_alias = self.check_event(yaml.AliasEvent)
         if self._depth == DEEPEST:
-            raise self._error(f"nested deeper than {DEEPEST} levels", event)
+            raise self._make_error(f"nested deeper than {DEEPEST} levels", event)
         self._depth += 1
         before = self._nodes
         node = super().compose_node(parent, index)
         self._depth -= 1
         if is_alias and id(node) not in self._sizes:
-            raise self._error(f"the alias {event.anchor!r} is within its own anchor", event)
+            raise self._make_error(f"the alias {event.anchor!r} is within its own anchor", event)
         self._nodes += self._sizes[id(node)] if is_alias else 1
         self._sizes.setdefault(id(node), self._nodes - before)
         if self._nodes > MOST_NODES:
-            raise self._error(f"has more than {MOST_NODES:,} values", event)
+            raise self._make_error(f"has more than {MOST_NODES:,} values", event)
         is_text = getattr(node, "tag", None) == "tag:yaml.org,2002:str"
         if isinstance(node, yaml.ScalarNode) and not is_text and len(node.value) > _LONGEST_NUMBER:
-            raise self._error("a number or date is too long", event)
+            raise self._make_error("a number or date is too long", event)
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -75,10 +75,10 @@ class _BoundedLoader(yaml.SafeLoader):
         seen: set[Any] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise self._error(f"the key {key.value!r} occurs twice", key)
+                raise self._make_error(f"the key {key.value!r} occurs twice", key)
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else None)
         return super().construct_mapping(node, deep)
 
     @staticmethod
-    def _error(problem: str, place: Any) -> yaml.MarkedYAMLError:
+    def _make_error(problem: str, place: Any) -> yaml.MarkedYAMLError:
         return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)

@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainer.system.received import receive_json
 from trainer.system.regular_file import MOST_LINES, read_file
 from trainer.system.storage.jsonl import LineFile, json_text
+from trainer.system.untrusted_data import validate_json
 
 if TYPE_CHECKING:
     from trainer.exchange.protocol.actions import Step
@@ -149,7 +149,7 @@ def read_metrics(path: Path, *, abandoned: bool = False) -> list[dict[str, Any]]
     # Not splitlines: a text may have other line ends.
     for line in read_file(path, MOST_LINES).split(b"\n"):
         try:
-            record = receive_json(dict[str, Any], line, METRICS_FILE, lines=True)
+            record = validate_json(dict[str, Any], line, METRICS_FILE, lines=True)
         except ValueError:
             continue
         if not abandoned and record.get("event") == "resumed":

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from trainer.system.errors import RESTARTED, InputError, NonFiniteError, TrainerError, first_line
 from trainer.system.process.child import SAVING_VARIABLE
-from trainer.system.process.notification import notify, plain_text
+from trainer.system.process.notification import plain_text, run_notify_command
 
 Told = Literal[
     "completed",
@@ -78,7 +78,7 @@ class Notifier:
         output: str,
         *,
         stalled: float = STALLED,
-        run: Callable[..., str | None] = notify,
+        run: Callable[..., str | None] = run_notify_command,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if command and shutil.which(command[0]) is None:

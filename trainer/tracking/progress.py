@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from trainer.system.commandline.wrapping import columns, wrapped_card
+from trainer.system.commandline.wrapping import terminal_width, wrap_card
 from trainer.system.timestamp import format_timestamp
 from trainer.tracking.picture import duration, loss_text, progress_picture, share_text
 
@@ -68,8 +68,8 @@ def show_lines(lines: Iterable[str]) -> None:
     """Print a card below a closed view; in a log its lines have their time, as all do."""
     if sys.stderr is not None:  # a detached process may have none
         with contextlib.suppress(OSError, ValueError):
-            width = columns(sys.stderr)
-            shown = wrapped_card(lines, width) if width else map(stamped, lines)
+            width = terminal_width(sys.stderr)
+            shown = wrap_card(lines, width) if width else map(stamped, lines)
             sys.stderr.write("".join(f"{line}\n" for line in shown))
             sys.stderr.flush()
 

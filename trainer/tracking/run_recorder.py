@@ -23,7 +23,7 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.early_stopping import EarlyStopping, Validated
 from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.planning.budget.watch import BudgetWatch
-from trainer.system.commandline.visible import visible
+from trainer.system.commandline.sanitize import sanitize_text
 from trainer.system.errors import (
     RESTARTED,
     BudgetStopError,
@@ -160,7 +160,9 @@ class RunRecorder:
         elif kind == "answers":
             for answer in details["answers"]:
                 self._metrics.answer(details["at"], **answer)
-                asked, text = (shortened(visible(answer[key]), 200) for key in ("prompt", "text"))
+                asked, text = (
+                    shortened(sanitize_text(answer[key]), 200) for key in ("prompt", "text")
+                )
                 log.info("step %d: %s -> %s", details["at"], asked, text)
         else:
             self._happened(kind, details)
@@ -270,7 +272,7 @@ class RunRecorder:
         if self._config.checkpoint.folder is not None:
             # Readers on another host may see the checkpoints alone.
             if self._store.lease:
-                self._store.lease.check()
+                self._store.lease.check_held()
             StatusFile(self._store.folder).update(self._status)
         self._view.close()
         for worker in self._workers.values():
@@ -402,7 +404,7 @@ class RunRecorder:
 
     def _check_lease(self) -> None:
         if self._lease_of_output:
-            self._lease_of_output.check()
+            self._lease_of_output.check_held()
 
     def _publish(self) -> None:
         if self._budget:

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from trainer.system.errors import RESTARTED, StorageError
-from trainer.system.received import receive_json
 from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.jsonl import Outage, json_text
+from trainer.system.untrusted_data import validate_json
 
 STATUS_FILE = "status.json"
 SCHEMA = "motley.status/1"
@@ -173,9 +173,9 @@ class StatusFile:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(self.path, json_text(tree, indent=2) + "\n")
         except OSError as error:
-            self._outage.begin(error.strerror or str(error))
+            self._outage.note_failure(error.strerror or str(error))
             return False
-        self._outage.end()
+        self._outage.note_success()
         self._written_at, self._standing = now, standing
         return True
 
@@ -187,7 +187,7 @@ def read_status(path: Path) -> dict[str, Any]:
         StorageError: it is missing, damaged, or of another version.
     """
     try:
-        tree = receive_json(dict[str, Any], read_file(path), str(path), lines=True)
+        tree = validate_json(dict[str, Any], read_file(path), str(path), lines=True)
     except OSError as error:
         raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

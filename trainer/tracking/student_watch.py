@@ -11,9 +11,9 @@ from pathlib import Path
 
 from trainer.planning.budget.watch import LATEST_RETURN
 from trainer.system.errors import StorageError
+from trainer.system.process.heartbeat import HeartbeatMonitor
 from trainer.system.process.interruption import Interruption
-from trainer.system.process.sign_of_life import Silence
-from trainer.system.storage.lease_folder import newest_sign
+from trainer.system.storage.lease_folder import newest_heartbeat
 from trainer.tracking.status import STATUS_FILE, read_status, says_over
 
 _LOOK_EVERY = 2.0
@@ -39,12 +39,12 @@ class StudentWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder, self._unless_completed = folder, unless_completed
-        self._longest, self._silence = silence, Silence(clock)
+        self._longest, self._silence = silence, HeartbeatMonitor(clock)
 
     @property
     def reason(self) -> str:
         """Why this process must end now; empty while it need not."""
-        silent = self._silence.hear(newest_sign(self._folder))
+        silent = self._silence.observe(newest_heartbeat(self._folder))
         status = self._folder / STATUS_FILE
         if says_over(status) and not (self._unless_completed and _is_completed(status)):
             return "the student's run is over"
@@ -64,7 +64,7 @@ def ends_with_student(watch: StudentWatch, interruption: Interruption) -> Iterat
             if reason := watch.reason:
                 with lock:  # after the block nothing handles the signal
                     if not left.is_set():
-                        interruption.give(reason)
+                        interruption.set_reason(reason)
                         signal.pthread_kill(main, signal.SIGTERM)
                 return
 

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from meetings.minutes import ActionItem, Meeting, Minutes
 from meetings.texts import PHRASES
-from trainer.system.errors import InputError, readable
+from trainer.system.errors import InputError, convert_read_errors
 from trainer.system.regular_file import read_file
 
 ROLES = {
@@ -176,7 +176,7 @@ def _parse(path: Path) -> ElementTree.Element:
     Raises:
         InputError: it cannot be read, or is not such a file.
     """
-    with readable(path, InputError):
+    with convert_read_errors(path, InputError):
         if path.stat().st_size > _MAX_BYTES:
             raise InputError(
                 f"{path}: is larger than {_MAX_BYTES >> 20} MiB, unlike any file of the corpus"

@@ -28,7 +28,7 @@ from launcher.inventory.facts.pci import (
 )
 from trainer.system import cgroups, nvidia_smi
 from trainer.system.backends import BACKENDS, Backend
-from trainer.system.kernel_files import read
+from trainer.system.kernel_files import read_content
 
 FIELDS = ("uuid", "pci.bus_id", "name", "memory.total")
 """What nvidia-smi is asked for; the nvidia role asks for the same."""
@@ -106,7 +106,7 @@ def detect_devices(
         found_cards = name_cards(found_cards, run(["lspci", "-nn", "-D"])[1])
     nvidia = [card for card in found_cards if card.vendor == NVIDIA]
     others = tuple(card for card in found_cards if card.vendor != NVIDIA)
-    cuda = detect_cuda(nvidia, *run(nvidia_smi.query(*FIELDS)), confined=in_container())
+    cuda = detect_cuda(nvidia, *run(nvidia_smi.query_command(*FIELDS)), confined=in_container())
     shown, problems = _detect_vulkan(run, others, allow_software)
     fallback = (Device("cpu", "cpu", cpu_name(), None),)
     # An integrated GPU shares memory and power with the CPU: it is used only if it is listed.
@@ -175,13 +175,13 @@ def _user_name() -> str:
 
 def parse_nvidia_smi(output: str) -> Detection:
     """Read the answer to a query of `FIELDS`; without a memory's size a card is still one."""
-    found, others = nvidia_smi.read(output, *FIELDS)
+    found, others = nvidia_smi.parse_output(output, *FIELDS)
     devices = (
         Device(
             "cuda",
             card["uuid"],
             card["name"],
-            nvidia_smi.size(card["memory.total"]),
+            nvidia_smi.parse_mebibytes(card["memory.total"]),
             pci=normal_address(card["pci.bus_id"]),
         )
         for card in found
@@ -196,7 +196,7 @@ def parse_nvidia_smi(output: str) -> Detection:
 
 def usable_cores() -> int:
     """Return the cores this process may use: affinity mask and container quota included."""
-    return cgroups.processors(len(os.sched_getaffinity(0)))
+    return cgroups.count_processors(len(os.sched_getaffinity(0)))
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
@@ -212,7 +212,7 @@ def main_memory(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def _total_memory(kind: str, meminfo: Path) -> int | None:
-    for line in read(meminfo).splitlines():
+    for line in read_content(meminfo).splitlines():
         if line.startswith(f"{kind}:"):
             return int(line.split()[1]) * 1024
     return None
@@ -220,7 +220,7 @@ def _total_memory(kind: str, meminfo: Path) -> int | None:
 
 def cpu_name() -> str:
     """Return the processor's model name, or `CPU`."""
-    for line in read(Path("/proc/cpuinfo")).splitlines():
+    for line in read_content(Path("/proc/cpuinfo")).splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return "CPU"

@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher.inventory.facts.devices import Runner, available_memory, main_memory, run_command
 from launcher.inventory.facts.pci import AMD, PCI_DEVICES, normal_address, read_cards
 from trainer.system import nvidia_smi
-from trainer.system.kernel_files import number, read
+from trainer.system.kernel_files import read_content, read_number
 
 FIELDS = (
     *("uuid", "pci.bus_id"),
@@ -43,7 +43,7 @@ def read_gauges(
     """Return the devices by their names in an inventory: UUID, PCI address, `cpu`."""
     run = run or run_command
     found = {"cpu": _read_cpu(hwmon, meminfo)}
-    code, output = run(nvidia_smi.query(*FIELDS))
+    code, output = run(nvidia_smi.query_command(*FIELDS))
     if code == 0:
         found |= parse_nvidia_gauges(output)
     for card in read_cards(pci):
@@ -55,14 +55,14 @@ def read_gauges(
 def parse_nvidia_gauges(output: str) -> dict[str, Gauge]:
     """Return the cards by UUID and by PCI address."""
     found: dict[str, Gauge] = {}
-    for card in nvidia_smi.read(output, *FIELDS)[0]:
-        temperature = nvidia_smi.number(card["temperature.gpu"])
+    for card in nvidia_smi.parse_output(output, *FIELDS)[0]:
+        temperature = nvidia_smi.parse_integer(card["temperature.gpu"])
         gauge = Gauge(
-            memory_used=nvidia_smi.size(card["memory.used"]),
-            memory_total=nvidia_smi.size(card["memory.total"]),
+            memory_used=nvidia_smi.parse_mebibytes(card["memory.used"]),
+            memory_total=nvidia_smi.parse_mebibytes(card["memory.total"]),
             temperature=None if temperature is None else float(temperature),
-            load=nvidia_smi.number(card["utilization.gpu"]),
-            power=nvidia_smi.decimal(card["power.draw"]),
+            load=nvidia_smi.parse_integer(card["utilization.gpu"]),
+            power=nvidia_smi.parse_decimal(card["power.draw"]),
         )
         found |= {card["uuid"]: gauge, normal_address(card["pci.bus_id"]): gauge}
     return found
@@ -70,10 +70,10 @@ def parse_nvidia_gauges(output: str) -> dict[str, Gauge]:
 
 def _read_amd(device: Path) -> Gauge:
     return Gauge(
-        memory_used=number(device / "mem_info_vram_used"),
-        memory_total=number(device / "mem_info_vram_total"),
+        memory_used=read_number(device / "mem_info_vram_used"),
+        memory_total=read_number(device / "mem_info_vram_total"),
         temperature=_read_temperature(device / "hwmon"),
-        load=number(device / "gpu_busy_percent"),
+        load=read_number(device / "gpu_busy_percent"),
         power=_read_power(device / "hwmon"),
     )
 
@@ -88,7 +88,7 @@ def _read_power(folder: Path) -> float | None:
     """Return the first sensor's value; hwmon gives millionths of a watt."""
     for sensor in sorted(folder.glob("*")):
         for name in ("power1_average", "power1_input"):
-            value = number(sensor / name)
+            value = read_number(sensor / name)
             if value is not None:
                 return value / 1e6
     return None
@@ -97,8 +97,8 @@ def _read_power(folder: Path) -> float | None:
 def _read_temperature(folder: Path, sensors: tuple[str, ...] = ()) -> float | None:
     """Return the first sensor's value; hwmon gives thousandths of a degree."""
     for sensor in sorted(folder.glob("*")):
-        if not sensors or read(sensor / "name") in sensors:
-            value = number(sensor / "temp1_input")
+        if not sensors or read_content(sensor / "name") in sensors:
+            value = read_number(sensor / "temp1_input")
             if value is not None:
                 return value / 1000.0
     return None

@@ -14,7 +14,7 @@ from typing import Literal
 
 from launcher.inventory.facts.devices import Runner, main_memory, run_command, usable_cores
 from launcher.inventory.facts.network import Network, read_network
-from trainer.system.kernel_files import read
+from trainer.system.kernel_files import read_content
 
 LIBRARIES = ("numpy", "safetensors", "tokenizers", "torch", "transformers", "peft")
 """Libraries whose releases should be the same on every host that trains."""
@@ -84,7 +84,10 @@ def describe_machine() -> Machine:
 
 def detect_provider(dmi: Path = Path("/sys/class/dmi/id")) -> str:
     """Return the cloud provider that this machine's firmware names."""
-    said = {name: read(dmi / name) for name in ("sys_vendor", "product_name", "chassis_asset_tag")}
+    said = {
+        name: read_content(dmi / name)
+        for name in ("sys_vendor", "product_name", "chassis_asset_tag")
+    }
     for name, value, cloud in _CLOUDS:
         if said[name].startswith(value):
             return cloud
@@ -98,8 +101,8 @@ def read_machine_id(proc: Path = Path("/proc"), machine_id: Path = Path("/etc/ma
     boot and the network namespace.
     """
     parts = [
-        read(proc / "sys/kernel/random/boot_id"),
-        read(machine_id),
+        read_content(proc / "sys/kernel/random/boot_id"),
+        read_content(machine_id),
         _read_link(proc / "self/ns/net"),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

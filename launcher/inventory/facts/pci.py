@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trainer.system.kernel_files import number, read
+from trainer.system.kernel_files import read_content, read_number
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA, AMD, INTEL = "10de", "1002", "8086"
@@ -60,16 +60,18 @@ def read_cards(pci: Path = PCI_DEVICES) -> tuple[Card, ...]:
         return ()
     found: list[Card] = []
     for folder in sorted(pci.iterdir()):
-        vendor, kind = (read(folder / name).removeprefix("0x") for name in ("vendor", "class"))
+        vendor, kind = (
+            read_content(folder / name).removeprefix("0x") for name in ("vendor", "class")
+        )
         if vendor in MAKERS and kind[:4] in _DISPLAY_CLASSES:
             found.append(
                 Card(
                     folder.name,
                     vendor,
-                    read(folder / "device").removeprefix("0x"),
+                    read_content(folder / "device").removeprefix("0x"),
                     driver=_read_driver(folder),
                     node=_render_node(folder),
-                    memory=number(folder / "mem_info_vram_total"),
+                    memory=read_number(folder / "mem_info_vram_total"),
                 )
             )
     return tuple(found)

@@ -29,7 +29,7 @@ from launcher.session.spec import (
     SessionSpec,
     log_name,
 )
-from trainer.system.received import parse, receive
+from trainer.system.untrusted_data import parse_json, validate_data
 
 POLL = 0.05
 _START_DEADLINE = 60.0
@@ -170,7 +170,7 @@ class SessionSupervisor:
         text = self._read_log(f"{self.process_folder(process)}/state.json", limit=_MOST_STATE)
         if not text:
             return None
-        said = receive(ProcessState, parse(text, "state.json"), "state.json")
+        said = validate_data(ProcessState, parse_json(text, "state.json"), "state.json")
         if said.state not in get_args(Phase):
             raise ValueError(f"state.json: there is no state {said.state}")
         return said

@@ -25,8 +25,8 @@ from launcher.plan.hub import is_hub_name
 from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.records.registry import Registry
 from trainer.data.sources import HUB
-from trainer.system.received import parse, receive
 from trainer.system.storage.atomic_file import write_atomically
+from trainer.system.untrusted_data import parse_json, validate_data
 from trainer.system.yaml_tree import parse_yaml
 
 RUN_PATHS = {
@@ -135,7 +135,7 @@ def start_of(run_id: str | None) -> StartArguments:
         return StartArguments()
     try:
         data = _config_folder(run_id).with_suffix(".start.json").read_bytes()
-        return receive(StartArguments, parse(data, "start.json"), "start.json")
+        return validate_data(StartArguments, parse_json(data, "start.json"), "start.json")
     except (OSError, ValueError):
         return StartArguments()
 

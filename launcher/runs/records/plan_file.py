@@ -17,7 +17,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.plan import PLAN_SCHEMA, LaunchPlan, ProcessPlan, Role
 from trainer.config.exchange import FEWEST
 from trainer.system.commandline.run_id import RUN_ID
-from trainer.system.received import UnixTime, parse, receive
+from trainer.system.untrusted_data import UnixTime, parse_json, validate_data
 
 MOST = 4 << 20
 """Bytes that a plan.json may have; one of a thousand workers has about 1 MB."""
@@ -127,7 +127,7 @@ def read_record(data: bytes, run_id: str) -> PlanRecord:
     """
     if len(data) >= MOST:
         raise ValueError(f"longer than {MOST} bytes")
-    found = receive(_Plan, parse(data, PLAN_SCHEMA), PLAN_SCHEMA)
+    found = validate_data(_Plan, parse_json(data, PLAN_SCHEMA), PLAN_SCHEMA)
     if found.run_id != run_id:
         raise ValueError(f"it belongs to another run, {found.run_id}")
     plan = LaunchPlan(

@@ -29,8 +29,8 @@ from launcher.runs.records.plan_file import MOST
 from launcher.runs.records.registry import operator_name
 from launcher.runs.records.run import StateFolder
 from trainer.system.commandline.run_id import RUN_ID
-from trainer.system.received import UnixTime, receive_json
 from trainer.system.timestamp import format_timestamp
+from trainer.system.untrusted_data import UnixTime, validate_json
 
 _FILE = re.compile(rf"({RUN_ID})\.(json|run|end)")
 _TORN = re.compile(r"\..+\.[0-9a-f]{8}")
@@ -114,7 +114,7 @@ class Queue:
                 left.
         """
         try:
-            receive_json(QueuedJob, data, "the job", lines=True)
+            validate_json(QueuedJob, data, "the job", lines=True)
         except ValueError as error:
             raise ConfigError(f"it cannot be queued: {error}") from None
         self._write_file(f"{run_id}.json", data)
@@ -135,7 +135,7 @@ class Queue:
             else:
                 try:
                     data = self._host.read(self._file_path(name), limit=MOST)
-                    job = receive_json(QueuedJob, data, "damaged", lines=True)
+                    job = validate_json(QueuedJob, data, "damaged", lines=True)
                 except FileNotFoundError:  # removed meanwhile
                     continue
                 except OSError as error:
@@ -216,7 +216,7 @@ class Queue:
     def _read_end(self, run_id: str) -> JobEnd:
         name = f"{run_id}.end"
         try:
-            return receive_json(
+            return validate_json(
                 JobEnd, self._host.read(self._file_path(name), limit=MOST), name, lines=True
             )
         except (OSError, ValueError):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from launcher.hosts.base import Connection
 from launcher.plan.plan import LaunchPlan
-from trainer.system.received import parse, plain, receive
+from trainer.system.untrusted_data import drop_odd_values, parse_json, validate_data
 
 MOST = 4 << 20
 """Bytes that a report may have."""
@@ -89,10 +89,10 @@ def read_report(connection: Connection, path: str) -> Mapping[str, Any] | None:
     """Return a report; None when there is none that can be used."""
     try:
         data = connection.read(path, limit=MOST)
-        tree: Any = parse(data, path)
+        tree: Any = parse_json(data, path)
         if isinstance(tree, dict):
-            tree = plain(cast("dict[str, Any]", tree))
-        receive(_Report, tree, path, lines=True)
+            tree = drop_odd_values(cast("dict[str, Any]", tree))
+        validate_data(_Report, tree, path, lines=True)
     except (OSError, ValueError):
         return None
     return tree

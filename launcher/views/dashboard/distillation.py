@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from launcher.hosts import ssh
 from launcher.runs.records.run import Run
-from trainer.system.received import receive_json
+from trainer.system.untrusted_data import validate_json
 
 _EVERY = 5.0
 _MOST = 16 << 20
@@ -93,7 +93,7 @@ class Distillation:
         if not self._windows:
             with suppress(FileNotFoundError):
                 text = connection.read(str(folder / "dataset.json"), limit=_MOST)
-                shards = receive_json(_Description, text, "dataset.json", least=0).shards
+                shards = validate_json(_Description, text, "dataset.json", least=0).shards
                 self._windows = [shard.windows for shard in shards]
         self._written = _parse_shard_numbers(connection.names(str(folder)))
         self._damaged = (
@@ -157,7 +157,7 @@ def _parse_scores(data: bytes) -> list[_Score]:
     found: dict[str, _Score] = {}
     for line in data.split(b"\n"):
         with suppress(ValueError, RecursionError):
-            score = receive_json(_Score, line, "evaluations.jsonl", lines=True)
+            score = validate_json(_Score, line, "evaluations.jsonl", lines=True)
             found.setdefault(score.digest, score)
     return sorted(found.values(), key=lambda score: score.step)
 

@@ -27,7 +27,7 @@ from launcher.hosts import ssh
 from launcher.runs.processes.log_pages import LogPage, line_pages
 from launcher.runs.records.run import Run
 from trainer.config.run import MOST_CLASSES
-from trainer.system.received import LARGEST_FLOAT, parse, plain
+from trainer.system.untrusted_data import LARGEST_FLOAT, drop_odd_values, parse_json
 
 METRICS_FILE = "metrics.jsonl"
 MOST = 16 << 20
@@ -394,8 +394,8 @@ def parse_record(line: bytes) -> _Known | None:
     except ValueError:
         pass
     try:
-        tree: Any = parse(line, METRICS_FILE)
-        return _read_line(json.dumps(plain(tree))) if isinstance(tree, dict) else None  # pyright: ignore[reportUnknownArgumentType] - JSON
+        tree: Any = parse_json(line, METRICS_FILE)
+        return _read_line(json.dumps(drop_odd_values(tree))) if isinstance(tree, dict) else None  # pyright: ignore[reportUnknownArgumentType] - JSON
     except (ValueError, RecursionError):
         return None
 

@@ -15,7 +15,7 @@ from launcher.runs.budget.spending import SpendTotal, read_spend, sum_spend
 from launcher.runs.records.registry import Registry
 from trainer.planning.cost import money_text
 from trainer.system.errors import plain_reason
-from trainer.system.received import receive_json
+from trainer.system.untrusted_data import validate_json
 from trainer.system.yaml_tree import parse_yaml
 
 Row = tuple[str, str]
@@ -82,7 +82,7 @@ def read_hashes(connection: Connection, checkpoint: str) -> tuple[list[Row], lis
 
 
 def _read_json(connection: Connection, kind: type[_Kind], path: PurePosixPath) -> _Kind:
-    return receive_json(kind, connection.read(str(path), limit=_MOST), str(path), lines=True)
+    return validate_json(kind, connection.read(str(path), limit=_MOST), str(path), lines=True)
 
 
 def read_card(connection: Connection, output: str) -> str:

@@ -90,7 +90,7 @@ def test_a_run_is_planned_by_its_base_or_its_checkpoint(
     (output / "checkpoints").mkdir(parents=True)
     writer = FolderWriter(Disk(), output / "checkpoints", "step-000003")
     named = {**settings, "base_model_name_or_path": str(base)}
-    writer.add("adapter_config.json", [json.dumps(named).encode()])
+    writer.write_file("adapter_config.json", [json.dumps(named).encode()])
     checkpoint = writer.publish()
     for given in (output, checkpoint):
         assert run(["plan", "--model", str(given), *CARDS, "--json"]) == 0

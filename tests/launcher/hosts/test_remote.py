@@ -130,8 +130,8 @@ def test_an_idle_link_stays_open(host: AgentHost, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("launcher.hosts.rpc.PING", 0.05)
     connection = host.connect()
     link = host.open_link()
-    before = link._silence.sign
-    wait_for(lambda: link._silence.sign is not before, "an answer to a ping")
+    before = link._silence.last
+    wait_for(lambda: link._silence.last is not before, "an answer to a ping")
     assert link.broken is None
     assert connection.exists("/")
 

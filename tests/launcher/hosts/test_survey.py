@@ -11,7 +11,7 @@ from launcher.hosts.local import LocalConnection
 from launcher.hosts.survey import survey, with_devices
 from launcher.inventory.facts.devices import Detection, Device
 from launcher.inventory.hosts import Host
-from trainer.system.received import receive
+from trainer.system.untrusted_data import validate_data
 
 RTX = {
     "backend": "cuda",
@@ -30,7 +30,7 @@ FOUND = {
 
 
 def test_auto_takes_what_the_host_found() -> None:
-    host, problems = with_devices(Host(name="a"), receive(Detection, FOUND, "devices"))
+    host, problems = with_devices(Host(name="a"), validate_data(Detection, FOUND, "devices"))
     assert host.devices == (Device(**RTX),)
     assert host.auto_devices
     assert problems == ()
@@ -39,7 +39,7 @@ def test_auto_takes_what_the_host_found() -> None:
 def test_listed_cards_get_what_the_host_knows_of_them() -> None:
     listed = (Device("wgpu", "0000:0b:00.0"), Device("cuda", "0000:01:00.0"), Device("cpu", "cpu"))
     host, problems = with_devices(
-        Host(name="a", devices=listed), receive(Detection, FOUND, "devices")
+        Host(name="a", devices=listed), validate_data(Detection, FOUND, "devices")
     )
     assert host.devices == (Device(**RADEON), Device(**RTX), Device("cpu", "cpu"))
     assert not host.auto_devices
@@ -48,7 +48,9 @@ def test_listed_cards_get_what_the_host_knows_of_them() -> None:
 
 def test_cards_of_a_replica_group_stay_together() -> None:
     listed = (Device("cuda", "0000:01:00.0", group=0, strategy="ddp"), Device("cpu", "cpu"))
-    host, _ = with_devices(Host(name="a", devices=listed), receive(Detection, FOUND, "devices"))
+    host, _ = with_devices(
+        Host(name="a", devices=listed), validate_data(Detection, FOUND, "devices")
+    )
     assert host.devices == (Device(**RTX, group=0, strategy="ddp"), Device("cpu", "cpu"))
 
 
@@ -59,7 +61,7 @@ def test_a_listed_card_that_is_not_there_is_a_problem_in_the_hosts_words() -> No
         Device("wgpu", "0000:01:00.0"),
     )
     host, problems = with_devices(
-        Host(name="a", devices=listed), receive(Detection, FOUND, "devices")
+        Host(name="a", devices=listed), validate_data(Detection, FOUND, "devices")
     )
     assert host.devices == listed
     assert problems == (

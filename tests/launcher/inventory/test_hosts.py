@@ -13,7 +13,7 @@ from launcher.errors import ConfigError
 from launcher.inventory.hosts import EMBEDDED, head_of, load_inventory, parse_answer
 from launcher.plan.plan import LaunchPlan
 from tests import ROOT
-from trainer.system.received import receive
+from trainer.system.untrusted_data import validate_data
 
 HEAD = "all:\n  hosts:\n    box:\n      ansible_connection: local\n"
 
@@ -335,7 +335,7 @@ all:
         hosts=(far, old),
         processes=(),
     )
-    assert receive(LaunchPlan, json.loads(plan.to_json()), "plan").hosts == (far, old)
+    assert validate_data(LaunchPlan, json.loads(plan.to_json()), "plan").hosts == (far, old)
     (bad,) = [write(tmp_path, HEAD + "      ansible_ssh_common_args: -o 'x\n", "bad.yml")]
     with pytest.raises(ConfigError, match="ansible_ssh_common_args: must have its quotes closed"):
         load_inventory(bad)

@@ -23,7 +23,7 @@ from trainer.config import run as run_config
 from trainer.config.distill_job import DistillJob
 from trainer.config.section import parse_assignments
 from trainer.system.errors import InputError
-from trainer.system.received import receive
+from trainer.system.untrusted_data import validate_data
 
 RUN = "distill-20261121-200000-7f3a"
 SETTING = PlanContext(
@@ -88,7 +88,7 @@ def test_the_reference_cluster_needs_no_word_about_roles() -> None:
     assert flags(plan.leader, "--gpu") == ["GPU-4090"]
     assert (plan.port, plan.bind_address, plan.workers) == (None, "", ())
     assert all(not process.names and not process.address for process in plan.processes)
-    assert receive(LaunchPlan, json.loads(plan.to_json()), "plan") == plan
+    assert validate_data(LaunchPlan, json.loads(plan.to_json()), "plan") == plan
 
 
 def test_with_a_budget_all_end_with_the_student_and_it_waits_for_the_scores() -> None:

@@ -10,7 +10,7 @@ from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
 from tests.launcher.plan.places import LOCAL, SETTING, flag
 from trainer.config.run import RunConfig, load
-from trainer.system.received import receive
+from trainer.system.untrusted_data import validate_data
 
 RTX = Device("cuda", "GPU-4090", "RTX 4090", 24 << 30)
 
@@ -36,7 +36,7 @@ def test_a_replica_group_is_one_worker_with_members(config: RunConfig) -> None:
     assert (flag(last, "--gpus"), flag(last, "--strategy")) == ("0,1", "ddp")
     assert "--strategy" not in plan.workers[1].argv
     assert plan.workers[1].devices == ("GPU-4090",)
-    assert receive(LaunchPlan, json.loads(plan.to_json()), "plan") == plan
+    assert validate_data(LaunchPlan, json.loads(plan.to_json()), "plan") == plan
     assert len(place_run([host], config, 4, SETTING).workers) == 4  # one more on the CPU
 
 

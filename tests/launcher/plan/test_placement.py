@@ -13,7 +13,7 @@ from launcher.plan.plan import LaunchPlan
 from tests.launcher.plan.places import LOCAL, SETTING, flag
 from trainer.config.run import RunConfig, load
 from trainer.system.process.child import FALLBACK_VARIABLE
-from trainer.system.received import receive
+from trainer.system.untrusted_data import validate_data
 
 RTX = Device("cuda", "GPU-4090", "RTX 4090", 24 << 30)
 RADEONS = (Device("wgpu", "0000:0b:00.0"), Device("wgpu", "0000:0e:00.0"))
@@ -48,7 +48,7 @@ def test_this_machine_is_filled_up_and_its_cores_divided(config: RunConfig) -> N
         assert "--threads" not in worker.argv, "it takes fewer while others use the processors"
         assert worker.env["OMP_NUM_THREADS"] == str(worker.threads)
         assert flag(worker.argv, "--tls") == f"{worker.folder}/tls"
-    assert receive(LaunchPlan, json.loads(plan.to_json()), "plan") == plan
+    assert validate_data(LaunchPlan, json.loads(plan.to_json()), "plan") == plan
 
 
 def test_more_workers_than_cores_get_one_thread_each(config: RunConfig) -> None:

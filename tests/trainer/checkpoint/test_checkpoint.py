@@ -21,8 +21,8 @@ from trainer.checkpoint.reader import BEST_EVALUATED, find_checkpoint, read_prog
 from trainer.checkpoint.retention import older_ones
 from trainer.checkpoint.store import CheckpointStore
 from trainer.system.errors import InputError, StorageError
-from trainer.system.storage.atomic_folder import Disk, point, verify
-from trainer.system.storage.removal import pin
+from trainer.system.storage.atomic_folder import Disk, point_link, verify_folder
+from trainer.system.storage.removal import pin_folder
 
 
 @pytest.fixture
@@ -122,14 +122,14 @@ def test_the_first_rated_checkpoint_is_linked_as_best(store: CheckpointStore):
 def test_keeps_what_an_eval_runner_found_best(store: CheckpointStore):
     """Its link is not the run's own `best`, and comes second where one is asked for."""
     save(store, 10)
-    point(Disk(), store.folder, BEST_EVALUATED, "step-000010")
+    point_link(Disk(), store.folder, BEST_EVALUATED, "step-000010")
     for step in (20, 30, 40):
         save(store, step)
     assert store.best() is None
     assert find_checkpoint(store.folder.parent) == store.folder / "step-000010"
     save(store, 50, metric=0.1)
     assert find_checkpoint(store.folder.parent) == store.folder / "step-000050"
-    point(Disk(), store.folder, BEST_EVALUATED, "step-000040")
+    point_link(Disk(), store.folder, BEST_EVALUATED, "step-000040")
     save(store, 60)
     assert sorted(path.name for path in store.folder.glob("step-*")) == [
         "step-000040",
@@ -140,13 +140,13 @@ def test_keeps_what_an_eval_runner_found_best(store: CheckpointStore):
 
 def test_a_pinned_checkpoint_is_not_pruned(store: CheckpointStore):
     held = save(store, 1)
-    with pin(held):
+    with pin_folder(held):
         for step in (2, 3, 4):
             save(store, step)
-        verify(held)
+        verify_folder(held)
     save(store, 5)
     assert not held.exists()
-    with pytest.raises(StorageError, match="step-000001"), pin(held):
+    with pytest.raises(StorageError, match="step-000001"), pin_folder(held):
         pass
 
 

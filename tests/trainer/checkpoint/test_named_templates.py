@@ -24,7 +24,7 @@ from trainer.distill.tokenizer.trim import trim
 from trainer.model.files import model_digest
 from trainer.run.composition import roles
 from trainer.run.composition.roles import Placement
-from trainer.system.storage.atomic_folder import verify
+from trainer.system.storage.atomic_folder import verify_folder
 
 ALONE = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
 WITH_TOOLS = "additional_chat_templates/tool_use.jinja"
@@ -56,7 +56,7 @@ def trained(base: Path, tmp_path: Path, method: str) -> RunConfig:
 def check(folder: Path) -> None:
     """Check that a folder has both templates, and that they are used as transformers does."""
     transformers = pytest.importorskip("transformers", reason="the launcher-only install has none")
-    verify(folder)
+    verify_folder(folder)
     encoder, judge = Encoder(folder), transformers.AutoTokenizer.from_pretrained(folder)
     turns = [{"role": "user", "content": "hi"}]
     for tools, begin in (((), "plain "), (TOOLS, "tools ")):

@@ -24,7 +24,7 @@ from trainer.config.run import RunConfig, load
 from trainer.run.composition import roles
 from trainer.run.composition.roles import Placement
 from trainer.system.errors import InputError, StorageError
-from trainer.system.storage.atomic_folder import verify
+from trainer.system.storage.atomic_folder import verify_folder
 
 ALONE = Placement(gpus=[], backend="cpu", threads=1, rank=None, tls_dir=None)
 
@@ -64,7 +64,7 @@ def test_a_classifier_is_loaded_by_the_lines_of_its_card(tmp_path: Path, method:
     names = {path.name for path in folder.iterdir()}
     assert names >= {"README.md", "tokenizer.json", "tokenizer_config.json", "manifest.json"}
     assert not names & {"optimizer.safetensors", "run.json"}
-    verify(folder)
+    verify_folder(folder)
     weights = next(folder.glob("*model.safetensors"))
     best = find_checkpoint(Path(config.output))
     assert weights.stat().st_ino == (best / weights.name).stat().st_ino, "linked, not copied"
@@ -94,7 +94,7 @@ def test_a_base_of_a_hub_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "of this computer" not in card
     monkeypatch.setattr(os, "link", no_links)
     assert write_publication(best, hub, tmp_path / "base") == folder
-    verify(folder)
+    verify_folder(folder)
     (folder.parent / "file").write_text("")
     elsewhere = config.with_settings({"output": str(folder.parent / "file")})
     with pytest.raises(StorageError, match="cannot be written"):

@@ -19,7 +19,7 @@ def test_the_folder_holds_both_splits_and_verifies(tmp_path):
         "train.jsonl",
         "validation.jsonl",
     ]
-    assert set(atomic_folder.verify(folder)) == {"train.jsonl", "validation.jsonl"}
+    assert set(atomic_folder.verify_folder(folder)) == {"train.jsonl", "validation.jsonl"}
     assert len(read_samples(folder / "train.jsonl", "classify", 5)) == 20
     assert len(read_samples(folder / "validation.jsonl", "classify", 5)) == 10
 
@@ -57,7 +57,7 @@ def test_a_full_disk_leaves_the_earlier_corpus(tmp_path, monkeypatch):
     with pytest.raises(StorageError, match="No space left"):
         write_shell_safety(folder, 30, 10, seed=1)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
-    atomic_folder.verify(folder)
+    atomic_folder.verify_folder(folder)
 
 
 def test_the_command(tmp_path):

@@ -91,10 +91,10 @@ def test_inspection_of_rows_is_that_of_samples_in_memory(
     command = [str(data), "--validation", str(held_out), "--max-seq-len", "24", "--json"]
     command += ["--samples", "7", *(["--model", str(model)] if with_model else [])]
     in_memory = CliRunner().invoke(inspect_data, command)
-    assert not cache_folder.entries()
+    assert not cache_folder.list_entries()
     monkeypatch.setattr(encoded_rows, "LEAST_BYTES", 0)
     encoded = CliRunner().invoke(inspect_data, command)
-    assert len(cache_folder.entries()) == 2
+    assert len(cache_folder.list_entries()) == 2
     assert in_memory.exit_code == encoded.exit_code == 0
     assert json.loads(encoded.stdout) == json.loads(in_memory.stdout)
     assert json.loads(encoded.stdout)["shared"] > 30
@@ -112,11 +112,11 @@ def test_scores_of_rows_are_those_of_samples_in_memory(
     in_memory = scored(model, data, columns={"text": "body"})
     monkeypatch.setattr(encoded_rows, "LEAST_BYTES", 0)
     assert scored(model, data, columns={"text": "body"}) == in_memory
-    (entry,) = cache_folder.entries()
+    (entry,) = cache_folder.list_entries()
     # What a checkpoint has beside its tokenizer is another for each.
     (model / "run.json.note.json").write_text("{}")
     assert scored(model, data, columns={"text": "body"}) == in_memory
-    assert [each.path for each in cache_folder.entries()] == [entry.path]
+    assert [each.path for each in cache_folder.list_entries()] == [entry.path]
 
 
 def test_memory_does_not_grow_with_rows(tmp_path: Path, model: Path) -> None:

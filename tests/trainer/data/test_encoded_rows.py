@@ -262,7 +262,7 @@ def test_an_entry_is_made_once_and_again_after_damage_or_a_change(
 ) -> None:
     path = write(tmp_path / "a.jsonl", rows(20))
     assert opened(path, model)
-    (entry,) = cache_folder.entries()
+    (entry,) = cache_folder.list_entries()
     with monkeypatch.context() as patch:
         patch.setattr(subprocess, "Popen", lambda *_a, **_k: pytest.fail("it is there"))
         assert opened(path, model)
@@ -277,7 +277,7 @@ def test_an_entry_is_made_once_and_again_after_damage_or_a_change(
     changed = opened(path, model)
     assert changed is not None
     assert len(changed.rows) > 50
-    assert len(cache_folder.entries()) == 2
+    assert len(cache_folder.list_entries()) == 2
 
 
 def test_what_is_irregular_is_left_to_the_reader_in_memory(tmp_path: Path, model: Path) -> None:
@@ -288,7 +288,7 @@ def test_what_is_irregular_is_left_to_the_reader_in_memory(tmp_path: Path, model
         with pytest.raises(InputError, match=f"{name}.jsonl:121: "):
             read_file(path, "causal-lm")
     assert opened(write(tmp_path / "one.jsonl", [{"text": "same"}] * 3), model) is None
-    assert not cache_folder.entries()
+    assert not cache_folder.list_entries()
     assert not list(cache_folder.cache_root().glob(".tmp-*")), "nothing is left of them"
 
 
@@ -321,7 +321,7 @@ def test_a_full_disk_is_a_line_and_the_run_goes_on_without(
     assert len(file.samples) == 180
     (record,) = caplog.records
     assert "No space left on device; the rows of" in record.getMessage()
-    assert not cache_folder.entries()
+    assert not cache_folder.list_entries()
     assert not list(cache_folder.cache_root().glob(".tmp-*"))
     monkeypatch.setattr(Disk, operation, work)
     assert opened(path, model), "once there is room again"
@@ -365,10 +365,10 @@ def test_a_killed_writer_leaves_nothing_and_two_at_once_make_one_entry(
     wait_for(lambda: [*root.glob(".tmp-*/rows.arrow")] or first.poll(), "the first rows")
     first.send_signal(signal.SIGKILL)
     first.communicate()
-    assert not cache_folder.entries()
+    assert not cache_folder.list_entries()
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [each.communicate()[0] for each in both] == ["found\n"] * 2
-    assert len(cache_folder.entries()) == 1
+    assert len(cache_folder.list_entries()) == 1
     assert not list(cache_folder.cache_root().glob(".tmp-*")), "the next writer removes it"
 
 

@@ -16,7 +16,7 @@ from trainer.distill.tokenizer.trim import trim
 from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.model.architecture import Architecture, parse_architecture
 from trainer.system.errors import InputError
-from trainer.system.storage.atomic_folder import verify
+from trainer.system.storage.atomic_folder import verify_folder
 
 SMALL = {
     "hidden_size": 32,
@@ -99,7 +99,7 @@ def test_its_tokenizer_is_still_known_to_the_teacher(
     folder = fresh_model(shape, tokenizer, tmp_path / "student")
     ours, theirs = Vocabulary.load(folder, teacher), Vocabulary.load(tokenizer, teacher)
     assert np.array_equal(ours.teacher_ids, theirs.teacher_ids)
-    assert verify(folder).keys() > {"model.safetensors", "vocabulary.json", "tokenizer.json"}
+    assert verify_folder(folder).keys() > {"model.safetensors", "vocabulary.json", "tokenizer.json"}
 
 
 def test_the_seed_decides_the_bytes(tokenizer: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ from trainer.distill.teacher.scoring import Teacher
 from trainer.init_model import init_model
 from trainer.system import regular_file
 from trainer.system.errors import InputError, NonFiniteError, StorageError
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 
 
 @pytest.fixture(scope="module")
@@ -342,11 +342,11 @@ def test_a_full_disk_under_its_answers_is_waited_for(
 def test_a_stop_ends_the_writing_of_answers(
     teacher: Path, student: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, stop = course(tmp_path / "out", student, tmp_path / "logits"), Stop()
+    run, stop = course(tmp_path / "out", student, tmp_path / "logits"), StopRequest()
     write = Author.write
 
     def stopped(author: Author, places: Any, *more: Any) -> Any:
-        stop.ask("enough")
+        stop.request("enough")
         return write(author, places, *more)
 
     monkeypatch.setattr(Author, "write", stopped)
@@ -372,7 +372,7 @@ def test_scores_of_other_tokens_are_damage(
     assert "its tokens of answer 0 are not the student's" in str(verdict.reason)
 
 
-class StopsWaiting(Stop):
+class StopsWaiting(StopRequest):
     """Asks for an end once the student has said that it waits."""
 
     def __init__(self, run: Course) -> None:
@@ -381,7 +381,7 @@ class StopsWaiting(Stop):
 
     def __bool__(self) -> bool:
         if (self._run.output / "metrics.jsonl").exists() and self._run.events("waiting"):
-            self.ask("enough")
+            self.request("enough")
         return bool(self.reason)
 
 

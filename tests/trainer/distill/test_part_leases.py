@@ -23,7 +23,7 @@ from trainer.distill.teacher.scoring import Teacher
 from trainer.system.errors import NonFiniteError
 from trainer.system.process.interruption import Interrupted
 from trainer.system.storage.lease import Lease
-from trainer.system.storage.lease_folder import newest_sign
+from trainer.system.storage.lease_folder import newest_heartbeat
 
 pytestmark = pytest.mark.cluster
 
@@ -58,8 +58,10 @@ def test_only_a_dead_process_is_replaced(first: Holder, tmp_path: Path) -> None:
     parts = Parts(teachers, 2, 2, 100, clock)
     for _ in range(3):
         assert not list(parts.abandoned("me")), "its process lives"
-        sign = newest_sign(teachers / "part-1-of-2")
-        wait_for(lambda sign=sign: newest_sign(teachers / "part-1-of-2") != sign, "a sign of life")
+        sign = newest_heartbeat(teachers / "part-1-of-2")
+        wait_for(
+            lambda sign=sign: newest_heartbeat(teachers / "part-1-of-2") != sign, "a sign of life"
+        )
         clock.now += 40
     first.kill()
     first.wait()

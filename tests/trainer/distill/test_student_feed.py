@@ -19,7 +19,7 @@ from trainer.data.order import epoch_order
 from trainer.distill.logits.stream import Position, ShardStream
 from trainer.distill.student.prefetch import Batch, Feed, Preparation, batches
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 
 WINDOWS = 24
 PLAN = StepPlan(WINDOWS, batch_size=5, epochs=2)
@@ -154,9 +154,9 @@ def never(feed: Feed) -> Iterator[Batch]:
 
 
 def test_a_wait_is_told_once_and_ends_when_asked() -> None:
-    stop, told = Stop(), list[tuple[str, str]]()
+    stop, told = StopRequest(), list[tuple[str, str]]()
     feed = Feed(never, stop)
-    threading.Timer(1.0, stop.ask, ["SIGTERM"]).start()
+    threading.Timer(1.0, stop.request, ["SIGTERM"]).start()
     assert feed.take(lambda *what: told.append(what)) is None
     assert told == [("quarantined", "shard-00007 is damaged"), ("waiting", "waits for shard-00000")]
     feed.close()
@@ -165,7 +165,7 @@ def test_a_wait_is_told_once_and_ends_when_asked() -> None:
 
 def test_batches_that_nobody_takes_do_not_keep_it(teacher: BigramTeacher, logits: Path) -> None:
     steps = read(teacher, logits)
-    feed = Feed(lambda _: iter(steps), Stop())
+    feed = Feed(lambda _: iter(steps), StopRequest())
     assert feed.take(nobody) is steps[0]
     feed.close()
     assert not feed.running

@@ -37,7 +37,7 @@ from trainer.distill.teacher.windows import Windows
 from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.system.errors import InputError, InUseError, RefusedError
 from trainer.system.process.interruption import Interrupted, Interruption
-from trainer.system.storage.lease import take
+from trainer.system.storage.lease import acquire_lease
 
 
 @pytest.fixture(scope="module")
@@ -238,8 +238,10 @@ def test_a_signal_while_the_last_shard_is_written_is_no_failure(
         return write(folder, number, windows)
 
     monkeypatch.setattr(LogitsFolder, "write", stop_and_write)
-    teacher_run = TeacherRun(assignment, lambda: load(assignment), check=interruption.check)
-    with pytest.raises(Interrupted), interruption.installed(), interruption.allowed():
+    teacher_run = TeacherRun(
+        assignment, lambda: load(assignment), check=interruption.raise_if_interrupted
+    )
+    with pytest.raises(Interrupted), interruption.handle_signals(), interruption.allow_signals():
         teacher_run.run()
     assert state(tmp_path / "logits")[0] == "done"
     assert contents(tmp_path / "logits") == contents(complete)
@@ -279,7 +281,7 @@ def test_two_teachers_of_one_part_are_refused_and_a_killed_one_is_replaced(
 ) -> None:
     request = wish(*files, tmp_path / "logits")
     assignment = assign(request)
-    held = take(assignment.folder.path / "teachers" / "part-1-of-1", "the first")
+    held = acquire_lease(assignment.folder.path / "teachers" / "part-1-of-1", "the first")
     with pytest.raises(InUseError, match="part-1-of-1"):
         teach(request)
     assert not [*assignment.folder.path.glob("shard-*")]

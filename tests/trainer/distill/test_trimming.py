@@ -32,7 +32,7 @@ from trainer.distill.tokenizer.trim import Trimmed, trim
 from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.init_model import END
 from trainer.system.errors import InputError, StorageError
-from trainer.system.storage.atomic_folder import Disk, verify
+from trainer.system.storage.atomic_folder import Disk, verify_folder
 
 SIZE = 1000
 
@@ -294,7 +294,7 @@ def test_the_folder_appears_whole_or_not_at_all(
     assert [path.name for path in tmp_path.iterdir()] == ["teacher"]
     trim(folder, few(), SIZE, tmp_path / "out")
     files = {"tokenizer.json", "tokenizer_config.json", "vocabulary.json"}
-    assert verify(tmp_path / "out").keys() == files
+    assert verify_folder(tmp_path / "out").keys() == files
     with pytest.raises(InputError, match="exists already"):
         trim(folder, few(), SIZE, tmp_path / "out")
 

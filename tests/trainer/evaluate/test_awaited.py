@@ -27,7 +27,7 @@ def checkpoint(output: Path, step: int) -> str:
     """Write one that is complete; return its digest."""
     (output / "checkpoints").mkdir(parents=True, exist_ok=True)
     writer = FolderWriter(Disk(), output / "checkpoints", f"step-{step:06d}")
-    writer.add("weights", [str(step).encode()])
+    writer.write_file("weights", [str(step).encode()])
     return checkpoint_digest(writer.publish())
 
 

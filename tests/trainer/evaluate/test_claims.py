@@ -17,7 +17,7 @@ from tests.trainer.clock import Clock
 from tests.waiting import wait_for
 from trainer.evaluate.claims import RESULT, Claim, Claims
 from trainer.evaluate.results import SCHEMA
-from trainer.system.storage.lease_folder import newest_sign
+from trainer.system.storage.lease_folder import newest_heartbeat
 
 DIGEST = "d" * 64
 
@@ -115,8 +115,8 @@ def test_signs_of_life_keep_a_claim(folder: Path, make: Make, clock: Clock) -> N
     assert claim is not None
     other = make("other")
     for _ in range(12):
-        sign = newest_sign(folder / DIGEST)
-        wait_for(lambda sign=sign: newest_sign(folder / DIGEST) != sign, "a sign of life")
+        sign = newest_heartbeat(folder / DIGEST)
+        wait_for(lambda sign=sign: newest_heartbeat(folder / DIGEST) != sign, "a sign of life")
         clock.now += 600
         assert other.take(DIGEST) is None
     assert claim.deliver(record("quick"))

@@ -19,7 +19,7 @@ from trainer.checkpoint.reader import BEST_EVALUATED, checkpoint_digest
 from trainer.evaluate.tasks import Material, make_tasks
 from trainer.system.errors import InputError, StorageError
 from trainer.system.process.interruption import Interruption
-from trainer.system.storage.atomic_folder import verify
+from trainer.system.storage.atomic_folder import verify_folder
 
 
 def test_a_damaged_checkpoint_is_named_once_and_left_out(
@@ -111,7 +111,7 @@ def test_a_folder_that_is_away_is_waited_for(run: Run, aside: Path) -> None:
     def go_away(path: Path) -> None:
         if len(probe.seen) == 1:
             run.output.rename(aside)
-            verify(path)
+            verify_folder(path)
 
     probe = Probe(go_away)
     runner(run, probe).run()

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict
 
 from trainer.optimizer.early_stopping import EarlyStopping, Validated
-from trainer.system.received import receive_json
+from trainer.system.untrusted_data import validate_json
 
 
 def test_a_lower_loss_begins_the_count_again() -> None:
@@ -24,7 +24,7 @@ def test_a_resumed_run_goes_on_counting() -> None:
     before = EarlyStopping(3)
     for step in (10, 20, 30):
         before.validated(step, 1.0)
-    kept = receive_json(Validated, json.dumps(asdict(before.counted)), "run.json")
+    kept = validate_json(Validated, json.dumps(asdict(before.counted)), "run.json")
     after = EarlyStopping(3, kept)
     after.validated(30, 1.0)  # the state of step 30 is judged again
     assert after.reason is None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.system.cgroups import free_memory, memory_limit, processors
+from trainer.system.cgroups import count_processors, free_memory, memory_limit
 
 GIB = 1 << 30
 V2 = "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
@@ -165,7 +165,7 @@ def test_limits_of_a_tree(
     root = tree(tmp_path, groups, mounts, files)
     assert memory_limit(16 * GIB, root) == limit
     assert free_memory(10 * GIB, root) == free
-    assert processors(8, root) == cores
+    assert count_processors(8, root) == cores
 
 
 def test_a_machine_may_have_less_than_its_limit(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_machine_may_have_less_than_its_limit(tmp_path: Path) -> None:
     root = tree(tmp_path, "0::/", V2, files)
     assert memory_limit(16 * GIB, root) == 16 * GIB
     assert free_memory(10 * GIB, root) == 10 * GIB
-    assert processors(8, root) == 8
+    assert count_processors(8, root) == 8
 
 
 @pytest.fixture

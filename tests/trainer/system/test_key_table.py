@@ -13,10 +13,10 @@ TABLE = KeyTable(
 
 
 def test_a_refused_key_is_named_with_what_to_do() -> None:
-    assert TABLE.refusal(["text", "images"]) == (
+    assert TABLE.explain_refusal(["text", "images"]) == (
         "'images' holds pictures, which no model here reads; remove it"
     )
-    assert TABLE.refusal(["text", "id", "other"]) is None
+    assert TABLE.explain_refusal(["text", "id", "other"]) is None
 
 
 def test_unknown_keys_are_counted_and_reported_once() -> None:

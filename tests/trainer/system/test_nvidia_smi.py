@@ -13,15 +13,15 @@ def test_cards_and_what_is_none() -> None:
     [Unknown Error], 00000000:02:00.0, 1
     No devices were found
     """
-    cards, others = nvidia_smi.read(output, "uuid", "pci.bus_id", "memory.free")
+    cards, others = nvidia_smi.parse_output(output, "uuid", "pci.bus_id", "memory.free")
     assert cards == [{"uuid": "GPU-1", "pci.bus_id": "00000000:01:00.0", "memory.free": "11264"}]
     assert others == ["[Unknown Error], 00000000:02:00.0, 1", "No devices were found"]
 
 
 def test_readings() -> None:
-    assert nvidia_smi.number("98") == 98
-    assert nvidia_smi.size("2") == 2 << 20
-    assert nvidia_smi.number("[N/A]") is nvidia_smi.size("[N/A]") is None
+    assert nvidia_smi.parse_integer("98") == 98
+    assert nvidia_smi.parse_mebibytes("2") == 2 << 20
+    assert nvidia_smi.parse_integer("[N/A]") is nvidia_smi.parse_mebibytes("[N/A]") is None
 
 
 def test_there_is_one_reader() -> None:

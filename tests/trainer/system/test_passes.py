@@ -18,7 +18,7 @@ from trainer.exchange.protocol.codecs import Bf16
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer.adamw import AdamW, TrainState, square_sum
 from trainer.system.passes import compiled, compiler
-from trainer.system.passes.compiled import Passes, load
+from trainer.system.passes.compiled import Passes, load_passes
 
 needs_compiler = pytest.mark.needs("cc")
 
@@ -27,7 +27,7 @@ needs_compiler = pytest.mark.needs("cc")
 def passes(tmp_path_factory: pytest.TempPathFactory) -> Passes:
     folder = tmp_path_factory.mktemp("passes")
     assert "compiled" in compiler.compile_library(folder)
-    found = load(compiler.library(folder))
+    found = load_passes(compiler.library_path(folder))
     assert found is not None
     return found
 
@@ -130,21 +130,21 @@ def test_the_norm_is_numpys_up_to_rounding(passes, numpy_only):
 @needs_compiler
 def test_a_library_of_other_sources_is_not_loaded(tmp_path, monkeypatch):
     compiler.compile_library(tmp_path)
-    old = compiler.library(tmp_path)
+    old = compiler.library_path(tmp_path)
     source = tmp_path / "passes.c"
     source.write_text(compiler.SOURCE.read_text(encoding="utf-8") + "\n", encoding="utf-8")
     monkeypatch.setattr(compiler, "SOURCE", source)
-    assert compiler.library(tmp_path) != old
-    assert load(compiler.library(tmp_path)) is None
+    assert compiler.library_path(tmp_path) != old
+    assert load_passes(compiler.library_path(tmp_path)) is None
     compiler.compile_library(tmp_path)
-    assert load(compiler.library(tmp_path)) is not None
+    assert load_passes(compiler.library_path(tmp_path)) is not None
     assert not old.exists()
 
 
 def test_what_is_no_library_is_passed_over(tmp_path, caplog):
     path = tmp_path / "passes-0.library"
     path.write_bytes(b"\x7fELF garbage")
-    assert load(path) is None
+    assert load_passes(path) is None
     assert "NumPy" in caplog.text
 
 
@@ -155,7 +155,7 @@ def test_a_library_without_a_function_is_passed_over(tmp_path, caplog):
     empty.write_text("int nothing;\n", encoding="utf-8")
     other = Path(shutil.which("cc") or "cc")
     assert compiler.subprocess.run([other, "-shared", "-o", path, empty]).returncode == 0
-    assert load(path) is None
+    assert load_passes(path) is None
     assert "NumPy" in caplog.text
     assert "square_sum" in caplog.text
 

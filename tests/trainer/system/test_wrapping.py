@@ -10,10 +10,10 @@ import pytest
 
 from trainer.system.commandline.wrapping import (
     LogFormatter,
-    columns,
-    wrapped,
-    wrapped_card,
-    wrapped_command,
+    terminal_width,
+    wrap_card,
+    wrap_command,
+    wrap_line,
 )
 
 LINE = "cpu: gradient checkpointing off: with all activations of 128 tokens the run needs 12 MiB"
@@ -22,7 +22,7 @@ COMMAND = "  trainer evaluate 'my output' --data /a/long/path/train.jsonl --held
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100])
 def test_a_line_is_broken_between_words(width: int) -> None:
-    lines = wrapped(LINE, width, "    ")
+    lines = wrap_line(LINE, width, "    ")
     assert max(map(len, lines)) <= width
     assert " ".join(line.strip() for line in lines) == LINE
     assert all(line.startswith("    ") for line in lines[1:])
@@ -30,34 +30,34 @@ def test_a_line_is_broken_between_words(width: int) -> None:
 
 def test_columns_of_a_line_that_fits_stay() -> None:
     row = "  task                classify  lines have a label"
-    assert wrapped(row, 60) == [row]
-    assert wrapped(row, 45, "      ") == [
+    assert wrap_line(row, 60) == [row]
+    assert wrap_line(row, 45, "      ") == [
         "  task                classify  lines have a",
         "      label",
     ]
-    assert wrapped(LINE, None) == [LINE]
-    assert wrapped("", 60) == [""]
+    assert wrap_line(LINE, None) == [LINE]
+    assert wrap_line("", 60) == [""]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
 def test_a_command_can_be_pasted(width: int) -> None:
-    lines = wrapped_command(COMMAND, width)
+    lines = wrap_command(COMMAND, width)
     assert max(map(len, lines)) <= width
     assert shlex.split("\n".join(lines).replace("\\\n", " ")) == shlex.split(COMMAND)
     assert all(line.endswith(" \\") for line in lines[:-1])
 
 
 def test_a_card_from_a_host_does_no_harm() -> None:
-    assert wrapped_card(["  not a command's quote" + " x" * 30], 40) == [
+    assert wrap_card(["  not a command's quote" + " x" * 30], 40) == [
         "  not a command's quote" + " x" * 30
     ]
-    assert wrapped_card(["a\x1b[2Jb"], 40) == ["a\\x1b[2Jb"]
+    assert wrap_card(["a\x1b[2Jb"], 40) == ["a\\x1b[2Jb"]
 
 
 def test_the_width_is_the_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "44")
-    assert columns(io.StringIO()) is None
-    assert columns(None) is None
+    assert terminal_width(io.StringIO()) is None
+    assert terminal_width(None) is None
 
 
 class Terminal(io.StringIO):

@@ -30,7 +30,7 @@ from trainer.system.errors import (
     UnreachableError,
 )
 from trainer.system.process.child import SAVING_VARIABLE
-from trainer.system.process.notification import notify
+from trainer.system.process.notification import run_notify_command
 from trainer.tracking.notifier import Notifier
 from trainer.tracking.run_recorder import RunRecorder
 from trainer.tracking.status import STATUS_FILE, read_status
@@ -118,7 +118,7 @@ def test_every_other_end_has_its_name(
 
 def test_nan_is_told_as_nan(recorder: RunRecorder, told: Told) -> None:
     with suppress(NonFiniteError), recorder.closed_on_failure():
-        raise NonFiniteError.at(4, "loss of rank 0")
+        raise NonFiniteError.at_step(4, "loss of rank 0")
     (event,) = told()
     assert event["event"] == "nan"
     assert "step 4: loss of rank 0" in event["text"]
@@ -214,7 +214,7 @@ def test_a_command_that_fails_is_logged_and_in_the_last_status(
     retried = threading.Event()
 
     def run(*call: Any, report: Callable[[str], object]) -> str | None:
-        return notify(*call, report=report, pause=lambda _: retried.wait(60))
+        return run_notify_command(*call, report=report, pause=lambda _: retried.wait(60))
 
     notifier = Notifier(["false"], "run", str(tmp_path), run=run)
     store = StuckStore()
@@ -235,7 +235,7 @@ def test_a_command_that_fails_is_logged_and_in_the_last_status(
 def test_a_command_that_works_again_has_not_failed(tmp_path: Path) -> None:
     tries = f"echo x >> {tmp_path}/tries; [ $(wc -l < {tmp_path}/tries) = 3 ]"
     paused: list[float] = []
-    run = partial(notify, pause=paused.append)
+    run = partial(run_notify_command, pause=paused.append)
     notifier = Notifier(["sh", "-c", tries], "run", str(tmp_path), run=run)
     notifier.tell("lost")
     notifier.close()
@@ -248,7 +248,7 @@ def test_a_try_has_a_time_limit_with_all_that_it_started(tmp_path: Path) -> None
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # else the open waits for a writer
     event = {"event": "failed", "run_id": "run", "text": "t"}
     command = ["sh", "-c", f"sleep 1000 > {pipe} & sleep 1000"]
-    assert notify(command, event, time_limit=1.0, pauses=()) == "not done within 1 s"
+    assert run_notify_command(command, event, time_limit=1.0, pauses=()) == "not done within 1 s"
     os.set_blocking(reading, True)
     with os.fdopen(reading, "rb") as end:
         assert end.read() == b""  # there is no writer left, or this would wait
@@ -258,17 +258,17 @@ def test_it_is_tried_again_with_longer_pauses(tmp_path: Path) -> None:
     paused: list[float] = []
     event = {"event": "failed", "run_id": "run", "text": "t"}
     tries = f"echo x >> {tmp_path}/tries; [ $(wc -l < {tmp_path}/tries) = 3 ]"
-    assert notify(["sh", "-c", tries], event, pause=paused.append) is None
+    assert run_notify_command(["sh", "-c", tries], event, pause=paused.append) is None
     assert paused == [1.0, 5.0]
-    assert notify(["false"], event, pauses=(0,)) == "exit code 1"
-    assert notify([str(tmp_path)], event, pauses=()) == "Permission denied"
+    assert run_notify_command(["false"], event, pauses=(0,)) == "exit code 1"
+    assert run_notify_command([str(tmp_path)], event, pauses=()) == "Permission denied"
 
 
 def test_one_liners_have_the_event_in_variables(tmp_path: Path) -> None:
     event = {"event": "failed", "run_id": "run-1", "text": '-d "x" $(id)'}
     out = tmp_path / "out"
     script = 'printf "%s|%s|%s" "$MOTLEY_EVENT" "$MOTLEY_RUN" "$MOTLEY_TEXT" > "$0"'
-    assert notify(["sh", "-c", script, str(out)], event) is None
+    assert run_notify_command(["sh", "-c", script, str(out)], event) is None
     assert out.read_text() == 'failed|run-1|-d "x" $(id)'
 
 
@@ -289,7 +289,7 @@ def test_the_documented_one_liners_run(tmp_path: Path, monkeypatch: pytest.Monke
     event = {"event": "failed", "run_id": "run-1", "text": text}
     for line, name in zip(lines, programs, strict=True):
         command = yaml.safe_load(line)["command"]
-        assert notify(command, event, pauses=()) is None
+        assert run_notify_command(command, event, pauses=()) is None
         got = (tmp_path / f"{name}.got").read_text()
         assert text in got.splitlines()
         assert "failed" in got

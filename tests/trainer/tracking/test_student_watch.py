@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.clock import Clock
 from trainer.system.process.interruption import Interrupted, Interruption
 from trainer.system.storage import lease
-from trainer.system.storage.lease_folder import lease_path, write_beat
+from trainer.system.storage.lease_folder import lease_path, write_heartbeat
 from trainer.tracking import student_watch
 from trainer.tracking.status import RunState, StatusFile, first_status
 from trainer.tracking.student_watch import StudentWatch, ends_with_student
@@ -48,15 +48,15 @@ def test_silence_is_measured_from_the_last_sign_of_life(tmp_path: Path) -> None:
     watch = StudentWatch(tmp_path / "output", clock=clock)
     clock.now += 899
     assert not watch.reason, "there is no folder yet: it may be made"
-    held = lease.take(tmp_path / "output", "run")
+    held = lease.acquire_lease(tmp_path / "output", "run")
     assert not watch.reason
     for count in range(1, 4):
         clock.now += 899
-        write_beat(lease_path(tmp_path / "output", 1), count)
+        write_heartbeat(lease_path(tmp_path / "output", 1), count)
         assert not watch.reason
     held.release()
     clock.now += 899
-    again = lease.take(tmp_path / "output", "run")  # the next attempt
+    again = lease.acquire_lease(tmp_path / "output", "run")  # the next attempt
     assert not watch.reason
     clock.now += 900
     assert watch.reason == "no update of the student for 900 s, while its budget is spent"
@@ -73,9 +73,9 @@ def test_a_process_that_computes_is_interrupted(
     def compute() -> None:
         watch = StudentWatch(tmp_path)
         with (
-            interruption.installed(),
+            interruption.handle_signals(),
             ends_with_student(watch, interruption),
-            interruption.allowed(),
+            interruption.allow_signals(),
         ):
             say(tmp_path, "stopped", 9)
             time.sleep(600)

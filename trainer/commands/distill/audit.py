@@ -12,7 +12,7 @@ from trainer.commands.place import place_options
 from trainer.config.limits import MOST
 from trainer.config.teacher_engines import TEACHER_ENGINES
 from trainer.system.commandline.number import Number
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 from trainer.system.errors import RefusedError
 
 if TYPE_CHECKING:

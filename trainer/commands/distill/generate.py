@@ -11,9 +11,9 @@ from trainer.commands.distill.teacher import Share, dtype_option
 from trainer.commands.place import columns_option, place_options
 from trainer.config.limits import HOTTEST, MOST, MOST_ANSWERS, MOST_NEW_TOKENS
 from trainer.system.commandline.number import Number
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 from trainer.system.errors import InputError
-from trainer.system.process.imports import importing
+from trainer.system.process.imports import speed_up_imports
 
 if TYPE_CHECKING:
     from trainer.distill.answers.author import Generate
@@ -142,8 +142,8 @@ def generate(
     interruption = Interruption()
     try:
         with ExitStack() as stack:
-            stack.enter_context(interruption.installed())
-            stack.enter_context(interruption.allowed())
+            stack.enter_context(interruption.handle_signals())
+            stack.enter_context(interruption.allow_signals())
             assignment = assign_answers(
                 AnswerRequest(samples=samples, sampling=sampling, **request)
             )
@@ -151,7 +151,7 @@ def generate(
             stack.callback(view.close)
 
             def open_model() -> Generate:
-                with importing("torch"):
+                with speed_up_imports("torch"):
                     from trainer.distill.teacher.kv_offload import KVOffload
                     from trainer.distill.teacher.torch_author import open_generate
                 offload = None
@@ -167,7 +167,7 @@ def generate(
                 share=share,
                 name=name,
                 on_headway=view.update,
-                check=interruption.check,
+                check=interruption.raise_if_interrupted,
             ).run()
     except Interrupted as reason:
         click.echo(f"{reason}; the same command resumes from here", err=True)

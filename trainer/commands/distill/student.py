@@ -101,10 +101,10 @@ def student(
     from trainer.model.files import local_model
     from trainer.run.composition.roles import Placement, on_signal
     from trainer.run.composition.student_role import run_student
-    from trainer.system.process.stopping import Stop
+    from trainer.system.process.stop_signals import StopRequest
 
-    stop = Stop()
-    on_signal(stop.ask)
+    stop = StopRequest()
+    on_signal(stop.request)
     fresh = None
     if shape and tokenizer:
         folder = local_model(Path(tokenizer)) or Path(tokenizer)

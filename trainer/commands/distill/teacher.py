@@ -12,9 +12,9 @@ from trainer.commands.place import corpus_options, lost_text_option, place_optio
 from trainer.config.limits import HOTTEST, MOST, MOST_DRAWS, SHORTEST_WINDOW
 from trainer.config.teacher_engines import TEACHER_ENGINES
 from trainer.system.commandline.number import Number
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 from trainer.system.errors import InputError
-from trainer.system.process.imports import importing
+from trainer.system.process.imports import speed_up_imports
 
 if TYPE_CHECKING:
     from trainer.distill.logits.scores import Kind
@@ -197,10 +197,10 @@ def teacher(
     interruption = Interruption()
     try:
         with ExitStack() as stack:
-            stack.enter_context(interruption.installed())
+            stack.enter_context(interruption.handle_signals())
             if with_student and until is not None:
                 stack.enter_context(ends_with_student(StudentWatch(until.parent), interruption))
-            stack.enter_context(interruption.allowed())
+            stack.enter_context(interruption.allow_signals())
             kept = Scheme(
                 kind=scheme,
                 top_k=top_k,
@@ -213,7 +213,7 @@ def teacher(
             stack.callback(view.close)
 
             def open_model() -> Teacher:
-                with importing("torch"):
+                with speed_up_imports("torch"):
                     from trainer.distill.teacher.scoring import open_teacher
                 return open_teacher(
                     assignment.model_dir,
@@ -230,7 +230,7 @@ def teacher(
                 name=name,
                 over=lambda: until is not None and says_over(until),
                 on_headway=view.update,
-                check=interruption.check,
+                check=interruption.raise_if_interrupted,
             )
             headway = teacher_run.run(stay=stay)
     except Interrupted as reason:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from trainer.system.commandline.together import PATH
+from trainer.system.commandline.options import PATH
 from trainer.system.errors import StorageError
 
 

@@ -22,7 +22,7 @@ from trainer.data.turns import ChatMessage
 from trainer.distill.answers.answer import Answer
 from trainer.distill.logits.description import ShardPlan
 from trainer.distill.logits.shard import LEVEL, most_unpacked
-from trainer.system.received import receive_json
+from trainer.system.untrusted_data import validate_json
 
 _TURN = pa.struct([("role", pa.string()), ("content", pa.string()), ("weight", pa.int8())])
 _FIELDS = {
@@ -97,7 +97,7 @@ def decode(dataset: str, plan: ShardPlan, content: bytes) -> list[Answer]:
     except pa.ArrowException as error:
         raise ValueError(f"not usable Parquet: {error}") from None
     try:
-        blank = receive_json(list[_Blank], metadata[b"motley.blank"], "motley.blank")
+        blank = validate_json(list[_Blank], metadata[b"motley.blank"], "motley.blank")
         rows += [{"prompt": "", "completion": "", **vars(each)} for each in blank]
         answers = [_answer(row) for row in rows]
     except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -11,8 +11,8 @@ from trainer.distill.answers.folder import AnswersFolder
 from trainer.distill.answers.rounds import ANSWERS, RoundAnswers, RoundsFolder
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.shard_folder import DATASET, ShardFolder
-from trainer.system.received import parse
 from trainer.system.regular_file import read_file
+from trainer.system.untrusted_data import parse_json
 
 
 def open_shards(path: Path) -> ShardFolder[Any, Any]:
@@ -24,7 +24,7 @@ def open_shards(path: Path) -> ShardFolder[Any, Any]:
         return RoundAnswers(path)
     schema = None
     with suppress(OSError, ValueError, KeyError, TypeError):
-        schema = parse(read_file(path / DATASET), DATASET)["schema"]
+        schema = parse_json(read_file(path / DATASET), DATASET)["schema"]
     return AnswersFolder(path) if schema == AnswersDescription.schema else open_logits(path)
 
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from trainer.config.data import TEMPLATE_DATE
 from trainer.distill.logits.scores import Scheme
-from trainer.system.received import receive, receive_json
+from trainer.system.untrusted_data import validate_data, validate_json
 
 SCHEMA = "motley.logits/1"
 
@@ -120,11 +120,11 @@ class Described:
         Raises:
             ValueError: names what is wrong.
         """
-        tree = receive_json(dict[str, Any], text, "description", lines=cls.lines, least=0)
+        tree = validate_json(dict[str, Any], text, "description", lines=cls.lines, least=0)
         schema = tree.pop("schema", None)
         if schema != cls.schema:
             raise ValueError(f"schema is {schema!r}, this version reads {cls.schema!r}")
-        return receive(cls, tree, "description", lines=cls.lines)
+        return validate_data(cls, tree, "description", lines=cls.lines)
 
     @property
     def digest(self) -> str:

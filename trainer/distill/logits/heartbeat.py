@@ -20,11 +20,11 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from trainer.distill.logits.shard_folder import ShardFolder
-from trainer.system.process.sign_of_life import Silence, give_signs
-from trainer.system.received import receive_json
+from trainer.system.process.heartbeat import HeartbeatMonitor, start_heartbeat
 from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.jsonl import Outage, json_text
+from trainer.system.untrusted_data import validate_json
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class TeacherHeartbeat:
         self._outage = Outage(self._path, logger.warning)
         self._lock = threading.Lock()
         self._write()
-        self._ended = give_signs(self._write, interval)
+        self._ended = start_heartbeat(self._write, interval)
 
     def __enter__(self) -> Self:
         return self
@@ -131,9 +131,9 @@ class TeacherHeartbeat:
             writer = {"host": socket.gethostname(), "pid": os.getpid(), "counter": self._counter}
             try:
                 replace_file(self._path, json_text(vars(self._beat) | writer) + "\n")
-                self._outage.end()
+                self._outage.note_success()
             except OSError as error:
-                self._outage.begin(error.strerror or str(error))
+                self._outage.note_failure(error.strerror or str(error))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +152,9 @@ class TeacherWatch:
         self, folder: ShardFolder[Any, Any], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._folder = folder.teachers
-        self._start = Silence(clock)
+        self._start = HeartbeatMonitor(clock)
         self._seen: dict[str, tuple[bytes, TeacherState]] = {}
-        self._silences = defaultdict[str, Silence](lambda: Silence(clock))
+        self._silences = defaultdict[str, HeartbeatMonitor](lambda: HeartbeatMonitor(clock))
 
     def look(self) -> list[TeacherStatus]:
         """Return every teacher that ever wrote to the folder, by name."""
@@ -167,7 +167,7 @@ class TeacherWatch:
                 content = read_file(path)
                 self._seen[path.name] = content, _parse(content)
         return [
-            TeacherStatus(beat=beat, silent=self._silences[name].hear(content))
+            TeacherStatus(beat=beat, silent=self._silences[name].observe(content))
             for name, (content, beat) in sorted(self._seen.items())
         ]
 
@@ -176,7 +176,7 @@ class TeacherWatch:
         silences = [
             status.silent for status in self.look() if status.beat.state in ("running", "waiting")
         ]
-        return min([self._start.hear(), *silences])
+        return min([self._start.observe(), *silences])
 
     def lost(self) -> str:
         """Return what is known of the teachers that are not done, in one line; empty: nothing."""
@@ -189,4 +189,4 @@ class TeacherWatch:
 
 
 def _parse(content: bytes) -> TeacherState:
-    return receive_json(TeacherState, content, "heartbeat", lines=True, least=0)
+    return validate_json(TeacherState, content, "heartbeat", lines=True, least=0)

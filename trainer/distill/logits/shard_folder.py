@@ -23,12 +23,12 @@ from typing import ClassVar, Generic, TypeVar
 from blake3 import blake3
 
 from trainer.distill.logits.description import Described, ShardPlan, difference, shard_name
-from trainer.system.errors import InputError, RefusedError, StorageError, readable
+from trainer.system.errors import InputError, RefusedError, StorageError, convert_read_errors
 from trainer.system.regular_file import read_file
 from trainer.system.storage import atomic_folder
 from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
-from trainer.system.storage.removal import sweep
+from trainer.system.storage.removal import sweep_leftovers
 
 DATASET = "dataset.json"
 _LARGEST = 8 << 30
@@ -208,7 +208,7 @@ class ShardFolder(ABC, Generic[D, Item]):
         record = atomic_folder.read_manifest(folder).get(self.file)
         if record is None:
             raise StorageError(f"{folder}: its manifest names no {self.file}")
-        with readable(folder / self.file, StorageError):
+        with convert_read_errors(folder / self.file, StorageError):
             content = read_file(folder / self.file, _LARGEST)
         if blake3(content).hexdigest() != record.blake3:
             raise StorageError(f"{folder / self.file}: its bytes are not those in the manifest")
@@ -270,9 +270,9 @@ class ShardFolder(ABC, Generic[D, Item]):
     def _publish(self, plan: ShardPlan, content: memoryview, disk: Disk) -> None:
         writer: FolderWriter | None = None
         try:
-            sweep(disk, self.path, plan.name)  # left by an attempt that died
+            sweep_leftovers(disk, self.path, plan.name)  # left by an attempt that died
             writer = FolderWriter(disk, self.path, plan.name)
-            writer.add(self.file, [content])
+            writer.write_file(self.file, [content])
             writer.publish()
         except BaseException as error:
             if writer is not None:

@@ -23,7 +23,7 @@ from trainer.model.architecture import fit_length, read_vocabulary
 from trainer.model.files import resolve_model
 from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError, RefusedError, UnreachableError
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def check_ahead(config: RunConfig, fresh: FreshStudent | None) -> DataFile | Non
 
 
 def await_description(
-    folder: LogitsFolder, timeout: float, stop: Stop, on_wait: Callable[[str], None]
+    folder: LogitsFolder, timeout: float, stop: StopRequest, on_wait: Callable[[str], None]
 ) -> bool:
     """Wait for a teacher's description; return whether there is one.
 

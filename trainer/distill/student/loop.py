@@ -23,7 +23,7 @@ from trainer.optimizer.learning_rate import learning_rate_at
 from trainer.replica.base import EvalResult, StepResult
 from trainer.replica.torch.replica import TorchReplica
 from trainer.system.errors import NonFiniteError, TrainerError
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 
 if TYPE_CHECKING:
     from trainer.tracking.run_recorder import RunRecorder
@@ -46,7 +46,7 @@ class Student:
     recorder: RunRecorder
     validation: Dataset | None
     questions: Questions | None
-    stop: Stop
+    stop: StopRequest
     step: int
     """Applied updates."""
     position: Position
@@ -110,7 +110,7 @@ class Student:
         if not math.isfinite(loss_sum):
             documents = sorted(set(batch.documents))
             what = f"a loss that is not finite in one of the documents {documents}"
-            raise NonFiniteError.at(number, what + (" or of its own answers" if own else ""))
+            raise NonFiniteError.at_step(number, what + (" or of its own answers" if own else ""))
         # 3. The update; from here on the step counts, and its windows are behind the run.
         norm = self.optimizer.apply(number, rate, weight)
         self.step, self.position = number, batch.behind

@@ -34,7 +34,7 @@ from trainer.model.architecture import read_vocabulary
 from trainer.model.files import model_digest
 from trainer.replica.sampling import Sampling
 from trainer.system.errors import InputError, StorageError
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 
 
 def read_own_prompts(
@@ -94,7 +94,7 @@ class OnPolicy:
         run: str,
         steps: int,
         timeout: float,
-        stop: Stop,
+        stop: StopRequest,
     ) -> None:
         assert config.distillation is not None
         assert config.distillation.on_policy is not None

@@ -85,7 +85,7 @@ class StudentOptimizer:
         """
         norm = float(get_total_norm(self._gradient.split(_PIECE))) / max(weight, 1)
         if not math.isfinite(norm):
-            raise NonFiniteError.at(step, self._complaint())
+            raise NonFiniteError.at_step(step, self._complaint())
         limit = self._settings.max_grad_norm
         self._gradient.mul_((1.0 if norm <= limit else limit / norm) / max(weight, 1))
         self._torch.step(learning_rate)

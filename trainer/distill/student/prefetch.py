@@ -19,7 +19,7 @@ from trainer.distill.logits.stream import Position, ShardStream
 from trainer.distill.logits.targets import targets
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.system.process.native_thread import NativeThread
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 
 Tell = Callable[[str, str], None]
 """Takes an event of `trainer.tracking.metrics` and a message."""
@@ -91,7 +91,7 @@ class Feed:
         stop: ends a wait.
     """
 
-    def __init__(self, source: Callable[[Feed], Iterator[Batch]], stop: Stop) -> None:
+    def __init__(self, source: Callable[[Feed], Iterator[Batch]], stop: StopRequest) -> None:
         self._source, self._stop = source, stop
         self._ready: queue.Queue[Batch | BaseException] = queue.Queue(_AHEAD)
         self._waits_for = ""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainer.system.errors import InUseError, StorageError
-from trainer.system.storage.lease import SILENCE, Lease, LeaseListener, take
+from trainer.system.storage.lease import SILENCE, Lease, LeaseListener, acquire_lease
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Parts:
         Raises:
             InUseError: a living process holds it; names the process.
         """
-        return take(self._path(self._index), name, silence=self._silence)
+        return acquire_lease(self._path(self._index), name, silence=self._silence)
 
     def has(self, number: int) -> bool:
         """Whether a shard is of a part that this process holds."""
@@ -62,7 +62,9 @@ class Parts:
             if part in self._held or not self._listener.is_silent(self._path(part)):
                 continue
             with suppress(InUseError, StorageError):  # it is back, or another one was faster
-                lease = take(self._path(part), name, listener=self._listener, silence=self._silence)
+                lease = acquire_lease(
+                    self._path(part), name, listener=self._listener, silence=self._silence
+                )
                 self._held.add(part)
                 yield part, lease
 

@@ -97,7 +97,7 @@ class ShardRun(Generic[Items]):
             Interrupted: the pass was stopped; a scored shard is written first.
         """
         # One teacher a part: two would score everything twice, under one heartbeat.
-        held, end = [self._parts.take(self._name)], Lease.leave
+        held, end = [self._parts.take(self._name)], Lease.abandon
         try:
             with TeacherHeartbeat(self._folder, self._name) as beat:
                 try:

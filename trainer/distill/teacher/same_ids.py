@@ -15,7 +15,7 @@ from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.system.errors import RefusedError
-from trainer.system.process.announcement import announced
+from trainer.system.process.slow_log import log_if_slow
 
 
 def check_same_ids(
@@ -35,7 +35,7 @@ def check_same_ids(
     teachers = copy.copy(encoder)
     teachers.tokenizer = load_tokenizer(teacher_dir)
     count = len(documents)
-    with announced(f"comparing the tokenizers of {tokenizer_dir} and {teacher_dir}"):
+    with log_if_slow(f"comparing the tokenizers of {tokenizer_dir} and {teacher_dir}"):
         pairs = zip(
             ReadDocuments(documents, encoder).tokens(0, count),
             ReadDocuments(documents, teachers).tokens(0, count),

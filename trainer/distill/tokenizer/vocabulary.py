@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.model.architecture import read_vocabulary
 from trainer.model.gguf.source import is_converted
-from trainer.system.errors import InputError, RefusedError, readable
+from trainer.system.errors import InputError, RefusedError, convert_read_errors
 from trainer.system.regular_file import read_file
 
 FILE = "vocabulary.json"
@@ -93,7 +93,7 @@ def tokenizer_digest(folder: Path) -> str:
         InputError: it cannot be read.
     """
     path = folder / "tokenizer.json"
-    with readable(path, InputError):
+    with convert_read_errors(path, InputError):
         return blake3(read_file(path)).hexdigest()
 
 

@@ -320,4 +320,4 @@ class GradientSum:
         tensor = self.layout.tensor_at(block, where)
         name = self.layout.blocks[block].name
         what = f"{source} sent {values[where]} in block {name}, tensor {tensor.name}"
-        return NonFiniteError.at(self.step + 1, what)
+        return NonFiniteError.at_step(self.step + 1, what)

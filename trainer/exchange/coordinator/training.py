@@ -132,7 +132,7 @@ class Training:
         if result.loss_sum is None:
             samples = f"samples {shard.start}..{shard.stop}"
             what = f"rank {member.rank} computed a loss that is not finite in {samples}"
-            raise NonFiniteError.at(round_.step + 1, what)
+            raise NonFiniteError.at_step(round_.step + 1, what)
         self.policy.residuals.reported(member.rank, result.residual)
         round_.results[shard.id] = result
         round_.ledger.record(shard.id, round_.result_column)
@@ -147,7 +147,9 @@ class Training:
         if round_ is None or not round_.complete:
             return
         if not math.isfinite(round_.loss() or 0.0):
-            raise NonFiniteError.at(round_.step + 1, "the sum of all workers' losses overflows")
+            raise NonFiniteError.at_step(
+                round_.step + 1, "the sum of all workers' losses overflows"
+            )
         self.dealer.pace.finished(round_.kind, now - round_.started)
         if round_.kind == "train":
             self._commit(round_, now)

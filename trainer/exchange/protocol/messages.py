@@ -11,9 +11,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from trainer.exchange.protocol.wire import Frame, MessageType
-from trainer.system.commandline.visible import visible
+from trainer.system.commandline.sanitize import sanitize_text
 from trainer.system.errors import ProtocolError
-from trainer.system.received import LARGEST_FLOAT
+from trainer.system.untrusted_data import LARGEST_FLOAT
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Rank = Annotated[int, Field(ge=0, lt=2**16)]
@@ -29,12 +29,12 @@ Figure = Annotated[float, Field(gt=-LARGEST_FLOAT, lt=LARGEST_FLOAT)]
 
 
 def _line(text: str) -> str:
-    if visible(text) != text:
+    if sanitize_text(text) != text:
         raise ValueError("line ends or control characters")
     return text
 
 
-Text = Annotated[str, Field(max_length=1000), AfterValidator(visible)]
+Text = Annotated[str, Field(max_length=1000), AfterValidator(sanitize_text)]
 """A text that may quote anything: one line, whatever was sent."""
 Line = Annotated[str, Field(max_length=1000), AfterValidator(_line)]
 """A text that is logged as it comes: one line without control characters."""
@@ -209,7 +209,7 @@ class Reading(BaseModel):
     host: Line
     count: Count
     """Rows and bytes that it has read so far: it makes progress while this grows."""
-    line: Annotated[str, Field(max_length=300), AfterValidator(visible)]
+    line: Annotated[str, Field(max_length=300), AfterValidator(sanitize_text)]
     """The same for people."""
 
 

@@ -29,7 +29,7 @@ from trainer.exchange.transport.sockets import HANDSHAKE, connect, shake_hands
 from trainer.exchange.worker.session import Event, Session
 from trainer.model.layout import GradientLayout
 from trainer.system.errors import RefusedError, TrainerError, UnreachableError
-from trainer.system.process.priority import raised_thread_priority
+from trainer.system.process.priority import raise_thread_priority
 
 CONNECT = 5.0
 """Seconds that one attempt to connect may take."""
@@ -139,7 +139,7 @@ class WorkerClient:
 
     def _run(self) -> None:
         try:
-            with raised_thread_priority():
+            with raise_thread_priority():
                 self._loop.run_until_complete(self._stay_connected())
         except Exception as error:  # a defect: the loop must not wait for what never comes
             self._fail(error)

@@ -24,8 +24,8 @@ from trainer.exchange.transport import tls
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.sockets import HANDSHAKE, connect, shake_hands
 from trainer.system.errors import ProtocolError
-from trainer.system.process.native_thread import end_process
-from trainer.system.storage.progress import latest
+from trainer.system.process.native_thread import exit_from_any_thread
+from trainer.system.storage.progress import latest_progress
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class ReadingReporter:
             connection = await connect(*self._address)
             link.begin(await shake_hands(connection, self._context, server=False))
         while not (self._over.is_set() or self._closed.is_set()):
-            count, line = latest()
+            count, line = latest_progress()
             reading = Reading(rank=self._rank, host=self._host, count=count, line=line[:300])
             link.send([Heartbeat(reading=reading).frame(0)])
             await self._wait(_INTERVAL)
@@ -129,7 +129,7 @@ class ReadingReporter:
             log.error(
                 "the coordinator ends this worker while it reads its data: %s", message.reason
             )
-            end_process(message.exit_code)
+            exit_from_any_thread(message.exit_code)
         if isinstance(message, JoinRefused):
             self._refused = True
 

@@ -24,8 +24,8 @@ from trainer.exchange.transport.refusals import Refusals
 from trainer.exchange.transport.same_host import SameHostListener, socket_name
 from trainer.system.errors import BudgetStopError, InputError, ProtocolError, TrainerError
 from trainer.system.malloc import return_freed_arrays
-from trainer.system.process.priority import raised_thread_priority
-from trainer.system.process.stopping import on_stop_signals
+from trainer.system.process.priority import raise_thread_priority
+from trainer.system.process.stop_signals import handle_stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class GradientServer:
             InputError: the address cannot be bound.
         """
         return_freed_arrays()
-        with raised_thread_priority():
+        with raise_thread_priority():
             return asyncio.run(self._serve(on_listening))
 
     @property
@@ -103,7 +103,7 @@ class GradientServer:
                 self._open(doors)
             except OSError as error:
                 raise InputError(f"--bind {host}:{port}: {error.strerror or error}") from None
-            on_stop_signals(
+            handle_stop_signals(
                 lambda number: loop.call_soon_threadsafe(self._stop, f"stopped by {number.name}")
             )
             self._recorder.emit({"event": "listening", "address": f"{host}:{self.port}"})

@@ -25,7 +25,7 @@ from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState
 from trainer.system.errors import ProtocolError
-from trainer.system.received import LARGEST_FLOAT
+from trainer.system.untrusted_data import LARGEST_FLOAT
 
 Float32 = NDArray[np.float32]
 

@@ -32,10 +32,10 @@ from trainer.model.gguf.description import (
 from trainer.model.gguf.source import TYPES_FILE, Source, remember, types_text
 from trainer.model.gguf.tokenizer import tokenizer_files
 from trainer.model.hf_export import MODEL_CONFIG, MODEL_FILE, encode, safetensors_header
-from trainer.system.errors import InputError, readable
+from trainer.system.errors import InputError, convert_read_errors
 from trainer.system.key_table import UnknownKeys
-from trainer.system.process.announcement import announced
-from trainer.system.storage.cache_folder import Files, cached
+from trainer.system.process.slow_log import log_if_slow
+from trainer.system.storage.cache_folder import Files, ensure_entry
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -57,12 +57,12 @@ def converted(path: Path) -> Path:
     """
     refuse_pointer(path)
     source = Source.of(path)
-    with readable(path, InputError):
+    with convert_read_errors(path, InputError):
         hasher = blake3(max_threads=blake3.AUTO)
-        with announced(f"hashing {path}"):
+        with log_if_slow(f"hashing {path}"):
             hasher.update_mmap(path)
     digest = hasher.update(f"\0{_VERSION}".encode()).hexdigest()
-    folder = cached(path.stem, digest, lambda: _files(source))
+    folder = ensure_entry(path.stem, digest, lambda: _files(source))
     remember(folder, source)
     return folder
 

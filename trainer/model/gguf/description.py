@@ -130,7 +130,7 @@ def checked_keys(metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:
     }
     # Converters write keys that do not apply with a value that switches them off.
     values = {k: v for k, v in values.items() if k not in GGUF_KEYS.refused or v not in (0, None)}
-    if refusal := GGUF_KEYS.refusal(values):
+    if refusal := GGUF_KEYS.explain_refusal(values):
         raise InputError(f"{path}: {refusal}")
     return values
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.model.safetensors_headers import read_object
-from trainer.system.errors import InputError, readable
+from trainer.system.errors import InputError, convert_read_errors
 
 TYPES_FILE = "gguf.json"
 """In a converted folder: `{"schema": "motley.gguf/1", "types": {"Q4_1": weights}}`."""
@@ -29,7 +29,7 @@ class Source:
         Raises:
             InputError: it cannot be read.
         """
-        with readable(path, InputError):
+        with convert_read_errors(path, InputError):
             return cls(path, _state(path))
 
     def check(self) -> None:

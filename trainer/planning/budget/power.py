@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.system.kernel_files import number, read
+from trainer.system.kernel_files import read_content, read_number
 
 MEASURE_EVERY = 5.0
 """Seconds: counters tell a mean, and sensors change slowly."""
@@ -93,10 +93,10 @@ class PowerMeter:
         """Return the counters in joules, each with the value at which it begins again."""
         found: dict[str, tuple[float, float | None]] = {}
         for zone in sorted(self._powercap.glob("intel-rapl:*")):  # AMD's processors have them too
-            name = read(zone / "name")
+            name = read_content(zone / "name")
             if name.startswith("package-") or name == "dram":
-                value = number(zone / "energy_uj")  # its owner alone may read it
-                most = number(zone / "max_energy_range_uj")
+                value = read_number(zone / "energy_uj")  # its owner alone may read it
+                most = read_number(zone / "max_energy_range_uj")
                 if value is None:
                     return {}
                 found[f"rapl {zone.name}"] = value / 1e6, None if most is None else most / 1e6
@@ -112,9 +112,9 @@ class PowerMeter:
         """Return the sum of a driver's power sensors in watts; None without any."""
         values: list[float] = []
         for sensor in sorted(self._hwmon.glob("hwmon*")):
-            if read(sensor / "name") == driver:
+            if read_content(sensor / "name") == driver:
                 for reading in ("power1_average", "power1_input"):
-                    if (value := number(sensor / reading)) is not None:
+                    if (value := read_number(sensor / reading)) is not None:
                         values.append(value / 1e6)
                         break
         return sum(values) if values else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trainer.planning.budget.watch import BudgetWatch
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 
 LOOK_EVERY = 1.0
 
@@ -15,7 +15,7 @@ LOOK_EVERY = 1.0
 class BudgetStopper:
     """Asks a process to stop when its budget requires it, whatever the process is doing."""
 
-    def __init__(self, watch: BudgetWatch | None, stop: Stop) -> None:
+    def __init__(self, watch: BudgetWatch | None, stop: StopRequest) -> None:
         self.watch, self.stop = watch, stop
         self.ending: str | None = None
         """Why it was asked to."""
@@ -40,4 +40,4 @@ class BudgetStopper:
     def _look(self) -> None:
         self.ending = self.watch and self.watch.ending
         if self.ending is not None:
-            self.stop.ask(self.ending)
+            self.stop.request(self.ending)

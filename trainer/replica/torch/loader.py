@@ -19,7 +19,7 @@ from trainer.replica.torch.decoder import Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear
 from trainer.replica.torch.model import prepare, reading, train_whole
 from trainer.replica.torch.precision import compute_dtype
-from trainer.system.process.imports import importing
+from trainer.system.process.imports import speed_up_imports
 
 
 def load_model(
@@ -45,7 +45,7 @@ def load_model(
     tree = read_config(model_dir)
     if left_to_transformers(tree, config.data.max_seq_len):
         assert (layers, cut) == (None, None), "only our decoder is divided"
-        with importing("transformers"):
+        with speed_up_imports("transformers"):
             from trainer.replica.torch.published import load_published
         return load_published(model_dir, config, device)
     architecture = read_architecture(model_dir)

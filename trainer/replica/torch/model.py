@@ -22,7 +22,7 @@ from trainer.model.safetensors_headers import read_headers
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.linear import add_adapters
 from trainer.system.errors import DoesNotFitError, InputError, first_line, is_out_of_memory
-from trainer.system.process.announcement import announced
+from trainer.system.process.slow_log import log_if_slow
 
 NF4_BLOCK = 64
 """Consecutive weights that share a scale."""
@@ -32,7 +32,7 @@ NF4_BLOCK = 64
 def reading(model_dir: Path, device: torch.device, *, nf4: bool = False) -> Iterator[None]:
     """Announce that a model is loaded, and turn errors into one line for people."""
     try:
-        with announced(f"{'quantising' if nf4 else 'loading'} {model_dir}"):
+        with log_if_slow(f"{'quantising' if nf4 else 'loading'} {model_dir}"):
             yield
     except (OSError, ValueError, RuntimeError, ImportError, MemoryError, SafetensorError) as error:
         if is_out_of_memory(error):

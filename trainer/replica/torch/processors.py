@@ -40,7 +40,7 @@ class Usage(NamedTuple):
 def usable_processors() -> int:
     """Return how many processors this process may use."""
     if psutil.LINUX:
-        return cgroups.processors(len(os.sched_getaffinity(0)))
+        return cgroups.count_processors(len(os.sched_getaffinity(0)))
     return psutil.cpu_count() or 1
 
 

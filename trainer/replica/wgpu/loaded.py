@@ -22,7 +22,7 @@ from trainer.replica.wgpu.layers.decoder import Decoder, Tensors
 from trainer.replica.wgpu.weights.loader import load_frozen
 from trainer.replica.wgpu.weights.slots import Slots
 from trainer.system.errors import InputError
-from trainer.system.process.announcement import announced
+from trainer.system.process.slow_log import log_if_slow
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def load(
     length = slots_for(config.data.max_seq_len, 0)
     tables = rope_tables(tree, architecture.head_dim, length, where)
     pool, slots = Pool(device), Slots(layout)
-    with announced(f"loading {model_dir}"):
+    with log_if_slow(f"loading {model_dir}"):
         frozen = load_frozen(model_dir, config, pool)
     weights = slots.arrays(pool, "trainable")
     gradients = [] if evaluates else slots.arrays(pool, "gradients")

@@ -35,7 +35,7 @@ from trainer.run.distributed.roll_call import RankReport, prepared
 from trainer.run.distributed.sharded import ShardedSaves
 from trainer.run.distributed.weight_audit import WeightAudit
 from trainer.run.inputs import RunInputs
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 from trainer.tracking.run_file import write_run_file
 from trainer.tracking.run_recorder import RunRecorder, progress_at
 
@@ -47,7 +47,7 @@ def make_distributed(
     store: Store,
     members: Sequence[RankReport],
     device: device,
-    stop: Stop,
+    stop: StopRequest,
     explaining: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> DistributedRun:
     """Return this rank's part of a run at step 0, or at the run's newest checkpoint.

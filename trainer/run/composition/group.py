@@ -12,7 +12,7 @@ from trainer.run.distributed.group.processes import Members
 from trainer.run.distributed.group.setup import Setup
 from trainer.run.inputs import RunInputs
 from trainer.system.backends import RequestedBackend
-from trainer.system.process.announcement import announced
+from trainer.system.process.slow_log import log_if_slow
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def start_group(
             store=members.store,
         )
         setup.check()
-        with announced("opening the group"):
+        with log_if_slow("opening the group"):
             from trainer.run.distributed.group.replica import GroupReplica
 
             replica = GroupReplica(setup, members)

@@ -72,7 +72,7 @@ def open_record(
     config, job, output = inputs.config, inputs.job, Path(inputs.config.output)
     with ExitStack() as until_made:
         if held is None:
-            held = lease.take(output, job.run_id, beside=checkpoint_path(config))
+            held = lease.acquire_lease(output, job.run_id, beside=checkpoint_path(config))
             until_made.callback(held.release)
         store = open_store(config, job.run_id, inputs.layout, inputs.model_dir, held)
         until_made.callback(store.release)

@@ -28,9 +28,9 @@ from trainer.run.distributed.environment import quieten_torch
 from trainer.run.inputs import RunInputs, read_inputs
 from trainer.system.backends import RequestedBackend
 from trainer.system.errors import RESTARTED, BudgetStopError, InputError, TrainerError
-from trainer.system.process.imports import importing
+from trainer.system.process.imports import speed_up_imports
 from trainer.system.process.local_workers import LocalWorkers
-from trainer.system.process.stopping import Stop, on_stop_signals
+from trainer.system.process.stop_signals import StopRequest, handle_stop_signals
 from trainer.system.storage import lease
 from trainer.tracking.notifier import Notifier, telling_of_failure
 from trainer.tracking.trackers.table import check_trackers
@@ -185,7 +185,7 @@ def run_distributed(
         if guards is None:
             logging.getLogger().setLevel(logging.WARNING)
         quieten_torch()
-        with importing("torch"):
+        with speed_up_imports("torch"):
             from trainer.run.composition.distributed import make_distributed
             from trainer.run.distributed.meeting import Meeting
             from trainer.run.distributed.run import run
@@ -196,8 +196,8 @@ def run_distributed(
                 inputs = read_inputs(config, run_id)
             check_shards(inputs.model_dir, inputs.config)
             config.parallel.pipeline.check_layers(inputs.layout.num_layers)
-        stop = Stop()
-        on_signal(stop.ask)
+        stop = StopRequest()
+        on_signal(stop.request)
         code = run(
             inputs,
             environment,
@@ -356,4 +356,4 @@ def _reachable(bind: str, port: int) -> str:
 
 def on_signal(interrupt: Callable[[str], None]) -> None:
     """Call `interrupt` on SIGTERM, SIGINT and SIGHUP; it must be safe in a signal handler."""
-    on_stop_signals(lambda number: interrupt(f"stopped by {number.name}"))
+    handle_stop_signals(lambda number: interrupt(f"stopped by {number.name}"))

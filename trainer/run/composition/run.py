@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from trainer.exchange.worker.base import Exchange
     from trainer.replica.backend import ReplicaChoice
     from trainer.run.loop import Worker
-    from trainer.system.process.stopping import Stop
+    from trainer.system.process.stop_signals import StopRequest
     from trainer.system.storage.lease import Lease
     from trainer.tracking.run_recorder import RunRecorder
 
@@ -159,7 +159,7 @@ def make_student(
     open_replica: Callable[[], ReplicaChoice],
     *,
     lease: Lease,
-    stop: Stop,
+    stop: StopRequest,
     teacher_timeout: float,
     compiled: bool,
     guards: Guards,

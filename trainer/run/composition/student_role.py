@@ -22,7 +22,7 @@ from trainer.run.composition.record import refuse_lost_checkpoints
 from trainer.run.composition.roles import Placement, guarded, open_replica
 from trainer.run.inputs import read_student_inputs
 from trainer.system.errors import BudgetStopError, InUseError, TrainerError
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 from trainer.system.storage import lease
 from trainer.tracking.status import StatusFile, first_status, say_last
 
@@ -39,7 +39,7 @@ def run_student(
     *,
     compiled: bool,
     teacher_timeout: float,
-    stop: Stop,
+    stop: StopRequest,
     fresh: FreshStudent | None = None,
     scored: bool = False,
     notify: Sequence[str] = (),
@@ -69,7 +69,7 @@ def run_student(
     check_output(output)
     refuse_lost_checkpoints(config)
     with ExitStack() as at_end:
-        held = lease.take(output, run_id, beside=checkpoint_path(config))
+        held = lease.acquire_lease(output, run_id, beside=checkpoint_path(config))
         at_end.callback(held.release)
         with _failure_in_status(config, run_id):
             steps = config.training.max_steps or 0

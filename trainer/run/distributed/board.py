@@ -14,7 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainer.system.errors import RefusedError, UnreachableError
-from trainer.system.received import receive_json
+from trainer.system.untrusted_data import validate_json
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -30,7 +30,7 @@ def read_note(kind: type[_Note], data: bytes, what: str) -> _Note:
         RefusedError: it is something else, or has values that are not plain.
     """
     try:
-        return receive_json(kind, data, what, lines=True)
+        return validate_json(kind, data, what, lines=True)
     except ValueError as error:
         raise RefusedError(f"invalid note of another rank: {error}") from None
 

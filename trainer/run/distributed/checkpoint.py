@@ -45,7 +45,7 @@ from trainer.system.errors import InputError, StorageError, first_line
 from trainer.system.storage import atomic_folder, removal
 from trainer.system.storage.atomic_folder import Disk, FileRecord, FolderWriter
 from trainer.system.storage.lease import Lease
-from trainer.system.storage.removal import pin
+from trainer.system.storage.removal import pin_folder
 
 _GRACE = 5.0
 """Seconds that a save under way waits for the others once the run is over by an error."""
@@ -95,7 +95,7 @@ class ShardedCheckpoints:
         self._mine: list[str] | None = None
         if board.rank == 0:
             atomic_folder.prepare_folder(folder)
-            removal.sweep(self._disk, folder)
+            removal.sweep_leftovers(self._disk, folder)
 
     def save(self, progress: RunProgress) -> Future[None]:
         """Copy this rank's tensors and write them in the background, after any earlier save.
@@ -114,7 +114,7 @@ class ShardedCheckpoints:
         if self._board.rank == 0:
             try:
                 if self._lease:
-                    self._lease.check()
+                    self._lease.check_held()
                 writer = FolderWriter(self._disk, self.folder, name, self._workspace)
             except OSError as failure:
                 error = failure.strerror or str(failure)
@@ -196,7 +196,7 @@ class ShardedCheckpoints:
             if upload is not None:
                 upload.result()
                 path = temporary / file_name(self._board.rank)
-                files[path.name] = asdict(atomic_folder.record_of(path))
+                files[path.name] = asdict(atomic_folder.make_record(path))
         except (Exception, CheckpointException) as failure:
             error = _reason(failure)
         try:
@@ -218,14 +218,14 @@ class ShardedCheckpoints:
         try:
             for _, files in notes:
                 for name, record in files.items():
-                    writer.adopt(name, FileRecord(**record))
-            writer.add(RUN_FILE, [text.encode()])
+                    writer.adopt_file(name, FileRecord(**record))
+            writer.write_file(RUN_FILE, [text.encode()])
             path = writer.publish()
         except OSError as error:
             return _reason(error)
         try:
             prune(self._disk, path, progress.run_id, self._keep_last, (), self._workspace)
-            removal.sweep(self._disk, self.folder)
+            removal.sweep_leftovers(self._disk, self.folder)
         except OSError as error:  # the checkpoint is safe; the next save prunes again
             log.warning("%s: old checkpoints not removed: %s", self.folder, error.strerror)
         return ""
@@ -234,7 +234,7 @@ class ShardedCheckpoints:
         """Return what is wrong with a folder's files; it is kept from being removed."""
         bad = ""
         try:
-            pinned.enter_context(pin(path))
+            pinned.enter_context(pin_folder(path))
             records = sorted(atomic_folder.read_manifest(path).items())
             for name, record in records[self._board.rank :: self._board.world]:
                 atomic_folder.verify_file(path / name, record)

@@ -20,8 +20,8 @@ from trainer.replica.backend import Compute
 from trainer.replica.base import EvalResult
 from trainer.run.distributed.environment import read_environment
 from trainer.system.errors import InputError, TrainerError
-from trainer.system.process.announcement import announced
-from trainer.system.process.imports import importing
+from trainer.system.process.imports import speed_up_imports
+from trainer.system.process.slow_log import log_if_slow
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +138,7 @@ class Ranks:
         """Check the model, meet the others and return this rank's device and the mesh."""
         check_shards(trained.base_dir, self._config(trained))
         environment = self._environment
-        with importing("torch"):
+        with speed_up_imports("torch"):
             import torch
 
             from trainer.replica.torch.parallel.mesh import make_mesh
@@ -154,7 +154,7 @@ class Ranks:
             "set of trained weights": _digest(trained),
             "version of torch": torch.__version__,
         }
-        with announced(f"waiting for all {environment.world_size} processes"):
+        with log_if_slow(f"waiting for all {environment.world_size} processes"):
             store = meet(environment, _PATIENCE)
             me = RankReport(environment.rank, socket.gethostname(), str(device), facts)
             call_roll(store, me, environment.world_size, _PATIENCE)

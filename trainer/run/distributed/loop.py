@@ -23,7 +23,7 @@ from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.run.distributed.optimizer import ParallelAdamW
 from trainer.run.distributed.weight_audit import WeightAudit
 from trainer.system.errors import BudgetStopError, NonFiniteError, RefusedError, StorageError
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 
 if TYPE_CHECKING:
     from trainer.tracking.run_recorder import RunRecorder
@@ -68,7 +68,7 @@ class DistributedRun:
     validation: Dataset | None
     recorder: RunRecorder | None
     """On rank 0."""
-    stop: Stop
+    stop: StopRequest
     step: int
     """Applied updates."""
     generation: int
@@ -142,7 +142,7 @@ class DistributedRun:
         result = self.replica.accumulate(self._samples(at.epoch, range(at.start, at.stop)))
         if not math.isfinite(result.loss_sum):
             what = f"a loss that is not finite in samples {at.start}..{at.stop}"
-            raise NonFiniteError.at(number, what)
+            raise NonFiniteError.at_step(number, what)
         # 3. The update, the same on every rank; from here on the step counts.
         norm = self.optimizer.apply(number, rate)
         self.step = number

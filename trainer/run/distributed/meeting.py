@@ -23,8 +23,8 @@ from trainer.run.distributed.board import read_note
 from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.process_group import meet
 from trainer.system.errors import UnreachableError
-from trainer.system.process.native_thread import NativeThread, end_process
-from trainer.system.storage.progress import latest
+from trainer.system.process.native_thread import NativeThread, exit_from_any_thread
+from trainer.system.storage.progress import latest_progress
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Meeting:
     def _report(self, store: Store) -> None:
         rank, host, reported = self._environment.rank, socket.gethostname(), 0
         while not self._read.is_set():
-            count, line = latest()
+            count, line = latest_progress()
             store.set(_key(rank), json.dumps([host, line[:300]]))
             if count > reported:
                 store.add(COUNT, count - reported)
@@ -112,7 +112,7 @@ class Meeting:
                 reason = read_note(str, store.get(GIVEN_UP), GIVEN_UP)
                 store.set(f"{_key(rank)}-ended", "")
                 log.error("rank %d ends while it reads its data: %s", rank, reason)
-                end_process(UnreachableError.exit_code)
+                exit_from_any_thread(UnreachableError.exit_code)
             self._read.wait(_INTERVAL)
 
 

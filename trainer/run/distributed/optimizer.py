@@ -69,7 +69,7 @@ class ParallelAdamW:
         }
         norm = self._norm(gradients)
         if not math.isfinite(norm):
-            raise NonFiniteError.at(step, self._complaint(gradients))
+            raise NonFiniteError.at_step(step, self._complaint(gradients))
         limit = self._settings.max_grad_norm
         if norm > limit:
             for gradient in gradients.values():

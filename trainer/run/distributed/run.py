@@ -21,7 +21,7 @@ from trainer.run.distributed.process_group import own_device, process_group
 from trainer.run.distributed.roll_call import RankReport, call_roll
 from trainer.run.distributed.watch import Watch
 from trainer.system.backends import RequestedBackend
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 
 if TYPE_CHECKING:
     from trainer.run.inputs import RunInputs
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Explaining = Callable[[], AbstractContextManager[None]]
-Make = Callable[[Store, list[RankReport], torch.device, Stop, Explaining], DistributedRun]
+Make = Callable[[Store, list[RankReport], torch.device, StopRequest, Explaining], DistributedRun]
 
 
 def run(
@@ -39,7 +39,7 @@ def run(
     backend: RequestedBackend,
     gpu: str,
     threads: int | None,
-    stop: Stop,
+    stop: StopRequest,
     meet: Callable[[], Store],
     make: Make,
 ) -> int:

@@ -27,7 +27,7 @@ from trainer.system.errors import (
     UnreachableError,
     first_line,
     is_out_of_memory,
-    restarts,
+    should_restart,
 )
 from trainer.system.process.native_thread import NativeThread
 
@@ -172,7 +172,7 @@ class Watch:
         what = "timed out" if "imed out" in str(error) else "failed"
         causes = "; ".join(why for why, _ in found) or f"all ranks live: {first_line(error)}"
         # Else whatever starts this rank again would have it wait for one that has ended for good.
-        code = next((code for _, code in found if not restarts(code)), _GONE)
+        code = next((code for _, code in found if not should_restart(code)), _GONE)
         self._tell(f"{_LOST}{causes}", code)
         lost = UnreachableError(
             f"{self.name(self._rank)}: a collective {what}: {causes}. Look at the log there and"

@@ -18,7 +18,7 @@ eval "$({0} completion zsh)"    # in ~/.zshrc
 """
 
 
-def _completion_of(program: str) -> click.Command:
+def _make_completion_command(program: str) -> click.Command:
     """Return the command `completion` of a program."""
 
     @click.command("completion", help=_HELP.format(program))
@@ -40,4 +40,4 @@ def _completion_of(program: str) -> click.Command:
     return completion
 
 
-launch, trainer = map(_completion_of, ("launch", "trainer"))
+launch, trainer = map(_make_completion_command, ("launch", "trainer"))

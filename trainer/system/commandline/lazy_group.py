@@ -77,7 +77,9 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         from difflib import get_close_matches
 
-        names = {path: path.rpartition(" ")[2] for path in self.paths(ctx, ctx.command_path)}
+        names = {
+            path: path.rpartition(" ")[2] for path in self.list_full_names(ctx, ctx.command_path)
+        }
         last = set(names.values())
         known = [meant for meant in FAMILIAR.get(name, ()) if meant in last]
         near = known or get_close_matches(name, last, n=1)
@@ -96,14 +98,14 @@ class LazyGroup(click.Group):
         ]
         return [*named, *click.Command.shell_complete(self, ctx, incomplete)]
 
-    def paths(self, ctx: click.Context, prefix: str) -> list[str]:
+    def list_full_names(self, ctx: click.Context, prefix: str) -> list[str]:
         """Return the full name of every command below; imports them."""
         found: list[str] = []
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
             found.append(f"{prefix} {name}")
             if isinstance(command, LazyGroup):
-                found += command.paths(ctx, found[-1])
+                found += command.list_full_names(ctx, found[-1])
         return found
 
     def format_commands(  # click's signature

@@ -8,10 +8,10 @@ Value = str | int | float | None
 """None where it is not known."""
 
 
-def table(rows: Sequence[Mapping[str, Value]]) -> Iterator[str]:
+def format_table(rows: Sequence[Mapping[str, Value]]) -> Iterator[str]:
     """Yield the lines of rows, all with the same keys, which are the columns' titles."""
     columns = list(rows[0])
-    cells = [columns, *([_shown(row[column]) for column in columns] for row in rows)]
+    cells = [columns, *([_format_value(row[column]) for column in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for line in cells:
         first, *rest = (
@@ -21,7 +21,7 @@ def table(rows: Sequence[Mapping[str, Value]]) -> Iterator[str]:
         yield "  ".join([first, *rest]).rstrip()
 
 
-def _shown(value: Value) -> str:
+def _format_value(value: Value) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):

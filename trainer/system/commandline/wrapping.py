@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterable
 from typing import TextIO
 
-from trainer.system.commandline.visible import visible
+from trainer.system.commandline.sanitize import sanitize_text
 from trainer.system.timestamp import UTC_FORMAT
 
 
-def columns(stream: TextIO | None) -> int | None:
+def terminal_width(stream: TextIO | None) -> int | None:
     """Return the width of the terminal of a stream; None if it has none."""
     if stream is None or not stream.isatty():
         return None
@@ -27,7 +27,7 @@ def columns(stream: TextIO | None) -> int | None:
         return None
 
 
-def wrapped(line: str, width: int | None, indent: str = "") -> list[str]:
+def wrap_line(line: str, width: int | None, indent: str = "") -> list[str]:
     """Return a line as lines of at most `width` characters, those after the first indented.
 
     No word is broken: one that is longer has a line for itself. Without a width nothing is broken.
@@ -45,7 +45,7 @@ def wrapped(line: str, width: int | None, indent: str = "") -> list[str]:
     ) or [line]
 
 
-def wrapped_command(line: str, width: int | None) -> list[str]:
+def wrap_command(line: str, width: int | None) -> list[str]:
     r"""Return a shell's command, which may be indented, as lines that end with ` \`.
 
     Pasted into a shell they are the same command.
@@ -66,13 +66,13 @@ def wrapped_command(line: str, width: int | None) -> list[str]:
     return [f"{part} \\" for part in lines[:-1]] + lines[-1:]
 
 
-def wrapped_card(card: Iterable[str], width: int | None) -> list[str]:
+def wrap_card(card: Iterable[str], width: int | None) -> list[str]:
     """Return a run's card, whose indented lines are commands."""
     return [
         part
-        for line in map(visible, card)
+        for line in map(sanitize_text, card)
         for part in (
-            wrapped_command(line, width) if line.startswith("  ") else wrapped(line, width, "  ")
+            wrap_command(line, width) if line.startswith("  ") else wrap_line(line, width, "  ")
         )
     ]
 
@@ -82,14 +82,14 @@ class LogFormatter(logging.Formatter):
     words, else UTC with the date."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        on_terminal = columns(stream) is not None
+        on_terminal = terminal_width(stream) is not None
         super().__init__("%(asctime)s %(message)s", "%H:%M:%S" if on_terminal else UTC_FORMAT)
         self.converter = time.localtime if on_terminal else time.gmtime
         self._stream = stream
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
-        width = columns(self._stream)
+        width = terminal_width(self._stream)
         indent = " " * len("00:00:00 ")
         lines = super().format(record).split("\n")
-        return "\n".join(part for line in lines for part in wrapped(line, width, indent))
+        return "\n".join(part for line in lines for part in wrap_line(line, width, indent))

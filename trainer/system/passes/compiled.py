@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.system.passes.compiler import library
+from trainer.system.passes.compiler import library_path
 
 log = logging.getLogger(__name__)
 
@@ -37,36 +37,36 @@ class Passes:
         """
         loaded = ctypes.CDLL(str(path))
         double = ctypes.c_double
-        self._square_sum = _typed(loaded.square_sum, double, _ADDRESS, _COUNT)
-        self._encode = _typed(loaded.bf16_encode, None, _ADDRESS, _ADDRESS, _COUNT)
-        self._bf16_square_sum = _typed(loaded.bf16_square_sum, double, _ADDRESS, _COUNT)
+        self._square_sum = _set_signature(loaded.square_sum, double, _ADDRESS, _COUNT)
+        self._encode = _set_signature(loaded.bf16_encode, None, _ADDRESS, _ADDRESS, _COUNT)
+        self._bf16_square_sum = _set_signature(loaded.bf16_square_sum, double, _ADDRESS, _COUNT)
         average = (_ADDRESS, _COUNT, _FLOAT, _ADDRESS, _COUNT)
-        self._average = _typed(loaded.bf16_average, double, *average)
-        self._adamw = _typed(loaded.adamw, None, *[_ADDRESS] * 4, _COUNT, *[_FLOAT] * 9)
+        self._average = _set_signature(loaded.bf16_average, double, *average)
+        self._adamw = _set_signature(loaded.adamw, None, *[_ADDRESS] * 4, _COUNT, *[_FLOAT] * 9)
 
     def square_sum(self, values: Float32) -> float:
         """Return the sum of squares in double precision."""
-        return self._square_sum(_address(values, np.float32), values.size)
+        return self._square_sum(_data_address(values, np.float32), values.size)
 
     def bf16_encode(self, values: Float32) -> Bytes:
         """Return the values as bf16, rounded to nearest even."""
         out = np.empty(2 * values.size, np.uint8)
-        self._encode(_address(values, np.float32), _address(out, np.uint8), values.size)
+        self._encode(_data_address(values, np.float32), _data_address(out, np.uint8), values.size)
         return out
 
     def bf16_square_sum(self, encoded: Bytes) -> float:
         """Return the sum of the squares of bf16 values in double precision."""
-        return self._bf16_square_sum(_address(encoded, np.uint8), encoded.size // 2)
+        return self._bf16_square_sum(_data_address(encoded, np.uint8), encoded.size // 2)
 
     def bf16_average(self, parts: Sequence[Bytes], divisor: float) -> tuple[Bytes, float]:
         """Return the average of bf16 vectors as bf16, and the sum of its squares.
 
         They are decoded, added in fp32 in this order, divided by the divisor, and encoded.
         """
-        addresses = (_ADDRESS * len(parts))(*(_address(part, np.uint8) for part in parts))
+        addresses = (_ADDRESS * len(parts))(*(_data_address(part, np.uint8) for part in parts))
         out = np.empty(parts[0].size, np.uint8)
         assert all(part.size == out.size for part in parts)
-        to = _address(out, np.uint8)
+        to = _data_address(out, np.uint8)
         squares = self._average(addresses, len(parts), divisor, to, out.size // 2)
         return out, squares
 
@@ -91,11 +91,11 @@ class Passes:
         """
         size = vectors[0].size
         assert all(vector.size == size for vector in vectors)
-        addresses = (_address(vector, np.float32) for vector in vectors)
+        addresses = (_data_address(vector, np.float32) for vector in vectors)
         self._adamw(*addresses, size, clip, *moments, decay, step_size, correction, epsilon)
 
 
-def load(path: Path) -> Passes | None:
+def load_passes(path: Path) -> Passes | None:
     """Return the passes of a library; None if it is not there or cannot be used."""
     if not path.is_file():
         return None
@@ -106,12 +106,12 @@ def load(path: Path) -> Passes | None:
         return None
 
 
-def _typed(function: Any, result: Any, *arguments: Any) -> Any:
+def _set_signature(function: Any, result: Any, *arguments: Any) -> Any:
     function.restype, function.argtypes = result, arguments
     return function
 
 
-def _address(array: NDArray[Any], kind: type[np.generic]) -> int:
+def _data_address(array: NDArray[Any], kind: type[np.generic]) -> int:
     """Return where an array lies; bytes hold values of two bytes."""
     assert array.dtype == kind, array.dtype
     assert array.flags.c_contiguous
@@ -120,4 +120,4 @@ def _address(array: NDArray[Any], kind: type[np.generic]) -> int:
     return address
 
 
-PASSES = load(library())
+PASSES = load_passes(library_path())

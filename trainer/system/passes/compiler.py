@@ -18,7 +18,7 @@ FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-
 _DEADLINE = 120.0
 
 
-def library(folder: Path = SOURCE.parent) -> Path:
+def library_path(folder: Path = SOURCE.parent) -> Path:
     """Return where the library of the present source is, if it was compiled.
 
     Not `*.so`: that would be a module of Python, for what imports all modules of a package.
@@ -31,7 +31,7 @@ def compile_library(folder: Path = SOURCE.parent) -> str:
 
     Without one, or where it fails, there is no library and NumPy serves: this is no error.
     """
-    made = library(folder)
+    made = library_path(folder)
     compiler = shutil.which("cc")
     if compiler is None:
         return "no C compiler (cc): NumPy makes the passes over gradients, which takes longer"

@@ -79,7 +79,7 @@ def start_child(
     )
 
 
-def reap() -> dict[int, int]:
+def reap_children() -> dict[int, int]:
     """Collect every ended child; return how each ended, by pid."""
     ended: dict[int, int] = {}
     while True:
@@ -118,5 +118,5 @@ def kill_orphans(spare: int | None = None) -> dict[int, int]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         signal.sigtimedwait({signal.SIGCHLD}, 0.1)
-        ended |= reap()
+        ended |= reap_children()
     return ended

@@ -11,22 +11,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.system.process.announcement import announced
+from trainer.system.process.slow_log import log_if_slow
 
 
 @contextmanager
-def importing(*packages: str) -> Iterator[None]:
-    """Import in the block what is not imported yet: `uncollected`, and announced if it is slow."""
+def speed_up_imports(*packages: str) -> Iterator[None]:
+    """Import packages in the block without garbage collection; log a line if it is slow."""
     if all(package in sys.modules for package in packages):
         yield
         return
-    with announced(f"importing {' and '.join(packages)}"), uncollected():
+    with log_if_slow(f"importing {' and '.join(packages)}"), pause_gc():
         yield
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Collect no garbage in the block; what it has made is never looked through afterwards.
+def pause_gc() -> Iterator[None]:
+    """Pause garbage collection in the block, and exempt its objects from later collections.
 
     For imports at the start of a process: what is garbage by the end of the block stays for good.
     """

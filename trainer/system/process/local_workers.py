@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from trainer.system.errors import InputError, TrainerError, restarts
+from trainer.system.errors import InputError, TrainerError, should_restart
 from trainer.system.process.child import FALLBACK_VARIABLE
 
 log = logging.getLogger(__name__)
@@ -35,10 +35,12 @@ class LocalWorkers:
     def start(self, commands: Sequence[list[str]]) -> None:
         """Start a process for each command; to be called once."""
         for index, command in enumerate(commands):
-            threading.Thread(target=self._keep, args=(index, command), daemon=True).start()
+            threading.Thread(
+                target=self._supervise_worker, args=(index, command), daemon=True
+            ).start()
 
     def stop(self) -> None:
-        """End all, by force after 10 s each; none is left, and none is started again."""
+        """Stop all workers, by force after 10 s each; none is started again."""
         with self._lock:
             self._stopping.set()
         for process in self._processes.values():
@@ -50,7 +52,7 @@ class LocalWorkers:
                 process.kill()
                 process.wait()  # none outlives its coordinator
 
-    def _keep(self, index: int, command: list[str]) -> None:
+    def _supervise_worker(self, index: int, command: list[str]) -> None:
         delay = 0.5
         environment = dict(os.environ)
         while True:
@@ -65,7 +67,7 @@ class LocalWorkers:
                 delay = 0.5
             if code == InputError.exit_code and FALLBACK_VARIABLE not in environment:
                 self._on_refused(InputError(f"worker {index} cannot start; its error is above"))
-            if not restarts(code) or self._stopping.wait(delay):
+            if not should_restart(code) or self._stopping.wait(delay):
                 return
             environment[FALLBACK_VARIABLE] = "1"
             log.warning("worker %d ended with %d, starting it again", index, code)

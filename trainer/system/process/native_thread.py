@@ -12,24 +12,24 @@ from typing import NoReturn
 
 
 class NativeThread(threading.Thread):
-    """A daemon thread that may be in native code as the process ends, which `leave` considers."""
+    """A daemon thread that may be in native code as the process ends; see `exit_process`."""
 
     def __init__(self, target: Callable[[], object], name: str) -> None:
         super().__init__(target=target, name=name, daemon=True)
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End the process, without the interpreter's own end if a native thread is left.
 
     One that returns from C++ while the interpreter ends aborts the process (SIGABRT) instead of
     the exit code, and torchrun and supervisors restart what was complete.
     """
     if any(isinstance(thread, NativeThread) for thread in threading.enumerate()):
-        end_process(code)
+        exit_from_any_thread(code)
     sys.exit(code)
 
 
-def end_process(code: int) -> NoReturn:
+def exit_from_any_thread(code: int) -> NoReturn:
     """End the process from any thread, whatever its main thread waits for."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

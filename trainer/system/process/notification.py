@@ -25,7 +25,7 @@ PAUSES = (1.0, 5.0, 25.0)
 _LONGEST = 400
 
 
-def notify(
+def run_notify_command(
     command: Sequence[str],
     event: Mapping[str, Any],
     *,
@@ -42,7 +42,7 @@ def notify(
         report: takes why a try failed, at once.
     """
     for seconds in (*pauses, None):
-        reason = _try(command, event, time_limit)
+        reason = _run_once(command, event, time_limit)
         if reason is None:
             return None
         report(reason)
@@ -57,7 +57,7 @@ def plain_text(text: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 4]} ..."
 
 
-def _try(command: Sequence[str], event: Mapping[str, Any], time_limit: float) -> str | None:
+def _run_once(command: Sequence[str], event: Mapping[str, Any], time_limit: float) -> str | None:
     told = {f"MOTLEY_{name}": str(event[key]) for name, key in _VARIABLES.items()}
     try:
         child = subprocess.Popen(

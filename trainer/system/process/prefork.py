@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainer.system.process.child import FALLBACK_VARIABLE, PARENT_VARIABLE, die_with_parent
-from trainer.system.process.imports import uncollected
+from trainer.system.process.imports import pause_gc
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def fork_workers(load: Callable[[], None]) -> None:
         return
     # OpenBLAS starts threads as NumPy is imported; a worker's products are torch's or the GPU's.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with uncollected():  # a collection in a child would write to, and so copy, every page
+    with pause_gc():  # a collection in a child would write to, and so copy, every page
         load()
     if (threads := sum(1 for _ in Path("/proc/self/task").iterdir())) > 1:
         log.info("%d threads run after the imports: each attempt starts a new interpreter", threads)
@@ -68,7 +68,7 @@ def _is_worker(requests: socket.socket, keeper: int, output: int) -> bool:
                 os.kill(keeper, signal.SIGCHLD)  # it looks for the pid
             os._exit(0)
         os.close(begins)
-        _begin(waits, keeper, output)
+        _wait_until_adopted(waits, keeper, output)
         return True
     os.waitpid(middle, 0)
     # From here on the worker is the supervisor's, which records it before it runs.
@@ -79,7 +79,7 @@ def _is_worker(requests: socket.socket, keeper: int, output: int) -> bool:
     return False
 
 
-def _begin(waits: int, keeper: int, output: int) -> None:
+def _wait_until_adopted(waits: int, keeper: int, output: int) -> None:
     """Wait until this process is the supervisor's child, and die with it from then on."""
     if not os.read(waits, 1):
         os._exit(1)

@@ -20,16 +20,16 @@ from typing import Any
 
 from blake3 import blake3
 
-from trainer.system.errors import InputError, StorageError, readable
-from trainer.system.process.announcement import announced
-from trainer.system.received import is_path_below, receive_json
+from trainer.system.errors import InputError, StorageError, convert_read_errors
+from trainer.system.process.slow_log import log_if_slow
 from trainer.system.regular_file import read_file
 from trainer.system.storage.host_identity import host_identity
-from trainer.system.storage.progress import read_pieces
+from trainer.system.storage.progress import read_chunks
+from trainer.system.untrusted_data import is_path_below, validate_json
 
 MANIFEST = "manifest.json"
 SCHEMA = "motley.manifest/1"
-_PIECE = 4 * 1024 * 1024
+_CHUNK = 4 * 1024 * 1024
 
 
 class Disk:
@@ -80,7 +80,7 @@ class FolderWriter:
     """Writes one folder under a temporary name; `publish` makes it appear, `abandon` removes it.
 
     The temporary folder is locked (flock) while its writer lives, and its name contains the host,
-    so that `removal.sweep` can tell remains of killed processes from folders being written.
+    so that `removal.sweep_leftovers` can tell leftovers from folders being written.
 
     Args:
         workspace: the parent of the temporary folder, on the same file system; None for `parent`.
@@ -104,16 +104,16 @@ class FolderWriter:
             self.abandon()
             raise
 
-    def add(self, name: str, content: Iterable[bytes | memoryview]) -> FileRecord:
-        """Write one file from consecutive pieces, hashing on the way; it is synced by `publish`."""
-        descriptor = self._disk.create(self.make_place(name))
+    def write_file(self, name: str, content: Iterable[bytes | memoryview]) -> FileRecord:
+        """Write one file from consecutive chunks, hashing on the way; `publish` syncs it."""
+        descriptor = self._disk.create(self.prepare_path(name))
         self._files.append(descriptor)
         hasher = blake3()
         size = 0
-        for piece in content:
-            view = memoryview(piece).cast("B")
-            for start in range(0, len(view), _PIECE):
-                part = view[start : start + _PIECE]
+        for chunk in content:
+            view = memoryview(chunk).cast("B")
+            for start in range(0, len(view), _CHUNK):
+                part = view[start : start + _CHUNK]
                 hasher.update(part)
                 size += len(part)
                 while part:
@@ -121,15 +121,15 @@ class FolderWriter:
         self.records[name] = FileRecord(size, hasher.hexdigest())
         return self.records[name]
 
-    def make_place(self, name: str) -> Path:
-        """Return where a file is written; a folder in its name is created."""
+    def prepare_path(self, name: str) -> Path:
+        """Return the path of a new file; create a folder in its name."""
         path = self.temporary / name
         if path.parent != self.temporary and path.parent not in self._folders:
             self._disk.make_folder(path.parent)
             self._folders.append(path.parent)
         return path
 
-    def adopt(self, name: str, record: FileRecord) -> None:
+    def adopt_file(self, name: str, record: FileRecord) -> None:
         """List a file that another process has written into the temporary folder, and synced."""
         self.records[name] = record
 
@@ -138,7 +138,7 @@ class FolderWriter:
         self._sync_files()
         files = {name: asdict(record) for name, record in self.records.items()}
         text = json.dumps({"schema": SCHEMA, "files": files}, indent=2) + "\n"
-        self.add(MANIFEST, [text.encode()])
+        self.write_file(MANIFEST, [text.encode()])
         self._sync_files()
         for folder in self._folders:
             sync_folder(self._disk, folder)
@@ -207,7 +207,9 @@ def prepare_folder(folder: Path) -> None:
         raise InputError(f"{folder}: cannot be written: {error.strerror}") from None
 
 
-def point(disk: Disk, folder: Path, pointer: str, name: str, workspace: Path | None = None) -> None:
+def point_link(
+    disk: Disk, folder: Path, pointer: str, name: str, workspace: Path | None = None
+) -> None:
     """Point the symbolic link `folder/pointer` at `name`, atomically and durably."""
     fresh = (workspace or folder) / f".link-{pointer}-{secrets.token_hex(4)}"
     disk.link(name, fresh)
@@ -228,7 +230,7 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     """
     path = folder / MANIFEST
     try:
-        tree = receive_json(dict[str, Any], read_file(path), str(path), lines=True, least=0)
+        tree = validate_json(dict[str, Any], read_file(path), str(path), lines=True, least=0)
         if tree["schema"] != SCHEMA:
             raise StorageError(f"{path}: unknown schema {tree['schema']!r}")
         records = {
@@ -242,21 +244,21 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     for name, record in records.items():
         if not is_path_below(name):
             raise StorageError(f"{path}: damaged manifest, names {name!r}")
-        with readable(folder / name, StorageError):
+        with convert_read_errors(folder / name, StorageError):
             size = (folder / name).stat().st_size
         if size != record.size:
             raise StorageError(f"{folder / name}: has {size} bytes, the manifest {record.size}")
     return records
 
 
-def verify(folder: Path) -> dict[str, FileRecord]:
+def verify_folder(folder: Path) -> dict[str, FileRecord]:
     """Read every file of a folder and compare it with the manifest.
 
     Raises:
         StorageError: names the first file that differs.
     """
     records = read_manifest(folder)
-    with announced(f"hashing {folder}"):
+    with log_if_slow(f"hashing {folder}"):
         for name, record in records.items():
             verify_file(folder / name, record)
     return records
@@ -268,13 +270,13 @@ def verify_file(path: Path, record: FileRecord) -> None:
     Raises:
         StorageError: they differ, or cannot be read.
     """
-    with readable(path, StorageError):
+    with convert_read_errors(path, StorageError):
         digest = _hash_file(path)
     if digest != record.blake3:
         raise StorageError(f"{path}: its bytes are not those in the manifest")
 
 
-def record_of(path: Path) -> FileRecord:
+def make_record(path: Path) -> FileRecord:
     """Return a manifest's entry for a file as it is."""
     return FileRecord(path.stat().st_size, _hash_file(path))
 
@@ -305,6 +307,6 @@ def open_folder(path: Path) -> int:
 
 def _hash_file(path: Path) -> str:
     hasher = blake3()
-    for piece in read_pieces(path, "hashing"):
-        hasher.update(piece)
+    for chunk in read_chunks(path, "hashing"):
+        hasher.update(chunk)
     return hasher.hexdigest()

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.system.errors import InputError, StorageError
-from trainer.system.process.announcement import announced
-from trainer.system.storage.atomic_folder import Disk, read_manifest, verify
+from trainer.system.process.slow_log import log_if_slow
+from trainer.system.storage.atomic_folder import Disk, read_manifest, verify_folder
 from trainer.system.storage.new_folder import write_new
-from trainer.system.storage.progress import reported
-from trainer.system.storage.removal import pin, remove, sweep
+from trainer.system.storage.progress import report_progress
+from trainer.system.storage.removal import pin_folder, remove_folder, sweep_leftovers
 
 GIB = 1024**3
 DEFAULT_LIMIT = 64 * GIB
@@ -76,7 +76,7 @@ def cache_limit() -> int:
     return int(limit * GIB)
 
 
-def cached(name: str, digest: str, make: Callable[[], Files]) -> Path:
+def ensure_entry(name: str, digest: str, make: Callable[[], Files]) -> Path:
     """Return the folder of an entry, intact and held until this process ends.
 
     Args:
@@ -89,20 +89,20 @@ def cached(name: str, digest: str, make: Callable[[], Files]) -> Path:
     """
     limit, root = cache_limit(), cache_root()
     path = root / f"{name}-{digest[:_DIGITS]}"
-    if path in _PINNED or _hold(path):
+    if path in _PINNED or _pin_entry(path):
         return path
-    with _alone(root):
-        if _hold(path):  # another process made it meanwhile
+    with _lock_cache(root):
+        if _pin_entry(path):  # another process made it meanwhile
             return path
-        sweep(Disk(), root)
+        sweep_leftovers(Disk(), root)
         write_new(path, make())
-        if not _hold(path):
+        if not _pin_entry(path):
             raise StorageError(f"{path}: was removed while it was made")
-        _shrink(root, limit)
+        _evict_entries(root, limit)
     return path
 
 
-def entries() -> list[Entry]:
+def list_entries() -> list[Entry]:
     """Return the entries of the cache, the last used first.
 
     Raises:
@@ -114,7 +114,7 @@ def entries() -> list[Entry]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise _unusable(root, error) from None
+        raise _unusable_error(root, error) from None
     for path in (path for path in paths if _ENTRY.fullmatch(path.name)):
         with suppress(OSError, StorageError):
             size = sum(record.size for record in read_manifest(path).values())
@@ -122,26 +122,26 @@ def entries() -> list[Entry]:
     return sorted(found, key=lambda entry: entry.used, reverse=True)
 
 
-def clear() -> list[Entry]:
+def clear_cache() -> list[Entry]:
     """Remove all entries; return those that stay because a process uses them.
 
     Raises:
         StorageError: an entry cannot be removed.
     """
-    if not entries():
+    if not list_entries():
         return []
     root = cache_root()
-    with _alone(root):
-        sweep(Disk(), root)
-        return [entry for entry in entries() if not _removed(entry)]
+    with _lock_cache(root):
+        sweep_leftovers(Disk(), root)
+        return [entry for entry in list_entries() if not _remove_entry(entry)]
 
 
-def _hold(path: Path) -> bool:
+def _pin_entry(path: Path) -> bool:
     """Pin an entry until this process ends and note its use; False if it is missing or damaged."""
     with ExitStack() as until_held:
         try:
-            until_held.enter_context(pin(path))
-            verify(path)
+            until_held.enter_context(pin_folder(path))
+            verify_folder(path)
         except StorageError:
             return False
         _HELD.push(until_held.pop_all())
@@ -151,28 +151,28 @@ def _hold(path: Path) -> bool:
     return True
 
 
-def _shrink(root: Path, limit: int) -> None:
+def _evict_entries(root: Path, limit: int) -> None:
     """Remove entries that were used least recently until the rest is within the limit."""
-    kept = entries()
+    kept = list_entries()
     excess = sum(entry.size for entry in kept) - limit
     for entry in reversed(kept):
-        if excess > 0 and entry.path.parent == root and _removed(entry):
+        if excess > 0 and entry.path.parent == root and _remove_entry(entry):
             excess -= entry.size
 
 
-def _removed(entry: Entry) -> bool:
+def _remove_entry(entry: Entry) -> bool:
     try:
-        return remove(Disk(), entry.path)
+        return remove_folder(Disk(), entry.path)
     except OSError as error:
         raise StorageError(f"{entry.path}: cannot be removed: {error.strerror}") from None
 
 
-def _unusable(root: Path, error: OSError) -> StorageError:
+def _unusable_error(root: Path, error: OSError) -> StorageError:
     reason = "is a file" if root.is_file() else f"cannot be used: {error.strerror}"
     return StorageError(f"{root}: the cache {reason}; set MOTLEY_CACHE to a folder to write to")
 
 
-def _locked(lock: int) -> bool:
+def _try_lock(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -192,18 +192,18 @@ def _unfinished_bytes(root: Path) -> int:
 
 
 @contextmanager
-def _alone(root: Path) -> Iterator[None]:
+def _lock_cache(root: Path) -> Iterator[None]:
     """Wait until no other process changes the cache, and keep it so."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise _unusable(root, error) from None
+        raise _unusable_error(root, error) from None
     try:
         what = f"waiting for another process that fills {root}"
-        with announced(what), reported(what, unit="bytes") as progress:
+        with log_if_slow(what), report_progress(what, unit="bytes") as progress:
             written = 0
-            while not _locked(lock):
+            while not _try_lock(lock):
                 size = _unfinished_bytes(root)
                 if size > written:
                     progress.advance(size - written)

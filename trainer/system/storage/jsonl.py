@@ -26,13 +26,13 @@ class Outage:
         self._path, self._on_alarm = path, on_alarm
         self._successes: int | None = None  # since the last failure
 
-    def begin(self, reason: str) -> None:
+    def note_failure(self, reason: str) -> None:
         """Note a failure."""
         if self._successes is None:
             self._on_alarm(f"{self._path}: not written: {reason}; the run continues without it")
         self._successes = 0
 
-    def end(self) -> None:
+    def note_success(self) -> None:
         """Note a success."""
         if self._successes is None:
             return
@@ -62,11 +62,11 @@ class LineFile:
             written = os.write(self._descriptor, data)
             self._torn = written < len(data)
             if self._torn:
-                self._outage.begin("the disk wrote half a line")
+                self._outage.note_failure("the disk wrote half a line")
             else:
-                self._outage.end()
+                self._outage.note_success()
         except OSError as error:
-            self._outage.begin(error.strerror or str(error))
+            self._outage.note_failure(error.strerror or str(error))
 
     def close(self) -> None:
         """Close the file; a later write opens it again."""
@@ -85,15 +85,15 @@ class LineFile:
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """Return standard JSON: NaN and infinities become null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    return json.dumps(_replace_nonfinite(value), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     """Replace NaN and infinities, which JSON does not have, by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): _replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_replace_nonfinite(item) for item in value]
     return value

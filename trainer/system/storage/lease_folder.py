@@ -1,4 +1,4 @@
-"""A lease on disk: the folder `.lease-000007/`, with its holder, sign of life and workspace.
+"""A lease on disk: the folder `.lease-000007/`, with its holder, heartbeat and workspace.
 
 It appears whole, by a rename that succeeds for exactly one process, and the highest number is
 valid. The folder with the highest number is never removed, so the numbers only grow.
@@ -17,23 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.system.received import receive, receive_json
 from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import replace_file
 from trainer.system.storage.atomic_folder import hidden_name, original_name
 from trainer.system.storage.host_identity import host_identity
 from trainer.system.storage.jsonl import json_text
 from trainer.system.timestamp import format_timestamp
+from trainer.system.untrusted_data import validate_data, validate_json
 
 SCHEMA = "motley.lease/1"
-_PREFIX, _HOLDER, _BEAT = ".lease-", "holder.json", "beat"
+_PREFIX, _HOLDER, _HEARTBEAT = ".lease-", "holder.json", "beat"
 _ASKING = "lease"
 """In the name of a lease that has no number yet."""
 _LOST_RACE = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT)  # ENOENT: the winner removed it
 
 State = Literal["held", "released"]
-Sign = tuple[Path, int, bytes]
-"""A sign of life in a folder, with the lease's number: a later one differs."""
+Heartbeat = tuple[Path, int, bytes]
+"""A folder, its lease's number and the bytes of the heartbeat: a later one differs."""
 
 
 @dataclass(frozen=True)
@@ -62,34 +62,34 @@ def newest_lease(folder: Path) -> int | None:
     return max((int(number) for number in found if number.isdecimal()), default=None)
 
 
-def claim(folder: Path, number: int, run_id: str) -> int | None:
+def create_lease(folder: Path, number: int, run_id: str) -> int | None:
     """Create the lease of this number; return a descriptor that locks it, None if another won.
 
     Raises:
         OSError: the folder is unreachable, or the disk is full.
     """
-    place = folder / hidden_name("tmp", _ASKING)
-    place.mkdir()
+    path = folder / hidden_name("tmp", _ASKING)
+    path.mkdir()
     descriptor, won = -1, False
     try:
         # A file opened for writing: NFS has no locks on folders.
-        descriptor = os.open(place / _BEAT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        with suppress(OSError):  # a file system without locks: signs of life decide
+        descriptor = os.open(path / _HEARTBEAT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with suppress(OSError):  # a file system without locks: heartbeats decide
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        write_beat(place, 0)
+        write_heartbeat(path, 0)
         since = format_timestamp()
         holder = Holder(run_id, os.getpid(), socket.gethostname(), host_identity(), since)
         tree = {"schema": SCHEMA, "state": "held", **vars(holder)}
-        (place / _HOLDER).write_text(json_text(tree) + "\n", encoding="utf-8")
+        (path / _HOLDER).write_text(json_text(tree) + "\n", encoding="utf-8")
         # A non-empty folder is never replaced, so one process gets the number.
-        place = place.rename(lease_path(folder, number))
+        path = path.rename(lease_path(folder, number))
         won = newest_lease(folder) == number  # else it was free because it is outdated
     except OSError as error:
         if error.errno not in _LOST_RACE:
             raise
     finally:
         if not won:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
             if descriptor >= 0:
                 os.close(descriptor)
     return descriptor if won else None
@@ -113,7 +113,7 @@ def clear_requests(folder: Path, workspace: Path) -> None:
                 raise
 
 
-def dissolve(workspace: Path, folder: Path) -> None:
+def remove_lease(workspace: Path, folder: Path) -> None:
     """Remove the lease of a predecessor; restore what it had set aside and not replaced.
 
     The predecessor may be writing in it; once the folder is gone it cannot.
@@ -144,11 +144,10 @@ def dissolve(workspace: Path, folder: Path) -> None:
 def read_holder(path: Path) -> tuple[Holder | None, State]:
     """Return the holder of a lease, None if unreadable, and whether it was released."""
     with suppress(OSError, ValueError):
-        tree = receive_json(dict[str, Any], read_file(path / _HOLDER), _HOLDER, least=0)
+        tree = validate_json(dict[str, Any], read_file(path / _HOLDER), _HOLDER, least=0)
         if tree.get("schema") == SCHEMA:
-            return receive(Holder, tree, _HOLDER), "released" if tree.get(
-                "state"
-            ) == "released" else "held"
+            state: State = "released" if tree.get("state") == "released" else "held"
+            return validate_data(Holder, tree, _HOLDER), state
     return None, "held"
 
 
@@ -163,12 +162,12 @@ def mark_released(path: Path) -> None:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether a process of this host holds a lease; None if there are no locks.
+    """Return whether a process of this host holds a lease; None if there are no locks.
 
     Raises:
         OSError: the lease no longer exists.
     """
-    descriptor = os.open(path / _BEAT, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path / _HEARTBEAT, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two may ask at once
     except BlockingIOError:
@@ -180,29 +179,29 @@ def is_locked(path: Path) -> bool | None:
     return False
 
 
-def read_beat(path: Path) -> bytes:
-    """Return the sign of life, which changes with each one that the holder gives."""
-    return read_file(path / _BEAT)
+def read_heartbeat(path: Path) -> bytes:
+    """Return the heartbeat of a lease, which changes each time that its holder writes it."""
+    return read_file(path / _HEARTBEAT)
 
 
-def newest_sign(folder: Path | None) -> Sign | None:
-    """Return the newest sign of life in a folder; None without one, or if it cannot be read."""
+def newest_heartbeat(folder: Path | None) -> Heartbeat | None:
+    """Return the newest heartbeat in a folder; None without one, or if it cannot be read."""
     if folder is None:
         return None
     with suppress(OSError):
         number = newest_lease(folder)
         if number is not None:
-            return folder.absolute(), number, read_beat(lease_path(folder, number))
+            return folder.absolute(), number, read_heartbeat(lease_path(folder, number))
     return None
 
 
-def write_beat(path: Path, count: int) -> None:
-    """Give a sign of life; never creates the file, so that an ended lease stays ended.
+def write_heartbeat(path: Path, count: int) -> None:
+    """Write a heartbeat; never creates the file, so that an ended lease stays ended.
 
     Raises:
         OSError: ENOENT or ESTALE if the lease has ended or the folder is unreachable.
     """
-    descriptor = os.open(path / _BEAT, os.O_WRONLY | os.O_CLOEXEC)
+    descriptor = os.open(path / _HEARTBEAT, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, f"{count:012d}\n".encode())
     finally:

@@ -30,7 +30,7 @@ def write_new(output: Path, files: Mapping[str, Iterable[bytes | memoryview]]) -
         writer = FolderWriter(Disk(), output.parent.resolve(), output.name)
         try:
             for name, pieces in files.items():
-                writer.add(name, pieces)
+                writer.write_file(name, pieces)
             return writer.publish()
         except BaseException:
             writer.abandon()

@@ -2,7 +2,7 @@
 
 `reading train.jsonl: 412,000 of 1,000,000 rows, 31 s left`. A supervised process writes the line to
 the file that its supervisor names, and a worker or rank that has not joined reports it to the
-others (`latest`); whoever waits for it sees a sign of life whenever the count changes.
+others (`latest_progress`); whoever waits for it sees a heartbeat whenever the count changes.
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ class Progress:
         return f"{self._what}: {' of '.join(f'{count:,}' for count in counts)} rows"
 
 
-def latest() -> tuple[int, str]:
+def latest_progress() -> tuple[int, str]:
     """Return all that this process has counted so far, and the amount of its last operation."""
     last = Progress.last
     return Progress.counted, last.amount if last else "starting to read"
 
 
 @contextmanager
-def reported(what: str, total: int | None = None, unit: Unit = "rows") -> Iterator[Progress]:
-    """Yield what counts the rows or bytes of an operation, and remove its report at the end."""
+def report_progress(what: str, total: int | None = None, unit: Unit = "rows") -> Iterator[Progress]:
+    """Yield a counter of the rows or bytes of an operation; remove its report at the end."""
     named = os.environ.get(PROGRESS_VARIABLE)
     path = Path(named) if named else None
 
@@ -114,15 +114,15 @@ def reported(what: str, total: int | None = None, unit: Unit = "rows") -> Iterat
                 path.unlink(missing_ok=True)
 
 
-def read_pieces(path: Path, verb: str) -> Iterator[bytes]:
-    """Yield what a regular file holds, at most a MiB at a time, and report how far it is.
+def read_chunks(path: Path, verb: str) -> Iterator[bytes]:
+    """Yield a regular file in chunks of at most a MiB, and report the progress.
 
     Raises:
         OSError: see `open_file`, or it cannot be read.
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        with reported(f"{verb} {path.name}", size, "bytes") as progress:
-            while piece := file.read(1 << 20):  # if mapped, a file that shrinks would kill
-                yield piece
-                progress.advance(len(piece))
+        with report_progress(f"{verb} {path.name}", size, "bytes") as progress:
+            while chunk := file.read(1 << 20):  # if mapped, a file that shrinks would kill
+                yield chunk
+                progress.advance(len(chunk))

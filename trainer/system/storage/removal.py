@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from trainer.system.errors import StorageError, readable
+from trainer.system.errors import StorageError, convert_read_errors
 from trainer.system.storage.atomic_folder import Disk, hidden_name, open_folder, original_name
 from trainer.system.storage.host_identity import host_identity
 
@@ -23,13 +23,13 @@ FORGOTTEN = 3600.0
 
 
 @contextmanager
-def pin(folder: Path) -> Iterator[Path]:
+def pin_folder(folder: Path) -> Iterator[Path]:
     """Prevent this and other processes from removing a folder while it is read.
 
     Raises:
         StorageError: it was already removed.
     """
-    with readable(folder, StorageError):
+    with convert_read_errors(folder, StorageError):
         descriptor = open_folder(folder)
     try:
         with suppress(OSError):  # without locks a reader finds a missing file and reports it
@@ -42,12 +42,12 @@ def pin(folder: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def remove(disk: Disk, folder: Path, workspace: Path | None = None) -> bool:
+def remove_folder(disk: Disk, folder: Path, workspace: Path | None = None) -> bool:
     """Remove a folder unless a process of this host holds it; return whether it is gone.
 
     It is first renamed (into `workspace`), so that no reader finds half of it.
     """
-    descriptor = _lock(folder)
+    descriptor = _try_lock(folder)
     if descriptor is None:
         return False
     try:
@@ -61,37 +61,37 @@ def remove(disk: Disk, folder: Path, workspace: Path | None = None) -> bool:
     return True
 
 
-def sweep(disk: Disk, parent: Path, name: str = "*") -> None:
+def sweep_leftovers(disk: Disk, parent: Path, name: str = "*") -> None:
     """Remove what killed writers left; restore what one of them had just set aside.
 
     `name` limits it to one folder. What a writer on another host may still be using stays.
     """
-    litter = _Litter(parent)
+    leftovers = _Leftovers(parent)
     for path in sorted(parent.glob(f".old-{name}-*")):
-        if not litter.holds(path):
+        if not leftovers.contains(path):
             continue
         original = path.with_name(original_name(path.name))
         if original.exists():
-            remove(disk, path)
+            remove_folder(disk, path)
         else:
             disk.rename(path, original)
     for path in parent.glob(f".tmp-{name}-*"):
-        if litter.holds(path):
-            remove(disk, path)
+        if leftovers.contains(path):
+            remove_folder(disk, path)
     for pattern in (".link-*", ".probe-*"):
         for path in parent.glob(pattern):
             path.unlink(missing_ok=True)
 
 
-class _Litter:
+class _Leftovers:
     """Tells remains of killed writers from folders being written; a lock decides."""
 
     def __init__(self, parent: Path) -> None:
         self._parent = parent
         self._now: float | None = None
 
-    def holds(self, path: Path) -> bool:
-        """Whether a hidden folder is this host's, or has not changed for a long time."""
+    def contains(self, path: Path) -> bool:
+        """Return whether a hidden folder is this host's, or has not changed for a long time."""
         owner = path.name.rpartition("-")[2].partition(".")[0]
         if owner == host_identity():
             return True
@@ -116,7 +116,7 @@ def _last_touched(folder: Path) -> float:
     return max([folder.stat().st_mtime, *dates])
 
 
-def _lock(folder: Path) -> int | None:
+def _try_lock(folder: Path) -> int | None:
     """Return a descriptor with an exclusive lock, or None if another process holds the folder.
 
     Without locks on the file system, a reader finds missing files and takes the next checkpoint.

@@ -69,7 +69,7 @@ class TensorBoardFile(Tracker):
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             self._available = False
-            self._outage.begin("the package tensorboard is not installed")
+            self._outage.note_failure("the package tensorboard is not installed")
             return
 
         messages: Any = event_pb2  # its classes are built at run time, unseen by type checkers
@@ -83,10 +83,10 @@ class TensorBoardFile(Tracker):
                 version = {"wall_time": event["wall_time"], "file_version": "brain.Event:2"}
                 self._records.write(serialized(version))
             self._records.write(serialized(event))
-            self._outage.end()
+            self._outage.note_success()
         except OSError as error:
             self.close()
-            self._outage.begin(error.strerror or str(error))
+            self._outage.note_failure(error.strerror or str(error))
 
     def _open(self) -> Any:
         self._folder.mkdir(exist_ok=True)  # not its parent: a share may be unreachable

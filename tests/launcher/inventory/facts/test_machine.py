@@ -17,13 +17,13 @@ from launcher.inventory.facts.machine import (
     secure_boot,
 )
 from tests import ROOT
-from trainer.system.received import receive
+from trainer.system.untrusted_data import validate_data
 
 VARIABLE = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
 
 def test_a_machine_survives_json_and_knows_itself() -> None:
-    here = receive(Machine, LocalConnection().call("machine", {}), "machine")
+    here = validate_data(Machine, LocalConnection().call("machine", {}), "machine")
     assert here == describe_machine()
     assert here.cores >= 1
     assert here.libraries["numpy"].count(".") == 2
@@ -31,7 +31,7 @@ def test_a_machine_survives_json_and_knows_itself() -> None:
 
 def test_a_newer_hosts_further_keys_are_passed_over() -> None:
     newer = {**LocalConnection().call("machine"), "colour": "red"}
-    assert receive(Machine, newer, "machine") == describe_machine()
+    assert validate_data(Machine, newer, "machine") == describe_machine()
 
 
 def fake_proc(folder: Path, boot: str, namespace: str) -> Path:

@@ -42,10 +42,12 @@ def test_bridges_loopback_link_local_and_unplugged_cards_are_no_addresses_to_try
 
 def test_a_network_survives_the_way_to_the_launcher() -> None:
     from launcher.hosts.local import LocalConnection
-    from trainer.system.received import receive
+    from trainer.system.untrusted_data import validate_data
 
     here = LocalConnection().call("machine", {})["network"]
-    assert receive(Network, json.loads(json.dumps(here)), "network").problem == here["problem"]
+    assert (
+        validate_data(Network, json.loads(json.dumps(here)), "network").problem == here["problem"]
+    )
 
 
 @pytest.mark.parametrize("mark", ["temporary", "deprecated", "dadfailed"])

@@ -93,7 +93,7 @@ def replace_shard(folder: LogitsFolder, plan: ShardPlan, content: memoryview) ->
     """Put a file in a shard's place, with a manifest that fits."""
     shutil.rmtree(folder.shard_path(plan.number))
     writer = FolderWriter(Disk(), folder.path, plan.name)
-    writer.add(SHARD_FILE, [content])
+    writer.write_file(SHARD_FILE, [content])
     writer.publish()
 
 

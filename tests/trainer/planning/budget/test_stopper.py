@@ -9,13 +9,13 @@ from trainer.config.budget import load_budget
 from trainer.planning.budget.ledger import SpendLedger
 from trainer.planning.budget.stopper import BudgetStopper
 from trainer.planning.budget.watch import BudgetWatch
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 
 
 def test_it_asks_to_stop_while_the_process_waits(tmp_path: Path) -> None:
     hosts = [{"name": "rack", "price_hour": 3600.0}, {"name": "old", "price_hour": 3600.0}]
     budget = load_budget({"ceiling": 60.2, "currency": "EUR", "hosts": hosts}, "test")
-    watch, stop = BudgetWatch(budget, "run", tmp_path / "spend.jsonl"), Stop()
+    watch, stop = BudgetWatch(budget, "run", tmp_path / "spend.jsonl"), StopRequest()
     stopper = BudgetStopper(watch, stop)
     with stopper.at_work():  # 30 s of an end in order at 2 EUR a second are kept back
         wait_for(lambda: bool(stop), "the stop")
@@ -34,7 +34,7 @@ def test_it_asks_to_stop_while_the_process_waits(tmp_path: Path) -> None:
 
 
 def test_without_a_budget_nothing_is_asked() -> None:
-    stop = Stop()
+    stop = StopRequest()
     with BudgetStopper(None, stop).at_work():
         pass
     assert not stop

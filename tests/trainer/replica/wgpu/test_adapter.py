@@ -50,7 +50,7 @@ def found(bus: Path) -> list[Adapter]:
         shown("AMD Radeon Pro W5700X", "discrete", AMD, NAVI10),
         shown("Intel(R) Arc(tm) A770", "discrete", 0x8086, ARC),
     ]
-    return ordered(located(listed, lambda vendor, device: pci.addresses(vendor, device, bus)))
+    return ordered(located(listed, lambda vendor, device: pci.find_addresses(vendor, device, bus)))
 
 
 def test_strongest_kind_first_and_numbered(found: list[Adapter]) -> None:
@@ -104,7 +104,7 @@ def test_no_vulkan_at_all() -> None:
 
 def test_one_of_two_equal_cards_has_no_certain_address(bus: Path) -> None:
     def addresses(vendor: int, device: int) -> list[str]:
-        return pci.addresses(vendor, device, bus)
+        return pci.find_addresses(vendor, device, bus)
 
     (one,) = located([shown("W5700X", "discrete", AMD, NAVI10)], addresses)
     assert one.address == ""
@@ -112,7 +112,7 @@ def test_one_of_two_equal_cards_has_no_certain_address(bus: Path) -> None:
 
 def test_a_card_that_two_drivers_show(bus: Path) -> None:
     def addresses(vendor: int, device: int) -> list[str]:
-        return pci.addresses(vendor, device, bus)
+        return pci.find_addresses(vendor, device, bus)
 
     both = [shown("Arc", "discrete", 0x8086, ARC, driver) for driver in ("anv", "other")]
     assert [adapter.address for adapter in located(both, addresses)] == ["0000:03:00.0"] * 2
@@ -120,7 +120,7 @@ def test_a_card_that_two_drivers_show(bus: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "7", "GPU-6f7a", "0000:0b:00", "0b:00.9", "Arc"])
 def test_what_is_no_address(text: str) -> None:
-    assert pci.address_of(text) is None
+    assert pci.normalize_address(text) is None
 
 
 @pytest.mark.usefixtures("vulkan")

@@ -106,14 +106,14 @@ def test_the_largest_of_the_cards_that_tell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
-    assert pci.largest_card(tmp_path) is None
+    assert pci.largest_free_memory(tmp_path) is None
     classes = {"0000:03:00.0": "0x030000", "0000:0b:00.0": "0x038000", "0000:0c:00.0": "0x010802"}
     for number, (address, kind) in enumerate(classes.items(), 1):
         (tmp_path / address).mkdir()
         (tmp_path / address / "class").write_text(f"{kind}\n")
         (tmp_path / address / "mem_info_vram_total").write_text(f"{number}000\n")
         (tmp_path / address / "mem_info_vram_used").write_text("0\n")
-    assert pci.largest_card(tmp_path) == 2000  # the third is a disk
+    assert pci.largest_free_memory(tmp_path) == 2000  # the third is a disk
 
 
 def test_nvidia_tells_through_its_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

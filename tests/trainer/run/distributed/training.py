@@ -19,7 +19,7 @@ from trainer.run.composition import roles
 from trainer.run.distributed.environment import Environment
 from trainer.run.distributed.roll_call import RankReport
 from trainer.run.inputs import read_inputs
-from trainer.system.process.stopping import Stop
+from trainer.system.process.stop_signals import StopRequest
 
 if TYPE_CHECKING:
     from trainer.run.distributed.loop import DistributedRun
@@ -61,7 +61,7 @@ def together(
     default = dist.distributed_c10d._get_default_store()
     store = PrefixStore(f"{output}-{until}", default)
     inputs = read_inputs(config, "test")
-    stop = StopAt(until) if until is not None and rank == world - 1 else Stop()
+    stop = StopAt(until) if until is not None and rank == world - 1 else StopRequest()
     made = make_distributed(inputs, here, None, store, members, device(), stop)
     if isinstance(stop, StopAt):
         stop.run = made
@@ -81,7 +81,7 @@ def together_until(folder: str, data: str, output: str, settings: dict[str, Any]
     return together(folder, data, output, settings, until)
 
 
-class StopAt(Stop):
+class StopAt(StopRequest):
     """Asks for a stop once a run has done its steps."""
 
     run: DistributedRun | None = None
@@ -92,7 +92,7 @@ class StopAt(Stop):
 
     def __bool__(self) -> bool:
         if self.run is not None and self.run.step >= self._step:
-            self.ask("enough")
+            self.request("enough")
         return bool(self.reason)
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.system.process import announcement
-from trainer.system.process.imports import importing, uncollected
+from trainer.system.process import slow_log
+from trainer.system.process.imports import pause_gc, speed_up_imports
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def collector() -> Iterator[None]:
 
 def test_what_is_imported_is_never_looked_through() -> None:
     gc.enable()
-    with uncollected():
+    with pause_gc():
         assert not gc.isenabled()
         made = [[] for _ in range(1000)]
     assert gc.isenabled()
@@ -31,14 +31,14 @@ def test_what_is_imported_is_never_looked_through() -> None:
 
 def test_a_collector_that_was_off_stays_off() -> None:
     gc.disable()
-    with uncollected():
+    with pause_gc():
         pass
     assert not gc.isenabled()
 
 
 def test_a_failed_import_turns_it_on_again() -> None:
     gc.enable()
-    with pytest.raises(ImportError), importing("nothing_like_it"):
+    with pytest.raises(ImportError), speed_up_imports("nothing_like_it"):
         raise ImportError
     assert gc.isenabled()
 
@@ -49,8 +49,8 @@ def test_what_is_loaded_already_is_neither_announced_nor_frozen(
     gc.enable()
     frozen = gc.get_freeze_count()
     caplog.set_level("INFO")
-    monkeypatch.setattr(announcement, "PATIENCE", 0.0)
-    with importing("sys", "gc"):
+    monkeypatch.setattr(slow_log, "PATIENCE", 0.0)
+    with speed_up_imports("sys", "gc"):
         assert gc.isenabled()
     assert gc.get_freeze_count() <= frozen
     assert caplog.messages == []

@@ -13,7 +13,7 @@ BESIDE_A_STORE = """
 import atexit, ctypes, os, signal, sys, time, types
 from torch._C._distributed_c10d import TCPStore
 from trainer.run.distributed.watch import _in_time
-from trainer.system.process.native_thread import leave
+from trainer.system.process.native_thread import exit_process
 
 ports, port = os.pipe()
 holder = os.fork()
@@ -45,7 +45,7 @@ EXIT(4)
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(("how", "code"), [("leave", 4), ("sys.exit", -6)])
+@pytest.mark.parametrize(("how", "code"), [("exit_process", 4), ("sys.exit", -6)])
 def test_the_exit_code_stays_and_what_is_to_be_tidied_is(how: str, code: int) -> None:
     """Python 3.14 lets such a thread hang; before, an abort replaced the exit code."""
     if how == "sys.exit" and sys.version_info >= (3, 14):
@@ -59,10 +59,10 @@ def test_the_exit_code_stays_and_what_is_to_be_tidied_is(how: str, code: int) ->
 def test_without_such_a_thread_the_interpreter_ends_as_ever() -> None:
     program = (
         "import threading\n"
-        "from trainer.system.process.native_thread import leave\n"
+        "from trainer.system.process.native_thread import exit_process\n"
         "def last(): threading.main_thread().join(); print('last', flush=True)\n"
         "threading.Thread(target=last).start()\n"
-        "leave(3)\n"
+        "exit_process(3)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert (done.stdout.split(), done.returncode) == ([b"last"], 3)

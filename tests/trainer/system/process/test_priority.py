@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trainer.system.process.priority import NICENESS, raised_thread_priority, reset_thread_priority
+from trainer.system.process.priority import NICENESS, raise_thread_priority, reset_thread_priority
 
 
 def niceness() -> int:
@@ -21,7 +21,7 @@ def test_a_thread_is_raised_alone_and_what_it_starts_can_be_reset() -> None:
     seen: list[int] = []
 
     def run() -> None:
-        with raised_thread_priority() as said:
+        with raise_thread_priority() as said:
             threads = ThreadPoolExecutor(1), ThreadPoolExecutor(1, "", reset_thread_priority)
             seen.extend([said, niceness(), *(one.submit(niceness).result() for one in threads)])
         seen.append(niceness())
@@ -55,6 +55,6 @@ def test_without_root_the_limit_of_the_unit_decides(
     monkeypatch.setattr(os, "setpriority", set_priority)
     monkeypatch.setattr(os, "getpriority", lambda which, who: now)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
-    with raised_thread_priority() as said:
+    with raise_thread_priority() as said:
         assert (said, now) == (reached, reached)
     assert now == 0

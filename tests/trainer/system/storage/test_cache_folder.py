@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from trainer.cli import trainer
 from trainer.system.errors import InputError, StorageError
 from trainer.system.storage import cache_folder
-from trainer.system.storage.cache_folder import cached, entries
+from trainer.system.storage.cache_folder import ensure_entry, list_entries
 from trainer.system.storage.new_folder import write_new
 
 ELSEWHERE = """
 import sys
-from trainer.system.storage.cache_folder import cached
-print(cached(*sys.argv[1].split("-"), lambda: {"file": [b"x" * 1000]}), flush=True)
+from trainer.system.storage.cache_folder import ensure_entry
+print(ensure_entry(*sys.argv[1].split("-"), lambda: {"file": [b"x" * 1000]}), flush=True)
 sys.stdin.read()
 """
 
@@ -43,15 +43,15 @@ def made_elsewhere(*names: str) -> None:
 
 
 def names() -> set[str]:
-    return {entry.path.name for entry in entries()}
+    return {entry.path.name for entry in list_entries()}
 
 
 def test_an_entry_is_made_once_and_again_after_damage(root: Path) -> None:
     made_elsewhere(A)
-    assert cached("a", SAME, lambda: pytest.fail("it is there")) == root / A
+    assert ensure_entry("a", SAME, lambda: pytest.fail("it is there")) == root / A
     made_elsewhere(B)
     (root / B / "file").write_bytes(b"y" * 1000)
-    assert (cached("b", SAME, lambda: {"file": [b"new"]}) / "file").read_bytes() == b"new"
+    assert (ensure_entry("b", SAME, lambda: {"file": [b"new"]}) / "file").read_bytes() == b"new"
 
 
 def test_the_least_recently_used_go_but_none_in_use(
@@ -68,7 +68,7 @@ def test_the_least_recently_used_go_but_none_in_use(
         assert holder.stdout.readline().strip() == str(root / A)
         os.utime(root / A, (0, 0))
         monkeypatch.setenv("MOTLEY_CACHE_GIB", str(2500 / cache_folder.GIB))
-        cached("d", SAME, lambda: {"file": [b"z" * 1000]})
+        ensure_entry("d", SAME, lambda: {"file": [b"z" * 1000]})
         assert names() == {A, D}
         shown = CliRunner().invoke(trainer, ["cache", "--clear"])
         assert "in use" in shown.output
@@ -92,7 +92,7 @@ def test_the_command_shows_what_there_is(root: Path) -> None:
 def test_a_limit_is_a_number(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setenv("MOTLEY_CACHE_GIB", limit)
     with pytest.raises(InputError, match="give the limit in GiB, such as 64"):
-        cached("a", SAME, lambda: {"file": [b""]})
+        ensure_entry("a", SAME, lambda: {"file": [b""]})
 
 
 @pytest.mark.parametrize("below", [".", "folder"])
@@ -101,7 +101,11 @@ def test_a_cache_that_cannot_be_made_is_named(
 ) -> None:
     root.write_text("a file")
     monkeypatch.setenv("MOTLEY_CACHE", str(root / below))
-    for use in (lambda: cached("a", SAME, lambda: {"file": [b""]}), entries, cache_folder.clear):
+    for use in (
+        lambda: ensure_entry("a", SAME, lambda: {"file": [b""]}),
+        list_entries,
+        cache_folder.clear_cache,
+    ):
         with pytest.raises(StorageError, match=r"cache.*: the cache .*; set MOTLEY_CACHE to a fo"):
             use()
 
@@ -115,7 +119,7 @@ def test_a_users_own_models_and_checkpoints_are_none_of_the_cache(
     made_elsewhere(A)
     assert names() == {A}
     monkeypatch.setenv("MOTLEY_CACHE_GIB", "0")
-    cached("b", SAME, lambda: {"file": [b"z" * 1000]})
+    ensure_entry("b", SAME, lambda: {"file": [b"z" * 1000]})
     cleared = CliRunner().invoke(trainer, ["cache", "--clear"])
     assert cleared.exit_code == 0
     assert names() == {B}  # this process holds it

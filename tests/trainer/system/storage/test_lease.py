@@ -26,9 +26,9 @@ from trainer.checkpoint.reader import step_folders
 from trainer.checkpoint.store import CheckpointStore
 from trainer.system.errors import InUseError
 from trainer.system.storage import lease, lease_folder
-from trainer.system.storage.atomic_folder import verify
-from trainer.system.storage.lease import Lease, refuse_if_held, take
-from trainer.system.storage.lease_folder import lease_path, write_beat
+from trainer.system.storage.atomic_folder import verify_folder
+from trainer.system.storage.lease import Lease, acquire_lease, refuse_if_held
+from trainer.system.storage.lease_folder import lease_path, write_heartbeat
 
 AGES = 3600.0
 """A silence that no test lasts: what needs it to be over hangs."""
@@ -93,19 +93,19 @@ def test_of_many_at_once_one_gets_it(tmp_path: Path) -> None:
         assert [path.name for path in folder.iterdir()] == [".lease-000001"]
 
 
-@pytest.mark.parametrize("at", ["write_beat", "lease_path"])
+@pytest.mark.parametrize("at", ["write_heartbeat", "lease_path"])
 def test_one_that_is_killed_while_it_asks_leaves_nothing_for_ever(tmp_path: Path, at: str) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
 from trainer.system.storage import lease, lease_folder
 lease_folder.{at} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-lease.take(Path({str(tmp_path)!r}), "killed")
+lease.acquire_lease(Path({str(tmp_path)!r}), "killed")
 """
     died = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE, check=False)
     assert died.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 1
-    take(tmp_path, "mine").release()
+    acquire_lease(tmp_path, "mine").release()
     assert [path.name for path in tmp_path.iterdir()] == [".lease-000001"]
 
 
@@ -113,7 +113,7 @@ def test_the_refusal_names_the_holder_and_what_to_do(tmp_path: Path, start: type
     holder = start(tmp_path)
     assert holder.says() == "held"
     with pytest.raises(InUseError) as refused:
-        take(tmp_path, "mine")
+        acquire_lease(tmp_path, "mine")
     line = str(refused.value)
     assert f"in use by run run-of-{holder.process.pid}, pid {holder.process.pid} on host" in line
     assert "since 20" in line
@@ -125,7 +125,7 @@ def test_the_refusal_names_the_holder_and_what_to_do(tmp_path: Path, start: type
 
 
 def test_a_look_finds_the_holder_and_leaves_nothing(tmp_path: Path, start: type[Holder]) -> None:
-    """Who lives on another host is found by listening alone, which is left to `take`."""
+    """Who lives on another host is found by listening alone, which is left to `acquire_lease`."""
     for folder in (tmp_path / "none", tmp_path):
         refuse_if_held(folder)
     assert not list(tmp_path.iterdir())
@@ -146,7 +146,7 @@ def test_one_that_was_given_back_is_free_for_any_host(tmp_path: Path, start: typ
     elsewhere = start(tmp_path, identity="another host")
     assert elsewhere.says() == "held"
     assert elsewhere.ends() == 0
-    take(tmp_path, "mine", silence=AGES).release()
+    acquire_lease(tmp_path, "mine", silence=AGES).release()
 
 
 def test_without_locks_signs_of_life_decide_on_the_same_host_too(
@@ -159,21 +159,21 @@ def test_without_locks_signs_of_life_decide_on_the_same_host_too(
     holder = start(tmp_path, silence=1.0)
     assert holder.says() == "held"
     with pytest.raises(InUseError):
-        take(tmp_path, "mine", silence=AGES)
+        acquire_lease(tmp_path, "mine", silence=AGES)
 
 
 def test_a_folder_that_is_away_ends_nothing(tmp_path: Path) -> None:
     """An unmounted share looks empty: that is no successor."""
     lost: list[str] = []
     folder, away = tmp_path / "share", tmp_path / "away"
-    held = take(folder, "mine", on_lost=lost.append, silence=0.0001)
+    held = acquire_lease(folder, "mine", on_lost=lost.append, silence=0.0001)
     folder.rename(away)
-    held.check()
+    held.check_held()
     folder.mkdir()
-    held.check()
+    held.check_held()
     folder.rmdir()
     away.rename(folder)
-    held.check()
+    held.check_held()
     assert not lost
     held.release()
 
@@ -185,9 +185,9 @@ def test_only_listening_counts_as_silence(
     elsewhere = start(tmp_path, silence=1.0, identity="another host")
     assert elsewhere.says() == "held"
     jumping = iter(range(0, 10**9, 10**6))
-    monkeypatch.setattr(lease, "_now", lambda: float(next(jumping)))
+    monkeypatch.setattr(lease, "_boot_clock", lambda: float(next(jumping)))
     with pytest.raises(InUseError):
-        take(tmp_path, "mine", silence=60.0)
+        acquire_lease(tmp_path, "mine", silence=60.0)
 
 
 @pytest.mark.parametrize("what", ["beats meanwhile", "is away meanwhile", "beats afterwards"])
@@ -206,18 +206,18 @@ def test_one_that_may_live_in_the_second_folder_is_listened_to(
     def newest_lease(folder: Path) -> int | None:
         if folder == checkpoints and next(looks, 0) == 2:
             if what == "beats meanwhile":
-                write_beat(beaten, 77)
+                write_heartbeat(beaten, 77)
             elif what == "is away meanwhile":
                 raise OSError(errno.EIO, "the share does not answer")
         return look(folder)
 
     monkeypatch.setattr(lease_folder, "newest_lease", newest_lease)
-    mine = take(output, "mine", silence=0.3, beside=checkpoints)
+    mine = acquire_lease(output, "mine", silence=0.3, beside=checkpoints)
     if what == "beats afterwards":
-        write_beat(beaten, 77)
+        write_heartbeat(beaten, 77)
     holder.is_told(signal.SIGCONT)
     with pytest.raises(InUseError, match=f"pid {holder.process.pid} on host"):
-        take(checkpoints, "mine", silence=AGES, after=mine)
+        acquire_lease(checkpoints, "mine", silence=AGES, after=mine)
     mine.release()
     assert holder.ends() == 0, "undisturbed"
 
@@ -244,7 +244,7 @@ def save_until(folder: Path, k: int) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     disk = CountingDisk()
-    store = open_store(folder, take(folder, "run-a", silence=AGES), disk)
+    store = open_store(folder, acquire_lease(folder, "run-a", silence=AGES), disk)
     disk.count_anew(stop)
     try:
         save(store, 2, generation=2)
@@ -277,14 +277,14 @@ def test_stopped_at_any_operation_it_publishes_nothing_after_a_takeover(
     while True:
         k += 1
         folder = tmp_path / f"{k}"
-        first = take(folder, "run-a")
+        first = acquire_lease(folder, "run-a")
         save(open_store(folder, first), 2 if again else 1, generation=1)
         first.release()
         child = stopped_at(folder, k)
         if child.exitcode is not None:
             break
         try:
-            held = take(folder, "run-a", silence=0.03)
+            held = acquire_lease(folder, "run-a", silence=0.03)
             store = open_store(folder, held)
             restored = store.restore()
             assert restored is not None, k
@@ -301,7 +301,7 @@ def test_stopped_at_any_operation_it_publishes_nothing_after_a_takeover(
         kept = step_folders(folder)
         assert folder / "step-000004" in kept, k
         for path in kept:
-            verify(path)
+            verify_folder(path)
         hidden = [path.name for path in folder.iterdir() if path.name.startswith(".")]
         assert hidden == [".lease-000003"], (k, hidden)
         newest = store.restore()

@@ -16,9 +16,9 @@ from trainer.data.samples import hash_files
 from trainer.data.sources import find_data
 from trainer.system.process.child import PROGRESS_VARIABLE
 from trainer.system.storage import progress
-from trainer.system.storage.atomic_folder import record_of
-from trainer.system.storage.cache_folder import cached
-from trainer.system.storage.progress import Progress, latest, reported
+from trainer.system.storage.atomic_folder import make_record
+from trainer.system.storage.cache_folder import ensure_entry
+from trainer.system.storage.progress import Progress, latest_progress, report_progress
 
 
 class Clock:
@@ -57,14 +57,14 @@ def test_bytes_are_shown_in_mib() -> None:
 
 
 def test_the_count_of_a_process_only_grows_and_its_amount_has_no_time() -> None:
-    before, _ = latest()
-    with reported("reading a", 10) as counted:
+    before, _ = latest_progress()
+    with report_progress("reading a", 10) as counted:
         counted.advance(4)
-        assert latest() == (before + 4, "reading a: 4 of 10 rows")
-    with reported("hashing b", unit="bytes") as counted:
-        assert latest() == (before + 4, "hashing b: 0.0 MiB")
+        assert latest_progress() == (before + 4, "reading a: 4 of 10 rows")
+    with report_progress("hashing b", unit="bytes") as counted:
+        assert latest_progress() == (before + 4, "hashing b: 0.0 MiB")
         counted.advance(1 << 20)
-    assert latest() == (before + 4 + (1 << 20), "hashing b: 1.0 MiB")
+    assert latest_progress() == (before + 4 + (1 << 20), "hashing b: 1.0 MiB")
 
 
 def test_hashing_counting_and_pipes_count(tmp_path: Path) -> None:
@@ -73,20 +73,20 @@ def test_hashing_counting_and_pipes_count(tmp_path: Path) -> None:
     size = file.stat().st_size
     for read, line in (
         (lambda: hash_files([file]), "hashing data.jsonl: 0.0 of 0.0 MiB"),
-        (lambda: record_of(file), "hashing data.jsonl: 0.0 of 0.0 MiB"),
+        (lambda: make_record(file), "hashing data.jsonl: 0.0 of 0.0 MiB"),
         (lambda: count_lines(file), "counting the lines of data.jsonl: 0.0 of 0.0 MiB"),
     ):
-        before, _ = latest()
+        before, _ = latest_progress()
         read()
-        assert latest() == (before + size, line)
+        assert latest_progress() == (before + size, line)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    before, _ = latest()
+    before, _ = latest_progress()
     writer = threading.Thread(target=lambda: pipe.write_bytes(b"x" * 1000))
     writer.start()
     find_data(pipe)
     writer.join()
-    assert latest() == (before + 1000, f"reading the pipe {pipe}: 0.0 MiB")
+    assert latest_progress() == (before + 1000, f"reading the pipe {pipe}: 0.0 MiB")
 
 
 def test_what_another_process_writes_of_an_entry_counts_for_one_that_waits(
@@ -95,13 +95,15 @@ def test_what_another_process_writes_of_an_entry_counts_for_one_that_waits(
     monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
     digest = "0123456789abcdef"
     with HeldCache(tmp_path / "cache", grows=True):
-        before, _ = latest()
-        waiting = threading.Thread(target=cached, args=("a", digest, lambda: {"file": [b"x"]}))
+        before, _ = latest_progress()
+        waiting = threading.Thread(
+            target=ensure_entry, args=("a", digest, lambda: {"file": [b"x"]})
+        )
         waiting.start()
-        wait_for(lambda: latest()[0] > before + (2 << 20), "two MiB of the other process")
-        assert latest()[1].startswith("waiting for another process that fills ")
+        wait_for(lambda: latest_progress()[0] > before + (2 << 20), "two MiB of the other process")
+        assert latest_progress()[1].startswith("waiting for another process that fills ")
     waiting.join()
-    assert (cached("a", digest, dict) / "file").read_bytes() == b"x"
+    assert (ensure_entry("a", digest, dict) / "file").read_bytes() == b"x"
 
 
 def test_the_file_of_a_supervisor_holds_the_line_until_the_end(
@@ -110,12 +112,12 @@ def test_the_file_of_a_supervisor_holds_the_line_until_the_end(
     path = tmp_path / "progress"
     monkeypatch.setenv(PROGRESS_VARIABLE, str(path))
     monkeypatch.setattr(progress, "REPORT_INTERVAL", 0.0)
-    with reported("reading a", 3000) as counted:
+    with report_progress("reading a", 3000) as counted:
         counted.advance(1000)
         assert path.read_text().startswith("reading a: 1,000 of 3,000 rows, ")
         counted.advance(2000)
         assert path.read_text() == "reading a: 3,000 of 3,000 rows, 0 s left"
     assert not path.exists()
     monkeypatch.setenv(PROGRESS_VARIABLE, str(tmp_path / "gone" / "progress"))
-    with reported("reading a") as counted:  # what cannot be written does not end the reading
+    with report_progress("reading a") as counted:  # what cannot be written does not end the reading
         counted.advance(1000)

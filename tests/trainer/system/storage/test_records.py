@@ -11,12 +11,12 @@ def test_an_outage_that_comes_and_goes_is_one_alarm(tmp_path: Path):
     alarms: list[str] = []
     outage = Outage(tmp_path, alarms.append)
     for _ in range(5):
-        outage.begin("full")
-        outage.end()
+        outage.note_failure("full")
+        outage.note_success()
     assert len(alarms) == 1
     for _ in range(100):
-        outage.end()
-    outage.begin("full again")
+        outage.note_success()
+    outage.note_failure("full again")
     assert len(alarms) == 2
 
 

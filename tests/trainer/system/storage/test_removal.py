@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from trainer.system.storage import removal
-from trainer.system.storage.atomic_folder import Disk, FolderWriter, hidden_name, verify
-from trainer.system.storage.removal import FORGOTTEN, sweep
+from trainer.system.storage.atomic_folder import Disk, FolderWriter, hidden_name, verify_folder
+from trainer.system.storage.removal import FORGOTTEN, sweep_leftovers
 
 WRITE_ELSEWHERE = """
 import sys
@@ -21,10 +21,10 @@ from tests.trainer.lease_holder import become
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
 become("another host")
 writer = FolderWriter(Disk(), Path(sys.argv[1]), "shard-00001")
-writer.add("half", [b"content"])
+writer.write_file("half", [b"content"])
 print("half", flush=True)
 sys.stdin.readline()
-writer.add("rest", [b"content"])
+writer.write_file("rest", [b"content"])
 writer.publish()
 """
 
@@ -45,11 +45,11 @@ def test_a_living_writer_of_another_host_is_spared(tmp_path: Path) -> None:
     with writer:
         assert writer.stdout
         assert writer.stdout.readline() == b"half\n"
-        sweep(Disk(), tmp_path)
-        sweep(Disk(), tmp_path, "shard-00001")
+        sweep_leftovers(Disk(), tmp_path)
+        sweep_leftovers(Disk(), tmp_path, "shard-00001")
         writer.communicate(b"\n", timeout=60)
     assert writer.returncode == 0
-    verify(tmp_path / "shard-00001")
+    verify_folder(tmp_path / "shard-00001")
 
 
 @pytest.mark.parametrize("kind", ["tmp", "old"])
@@ -63,14 +63,14 @@ def test_what_another_host_left_goes_when_it_was_not_touched_for_long(
     left.mkdir()
     (left / "file").write_bytes(b"half")
     backdate(left, FORGOTTEN - 60)
-    sweep(Disk(), tmp_path)
+    sweep_leftovers(Disk(), tmp_path)
     assert left.exists()
     backdate(left, FORGOTTEN + 60)
     os.utime(left / "file")  # the last file still grows
-    sweep(Disk(), tmp_path)
+    sweep_leftovers(Disk(), tmp_path)
     assert left.exists()
     backdate(left, FORGOTTEN + 60)
-    sweep(Disk(), tmp_path)
+    sweep_leftovers(Disk(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001"]
 
 
@@ -82,24 +82,24 @@ def test_the_age_is_by_the_clock_of_the_file_server(
     left.mkdir()
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 86_400)
-    sweep(Disk(), tmp_path)
+    sweep_leftovers(Disk(), tmp_path)
     assert left.exists()
 
 
 def test_what_is_of_an_unknown_host_is_judged_by_its_age(tmp_path: Path) -> None:
     left = tmp_path / ".tmp-step-000001-12345678"
     left.mkdir()
-    sweep(Disk(), tmp_path)
+    sweep_leftovers(Disk(), tmp_path)
     assert left.exists()
     backdate(left, FORGOTTEN + 60)
-    sweep(Disk(), tmp_path)
+    sweep_leftovers(Disk(), tmp_path)
     assert not left.exists()
 
 
 def test_what_this_host_left_goes_at_once(tmp_path: Path) -> None:
     living = FolderWriter(Disk(), tmp_path, "step-000001")
     (tmp_path / hidden_name("tmp", "step-000002")).mkdir()
-    sweep(Disk(), tmp_path)
+    sweep_leftovers(Disk(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [living.temporary.name]
     living.abandon()
 
@@ -116,5 +116,5 @@ def test_a_folder_that_vanishes_meanwhile_is_no_error(
         return scan(folder)
 
     monkeypatch.setattr(removal, "_last_touched", vanish)
-    sweep(Disk(), tmp_path)
+    sweep_leftovers(Disk(), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -17,9 +17,9 @@ from trainer.system.storage.atomic_folder import (
     FolderWriter,
     hidden_name,
     prepare_folder,
-    verify,
+    verify_folder,
 )
-from trainer.system.storage.removal import pin, remove, sweep
+from trainer.system.storage.removal import pin_folder, remove_folder, sweep_leftovers
 
 
 @pytest.mark.long
@@ -124,32 +124,33 @@ def test_sweep_spares_a_living_writer(tmp_path: Path):
     living = FolderWriter(disk, tmp_path, "step-000001")
     (tmp_path / hidden_name("tmp", "step-000002")).mkdir()
     (tmp_path / ".link-latest-dead").symlink_to("step-000009")
-    sweep(disk, tmp_path)
+    sweep_leftovers(disk, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [living.temporary.name]
-    living.add("file", [b"content"])
-    verify(living.publish())
+    living.write_file("file", [b"content"])
+    verify_folder(living.publish())
 
 
 def test_sweep_brings_back_what_was_set_aside(tmp_path: Path):
     disk = Disk()
     writer = FolderWriter(disk, tmp_path, "step-000001")
-    writer.add("file", [b"content"])
+    writer.write_file("file", [b"content"])
     path = writer.publish()
     path.rename(tmp_path / hidden_name("old", "step-000001"))
-    sweep(disk, tmp_path)
-    verify(path)
+    sweep_leftovers(disk, tmp_path)
+    verify_folder(path)
 
 
 def test_a_pin_of_another_process_holds(tmp_path: Path):
     writer = FolderWriter(Disk(), tmp_path, "step-000001")
-    writer.add("file", [b"content"])
+    writer.write_file("file", [b"content"])
     path = writer.publish()
     holder = subprocess.Popen(
         [
             sys.executable,
             "-c",
-            "import sys; from pathlib import Path; from trainer.system.storage.removal import pin\n"
-            "with pin(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()",
+            "import sys; from pathlib import Path\n"
+            "from trainer.system.storage.removal import pin_folder\n"
+            "with pin_folder(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()",
             path,
         ],
         stdin=subprocess.PIPE,
@@ -158,10 +159,10 @@ def test_a_pin_of_another_process_holds(tmp_path: Path):
     assert holder.stdout is not None
     with holder:
         assert holder.stdout.readline() == b"held\n"
-        assert not remove(Disk(), path)
-        verify(path)
+        assert not remove_folder(Disk(), path)
+        verify_folder(path)
         holder.communicate()
-    assert remove(Disk(), path)
+    assert remove_folder(Disk(), path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -171,11 +172,11 @@ def test_short_writes_are_continued(tmp_path: Path):
             return super().write(descriptor, data[:7])
 
     writer = FolderWriter(SlowDisk(), tmp_path, "folder")
-    writer.add("file", [b"0123456789" * 5, b"", memoryview(b"abc")])
+    writer.write_file("file", [b"0123456789" * 5, b"", memoryview(b"abc")])
     path = writer.publish()
     assert (path / "file").read_bytes() == b"0123456789" * 5 + b"abc"
-    verify(path)
-    with pin(path) as held:
+    verify_folder(path)
+    with pin_folder(path) as held:
         assert held == path
 
 
@@ -184,7 +185,7 @@ def test_a_probe_that_another_process_swept_away_is_no_error(tmp_path: Path, mon
 
     def touch_and_sweep(path: Path) -> None:
         touch(path)
-        sweep(Disk(), tmp_path)
+        sweep_leftovers(Disk(), tmp_path)
 
     monkeypatch.setattr(Path, "touch", touch_and_sweep)
     prepare_folder(tmp_path)

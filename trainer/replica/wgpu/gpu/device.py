@@ -14,7 +14,7 @@ from trainer.planning.vulkan_buffers import Kind, aligned, nbytes
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.errors import DeviceError, LostError, OutOfMemoryError
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
-from trainer.system.process.announcement import announced
+from trainer.system.process.slow_log import log_if_slow
 
 LIMITS = (
     "max-buffer-size",
@@ -101,7 +101,7 @@ class Device:
         """
         key = code, tuple(sorted((constants or {}).items()))
         if key not in self._pipelines:
-            with announced("compiling a kernel"), self.guarded():
+            with log_if_slow("compiling a kernel"), self.guarded():
                 module = self.handle.create_shader_module(code=code)
                 stage: Any = {"module": module, "entry_point": "main", "constants": dict(key[1])}
                 made = self.handle.create_compute_pipeline(layout="auto", compute=stage)

@@ -100,7 +100,7 @@ def pick(found: Sequence[Adapter], wanted: str, *, allow_software: bool) -> Adap
 
 def located(
     found: Sequence[Adapter],
-    addresses: Callable[[int, int], list[str]] = pci.addresses,
+    addresses: Callable[[int, int], list[str]] = pci.find_addresses,
 ) -> list[Adapter]:
     """Return the adapters with their PCI addresses.
 
@@ -128,7 +128,7 @@ def ordered(found: Sequence[Adapter]) -> list[Adapter]:
 def _matches(adapter: Adapter, wanted: str) -> bool:
     if wanted.isdecimal():
         return adapter.index == int(wanted)
-    if address := pci.address_of(wanted):
+    if address := pci.normalize_address(wanted):
         return adapter.address == address
     return wanted.casefold() in adapter.name.casefold()
 

@@ -25,8 +25,8 @@ from trainer.planning.vulkan_buffers import NF4_BLOCK
 from trainer.replica.wgpu.weights.floats import from_bf16, stored_values, to_bf16
 from trainer.replica.wgpu.weights.nf4 import quantize
 from trainer.system.errors import InputError, StorageError
-from trainer.system.process.announcement import announced
-from trainer.system.storage.cache_folder import cached
+from trainer.system.process.slow_log import log_if_slow
+from trainer.system.storage.cache_folder import ensure_entry
 from trainer.system.storage.new_folder import write_new
 
 log = logging.getLogger(__name__)
@@ -59,8 +59,8 @@ def quantized(
         return {NF4_FILE: _pieces(header, tensors, through_bf16=through_bf16)}
 
     try:
-        with announced(f"reading the quantised weights of {model_dir}"):
-            folder = cached(name, blake3(header).hexdigest(), files)
+        with log_if_slow(f"reading the quantised weights of {model_dir}"):
+            folder = ensure_entry(name, blake3(header).hexdigest(), files)
     except StorageError as error:
         log.warning("%s; quantised for this run only", error)
     else:

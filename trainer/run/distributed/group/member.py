@@ -13,7 +13,7 @@ from trainer.run.distributed.group.processes import BEAT
 from trainer.run.distributed.group.setup import Setup, identity
 from trainer.run.distributed.watch import is_of_peers
 from trainer.system.errors import DoesNotFitError, TrainerError, first_line, is_out_of_memory
-from trainer.system.process.sign_of_life import give_signs
+from trainer.system.process.heartbeat import start_heartbeat
 
 if TYPE_CHECKING:
     from trainer.run.distributed.group.part import GroupPart
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 def serve(link: GroupLink, rank: int) -> int:
     """Do as the leader says until it closes the link, and return the exit code."""
-    give_signs(lambda: link.send({"beat": True}), BEAT)
+    start_heartbeat(lambda: link.send({"beat": True}), BEAT)
     try:
         return _serve(link, rank)
     except Exception as error:

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from trainer.run.distributed.group.link import Arrays, GroupLink
 from trainer.system.errors import InputError, UnreachableError, first_line
 from trainer.system.process.child import die_with_parent
-from trainer.system.process.sign_of_life import Silence
+from trainer.system.process.heartbeat import HeartbeatMonitor
 
 BEAT = 0.5
 """Seconds between a member's signs of life."""
@@ -49,7 +49,7 @@ class _Member:
     )
     owed: int = 0
     """Commands that it has not done yet."""
-    silence: Silence = field(default_factory=lambda: Silence(longest=STALLED / 2))
+    silence: HeartbeatMonitor = field(default_factory=lambda: HeartbeatMonitor(longest=STALLED / 2))
     """A group that was stopped as a whole goes on."""
     error: dict[str, Any] | None = None
     ended: int | None = None
@@ -171,7 +171,7 @@ class Members:
             while not (self._closing or any(map(_is_lost, self._members))):
                 self._hear(selector, BEAT)
                 for member in self._members:
-                    member.silence.hear()
+                    member.silence.observe()
             last = time.monotonic()
             while not self._closing and time.monotonic() < last + _SETTLE:
                 self._hear(selector, _SETTLE / 5)
@@ -196,7 +196,7 @@ class Members:
 
     def _take(self, member: _Member) -> None:
         messages = member.link.receive_whole()
-        member.silence.hear(object())
+        member.silence.observe(object())
         if messages is None:
             with contextlib.suppress(ChildProcessError):  # `end` was first
                 member.ended = os.waitstatus_to_exitcode(os.waitpid(member.pid, 0)[1])

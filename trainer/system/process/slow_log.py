@@ -14,13 +14,13 @@ PATIENCE = 1.0
 
 
 @contextmanager
-def announced(what: str, say: Callable[[str], None] = log.info) -> Iterator[None]:
-    """Log `what` once the block has taken longer than a second.
+def log_if_slow(operation: str, log_line: Callable[[str], None] = log.info) -> Iterator[None]:
+    """Log `operation` once the block has taken longer than a second.
 
     It goes to the log, so to stderr, as a line: stdout is data, and units' logs have no carriage
-    returns. `say` prints it for a program without a log.
+    returns. `log_line` prints it for a program without a log.
     """
-    timer = threading.Timer(PATIENCE, say, (f"{what} ...",))
+    timer = threading.Timer(PATIENCE, log_line, (f"{operation} ...",))
     timer.daemon = True
     timer.start()
     try:

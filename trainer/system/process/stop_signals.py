@@ -15,7 +15,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     return (signal.SIGTERM, signal.SIGINT, *(() if ignored else (signal.SIGHUP,)))
 
 
-def on_stop_signals(handler: Callable[[signal.Signals], object]) -> dict[signal.Signals, Any]:
+def handle_stop_signals(handler: Callable[[signal.Signals], object]) -> dict[signal.Signals, Any]:
     """Install a handler for the signals that ask to stop; return the handlers before it."""
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 
@@ -30,7 +30,7 @@ def on_stop_signals(handler: Callable[[signal.Signals], object]) -> dict[signal.
     return {number: signal.signal(number, handle) for number in stop_signals()}
 
 
-class Stop:
+class StopRequest:
     """The reason to end early; empty, and false, until a stop is requested.
 
     Not an Event: its lock could be held by the code that a signal interrupts.
@@ -42,6 +42,6 @@ class Stop:
     def __bool__(self) -> bool:
         return bool(self.reason)
 
-    def ask(self, reason: str) -> None:
-        """End soon; the first reason counts."""
+    def request(self, reason: str) -> None:
+        """Request a stop; the first reason counts."""
         self.reason = self.reason or reason

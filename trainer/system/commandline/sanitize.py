@@ -13,7 +13,7 @@ _UNSAFE = re.compile(
 )
 
 
-def visible(text: str) -> str:
+def sanitize_text(text: str) -> str:
     r"""Return a text as one line without effects: colours are removed, the rest is escaped
     (`\x1b`).
 

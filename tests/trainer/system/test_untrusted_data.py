@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.system.received import LONGEST, parse, plain, receive
+from trainer.system.untrusted_data import LONGEST, drop_odd_values, parse_json, validate_data
 
 ODD = (
     math.nan,
@@ -50,44 +50,44 @@ def nested(leaf: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @given(nested(st.sampled_from(ODD)))
 def test_an_odd_value_is_refused_in_one_plain_line(tree: Any) -> None:
     with pytest.raises(ValueError, match="answer: ") as caught:
-        receive(object, tree, "answer")
+        validate_data(object, tree, "answer")
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1000
 
 
 def test_figures_of_a_diverging_run_pass() -> None:
-    assert receive(dict[str, float], {"grad_norm": 3.4e38}, "status") == {"grad_norm": 3.4e38}
+    assert validate_data(dict[str, float], {"grad_norm": 3.4e38}, "status") == {"grad_norm": 3.4e38}
     with pytest.raises(ValueError, match="step"):
-        receive(dict[str, int], {"step": 1e38}, "status")
+        validate_data(dict[str, int], {"step": 1e38}, "status")
 
 
 @given(nested(PLAIN))
 def test_plain_values_pass(tree: Any) -> None:
-    assert receive(object, tree, "answer") == tree
+    assert validate_data(object, tree, "answer") == tree
 
 
 @given(nested(st.sampled_from((-1, -0.5, -(2**62)))))
 def test_negative_numbers_are_refused_where_none_can_be(tree: Any) -> None:
-    assert receive(object, tree, "answer") == tree
+    assert validate_data(object, tree, "answer") == tree
     with pytest.raises(ValueError, match=r"less than 0$"):
-        receive(object, tree, "answer", least=0)
+        validate_data(object, tree, "answer", least=0)
 
 
 def test_keys_are_texts_too() -> None:
     with pytest.raises(ValueError, match="control characters"):
-        receive(dict[str, int], {"a\nb": 1}, "answer")
+        validate_data(dict[str, int], {"a\nb": 1}, "answer")
 
 
 def test_lines_pass_where_they_are_expected() -> None:
-    assert receive(str, "one\ntwo\x1b[0m", "log", lines=True) == "one\ntwo\x1b[0m"
+    assert validate_data(str, "one\ntwo\x1b[0m", "log", lines=True) == "one\ntwo\x1b[0m"
     with pytest.raises(ValueError, match="finite"):
-        receive(float, math.nan, "clock", lines=True)
+        validate_data(float, math.nan, "clock", lines=True)
 
 
 @pytest.mark.parametrize("text", [b"NaN", b"[Infinity]", b"-Infinity", b"1e999", b"9" * 5000])
 def test_what_is_no_number_of_json_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="answer: "):
-        receive(object, parse(text, "answer"), "answer")
+        validate_data(object, parse_json(text, "answer"), "answer")
 
 
 @pytest.mark.parametrize("odd", [value for value in ODD if not isinstance(value, str)])
@@ -98,12 +98,15 @@ def test_a_report_is_kept_without_what_is_odd(odd: float) -> None:
         "validation": {"accuracy": odd, "loss": 1.0},
         "pair": [1, odd],
     }
-    assert plain(report) == {
+    assert drop_odd_values(report) == {
         "step": 3,
         "validation": {"loss": 1.0},
         "invalid": ["loss", "validation.accuracy", "pair.1"],
     }
-    assert plain({"step": 3, "reason": "two\nlines"}) == {"step": 3, "reason": "two\nlines"}
+    assert drop_odd_values({"step": 3, "reason": "two\nlines"}) == {
+        "step": 3,
+        "reason": "two\nlines",
+    }
 
 
 @pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"x" * 60: inner}])
@@ -113,8 +116,8 @@ def test_what_is_nested_too_deep_is_odd(wrap: Callable[[Any], Any]) -> None:
     for _ in range(5000):
         deep = wrap(deep)
     with pytest.raises(ValueError, match="nested deeper than") as caught:
-        receive(object, deep, "answer")
+        validate_data(object, deep, "answer")
     assert len(str(caught.value)) < 300
-    kept = plain({"step": 3, "loss": deep})
-    assert receive(dict[str, Any], kept, "report")["step"] == 3
+    kept = drop_odd_values({"step": 3, "loss": deep})
+    assert validate_data(dict[str, Any], kept, "report")["step"] == 3
     assert len(kept["invalid"]) == 1

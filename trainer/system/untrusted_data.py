@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from trainer.system.commandline.visible import visible
+from trainer.system.commandline.sanitize import sanitize_text
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def is_path_below(text: str) -> bool:
     return "/".join(parts) == text and 1 <= len(parts) <= 2 and ".." not in parts
 
 
-def receive(
+def validate_data(
     kind: type[T], tree: object, what: str, *, lines: bool = False, least: float = -LARGEST
 ) -> T:
     """Convert a host's data to a type: a dataclass, a model, `list[str]`, `float`.
@@ -58,25 +58,25 @@ def receive(
     try:
         for path, problem in _odd_values(tree, lines, least):
             raise ValueError(f"{what}: {path and f'{path[:SHOWN]}: '}{problem}")
-        return _adapter(kind).validate_python(tree)
+        return _type_adapter(kind).validate_python(tree)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{what}: {where and f'{where}: '}{first['msg']}") from None
 
 
-def receive_json(
+def validate_json(
     kind: type[T], data: bytes | str, what: str, *, lines: bool = False, least: float = -LARGEST
 ) -> T:
-    """Convert a JSON document as `receive` does.
+    """Convert a JSON document as `validate_data` does.
 
     Raises:
         ValueError: it is something else, or not plain; the message says what and where.
     """
-    return receive(kind, parse(data, what), what, lines=lines, least=least)
+    return validate_data(kind, parse_json(data, what), what, lines=lines, least=least)
 
 
-def plain(tree: dict[str, Any]) -> dict[str, Any]:
+def drop_odd_values(tree: dict[str, Any]) -> dict[str, Any]:
     """Return a report of a process without the values that are not plain.
 
     Their places are listed under the key `invalid`, so that the rest of it can be shown.
@@ -84,22 +84,22 @@ def plain(tree: dict[str, Any]) -> dict[str, Any]:
     odd = [path for path, _ in _odd_values(tree, True, -LARGEST)]
     if not odd:
         return tree
-    return {**_without(tree, {*odd}, ""), "invalid": [path[:SHOWN] for path in odd[:REPORTED]]}
+    return {**_drop_keys(tree, {*odd}, ""), "invalid": [path[:SHOWN] for path in odd[:REPORTED]]}
 
 
-def _without(tree: dict[str, Any], odd: set[str], path: str) -> dict[str, Any]:
+def _drop_keys(tree: dict[str, Any], odd: set[str], path: str) -> dict[str, Any]:
     """Return a tree without the keys, at any depth of dictionaries, that hold an odd value."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
-        here = _below(path, key)
-        if isinstance(value, dict) and here not in odd:
-            found[key] = _without(cast("dict[str, Any]", value), odd, here)
-        elif not any(f"{one}.".startswith(f"{here}.") for one in odd):
+        inner = _join_path(path, key)
+        if isinstance(value, dict) and inner not in odd:
+            found[key] = _drop_keys(cast("dict[str, Any]", value), odd, inner)
+        elif not any(f"{one}.".startswith(f"{inner}.") for one in odd):
             found[key] = value
     return found
 
 
-def parse(data: bytes | str, what: str) -> Any:
+def parse_json(data: bytes | str, what: str) -> Any:
     """Return a JSON document as it is; numbers and texts may be anything.
 
     Raises:
@@ -119,30 +119,30 @@ def _odd_values(
         yield path, f"nested deeper than {DEEPEST} levels"
     elif isinstance(tree, dict):
         for key, value in cast("dict[object, object]", tree).items():
-            yield from _odd_values(key, lines, least, _below(path, key), depth)
-            yield from _odd_values(value, lines, least, _below(path, key), depth + 1)
+            yield from _odd_values(key, lines, least, _join_path(path, key), depth)
+            yield from _odd_values(value, lines, least, _join_path(path, key), depth + 1)
     elif isinstance(tree, list | tuple):
         for number, value in enumerate(cast("list[object]", tree)):
-            yield from _odd_values(value, lines, least, _below(path, number), depth + 1)
+            yield from _odd_values(value, lines, least, _join_path(path, number), depth + 1)
     elif isinstance(tree, str):
         if len(tree) > LONGEST:
             yield path, f"a text of {len(tree):,} characters; at most {LONGEST:,} are taken"
-        elif not lines and visible(tree) != tree:
-            yield path, f"{visible(tree)[:60]!r} has line ends or control characters"
-    elif isinstance(tree, int | float) and not -_most(tree) < tree < _most(tree):
+        elif not lines and sanitize_text(tree) != tree:
+            yield path, f"{sanitize_text(tree)[:60]!r} has line ends or control characters"
+    elif isinstance(tree, int | float) and not -_upper_bound(tree) < tree < _upper_bound(tree):
         yield path, "is not a finite number of 64 bits"  # NaN is in no range
     elif isinstance(tree, int | float) and tree < least:
         yield path, f"is {tree}, less than {least:g}"
 
 
-def _most(number: float) -> float:
+def _upper_bound(number: float) -> float:
     return LARGEST_FLOAT if isinstance(number, float) else LARGEST
 
 
-def _below(path: str, key: object) -> str:
-    return f"{path}.{visible(str(key))[:60]}".lstrip(".")
+def _join_path(path: str, key: object) -> str:
+    return f"{path}.{sanitize_text(str(key))[:60]}".lstrip(".")
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _type_adapter(kind: type[T]) -> TypeAdapter[T]:
     return TypeAdapter(kind)

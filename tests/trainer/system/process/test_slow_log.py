@@ -12,18 +12,18 @@ import pytest
 
 from tests.trainer.small_model import SIZES, write_data, write_model
 from trainer.init_model import init_model
-from trainer.system.process import announcement
-from trainer.system.process.announcement import announced
+from trainer.system.process import slow_log
+from trainer.system.process.slow_log import log_if_slow
 
 IMPATIENT = """
 import sys
-from trainer.system.process import announcement
+from trainer.system.process import slow_log
 class Due:
     def __init__(self, seconds, call, arguments):
         self.start = lambda: call(*arguments)
     def cancel(self): pass
     join = cancel
-announcement.threading.Timer = Due
+slow_log.threading.Timer = Due
 from trainer.cli import main
 sys.argv = ["trainer", *sys.argv[1:]]
 main()
@@ -33,7 +33,7 @@ main()
 
 def test_a_block_that_is_quick_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    with announced("hashing"):
+    with log_if_slow("hashing"):
         pass
     assert caplog.messages == []
 
@@ -42,9 +42,9 @@ def test_a_block_that_is_slow_says_so_while_it_runs(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(announcement, "PATIENCE", 0.0)
+    monkeypatch.setattr(slow_log, "PATIENCE", 0.0)
     before = threading.active_count()
-    with announced("hashing model"):
+    with log_if_slow("hashing model"):
         wait_for_line(caplog)
     assert caplog.messages == ["hashing model ..."]
     assert threading.active_count() == before
@@ -58,7 +58,7 @@ def wait_for_line(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_an_error_passes_through() -> None:
-    with pytest.raises(ValueError, match="no"), announced("loading"):
+    with pytest.raises(ValueError, match="no"), log_if_slow("loading"):
         raise ValueError("no")
 
 

@@ -1,4 +1,4 @@
-"""What options of both programs share: the type of a path, and several options as one decorator."""
+"""Options of both programs: the type of a path, and several options as one decorator."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ PATH = click.Path(path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def together(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def combine_options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """Return a decorator that adds some options, in this order."""
 
-    def add(command: Command) -> Command:
+    def decorate(command: Command) -> Command:
         for option in reversed(options):
             command = option(command)
         return command
 
-    return add
+    return decorate
 
 
 notify_option = click.option(
