@@ -40,7 +40,7 @@ class Attacker:
 
     def hello(self) -> bytes:
         """Return the request to join as bytes."""
-        return self.frame(self.request.frame(0))
+        return self.frame(self.request.to_frame(0))
 
     def join(self) -> int:
         """Join and return the generation."""
@@ -92,23 +92,23 @@ BEFORE_JOINING: dict[str, Callable[[Attacker], bytes]] = {
     "a gradient": lambda a: a.frame(Frame(MessageType.GRADIENT, bytes(64))),
     "a state": lambda a: with_length(a.frame(Frame(MessageType.STATE, b"")), 2**20),
     "no JSON": lambda a: a.frame(Frame(MessageType.JOIN_REQUEST, b"\x80\x04}q\0.")),
-    "another message": lambda a: a.frame(messages.Heartbeat().frame(0)),
+    "another message": lambda a: a.frame(messages.Heartbeat().to_frame(0)),
 }
 
 AFTER_JOINING: dict[str, tuple[Callable[[Attacker, int], bytes], str]] = {
     "a replayed frame": (
-        lambda a, g: 2 * a.frame(messages.Heartbeat().frame(g, rank=a.rank)),
+        lambda a, g: 2 * a.frame(messages.Heartbeat().to_frame(g, rank=a.rank)),
         "frame 1 came, 2 was due",
     ),
     "reordered frames": (
         lambda a, g: b"".join(
-            reversed([a.frame(messages.Heartbeat().frame(g, rank=a.rank)) for _ in range(2)])
+            reversed([a.frame(messages.Heartbeat().to_frame(g, rank=a.rank)) for _ in range(2)])
         ),
         "frame 2 came, 1 was due",
     ),
-    "a second request": (lambda a, g: a.frame(a.request.frame(g)), "not for the coordinator"),
+    "a second request": (lambda a, g: a.frame(a.request.to_frame(g)), "not for the coordinator"),
     "an older generation": (
-        lambda a, g: a.frame(messages.Heartbeat().frame(g - 1)),
+        lambda a, g: a.frame(messages.Heartbeat().to_frame(g - 1)),
         "of generation",
     ),
     "a gradient nobody asked for": (
@@ -122,11 +122,11 @@ AFTER_JOINING: dict[str, tuple[Callable[[Attacker, int], bytes], str]] = {
         "at most 1048576",
     ),
     "a false proof": (
-        lambda a, g: a.frame(messages.StateLoaded(step=0, digest="0" * 64).frame(g)),
+        lambda a, g: a.frame(messages.StateLoaded(step=0, digest="0" * 64).to_frame(g)),
         "not the one it was sent",
     ),
     "another's checksum": (
-        lambda a, g: flipped(a.frame(messages.Heartbeat().frame(g)), HEADER_SIZE - 1),
+        lambda a, g: flipped(a.frame(messages.Heartbeat().to_frame(g)), HEADER_SIZE - 1),
         "checksum",
     ),
 }

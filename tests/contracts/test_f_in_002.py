@@ -131,7 +131,7 @@ FIELDS = [
 
 
 def read_message(name: str, text: str) -> messages.Message:
-    return messages.parse(Frame(MESSAGES[name].type, text.encode()))
+    return messages.parse_message(Frame(MESSAGES[name].type, text.encode()))
 
 
 def test_every_message_of_the_exchange_is_known() -> None:

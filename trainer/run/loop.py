@@ -14,8 +14,8 @@ from trainer.data.encoder import IGNORED
 from trainer.data.order import epoch_order
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.messages import (
-    Asked,
-    HandIn,
+    GenerationRequest,
+    PartialShard,
     ShardAssignment,
     Shutdown,
     StepCommit,
@@ -90,7 +90,7 @@ class Worker:
                 self._train_alone(shard, self._inner)
             case ShardAssignment(kind="train") as shard:
                 self._train(shard)
-            case ShardAssignment(asked=Asked() as asked) as shard:
+            case ShardAssignment(asked=GenerationRequest() as asked) as shard:
                 self._answer(shard, asked)
             case ShardAssignment() as shard:
                 self._evaluate(shard)
@@ -147,7 +147,7 @@ class Worker:
         moved = inner.run(batch, shard.step, shard.inner_batch, alpha=alpha, limit=shard.limit)
         result = moved.result
         if moved.samples < len(batch):
-            self.exchange.send(HandIn(shard=shard.shard, samples=moved.samples), shard.step)
+            self.exchange.send(PartialShard(shard=shard.shard, samples=moved.samples), shard.step)
         blocks = inner.blocks(shard.step) if shard.blocks is None else shard.blocks
         for index in blocks:
             self.exchange.send_block(shard, index, moved.block(index), result.weight)
@@ -203,7 +203,7 @@ class Worker:
             shard.step,
         )
 
-    def _answer(self, shard: ShardAssignment, asked: Asked) -> None:
+    def _answer(self, shard: ShardAssignment, asked: GenerationRequest) -> None:
         began = time.perf_counter()
         answers = self.replica.answer(asked.prompts, asked.new_tokens, frozenset(asked.stop))
         seconds, new = time.perf_counter() - began, sum(map(len, answers))

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from trainer.config.run import RunConfig, load
-from trainer.exchange.coordinator.answers import Questions
 from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.coordinator.prompt_generation import PromptSet
 from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.members import Job
@@ -75,7 +75,7 @@ class ExactProblem:
         *,
         samples: int = 20,
         validation_samples: int = 7,
-        questions: Questions | None = None,
+        questions: PromptSet | None = None,
         **overrides: Any,
     ) -> None:
         settings: dict[str, Any] = {
@@ -267,5 +267,5 @@ class ExactProblem:
         elif event["event"] == "answers":
             assert self.questions
             answers = [self.answer(prompt, applied) for prompt in self.questions.prompts]
-            read = [self.questions.read(*each) for each in enumerate(answers)]
+            read = [self.questions.make_record(*each) for each in enumerate(answers)]
             assert event == {"event": "answers", "at": applied, "answers": read}

@@ -165,8 +165,8 @@ class LossyCluster(SimulatedCluster):
 
     def _perform(self, actions: list[Any]) -> None:
         super()._perform(actions)
-        if self.coordinator and (round_ := self.coordinator.training.round):
-            self._ledgers[round_.step] = round_.ledger
+        if self.coordinator and (task := self.coordinator.training.task):
+            self._ledgers[task.step] = task.ledger
 
     def _span(self, block: int) -> slice:
         found = self.problem.account.blocks[block]

@@ -22,8 +22,8 @@ def _session(worker: SimulatedWorker) -> Session:
 
 def _shard(cluster: SimulatedCluster, rank: int, own: bool) -> Shard | None:
     """Return a shard of the round under way that is, or is not, the rank's."""
-    round_ = cluster.machine.training.round
-    shards = round_.ledger.dealt if round_ else []
+    task = cluster.machine.training.task
+    shards = task.ledger.initial_shards if task else []
     return next((shard for shard in shards if (shard.rank == rank) == own), None)
 
 
@@ -32,13 +32,13 @@ def _gradient(own: bool = True, **changes: Any) -> Misbehaviour:
 
     def send(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
         session = _session(worker)
-        round_ = cluster.machine.training.round
+        task = cluster.machine.training.task
         shard = _shard(cluster, session.rank, own)
         fields: dict[str, Any] = {
             "type": MessageType.GRADIENT,
             "payload": bytes(16),
             "generation": session.generation,
-            "step": round_.step if round_ else 0,
+            "step": task.step if task else 0,
             "rank": session.rank,
             "block": 0,
             "shard": shard.id if shard else 2**30,
@@ -58,15 +58,15 @@ def _twice(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
     """Send a right contribution two times."""
     session = _session(worker)
     problem = cluster.problem
-    round_ = cluster.machine.training.round
+    task = cluster.machine.training.task
     shard = _shard(cluster, session.rank, own=True)
-    if shard is None or round_ is None or round_.sums is None:
+    if shard is None or task is None or task.sums is None:
         return
     block = problem.layout.send_order[0]
     span = problem.layout.blocks[block]
-    total = problem.shard_gradient(round_.epoch, shard.start, shard.stop)
+    total = problem.shard_gradient(task.epoch, shard.start, shard.stop)
     weight = problem.shard_weight(shard.start, shard.stop)
-    assignment = round_.assignment(shard).model_copy(update={"blocks": None})
+    assignment = task.make_assignment(shard).model_copy(update={"blocks": None})
     for _ in range(2):
         worker.post(*session.block(assignment, block, total[span.start : span.stop], weight))
 
@@ -78,15 +78,15 @@ def _weight_within_a_block(cluster: SimulatedCluster, worker: SimulatedWorker) -
 
 def _early_result(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
     """Send the result of a shard whose gradients are not here."""
-    round_ = cluster.machine.training.round
+    task = cluster.machine.training.task
     shard = _shard(cluster, _session(worker).rank, own=True)
-    if round_ and round_.sums and shard and len(round_.ledger.missing(shard.id)) > 1:
-        worker.send(result_message(round_.assignment(shard), 1.0, 1, 1, 0.1))
+    if task and task.sums and shard and len(task.ledger.find_missing(shard.id)) > 1:
+        worker.send(result_message(task.make_assignment(shard), 1.0, 1, 1, 0.1))
 
 
 def _old_generation(_: SimulatedCluster, worker: SimulatedWorker) -> None:
     session = _session(worker)
-    worker.post(Heartbeat().frame(session.generation - 1, 0, session.rank))
+    worker.post(Heartbeat().to_frame(session.generation - 1, 0, session.rank))
 
 
 def _command(_: SimulatedCluster, worker: SimulatedWorker) -> None:
@@ -108,7 +108,7 @@ def _raw(make: Callable[[Pipe, int], bytes]) -> Misbehaviour:
 
 
 def _broken_checksum(pipe: Pipe, generation: int) -> bytes:
-    frame = bytearray(b"".join(pipe.encoder.encode(Heartbeat().frame(generation))))
+    frame = bytearray(b"".join(pipe.encoder.encode(Heartbeat().to_frame(generation))))
     frame[-1] ^= 1
     return bytes(frame)
 

@@ -72,7 +72,7 @@ def serve(
 def ask_to_join(address: tuple[str, int]) -> None:
     """Send a request to join and wait for the end of the connection."""
     with suppress(ConnectionError), socket.create_connection(address, timeout=20) as end:
-        request = join_request(0).frame(0)
+        request = join_request(0).to_frame(0)
         end.sendall(b"".join(FrameEncoder(run_tag(JOB.run_id)).encode(request)))
         while end.recv(65536):
             pass

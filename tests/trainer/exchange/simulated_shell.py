@@ -9,7 +9,16 @@ from tests.trainer.exchange.bystander import Bystander
 from tests.trainer.exchange.exact_problem import JOB, ExactProblem
 from tests.trainer.exchange.simulated_worker import SimulatedWorker, Wire
 from trainer.exchange.coordinator.membership import Coordinator
-from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle, Step
+from trainer.exchange.protocol.actions import (
+    Action,
+    ApplyUpdate,
+    Close,
+    Emit,
+    Finish,
+    Save,
+    Send,
+    Step,
+)
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.wire import Frame
 from trainer.exchange.worker.session import Session
@@ -63,7 +72,7 @@ class SimulatedShell:
     def settle(self) -> None:
         """Have a commit applied that was put off."""
         if self.coordinator and not self.finish:
-            self._perform(self.coordinator.settle(self.now))
+            self._perform(self.coordinator.apply_update(self.now))
 
     def stop(self, reason: str = "stopped by SIGTERM") -> None:
         if self.coordinator and not self.finish:
@@ -87,7 +96,7 @@ class SimulatedShell:
         self.wires[self._count] = (worker.wire, worker)
         worker.wire.down.decoder.admit()
         worker.wire.up.send([worker.session.hello()])
-        self._perform(self.coordinator.connected(self._count, certified, self.now))
+        self._perform(self.coordinator.add_connection(self._count, certified, self.now))
 
     def kill(
         self, worker: SimulatedWorker, delivered: int | None = 0, silent: bool = False
@@ -129,11 +138,11 @@ class SimulatedShell:
             return
         data = wire.up.take(count)
         if data:
-            self.machine.heard(wire.number, self.now)
+            self.machine.record_activity(wire.number, self.now)
         try:
             for frame in wire.up.received(data):
                 self.bystander.saw(wire.number, frame)
-                self._perform(self.machine.receive(wire.number, frame, self.now))
+                self._perform(self.machine.receive_frame(wire.number, frame, self.now))
                 if self.machine.membership.by_link(wire.number):
                     wire.up.decoder.admit()
                 if self.finish:
@@ -151,7 +160,9 @@ class SimulatedShell:
         if data:
             worker.heard = self.now
             if self.coordinator and not self.finish:
-                self.coordinator.heard(wire.number, self.now)  # the peer made room for more
+                self.coordinator.record_activity(
+                    wire.number, self.now
+                )  # the peer made room for more
         for frame in wire.down.received(data):
             try:
                 events, answers = session.receive(frame)
@@ -184,7 +195,7 @@ class SimulatedShell:
     def step(self) -> int:
         """Updates that the coordinator committed; it has yet to apply one that is put off."""
         training = self.machine.training
-        return training.state.step + (not training.settled)
+        return training.state.step + (not training.is_update_applied)
 
     def named(self, event: str) -> list[dict[str, Any]]:
         """Return the events of a name."""
@@ -206,7 +217,7 @@ class SimulatedShell:
                     if number in self.wires:
                         self.wires[number][0].closing = True
                         self._closing[number] = self.now
-                case Settle():
+                case ApplyUpdate():
                     self._commits += 1
                     if self._commits % 2 or not self.puts_off:
                         self.settle()
@@ -259,4 +270,4 @@ class SimulatedShell:
         """End a connection at the coordinator's end."""
         if self.wires.pop(wire.number, None) and self.coordinator and not self.finish:
             self._closing.pop(wire.number, None)
-            self._perform(self.coordinator.disconnected(wire.number, reason, self.now))
+            self._perform(self.coordinator.remove_connection(wire.number, reason, self.now))

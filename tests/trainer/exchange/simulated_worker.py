@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from tests.trainer.exchange.exact_problem import ExactProblem, join_request
 from trainer.exchange.protocol.messages import (
-    Asked,
-    HandIn,
+    GenerationRequest,
     JoinRequest,
     Message,
+    PartialShard,
     ShardAssignment,
     Shutdown,
     WeightsReport,
@@ -229,7 +229,7 @@ class SimulatedWorker:
         early = self.hands_in_early and shard.blocks is None and shard.stop - shard.start > 1
         if shard.inner_batch and early:
             stop = (shard.start + shard.stop) // 2
-            message = HandIn(shard=shard.shard, samples=stop - shard.start)
+            message = PartialShard(shard=shard.shard, samples=stop - shard.start)
             if sender := self._sender(session):
                 self._send(sender, [sender.message(message, shard.step)])
         total = problem.shard_blocks(shard.epoch, shard.start, stop)
@@ -272,7 +272,7 @@ class SimulatedWorker:
         result = result_message(shard, loss, count, count, 0.01, confusion=table)
         self._send(session, session.answer(result, shard.step))
 
-    def _answer(self, session: Session, shard: ShardAssignment, asked: Asked) -> None:
+    def _answer(self, session: Session, shard: ShardAssignment, asked: GenerationRequest) -> None:
         assert self.state is not None
         assert self.state.step == shard.step, "it answers with the weights of another step"
         answers = [self.problem.answer(prompt, shard.step) for prompt in asked.prompts]

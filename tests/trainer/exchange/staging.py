@@ -8,7 +8,7 @@ from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
 from trainer.exchange.coordinator.ledger import Shard
-from trainer.exchange.coordinator.rounds import Round
+from trainer.exchange.coordinator.task import Task
 
 AnyCluster = TypeVar("AnyCluster", bound=SimulatedCluster)
 
@@ -46,9 +46,9 @@ def compute(worker: SimulatedWorker, blocks: int | None = None) -> None:
         count += 1
 
 
-def open_round(cluster: SimulatedCluster) -> Round:
-    assert cluster.machine.training.round
-    return cluster.machine.training.round
+def open_round(cluster: SimulatedCluster) -> Task:
+    assert cluster.machine.training.task
+    return cluster.machine.training.task
 
 
 def covered(shards: list[Shard]) -> set[int]:
@@ -70,7 +70,7 @@ def until_step(cluster: SimulatedCluster, step: int) -> None:
 
 
 def until_validating(cluster: SimulatedCluster) -> None:
-    while not (round_ := cluster.machine.training.round) or round_.kind == "train":
+    while not (task := cluster.machine.training.task) or task.kind == "train":
         cluster.go_on()
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
 from tests.trainer.exchange.staging import assign, open_round, saved, started
-from trainer.exchange.coordinator.answers import Questions
+from trainer.exchange.coordinator.prompt_generation import PromptSet
 from trainer.exchange.worker.session import result_message
 
 pytestmark = pytest.mark.usefixtures("small_frames")
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.usefixtures("small_frames")
 
 def asking(every: int = 0, **settings: Any) -> ExactProblem:
     """Return a problem of 6 steps with three prompts."""
-    questions = Questions(
+    questions = PromptSet(
         prompts=[[7], [8, 9], [7, 7, 7]],
         stop=frozenset((1,)),
         vocabulary=10,
         every=every,
         new_tokens=4,
-        read=lambda number, tokens: {"number": number, "text": str(list(tokens))},
+        make_record=lambda number, tokens: {"number": number, "text": str(list(tokens))},
     )
     return ExactProblem(questions=questions, **settings)
 
@@ -52,15 +52,15 @@ def test_the_time_of_an_answer_is_no_speed() -> None:
     problem = asking(1, exchange__shares="measured")
     cluster = SimulatedCluster(problem, workers=2)
     cluster.run_to_end()
-    speeds = cluster.machine.training.dealer.balancer.speeds
+    speeds = cluster.machine.training.assigner.balancer.speeds
     assert all(speed.per_sample == pytest.approx(0.01) for speed in speeds.values())
 
 
 def test_one_worker_answers_and_others_if_it_is_lost() -> None:
     cluster = started(asking())
-    assert [shard.rank for shard in open_round(cluster).ledger.dealt] == [0]
+    assert [shard.rank for shard in open_round(cluster).ledger.initial_shards] == [0]
     cluster.kill(cluster.workers[0])
-    assert sum(shard.size for shard in open_round(cluster).ledger.open_shards(1)) == 2
+    assert sum(shard.size for shard in open_round(cluster).ledger.list_open(1)) == 2
     cluster.run_to_end()
     assert [event["at"] for event in cluster.named("answers")] == [0, 6]
 
@@ -70,7 +70,7 @@ def test_what_answers_nothing_is_not_taken(answers: list[list[int]] | None) -> N
     cluster = started(asking())
     worker = cluster.workers[0]
     cluster.deliver_down(worker)
-    shard = open_round(cluster).assignment(open_round(cluster).ledger.dealt[0])
+    shard = open_round(cluster).make_assignment(open_round(cluster).ledger.initial_shards[0])
     assert worker.session
     worker.send(result_message(shard, 0.0, 0, 1, 1.0, answers=answers))
     cluster.deliver_up(worker)

@@ -9,10 +9,10 @@ import pytest
 
 from tests.trainer.exchange.exact_problem import ExactProblem, join_request
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
-from trainer.exchange.coordinator.arrivals import INTRODUCTION, READERS
+from trainer.exchange.coordinator.pending_connections import JOIN_REQUEST_TIMEOUT, MAX_READERS
 from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Send
 from trainer.exchange.protocol.members import Certified, RefusalError
-from trainer.exchange.protocol.messages import Heartbeat, Reading, Shutdown, parse
+from trainer.exchange.protocol.messages import Heartbeat, Reading, Shutdown, parse_message
 from trainer.exchange.protocol.wire import Frame, MessageType
 
 DEADLINE = 20.0
@@ -29,15 +29,15 @@ class Run:
     finish: Finish | None = None
 
     def connect(self, link: int, certified: Certified = None) -> None:
-        self._perform(self.cluster.machine.connected(link, certified, self.cluster.now))
+        self._perform(self.cluster.machine.add_connection(link, certified, self.cluster.now))
 
     def report(self, link: int, count: int, rank: int | None = 1, host: str = "box") -> None:
         line = f"reading a.jsonl: {count} of 900 rows"
         reading = Reading(rank=rank, host=host, count=count, line=line)
-        self.receive(link, Heartbeat(reading=reading).frame(0))
+        self.receive(link, Heartbeat(reading=reading).to_frame(0))
 
     def receive(self, link: int, frame: Frame) -> None:
-        self._perform(self.cluster.machine.receive(link, frame, self.cluster.now))
+        self._perform(self.cluster.machine.receive_frame(link, frame, self.cluster.now))
 
     def pass_time(self, seconds: float) -> None:
         self.cluster.now += seconds
@@ -49,7 +49,7 @@ class Run:
                 case Send(link=link, frames=frames):
                     for frame in frames:
                         if frame.type is MessageType.SHUTDOWN:
-                            message = parse(frame)
+                            message = parse_message(frame)
                             assert isinstance(message, Shutdown)
                             self.ended[link] = message
                 case Close(link=link, reason=reason):
@@ -107,15 +107,15 @@ def test_to_connect_again_and_again_is_no_progress(run: Run) -> None:
     for link in range(8):
         run.connect(link)
         run.report(link, link + 1)
-        run.pass_time(INTRODUCTION - 1)
-        run.cluster.machine.disconnected(link, "it closed", run.cluster.now)
+        run.pass_time(JOIN_REQUEST_TIMEOUT - 1)
+        run.cluster.machine.remove_connection(link, "it closed", run.cluster.now)
     assert run.finish is not None
 
 
 def test_a_reader_that_falls_silent_is_closed(run: Run) -> None:
     run.connect(7)
     run.report(7, 1)
-    run.pass_time(INTRODUCTION + 1)
+    run.pass_time(JOIN_REQUEST_TIMEOUT + 1)
     assert run.closed == {7: "no JoinRequest within 5 s"}
 
 
@@ -129,13 +129,13 @@ def test_readers_of_a_run_that_ends_end_too(run: Run) -> None:
 
 
 def test_readers_are_few_and_one_a_rank(run: Run) -> None:
-    for link in range(READERS):
+    for link in range(MAX_READERS):
         run.connect(link)
         run.report(link, 1, rank=link)
     run.connect(100)
     run.report(100, 1, rank=100)
-    assert run.closed == {100: f"{READERS} workers report what they read already"}
-    run.cluster.machine.disconnected(0, "it closed", run.cluster.now)
+    assert run.closed == {100: f"{MAX_READERS} workers report what they read already"}
+    run.cluster.machine.remove_connection(0, "it closed", run.cluster.now)
     run.connect(101)
     run.report(101, 1, rank=3)
     assert run.closed[101] == "rank 3 reports what it reads already"
@@ -179,9 +179,9 @@ def test_what_is_no_report_ends_the_connection(run: Run, reading: bytes) -> None
 
 def test_a_member_does_not_report_what_it_reads(run: Run) -> None:
     run.connect(7)
-    run.receive(7, join_request(0).frame(0))
+    run.receive(7, join_request(0).to_frame(0))
     assert 7 not in run.closed
     reading = Reading(rank=0, host="h", count=1, line="x")
     generation = run.cluster.machine.membership.generation
-    run.receive(7, Heartbeat(reading=reading).frame(generation))
+    run.receive(7, Heartbeat(reading=reading).to_frame(generation))
     assert run.closed[7] == "HEARTBEAT is not for the coordinator"

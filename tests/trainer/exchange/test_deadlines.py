@@ -60,8 +60,8 @@ def test_a_step_has_the_time_for_what_was_dealt_again(long_problem: ExactProblem
     training = cluster.machine.training
     for rank in range(4):
         for _ in range(2):
-            training.dealer.balancer.observe(rank, 2, compute=20.0, elapsed=20.0)
-    training.dealer.pace.finished("train", 20.0)
+            training.assigner.balancer.observe_shard(rank, 2, compute=20.0, elapsed=20.0)
+    training.assigner.durations.record_duration("train", 20.0)
     for worker in cluster.workers[1:]:
         cluster.kill(worker)
     assert open_round(cluster).deadline >= cluster.now + 3 * 80.0
@@ -70,7 +70,7 @@ def test_a_step_has_the_time_for_what_was_dealt_again(long_problem: ExactProblem
 def test_a_redeal_never_shortens_the_deadline(long_problem: ExactProblem):
     cluster = started(long_problem, workers=3)
     before = open_round(cluster).deadline
-    cluster.machine.training.dealer.pace.finished("train", 0.1)
+    cluster.machine.training.assigner.durations.record_duration("train", 0.1)
     cluster.kill(cluster.workers[2])
     assert open_round(cluster).deadline >= before
 
@@ -82,7 +82,7 @@ def test_waiting_behind_ones_own_shard_is_no_overhead():
     cluster.kill(cluster.workers[1])
     cluster.pass_time(2.0)
     cluster.go_on(12)
-    speeds = cluster.machine.training.dealer.balancer.speeds
+    speeds = cluster.machine.training.assigner.balancer.speeds
     assert all(speed.overhead < 1e-6 for speed in speeds.values())
 
 
@@ -113,10 +113,10 @@ def test_its_own_sleep_does_not_extend_the_allowed_silence(problem: ExactProblem
 def test_its_own_sleep_moves_a_deadline_only_by_what_the_step_missed(problem: ExactProblem):
     cluster = started(problem)
     cluster.now += 3600
-    round_ = open_round(cluster)
-    round_.started, round_.deadline = cluster.now - 2, cluster.now + 5  # begun after waking up
+    task = open_round(cluster)
+    task.started, task.deadline = cluster.now - 2, cluster.now + 5  # begun after waking up
     cluster.tick()
-    assert round_.deadline == cluster.now + 7
+    assert task.deadline == cluster.now + 7
 
 
 def test_its_own_sleep_does_not_cut_an_introduction_short(problem: ExactProblem):

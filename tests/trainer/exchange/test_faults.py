@@ -39,8 +39,8 @@ def test_in_the_middle_of_its_blocks(problem: ExactProblem, blocks: int):
     compute(victim, blocks)
     cluster.kill(victim, delivered=None)
     assert redealt(cluster) == [(1, [0, 2])]
-    pieces = [s for s in open_round(cluster).ledger.open_shards(0) if s.start >= 3]
-    assignment = open_round(cluster).assignment(pieces[0])
+    pieces = [s for s in open_round(cluster).ledger.list_open(0) if s.start >= 3]
+    assignment = open_round(cluster).make_assignment(pieces[0])
     send_order = problem.layout.send_order
     if blocks:
         assert assignment.blocks
@@ -59,8 +59,8 @@ def test_after_all_blocks_but_before_its_result(problem: ExactProblem):
     compute(victim, len(problem.layout.blocks))
     cluster.kill(victim, delivered=None)
     assert redealt(cluster) == [(2, [0, 1])]
-    piece = max(open_round(cluster).ledger.open_shards(0), key=lambda shard: shard.id)
-    assert open_round(cluster).assignment(piece).blocks == (), "only its loss is missing"
+    piece = max(open_round(cluster).ledger.list_open(0), key=lambda shard: shard.id)
+    assert open_round(cluster).make_assignment(piece).blocks == (), "only its loss is missing"
     cluster.settle_down()
     cluster.run_to_end()
 
@@ -242,7 +242,7 @@ def test_confusion_matrices_of_another_shape(
     while open_round(cluster).kind == "train":
         cluster.go_on()
     liar = cluster.workers[0]
-    shard = open_round(cluster).ledger.open_shards(0)[0]
+    shard = open_round(cluster).ledger.list_open(0)[0]
     result = ShardResult(
         shard=shard.id, loss_sum=1.0, weight=shard.size, tokens=1, seconds=1, confusion=table
     )
@@ -257,7 +257,7 @@ def test_rewards_of_a_task_without_pairs(problem: ExactProblem):
     while open_round(cluster).kind == "train":
         cluster.go_on()
     liar = cluster.workers[0]
-    shard = open_round(cluster).ledger.open_shards(0)[0]
+    shard = open_round(cluster).ledger.list_open(0)[0]
     result = ShardResult(
         shard=shard.id,
         loss_sum=1.0,
@@ -310,8 +310,8 @@ def send_blocks(
     assert worker.session
     assert worker.rank is not None
     problem = cluster.problem
-    shard = open_round(cluster).ledger.open_shards(worker.rank)[0]
-    assignment: ShardAssignment = open_round(cluster).assignment(shard)
+    shard = open_round(cluster).ledger.list_open(worker.rank)[0]
+    assignment: ShardAssignment = open_round(cluster).make_assignment(shard)
     total = problem.shard_gradient(assignment.epoch, shard.start, shard.stop)
     for index, weight in blocks:
         span = problem.layout.blocks[index]

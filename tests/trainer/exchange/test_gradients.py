@@ -46,12 +46,12 @@ def test_the_order_of_arrival_does_not_matter(codec: str, shards: list[Shard]):
         sums = GradientSum(LAYOUT, agreed_codec(codec, LAYOUT), step=3, settled=False)
         ledger = Ledger(1, shards)
         for shard in arrival:
-            whole = [sums.add(f) for f in frames(drawn(shard), shard, shard.size, codec)]
+            whole = [sums.add_frame(f) for f in frames(drawn(shard), shard, shard.size, codec)]
             assert [w is not None for w in whole] == [False] * (len(whole) - 1) + [True]
-            ledger.record(shard.id, 0)
-            if not ledger.complete(0):
-                sums.begin(0, ledger.leading(0))
-        average = sums.average(0, ledger.counting(0))
+            ledger.record_contribution(shard.id, 0)
+            if not ledger.is_complete(0):
+                sums.add_leading(0, ledger.list_leading(0))
+        average = sums.average_block(0, ledger.list_counted(0))
         assert average.weight == sum(shard.size for shard in shards)
         results.add(average.encoded.tobytes())
     assert results == {summed_in_order(codec, [(drawn(shard), shard.size) for shard in shards])}
@@ -75,7 +75,7 @@ def test_a_sum_that_was_begun_is_the_same_when_workers_are_lost(codec: str):
     for _ in range(50):
         sums = GradientSum(LAYOUT, agreed_codec(codec, LAYOUT), step=3, settled=False)
         ledger = Ledger(1, [Shard(rank, rank, 8 * rank, 8 * rank + 8) for rank in range(5)])
-        pending, free = ledger.dealt, 5
+        pending, free = ledger.initial_shards, 5
         while pending:
             shard = pending.pop(random.integers(len(pending)))
             if shard.size > 1 and random.random() < 0.4:
@@ -84,22 +84,22 @@ def test_a_sum_that_was_begun_is_the_same_when_workers_are_lost(codec: str):
                     Shard(free, 0, shard.start, middle),
                     Shard(free + 1, 1, middle, shard.stop),
                 ]
-                ledger.redeal(shard.id, pieces)
+                ledger.replace_shard(shard.id, pieces)
                 pending += pieces
                 free += 2
                 continue
             for frame in frames(drawn(shard), shard, shard.size, codec):
-                sums.add(frame)
-            ledger.record(shard.id, 0)
-            if not ledger.complete(0):
-                leading = ledger.leading(0)
-                assert leading == ledger.counting(0)[: len(leading)]
-                sums.begin(0, leading)
+                sums.add_frame(frame)
+            ledger.record_contribution(shard.id, 0)
+            if not ledger.is_complete(0):
+                leading = ledger.list_leading(0)
+                assert leading == ledger.list_counted(0)[: len(leading)]
+                sums.add_leading(0, leading)
                 begun += len(leading) > 1
-        order = ledger.counting(0)
+        order = ledger.list_counted(0)
         assert [shard.start for shard in order] == sorted(shard.start for shard in order)
         expected = summed_in_order(codec, [(drawn(shard), shard.size) for shard in order])
-        assert sums.average(0, order).encoded.tobytes() == expected
+        assert sums.average_block(0, order).encoded.tobytes() == expected
     assert begun > 50
 
 
@@ -141,8 +141,8 @@ def test_what_waits_for_a_late_worker_takes_little_memory(
                 MORE_SHARDS[number].rank,
                 MORE_SHARDS[number].id,
             ):
-                sums.add(frame)
-            sums.begin(block.index, [] if first else MORE_SHARDS[: number + 1])
+                sums.add_frame(frame)
+            sums.add_leading(block.index, [] if first else MORE_SHARDS[: number + 1])
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert kept / values.nbytes / 36 == pytest.approx(gradients, abs=0.12)
@@ -159,9 +159,9 @@ def test_averages_are_kept_as_they_are_sent(codec: str, gradients: float):
         chosen = agreed.codec
         encoded = chosen.encode(random.standard_normal(16000, np.float32))
         for frame in block_frames(kind, encoded, 1, 3, block.index, chosen, 1, 2, 7):
-            sums.add(frame)
+            sums.add_frame(frame)
         del frame, encoded
-        average = sums.average(block.index, SHARDS[:1])
+        average = sums.average_block(block.index, SHARDS[:1])
         average.codec.decode(average.encoded, expected[block.start : block.stop])
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -176,8 +176,8 @@ def test_a_sum_that_is_still_being_sent_is_not_overwritten():
     for step in range(3):
         sums = GradientSum(LAYOUT, agreed_codec("fp32", LAYOUT), step=step, memory=memory)
         for frame in frames(np.full(10, step + 1, np.float32), SHARDS[0], 1):
-            sums.add(frame)
-        average = sums.average(0, SHARDS[:1])
+            sums.add_frame(frame)
+        average = sums.average_block(0, SHARDS[:1])
         sent.append(np.frombuffer(average.encoded.data[:16], np.float32))
     assert [values.tolist() for values in sent] == [[1.0] * 4, [2.0] * 4, [3.0] * 4]
     address = sent[-1].ctypes.data
@@ -195,8 +195,8 @@ def test_a_block_that_is_still_being_sent_keeps_no_other():
         fp32 = agreed.codec
         kind = MessageType.GRADIENT
         for frame in block_frames(kind, fp32.encode(values), 1, 1, block.index, fp32, 1):
-            sums.add(frame)
-        sums.average(block.index, [Shard(0, 0, 0, 1)])
+            sums.add_frame(frame)
+        sums.average_block(block.index, [Shard(0, 0, 0, 1)])
     where = [average.encoded.ctypes.data for average in sums.averages.values()]
     late = sums.averages[7].encoded.data
     del sums
@@ -210,8 +210,8 @@ def test_pieces_of_several_contributions_may_alternate():
     streams = [frames(drawn(shard), shard, shard.size) for shard in SHARDS]
     for pieces in zip(*streams, strict=True):
         for frame in pieces:
-            sums.add(frame)
-    sums.average(0, SHARDS)
+            sums.add_frame(frame)
+    sums.average_block(0, SHARDS)
     total = sum((drawn(shard).astype(np.float64) for shard in SHARDS), np.zeros(10))
     applied = sums.averages[0].encoded.view(np.float32)
     np.testing.assert_allclose(applied, total / 9, rtol=1e-6)
@@ -222,28 +222,28 @@ def test_pieces_of_several_contributions_may_alternate():
 def test_what_is_sent_is_what_is_applied_here(codec: str):
     sums = GradientSum(LAYOUT, agreed_codec(codec, LAYOUT), step=3)
     for frame in frames(drawn(SHARDS[0]), SHARDS[0], 3, codec):
-        sums.add(frame)
-    average = sums.average(0, SHARDS[:1])
+        sums.add_frame(frame)
+    average = sums.average_block(0, SHARDS[:1])
     for block in LAYOUT.blocks[1:]:
         chosen = make_codec(codec)
         kind = MessageType.GRADIENT
         zeros = chosen.encode(np.zeros(block.size, np.float32))
         for frame in block_frames(kind, zeros, 1, 3, block.index, chosen, 3, 2, 7):
-            sums.add(frame)
-        sums.average(block.index, SHARDS[:1])
+            sums.add_frame(frame)
+        sums.average_block(block.index, SHARDS[:1])
     received = np.empty(10, np.float32)
     make_codec(codec).decode(average.encoded.copy(), received)
     assert received.tobytes() == sums.gradient[:10].tobytes()
     assert sums.gradient[:12].tolist() == [*received, 0.0, 0.0]
-    assert len(list(sums.frames(average, generation=1))) == len(average.encoded) // 16 + 1
+    assert len(list(sums.make_frames(average, generation=1))) == len(average.encoded) // 16 + 1
 
 
 def test_no_weight_at_all_divides_by_nothing():
     """A shard can hold no target token; its gradient is zero then."""
     sums = GradientSum(LAYOUT, agreed_codec("fp32", LAYOUT), step=3)
     for frame in frames(np.zeros(10, np.float32), SHARDS[0], 0):
-        sums.add(frame)
-    assert not sums.average(0, SHARDS[:1]).encoded.any()
+        sums.add_frame(frame)
+    assert not sums.average_block(0, SHARDS[:1]).encoded.any()
 
 
 def test_what_a_lost_worker_left_unfinished_is_dropped():
@@ -251,14 +251,14 @@ def test_what_a_lost_worker_left_unfinished_is_dropped():
     lost, other = SHARDS[:2]
     for shard in (lost, other):
         first, *rest = frames(drawn(shard), shard, 1)
-        sums.add(first)
-    sums.forget(lost.id)
+        sums.add_frame(first)
+    sums.discard_partial(lost.id)
     assert {shard for _, shard in sums.partial} == {other.id}
     for frame in rest:
-        sums.add(frame)
+        sums.add_frame(frame)
     assert not sums.partial
     with pytest.raises(ProtocolError, match=r"bytes 16\.\.32 came, 0 of 40 are here"):
-        sums.add(frames(drawn(lost), lost, 1)[1])
+        sums.add_frame(frames(drawn(lost), lost, 1)[1])
 
 
 def test_sums_that_overflow_halt_and_do_not_warn():
@@ -266,9 +266,9 @@ def test_sums_that_overflow_halt_and_do_not_warn():
     largest = np.full(10, np.finfo(np.float32).max, np.float32)
     for shard in SHARDS:
         for frame in frames(largest, shard, 1):
-            sums.add(frame)
+            sums.add_frame(frame)
     with pytest.raises(NonFiniteError, match=r"step 4: the average .* layers.0, tensor layers.0.q"):
-        sums.average(0, SHARDS)
+        sums.average_block(0, SHARDS)
 
 
 @pytest.mark.parametrize("offset", range(10))
@@ -279,6 +279,6 @@ def test_the_tensor_of_a_nan_is_named(offset: int):
     tensor = "layers.1.q" if offset < 6 else "layers.1.v"
     *some, last = frames(values, SHARDS[0], 1, "bf16", block=1)
     for frame in some:
-        sums.add(frame)
+        sums.add_frame(frame)
     with pytest.raises(NonFiniteError, match=f"rank 2 sent nan in block layers.1, tensor {tensor}"):
-        sums.add(last)
+        sums.add_frame(last)

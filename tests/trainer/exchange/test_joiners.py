@@ -8,7 +8,7 @@ from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
 from tests.trainer.exchange.staging import started
-from trainer.exchange.coordinator.joiners import AHEAD
+from trainer.exchange.coordinator.joiners import PREFETCH_STEPS
 from trainer.exchange.protocol.state_transfer import Delivery
 from trainer.exchange.protocol.wire import HEADER_SIZE
 from trainer.optimizer.adamw import TrainState
@@ -62,7 +62,9 @@ def test_nobody_is_lost_while_a_state_arrives(problem: ExactProblem):
     assert 1 <= len(told) <= 2, "once, and perhaps before that while it was let in"
     assert {event["rank"] for event in told} == {2}
     assert "waits until it has caught up" in told[0]["reason"]
-    assert cluster.step == at + AHEAD, "training went on, until each step more would cost time"
+    assert cluster.step == at + PREFETCH_STEPS, (
+        "training went on, until each step more would cost time"
+    )
     cluster.run_to_end()
     assert not cluster.named("lost")
     assert [event["rank"] for event in cluster.named("joined")] == [0, 1, 2]

@@ -32,7 +32,7 @@ class LedgerAgainstSets(RuleBasedStateMachine):
         self.recorded: set[tuple[int, int]] = set()
         self.led: list[list[Shard]] = [[] for _ in range(columns)]
         self.ledger = Ledger(columns, list(reversed(shards)))
-        assert self.ledger.dealt == shards
+        assert self.ledger.initial_shards == shards
 
     def _new(self, rank: int, start: int, stop: int) -> Shard:
         shard = Shard(len(self.shards), rank, start, stop)
@@ -50,15 +50,15 @@ class LedgerAgainstSets(RuleBasedStateMachine):
         shard = self.shards[data.draw(st.sampled_from(sorted(self.shards)))]
         column = data.draw(st.integers(0, len(self.counts) - 1))
         wanted = self._wanted(shard, column)
-        assert self.ledger.wanted(shard.id, column) == wanted
+        assert self.ledger.needs_contribution(shard.id, column) == wanted
         if wanted:
-            self.ledger.record(shard.id, column)
+            self.ledger.record_contribution(shard.id, column)
             self.recorded.add((shard.id, column))
             for position in range(shard.start, shard.stop):
                 self.counts[column][position] += 1
         else:
             with pytest.raises(AssertionError):
-                self.ledger.record(shard.id, column)
+                self.ledger.record_contribution(shard.id, column)
 
     @rule(data=st.data())
     def lose_and_deal_again(self, data: st.DataObject) -> None:
@@ -74,7 +74,7 @@ class LedgerAgainstSets(RuleBasedStateMachine):
         pieces = [
             self._new(data.draw(st.integers(0, 3)), start, stop) for start, stop in pairwise(edges)
         ]
-        self.ledger.redeal(shard.id, list(reversed(pieces)))
+        self.ledger.replace_shard(shard.id, list(reversed(pieces)))
         self.open.remove(shard.id)
         self.open |= {piece.id for piece in pieces}
 
@@ -82,12 +82,12 @@ class LedgerAgainstSets(RuleBasedStateMachine):
     def every_sample_counts_at_most_once(self) -> None:
         for column, counts in enumerate(self.counts):
             assert set(counts.values()) <= {0, 1}
-            assert self.ledger.complete(column) == all(counts.values())
+            assert self.ledger.is_complete(column) == all(counts.values())
 
     @invariant()
     def what_counts_partitions_what_is_covered(self) -> None:
         for column, counts in enumerate(self.counts):
-            counting = self.ledger.counting(column)
+            counting = self.ledger.list_counted(column)
             covered = [p for shard in counting for p in range(shard.start, shard.stop)]
             assert covered == sorted(p for p, count in counts.items() if count)
             assert {(shard.id, column) for shard in counting} <= self.recorded
@@ -95,7 +95,7 @@ class LedgerAgainstSets(RuleBasedStateMachine):
     @invariant()
     def what_leads_stays_and_grows(self) -> None:
         for column, counts in enumerate(self.counts):
-            leading = self.ledger.leading(column)
+            leading = self.ledger.list_leading(column)
             led = [p for shard in leading for p in range(shard.start, shard.stop)]
             assert led == [*takewhile(lambda p, counts=counts: counts[p], counts)]
             assert leading[: len(self.led[column])] == self.led[column]
@@ -105,11 +105,11 @@ class LedgerAgainstSets(RuleBasedStateMachine):
     def open_work_is_exactly_what_is_missing(self) -> None:
         owed = [dict.fromkeys(range(self.start, self.stop), 0) for _ in self.counts]
         for shard in self.shards.values():
-            missing = self.ledger.missing(shard.id)
+            missing = self.ledger.find_missing(shard.id)
             assert missing == tuple(
                 column for column in range(len(self.counts)) if self._wanted(shard, column)
             )
-            assert (shard in self.ledger.open_shards(shard.rank)) == bool(missing)
+            assert (shard in self.ledger.list_open(shard.rank)) == bool(missing)
             for column in missing:
                 for position in range(shard.start, shard.stop):
                     owed[column][position] += 1
@@ -124,7 +124,7 @@ TestLedgerAgainstSets = LedgerAgainstSets.TestCase
 
 
 def test_unknown_shards_have_no_owner():
-    assert Ledger(1, [Shard(0, 0, 0, 4)]).shard(7) is None
+    assert Ledger(1, [Shard(0, 0, 0, 4)]).find_shard(7) is None
 
 
 @pytest.mark.parametrize(
@@ -141,4 +141,6 @@ def test_shards_must_follow_each_other(shards: list[Shard]):
 def test_replacements_must_be_the_whole_shard(pieces: list[tuple[int, int]]):
     ledger = Ledger(1, [Shard(0, 0, 0, 4)])
     with pytest.raises(AssertionError):
-        ledger.redeal(0, [Shard(9 + i, 1, start, stop) for i, (start, stop) in enumerate(pieces)])
+        ledger.replace_shard(
+            0, [Shard(9 + i, 1, start, stop) for i, (start, stop) in enumerate(pieces)]
+        )

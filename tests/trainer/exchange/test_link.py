@@ -49,7 +49,7 @@ def test_the_last_message_reaches_a_peer_that_goes_on_sending() -> None:
             made = make_link(links.append, closed=lambda link, _: links.remove(link))
             made.begin(connection)
             peer.sendall(b"MOTL")  # of a frame that the link has not read yet
-            links[0].send([Shutdown(reason="over", exit_code=6).frame(1)])
+            links[0].send([Shutdown(reason="over", exit_code=6).to_frame(1)])
             links[0].close("over", told=True)
             await asyncio.sleep(0)
             for _ in range(3):
@@ -336,7 +336,7 @@ def test_a_link_that_is_aborted_among_many_bytes_leaves_the_loop_alone(
                 closed=lambda _, reason: closed.append(reason),
             )
             queue = SendQueue(0, encrypted=False, shared=None)
-            queue.append([Shutdown(reason="over", exit_code=6).frame(1)])
+            queue.append([Shutdown(reason="over", exit_code=6).to_frame(1)])
             while queue.ready():
                 queue.send_to(far)
             far.sendall(bytes(10_000))

@@ -95,10 +95,10 @@ def test_one_contribution_is_the_sum_and_the_average_where_it_is():
     averaged: list[int] = []
 
     def between(_step: int, index: int) -> None:
-        round_ = loop.coordinator.training.round
-        assert round_ is not None
-        assert round_.sums is not None
-        assert np.shares_memory(round_.sums.averages[index].encoded, loop.sent)
+        task = loop.coordinator.training.task
+        assert task is not None
+        assert task.sums is not None
+        assert np.shares_memory(task.sums.averages[index].encoded, loop.sent)
         averaged.append(index)
 
     loop.run(between)

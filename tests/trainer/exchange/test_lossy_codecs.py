@@ -191,7 +191,7 @@ def lie(cluster: LossyCluster, codec: int, payload: bytes, pieces: int = 16) -> 
     bad = cluster.workers[2]
     assert bad.session
     step = open_round(cluster)
-    shard = next(shard for shard in step.ledger.dealt if shard.rank == 2)
+    shard = next(shard for shard in step.ledger.initial_shards if shard.rank == 2)
     for start in range(0, len(payload), pieces):
         frame = Frame(
             MessageType.GRADIENT,
@@ -234,7 +234,7 @@ def test_a_codec_that_changes_within_a_block() -> None:
         bytes(8),
         generation=bad.session.generation,
         rank=2,
-        shard=open_round(cluster).ledger.dealt[2].id,
+        shard=open_round(cluster).ledger.initial_shards[2].id,
         weight=2,
         codec=1,
     )

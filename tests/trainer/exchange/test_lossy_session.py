@@ -9,7 +9,12 @@ from tests.trainer.exchange.exact_problem import join_request, tiny_layout
 from tests.trainer.exchange.lossy_cluster import feedback_of
 from trainer.exchange.protocol.blocks import block_frames
 from trainer.exchange.protocol.codecs import Bf16, make_codec
-from trainer.exchange.protocol.messages import JoinAccepted, ShardAssignment, StepCommit, parse
+from trainer.exchange.protocol.messages import (
+    JoinAccepted,
+    ShardAssignment,
+    StepCommit,
+    parse_message,
+)
 from trainer.exchange.protocol.state_transfer import state_frames
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.worker.session import Session, result_message
@@ -36,10 +41,10 @@ def session() -> Session:
     accepted = JoinAccepted(
         rank=1, generation=GENERATION, step=0, moments=False, heartbeat=0.5, lost_after=3.0
     )
-    made.receive(accepted.frame(GENERATION))
+    made.receive(accepted.to_frame(GENERATION))
     for frame in state_frames(state.snapshot(), GENERATION, moments=False):
         made.receive(frame)
-    made.receive(SHARD.frame(GENERATION))
+    made.receive(SHARD.to_frame(GENERATION))
     return made
 
 
@@ -68,14 +73,14 @@ def test_a_block_is_encoded_when_it_is_drawn_and_not_by_who_computes(session: Se
     assert owed(session) == pytest.approx(OWED)
     result = result_message(SHARD, 1.0, 3, 3, 0.1)
     (answer,) = session.answer(result, 0)
-    assert parse(answer) == result.model_copy(update={"residual": owed(session)})
+    assert parse_message(answer) == result.model_copy(update={"residual": owed(session)})
 
 
 def test_a_further_shard_of_the_step_sends_what_the_first_one_dropped_once(
     session: Session,
 ) -> None:
     further = SHARD.model_copy(update={"shard": 2, "blocks": (0,)})
-    session.receive(further.frame(GENERATION))
+    session.receive(further.to_frame(GENERATION))
     codec = make_codec(CODEC)
     total, out = np.zeros(10, np.float32), np.empty(10, np.float32)
     for shard in (SHARD, further):
@@ -92,7 +97,7 @@ def test_a_block_that_counts_no_more_is_never_encoded(session: Session) -> None:
     waiting = session.block(SHARD, 0, VALUES, 3)
     for frame in average(CODEC):
         session.receive(frame)
-    session.receive(COMMIT.model_copy(update={"settled": False}).frame(GENERATION))
+    session.receive(COMMIT.model_copy(update={"settled": False}).to_frame(GENERATION))
     assert list(waiting) == []
     assert owed(session) == before, "block 1 was drawn in time"
 
@@ -102,7 +107,7 @@ def test_what_is_owed_at_a_settled_commit_is_dropped(session: Session, settled: 
     list(session.block(SHARD, 0, VALUES, 3))
     for frame in average("bf16" if settled else CODEC):
         session.receive(frame)
-    session.receive(COMMIT.model_copy(update={"settled": settled}).frame(GENERATION))
+    session.receive(COMMIT.model_copy(update={"settled": settled}).to_frame(GENERATION))
     assert (owed(session) == 0) == settled
 
 
@@ -112,10 +117,10 @@ def test_a_shard_that_settles_reports_only_what_it_cannot_send(session: Session)
     for blocks, rest in ((None, 0.0), ((1, 2), before), ((0,), 0.0)):
         number = 10 if blocks is None else 10 + len(blocks)
         settling = SHARD.model_copy(update={"shard": number, "blocks": blocks, "settle": True})
-        session.receive(settling.frame(GENERATION))
+        session.receive(settling.to_frame(GENERATION))
         result = result_message(settling, 1.0, 3, 3, 0.1)
         (answer,) = session.answer(result, 0)
-        assert parse(answer) == result.model_copy(update={"residual": rest})
+        assert parse_message(answer) == result.model_copy(update={"residual": rest})
 
 
 def test_an_average_that_lies_ends_the_membership(session: Session) -> None:

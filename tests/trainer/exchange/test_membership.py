@@ -9,8 +9,8 @@ import pytest
 from tests.trainer.exchange.exact_problem import ExactProblem, join_request
 from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
-from trainer.exchange.coordinator.arrivals import INTRODUCTION
 from trainer.exchange.coordinator.membership import RESUME_PATIENCE
+from trainer.exchange.coordinator.pending_connections import JOIN_REQUEST_TIMEOUT
 from trainer.exchange.protocol.messages import Heartbeat, StateLoaded
 from trainer.exchange.protocol.wire import Frame, MessageType
 
@@ -119,7 +119,7 @@ def test_a_silent_connection_is_closed(problem: ExactProblem):
     silent = cluster.workers[0]
     cluster.connect(silent)
     silent.stalled = True
-    cluster.pass_time(INTRODUCTION - TICK)
+    cluster.pass_time(JOIN_REQUEST_TIMEOUT - TICK)
     assert len(cluster.wires) == 1
     cluster.pass_time(10)
     assert not cluster.wires
@@ -128,8 +128,8 @@ def test_a_silent_connection_is_closed(problem: ExactProblem):
 @pytest.mark.parametrize(
     "frame",
     [
-        Heartbeat().frame(0),
-        StateLoaded(step=0, digest="x").frame(0),
+        Heartbeat().to_frame(0),
+        StateLoaded(step=0, digest="x").to_frame(0),
         Frame(MessageType.GRADIENT, bytes(16)),
         Frame(MessageType.JOIN_REQUEST, b"{}"),
         Frame(MessageType.JOIN_REQUEST, b"x" * 60_000),
@@ -153,7 +153,7 @@ def test_a_second_request_on_the_same_link_ends_it(problem: ExactProblem):
     cluster = SimulatedCluster(problem, workers=1, expect=2)
     worker = cluster.workers[0]
     introduce(cluster, worker)
-    worker.post(join_request(1).frame(0))
+    worker.post(join_request(1).to_frame(0))
     cluster.deliver_up(worker)
     assert cluster.named("lost")
     assert len(cluster.machine.membership) == 0

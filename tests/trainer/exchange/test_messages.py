@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from tests.trainer.exchange.exact_problem import join_request
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.messages import (
-    HandIn,
     Heartbeat,
     JoinAccepted,
     JoinRefused,
     Leave,
     Message,
+    PartialShard,
     ShardAssignment,
     ShardResult,
     Shutdown,
     StateLoaded,
     StepCommit,
     WeightsReport,
-    parse,
+    parse_message,
 )
 from trainer.exchange.protocol.wire import MAX_CONTROL, TENSOR_TYPES, Frame, MessageType
 from trainer.exchange.worker.session import result_message
@@ -60,7 +60,7 @@ ALL: list[Message] = [
         next=ASSIGNMENT,
     ),
     WeightsReport(step=2, digest="ab"),
-    HandIn(shard=5, samples=12),
+    PartialShard(shard=5, samples=12),
     Heartbeat(),
     Leave(reason="SIGTERM"),
     Shutdown(reason="done", exit_code=0),
@@ -71,7 +71,7 @@ def refused(kind: MessageType, payload: bytes | str) -> str:
     """Return why a payload is refused, having checked that it is said in one short line."""
     data = payload.encode() if isinstance(payload, str) else payload
     with pytest.raises(ProtocolError) as caught:
-        parse(Frame(kind, data))
+        parse_message(Frame(kind, data))
     reason = str(caught.value)
     assert "\n" not in reason
     assert reason.isprintable()
@@ -86,11 +86,11 @@ def fields(message: Message) -> dict[str, Any]:
 
 @pytest.mark.parametrize("message", ALL, ids=lambda message: type(message).__name__)
 def test_round_trip(message: Message):
-    frame = message.frame(generation=5, step=2, rank=1)
+    frame = message.to_frame(generation=5, step=2, rank=1)
     assert (frame.generation, frame.step, frame.rank) == (5, 2, 1)
     assert len(frame.payload) <= MAX_CONTROL
-    assert parse(frame) == message
-    assert parse(Frame(frame.type, memoryview(bytearray(frame.payload)))) == message
+    assert parse_message(frame) == message
+    assert parse_message(Frame(frame.type, memoryview(bytearray(frame.payload)))) == message
 
 
 def test_every_control_type_has_a_message():
@@ -200,7 +200,7 @@ def test_not_json(payload: bytes):
 def test_no_bytes_raise_anything_else(payload: bytes):
     for kind in set(MessageType) - TENSOR_TYPES:
         with contextlib.suppress(ProtocolError):
-            parse(Frame(kind, payload))
+            parse_message(Frame(kind, payload))
 
 
 def test_what_a_peer_wrote_is_not_echoed_at_length():
@@ -214,7 +214,7 @@ def test_a_loss_that_is_not_finite_travels_as_null():
     for loss in (float("nan"), float("inf"), float("-inf")):
         result = result_message(ASSIGNMENT, loss, 6, 60, 0.1)
         assert result.loss_sum is None
-        assert parse(result.frame(1)) == result
+        assert parse_message(result.to_frame(1)) == result
 
 
 def test_a_reason_fits_its_message():

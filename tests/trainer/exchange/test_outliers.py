@@ -12,7 +12,7 @@ from tests.trainer.exchange.staging import until_step
 from trainer.config.exchange import ExchangeConfig
 from trainer.exchange.coordinator.gradient_sum import Contribution
 from trainer.exchange.coordinator.outbox import Outbox
-from trainer.exchange.coordinator.outliers import FEWEST, WINDOW, Outliers
+from trainer.exchange.coordinator.outliers import FEWEST, WINDOW, OutlierDetector
 from trainer.exchange.protocol.actions import Emit
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.system.errors import OutlierError
@@ -27,7 +27,7 @@ class Watch:
     def __init__(self, **settings: object) -> None:
         self.outbox = Outbox()
         self.settled: set[int] = set()
-        self.outliers = Outliers(
+        self.outliers = OutlierDetector(
             LAYOUT, ExchangeConfig.model_validate(settings), self.outbox, self.settled.__contains__
         )
 
@@ -46,8 +46,8 @@ class Watch:
         frame = Frame(kind, b"", step=step, rank=rank, block=block, weight=weight)
         with np.errstate(over="ignore"):
             squares = float(np.dot(flat, flat))
-        self.outliers.check(frame, Contribution(lambda: flat, weight, squares))
-        events = [action.event for action in self.outbox.take() if isinstance(action, Emit)]
+        self.outliers.check_contribution(frame, Contribution(lambda: flat, weight, squares))
+        events = [action.event for action in self.outbox.take_actions() if isinstance(action, Emit)]
         return events[0] if events else None
 
     def grow_used_to(self, values: float, weight: int = 8, count: int = FEWEST) -> None:

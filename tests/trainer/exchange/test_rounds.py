@@ -16,7 +16,7 @@ from tests.trainer.exchange.staging import (
     started,
     until_step,
 )
-from trainer.exchange.protocol.messages import HandIn, ShardAssignment
+from trainer.exchange.protocol.messages import PartialShard, ShardAssignment
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 
@@ -85,7 +85,7 @@ def test_the_rest_of_a_shard_that_is_handed_in_early_goes_to_the_others():
     assert all(event["handed_in"] > 0 for event in early)
     takers = {rank for event in cluster.named("step") for rank, *_ in event["samples"]}
     assert takers == {0, 1, 2}
-    speed = cluster.machine.training.dealer.balancer.speeds[1]
+    speed = cluster.machine.training.assigner.balancer.speeds[1]
     assert speed.per_sample == pytest.approx(0.01), "what it did of its shard says how fast it is"
 
 
@@ -103,11 +103,11 @@ def test_a_worker_that_dies_after_it_handed_in_loses_only_its_part():
     assign(cluster)
     compute(worker, blocks=1)
     cluster.deliver_up(worker)
-    round_ = open_round(cluster)
+    task = open_round(cluster)
     assert [event["samples"] for event in cluster.named("redealt")] == [2]
     cluster.kill(worker)
     assert [event["samples"] for event in cluster.named("redealt")] == [2, 1]
-    assert covered(round_.ledger.open_shards(0) + round_.ledger.open_shards(2)) == set(range(8))
+    assert covered(task.ledger.list_open(0) + task.ledger.list_open(2)) == set(range(8))
     cluster.run_to_end()
 
 
@@ -116,9 +116,9 @@ def test_a_shard_is_not_cut_where_it_cannot_be(samples: int):
     cluster = started(rounds())
     worker = cluster.workers[1]
     assign(cluster)
-    shard = next(s for s in open_round(cluster).ledger.dealt if s.rank == 1)
+    shard = next(s for s in open_round(cluster).ledger.initial_shards if s.rank == 1)
     assert shard.size == 3
-    worker.send(HandIn(shard=shard.id, samples=samples))
+    worker.send(PartialShard(shard=shard.id, samples=samples))
     cluster.deliver_up(worker)
     (lost,) = cluster.named("lost")
     assert f"{samples} samples of shard {shard.id} handed in" in lost["reason"]
@@ -132,8 +132,8 @@ def test_nothing_is_handed_in_early_once_a_block_is_here_or_in_an_ordinary_step(
         assign(cluster)
         if problem.config.exchange.rounds:
             compute(worker, blocks=2)
-        shard = next(s for s in open_round(cluster).ledger.dealt if s.rank == 1)
-        worker.send(HandIn(shard=shard.id, samples=1))
+        shard = next(s for s in open_round(cluster).ledger.initial_shards if s.rank == 1)
+        worker.send(PartialShard(shard=shard.id, samples=1))
         cluster.deliver_up(worker)
         assert [event["rank"] for event in cluster.named("lost")] == [1]
         cluster.run_to_end()
@@ -230,7 +230,7 @@ def test_a_round_that_follows_steps_has_more_time_than_they_took():
     """Three times a step's p95 would expel everyone who takes part in the first round."""
     cluster = SimulatedCluster(changing(), workers=2)
     until_step(cluster, 3)
-    round_ = open_round(cluster)
+    task = open_round(cluster)
     patience = cluster.problem.config.exchange.join_deadline
-    assert round_.inner_batch
-    assert round_.deadline - round_.started == 2 * patience
+    assert task.inner_batch
+    assert task.deadline - task.started == 2 * patience

@@ -20,7 +20,7 @@ from tests.trainer.exchange.serving import (
     serve,
 )
 from trainer.exchange.coordinator.membership import Coordinator
-from trainer.exchange.protocol.actions import Action, Finish, Settle
+from trainer.exchange.protocol.actions import Action, ApplyUpdate, Finish
 from trainer.exchange.protocol.wire import MAX_PAYLOAD, Frame, MessageType
 from trainer.exchange.transport import server
 from trainer.exchange.transport.link import Link
@@ -33,13 +33,16 @@ def broken(*_: Any, **__: Any) -> NoReturn:
     raise ZeroDivisionError("nobody expects this")
 
 
-@pytest.mark.parametrize("callback", ["tick", "connected", "receive", "heard", "disconnected"])
+@pytest.mark.parametrize(
+    "callback",
+    ["tick", "add_connection", "receive_frame", "record_activity", "remove_connection"],
+)
 def test_a_callback_that_raises_ends_the_run_with_a_last_checkpoint(
     callback: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = coordinator_of(ExactProblem(exchange__heartbeat=0.2), applied=3)
-    if callback == "disconnected":  # a peer that says nothing of sense is disconnected
-        monkeypatch.setattr(Coordinator, "receive", lambda *_: [])
+    if callback == "remove_connection":  # a peer that says nothing of sense is disconnected
+        monkeypatch.setattr(Coordinator, "receive_frame", lambda *_: [])
     monkeypatch.setattr(Coordinator, callback, broken)
 
     def peer(address: tuple[str, int]) -> None:
@@ -48,7 +51,7 @@ def test_a_callback_that_raises_ends_the_run_with_a_last_checkpoint(
             end.recv(1)
 
     with caplog.at_level(logging.ERROR):
-        code, keeper = serve(machine, peer if callback == "disconnected" else ask_to_join)
+        code, keeper = serve(machine, peer if callback == "remove_connection" else ask_to_join)
     reason = "a defect in Motley: ZeroDivisionError: nobody expects this"
     assert code == 1
     assert keeper.end == (1, reason)
@@ -102,7 +105,7 @@ def test_the_update_waits_until_averages_have_left(monkeypatch: pytest.MonkeyPat
     """The event loop would serve no socket meanwhile: the wire of a remote worker would be idle."""
     machine = coordinator_of(ExactProblem())
     links: list[Link] = []
-    settled: list[tuple[bool, float]] = []
+    applied: list[tuple[bool, float]] = []
     payload = bytes(MAX_PAYLOAD)
     stuffed = threading.Event()
 
@@ -113,27 +116,27 @@ def test_the_update_waits_until_averages_have_left(monkeypatch: pytest.MonkeyPat
         introduce(server, link)
         links.append(link)
         link.send([Frame(MessageType.STATE, payload) for _ in range(16)])
-        server._perform([Settle()])
+        server._perform([ApplyUpdate()])
         stuffed.set()
 
-    def settle(_: Coordinator, now: float) -> list[Action]:
-        settled.append((links[0].idle, now))
+    def apply_update(_: Coordinator, now: float) -> list[Action]:
+        applied.append((links[0].idle, now))
         return [Finish(0, "seen")]
 
     def peer(address: tuple[str, int]) -> None:
         with socket.create_connection(address, timeout=20) as end:
             assert stuffed.wait(20)
             time.sleep(0.05)  # the loop goes round meanwhile
-            before.append(len(settled))
+            before.append(len(applied))
             while end.recv(1 << 20):
                 pass
 
     before: list[int] = []
     monkeypatch.setattr(GradientServer, "_opened", opened)
-    monkeypatch.setattr(Coordinator, "settle", settle)
+    monkeypatch.setattr(Coordinator, "apply_update", apply_update)
     assert serve(machine, peer)[0] == 0
     assert before == [0]
-    assert [idle for idle, _ in settled] == [True]
+    assert [idle for idle, _ in applied] == [True]
 
 
 def test_a_budget_ends_a_run_that_waits_for_workers() -> None:

@@ -52,7 +52,7 @@ def accepted(state: TrainState, moments: bool) -> Frame:
         heartbeat=0.5,
         lost_after=3.0,
     )
-    return message.frame(GENERATION)
+    return message.to_frame(GENERATION)
 
 
 def joined(step: int = 3) -> Session:
@@ -140,7 +140,7 @@ def test_the_digest_is_there_before_the_last_frame_leaves():
 @pytest.mark.parametrize("message", [Heartbeat(), COMMIT, SHARD])
 def test_nothing_before_the_answer(message: Message):
     session = Session(join_request(1), PROBLEM.layout, "fp32")
-    assert "before JoinAccepted" in refused(session, message.frame(GENERATION))
+    assert "before JoinAccepted" in refused(session, message.to_frame(GENERATION))
 
 
 # A step
@@ -148,14 +148,14 @@ def test_nothing_before_the_answer(message: Message):
 
 def test_a_commit_needs_every_average_once():
     session = joined()
-    assert "before all averages" in refused(session, COMMIT.frame(GENERATION))
+    assert "before all averages" in refused(session, COMMIT.to_frame(GENERATION))
     session = joined()
     for frame in averages(range(3)):
         assert session.receive(frame) == ([], [])
-    assert "before all averages" in refused(session, COMMIT.frame(GENERATION))
+    assert "before all averages" in refused(session, COMMIT.to_frame(GENERATION))
     for frame in averages([3]):
         session.receive(frame)
-    (committed,), answers = session.receive(COMMIT.frame(GENERATION))
+    (committed,), answers = session.receive(COMMIT.to_frame(GENERATION))
     assert answers == []
     assert isinstance(committed, Committed)
     for block in PROBLEM.layout.blocks:
@@ -200,7 +200,7 @@ def test_a_weight_that_changes_within_an_average():
 
 
 def test_messages_that_are_not_for_a_worker():
-    assert "is not for a worker" in refused(joined(), join_request(1).frame(GENERATION))
+    assert "is not for a worker" in refused(joined(), join_request(1).to_frame(GENERATION))
 
 
 # Memberships do not mix
@@ -210,14 +210,14 @@ def test_a_block_leaves_only_for_a_shard_of_this_membership():
     session = joined()
     gradient = np.ones(PROBLEM.layout.blocks[0].size, np.float32)
     assert list(session.block(SHARD, 0, gradient, 3)) == []
-    session.receive(SHARD.frame(GENERATION))
+    session.receive(SHARD.to_frame(GENERATION))
     frames = list(session.block(SHARD, 0, gradient, 3))
     assert [(f.shard, f.step, f.rank, f.weight) for f in frames] == [(1, 3, 1, 3)] * 3
     other = SHARD.model_copy(update={"stop": 9})
     assert list(session.block(other, 0, gradient, 3)) == []
     for frame in averages(range(4)):
         session.receive(frame)
-    session.receive(COMMIT.frame(GENERATION))
+    session.receive(COMMIT.to_frame(GENERATION))
     assert list(session.block(SHARD, 0, gradient, 3)) == [], "the step is over"
 
 
@@ -233,7 +233,7 @@ def test_a_shard_number_means_other_samples_after_a_restart():
     cluster.start_coordinator()  # resumed: shards 0, 1 and 2 of three workers
     slow = cluster.workers[1]
     slow.careless = True
-    while not cluster.coordinator or not cluster.machine.training.round:
+    while not cluster.coordinator or not cluster.machine.training.task:
         for worker in cluster.workers:
             cluster.connect(worker)
             cluster.deliver_up(worker)
@@ -241,13 +241,13 @@ def test_a_shard_number_means_other_samples_after_a_restart():
     cluster.deliver_down(slow)
     slow.step()  # the state
     slow.step()  # forward begins
-    old = cluster.machine.training.round.ledger.dealt[1]
+    old = cluster.machine.training.task.ledger.initial_shards[1]
     cluster.kill_coordinator()
     cluster.kill(cluster.workers[2])
     cluster.start_coordinator()  # resumed again: shards 0 and 1 of two workers
     cluster.pass_time(RESUME_PATIENCE + 2)
-    assert cluster.machine.training.round
-    new = cluster.machine.training.round.ledger.dealt[1]
+    assert cluster.machine.training.task
+    new = cluster.machine.training.task.ledger.initial_shards[1]
     assert (old.id, old.rank) == (new.id, new.rank)
     assert old.size != new.size
     cluster.run_to_end()

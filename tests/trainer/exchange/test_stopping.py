@@ -30,8 +30,8 @@ def test_stopped_in_a_step_finishes_it_and_saves(problem: ExactProblem, pieces: 
     cluster = SimulatedCluster(problem, workers=3)
     until_step(cluster, 1)
     cluster.go_on(pieces)
-    round_ = cluster.machine.training.round
-    training = round_ is not None and round_.kind == "train"
+    task = cluster.machine.training.task
+    training = task is not None and task.kind == "train"
     step = cluster.step
     cluster.stop()
     cluster.settle_down()

@@ -129,8 +129,8 @@ def torch_diloco(rounds: int, shares: tuple[int, int], inner_batch: int) -> np.n
         for a, b in own
     ]
     planned = per_round // inner_batch // len(shares)
-    for round_ in range(rounds):
-        start, mean = round_ * per_round, torch.zeros(LAYOUT.size)
+    for task in range(rounds):
+        start, mean = task * per_round, torch.zeros(LAYOUT.size)
         for share, (a, b), optimizer in zip(shares, own, inner, strict=True):
             with torch.no_grad():
                 a.copy_(common[matrix])
@@ -139,7 +139,7 @@ def torch_diloco(rounds: int, shares: tuple[int, int], inner_batch: int) -> np.n
             for index in range(steps):
                 batch = torch.from_numpy(SAMPLES[start : start + inner_batch])
                 start += inner_batch
-                at = round_ * planned + index * planned // steps
+                at = task * planned + index * planned // steps
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate_at(at, 12, SETTINGS)
                 optimizer.zero_grad()

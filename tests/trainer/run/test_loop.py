@@ -15,7 +15,7 @@ from tests.trainer.exchange.exact_problem import tiny_layout
 from trainer.config.run import OptimizerConfig, load
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.messages import (
-    HandIn,
+    PartialShard,
     ShardAssignment,
     ShardResult,
     Shutdown,
@@ -118,7 +118,7 @@ def test_a_round_is_sent_at_its_end_and_handed_in_early_at_its_limit(
         rounds=partial(InnerSteps, replica, OptimizerConfig()),
     )
     worker.run()
-    early = [HandIn(shard=4, samples=4)] if limit is not None else []
+    early = [PartialShard(shard=4, samples=4)] if limit is not None else []
     assert order[: len(early)] == early
     # The only round is the last, and so settled: as many blocks again.
     assert order[len(early) : -1] == [1, 0, 3, 2, 5, 4, 7, 6]

@@ -16,7 +16,7 @@ from trainer.distill.logits.stream import Position
 from trainer.distill.student.on_policy import OnPolicy
 from trainer.distill.student.optimizer import StudentOptimizer
 from trainer.distill.student.prefetch import Batch, Feed
-from trainer.exchange.coordinator.answers import Questions
+from trainer.exchange.coordinator.prompt_generation import PromptSet
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.learning_rate import learning_rate_at
@@ -45,7 +45,7 @@ class Student:
     """Its own answers, of `distillation.on_policy`."""
     recorder: RunRecorder
     validation: Dataset | None
-    questions: Questions | None
+    questions: PromptSet | None
     stop: StopRequest
     step: int
     """Applied updates."""
@@ -158,10 +158,12 @@ class Student:
         """Answer the prompts if that is due."""
         asked = self.questions
         last = self.step if self.is_done else self.plan.total_steps
-        if asked is None or not asked.due(self.step, last):
+        if asked is None or not asked.is_due(self.step, last):
             return
         made = self.replica.answer(asked.prompts, asked.new_tokens, asked.stop)
-        self.recorder.emit({"event": "answers", "at": self.step, "answers": asked.told(made)})
+        self.recorder.emit(
+            {"event": "answers", "at": self.step, "answers": asked.make_records(made)}
+        )
 
     def _evaluate(self, samples: Dataset) -> dict[str, Any] | None:
         """Return the scores of all samples, None if stopped meanwhile."""

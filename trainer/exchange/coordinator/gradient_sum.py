@@ -1,4 +1,4 @@
-"""The sum of a step's gradients: contributions come in pieces, averages go out as bytes.
+"""The sum of a step's gradients: contributions come in chunks, averages go out as bytes.
 
 Contributions are added in the order of their samples, so the same split gives the same bits. Those
 at the beginning of that order are added as they come; what came before its turn waits.
@@ -34,7 +34,7 @@ _DECODED = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """One shard's gradient sum of one block, and what it is to be divided by."""
+    """One shard's gradient sum of one block, and its weight."""
 
     decode: Callable[[], Float32]
     """Returns it as fp32, in memory that the next contribution is decoded into."""
@@ -58,12 +58,12 @@ class Average:
     weight: int
 
 
-def _itself(values: Float32) -> Float32:
+def _identity(values: Float32) -> Float32:
     return values
 
 
 class SumMemory:
-    """What the sums of one step after another are made in: two blocks, and in fp32 one gradient.
+    """Buffers for the sums of consecutive steps: two blocks, and in fp32 one gradient.
 
     An average in fp32 is sent, and applied, from where its sum was made. That memory is used again
     once the average was sent to everyone.
@@ -77,7 +77,7 @@ class SumMemory:
         self.lend: Callable[[int], Float32 | None] = lambda _: None
         """Returns memory for a block's fp32 average that workers here read, if it is free."""
 
-    def take(self, block: int) -> Float32:
+    def take_block(self, block: int) -> Float32:
         """Return memory for a block's sum; its values are arbitrary."""
         lent = self.lend(block)
         return self.blocks[block].take() if lent is None else lent
@@ -118,9 +118,9 @@ class GradientSum:
         self.averages: dict[int, Average] = {}
         self.bytes_received = 0
         self.partial: dict[tuple[int, int], BlockAssembly] = {}
-        """What has come of contributions that are not whole yet, by block and shard."""
+        """Contributions that are not whole yet, by block and shard."""
         self._whole: dict[int, dict[int, BlockAssembly]] = {}
-        """What waits for others, by block and shard, in the order in which it came."""
+        """Whole contributions that wait for others, by block and shard, in order of arrival."""
         self._begun: dict[int, tuple[int, int]] = {}
         """Of each block the contributions that were added already, and their weight."""
         self._square_sums: dict[int, float] = {}
@@ -129,7 +129,7 @@ class GradientSum:
     def gradient(self) -> BlockVector:
         """The averaged gradient, once all blocks are in `averages`."""
         starts = [block.start for block in self.layout.blocks]
-        return BlockVector(starts, self.layout.size, self._averaged)
+        return BlockVector(starts, self.layout.size, self._decode_average)
 
     @property
     def norm(self) -> float:
@@ -137,8 +137,8 @@ class GradientSum:
         squares = self._square_sums.items()
         return math.sqrt(math.fsum(of for block, of in squares if block < self._updates))
 
-    def check(self, frame: Frame) -> None:
-        """Check that a frame is of the block that it says.
+    def check_block(self, frame: Frame) -> None:
+        """Check that the block of a frame exists.
 
         Raises:
             ProtocolError: there is no such block.
@@ -146,8 +146,8 @@ class GradientSum:
         if frame.block >= len(self.layout.blocks):
             raise ProtocolError(f"block {frame.block} of {len(self.layout.blocks)}")
 
-    def add(self, frame: Frame) -> Contribution | None:
-        """Take a gradient frame in and return its contribution if that is whole now.
+    def add_frame(self, frame: Frame) -> Contribution | None:
+        """Add a gradient frame and return its contribution if that is whole now.
 
         Raises:
             ProtocolError: codec, block, offset, length or weight is wrong.
@@ -166,34 +166,34 @@ class GradientSum:
         del self.partial[key]
         waiting = self._whole.setdefault(frame.block, {})
         if frame.block in self._sums or not self._is_exact:
-            decode = partial(self._values, frame.block, assembly)
+            decode = partial(self._decode_contribution, frame.block, assembly)
         else:
-            values = self._place(frame.block)
+            values = self._sum_buffer(frame.block)
             assembly.codec.decode(assembly.bytes, values)
             assembly.bytes = _DECODED
-            decode = partial(_itself, values)
-        squares = self._check(frame.block, assembly, decode, f"rank {frame.rank}")
+            decode = partial(_identity, values)
+        squares = self._compute_square_sum(frame.block, assembly, decode, f"rank {frame.rank}")
         waiting[frame.shard] = assembly
         return Contribution(decode, assembly.weight, squares)
 
-    def forget(self, shard: int) -> None:
+    def discard_partial(self, shard: int) -> None:
         """Drop the unfinished contributions of a shard whose worker was lost."""
         for key in [key for key in self.partial if key[1] == shard]:
             del self.partial[key]
 
-    def begin(self, block: int, leading: Sequence[Shard]) -> None:
+    def add_leading(self, block: int, leading: Sequence[Shard]) -> None:
         """Add the first contributions of a block's order, if their sum is smaller than they are."""
         added, weight = self._begun.get(block, (0, 0))
         parts = [self._whole[block][shard.id] for shard in leading[added:]]
         size = self.layout.blocks[block].size
         if not added and sum(part.codec.nbytes(size) for part in parts) <= 4 * size:
             return
-        self._add_to(self._place(block, stays=True), block, parts)
+        self._add_to(self._sum_buffer(block, stays=True), block, parts)
         for shard in leading[added:]:
             del self._whole[block][shard.id]
         self._begun[block] = len(leading), weight + sum(part.weight for part in parts)
 
-    def average(self, block: int, order: Sequence[Shard]) -> Average:
+    def average_block(self, block: int, order: Sequence[Shard]) -> Average:
         """Add the contributions of `order`, divide by their weight, and encode.
 
         Raises:
@@ -209,25 +209,25 @@ class GradientSum:
                 [part.bytes for part in parts], weight or 1
             )
         else:
-            codec, encoded, squares = self._average(block, parts, weight)
+            codec, encoded, squares = self._sum_and_encode(block, parts, weight)
         del self._whole[block]
         if not math.isfinite(squares):  # no finite singles overflow a double
             values = self._memory.decoded[: self.layout.blocks[block].size]
             codec.decode(encoded, values)
-            raise self._not_finite(block, values, "the average")
+            raise self._non_finite_error(block, values, "the average")
         self._square_sums[block] = squares
         self.averages[block] = Average(block, encoded, codec, min(weight, MAX_WEIGHT))
         return self.averages[block]
 
-    def _average(
+    def _sum_and_encode(
         self, block: int, parts: list[BlockAssembly], weight: int
     ) -> tuple[Codec, NDArray[np.uint8], float]:
         """Return a block's average encoded, with its codec, and the sum of its squares."""
-        out = self._place(block)
+        out = self._sum_buffer(block)
         self._add_to(out, block, parts)
         if weight:
             np.divide(out, np.float32(weight), out=out)
-        codec, encoded = self._encoded(block, out)
+        codec, encoded = self._encode_average(block, out)
         if not self._is_exact:
             self._sums.pop(block, None)
         return codec, encoded, square_sum(out)
@@ -246,23 +246,23 @@ class GradientSum:
                 first.codec.decode(first.bytes, out)
         with np.errstate(over="ignore"):  # an overflow is found, and named, when all are added
             for other in parts:
-                np.add(out, self._values(block, other), out=out)
+                np.add(out, self._decode_contribution(block, other), out=out)
 
-    def frames(self, average: Average, generation: int) -> Iterator[Frame]:
+    def make_frames(self, average: Average, generation: int) -> Iterator[Frame]:
         """Yield the frames that carry an average to one member."""
         encoded, codec = average.encoded, average.codec
         kind, weight = MessageType.AVERAGED_GRADIENT, average.weight
         return block_frames(kind, encoded, generation, self.step, average.block, codec, weight)
 
-    def _encoded(self, block: int, values: Float32) -> tuple[Codec, NDArray[np.uint8]]:
-        """Encode an average, and put what all members decode of it in its place."""
+    def _encode_average(self, block: int, values: Float32) -> tuple[Codec, NDArray[np.uint8]]:
+        """Encode an average, and replace it by what all members decode."""
         if self._is_exact:
             return self._agreed.codec, values.view(np.uint8)
         codec, encoded = self._agreed.encode(block, values, settle=self._settled)
         codec.decode(encoded, values)
         return codec, encoded
 
-    def _averaged(self, block: int) -> Float32:
+    def _decode_average(self, block: int) -> Float32:
         """Return an average as all members decode it; valid until the next one is decoded."""
         if block in self._sums:
             return self._sums[block]
@@ -275,8 +275,8 @@ class GradientSum:
     def _is_exact(self) -> bool:
         return codec_kind(self._agreed.codec.name).is_exact
 
-    def _place(self, block: int, *, stays: bool = False) -> Float32:
-        """Return where a block's sum is made; other than in fp32 it does not stay there.
+    def _sum_buffer(self, block: int, *, stays: bool = False) -> Float32:
+        """Return the buffer of a block's sum; other than in fp32 it does not stay there.
 
         Args:
             stays: until the rest of it is added.
@@ -284,22 +284,22 @@ class GradientSum:
         size = self.layout.blocks[block].size
         if block not in self._sums:
             if self._is_exact:
-                self._sums[block] = self._memory.take(block)
+                self._sums[block] = self._memory.take_block(block)
             elif stays:
                 self._sums[block] = np.empty(size, np.float32)
             else:
                 return self._memory.spare[:size]
         return self._sums[block]
 
-    def _values(self, block: int, whole: BlockAssembly) -> Float32:
-        """Return a contribution that is not where the sum is made; valid until the next one."""
+    def _decode_contribution(self, block: int, whole: BlockAssembly) -> Float32:
+        """Return a contribution that is not in the sum's buffer; valid until the next one."""
         if codec_kind(whole.codec.name).is_exact:
             return whole.bytes.view(np.float32)
         values = self._memory.decoded[: self.layout.blocks[block].size]
         whole.codec.decode(whole.bytes, values)
         return values
 
-    def _check(
+    def _compute_square_sum(
         self, block: int, whole: BlockAssembly, decode: Callable[[], Float32], source: str
     ) -> float:
         """Return the sum of squares, inf where that overflows, of values that are all finite."""
@@ -307,15 +307,15 @@ class GradientSum:
             squares = compiled.PASSES.bf16_square_sum(whole.bytes)
             if math.isfinite(squares):  # no finite singles overflow a double
                 return squares
-            raise self._not_finite(block, decode(), source)
+            raise self._non_finite_error(block, decode(), source)
         values = decode()
         with np.errstate(over="ignore", invalid="ignore"):
             squares = float(np.dot(values, values))
         if math.isfinite(squares) or np.isfinite(values).all():
             return squares
-        raise self._not_finite(block, values, source)
+        raise self._non_finite_error(block, values, source)
 
-    def _not_finite(self, block: int, values: Float32, source: str) -> NonFiniteError:
+    def _non_finite_error(self, block: int, values: Float32, source: str) -> NonFiniteError:
         where = int(np.argmin(np.isfinite(values)))
         tensor = self.layout.tensor_at(block, where)
         name = self.layout.blocks[block].name

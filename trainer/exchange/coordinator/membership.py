@@ -1,9 +1,9 @@
 """The coordinator: the state machine that keeps all replicas of a run equal.
 
-Sans-IO: `connected`, `receive`, `disconnected`, `tick` and `stop` take an event and the time and
-return actions for a shell to carry out; no sockets, no clock, no threads. This file keeps the
-members and the phase of the run, `training.py` runs the rounds. The message flow is drawn in
-docs/protocol.md.
+Sans-IO: `add_connection`, `receive_frame`, `remove_connection`, `tick` and `stop` take an event and
+the time, and return actions for a shell to carry out; no sockets, no clock, no threads. This file
+keeps the members and the phase of the run, `training.py` runs the tasks. The message flow is drawn
+in docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import math
 from typing import Literal
 
 from trainer.config.run import RunConfig
-from trainer.exchange.coordinator.answers import Questions
-from trainer.exchange.coordinator.arrivals import INTRODUCTION, Arrivals
 from trainer.exchange.coordinator.joiners import Joiners
 from trainer.exchange.coordinator.outbox import Outbox
+from trainer.exchange.coordinator.pending_connections import (
+    JOIN_REQUEST_TIMEOUT,
+    PendingConnections,
+)
+from trainer.exchange.coordinator.prompt_generation import PromptSet
 from trainer.exchange.coordinator.training import Training
 from trainer.exchange.coordinator.validation import Score
 from trainer.exchange.protocol import messages
@@ -61,7 +64,7 @@ class Coordinator:
         now: float,
         generation: int = 0,
         early: EarlyStopping | None = None,
-        questions: Questions | None = None,
+        questions: PromptSet | None = None,
     ) -> None:
         self.phase: Phase = "waiting"
         self.expect_workers = expect_workers
@@ -83,73 +86,75 @@ class Coordinator:
         layout, patience = self.training.policy.wire_layout, config.exchange.join_deadline
         self._joiners = Joiners(self.membership, self._outbox, len(layout.blocks) + 1, patience)
         self._resumed = state.step > 0
-        self._arrivals = Arrivals(patience)
+        self._pending = PendingConnections(patience)
         self._stop_reason, self._stop_code = "", 0
-        self._alone_since = now
+        self._no_worker_since = now
         self._stop_by = math.inf
         self._last_tick = self._last_beat = now
 
     # Events
 
-    def connected(self, link: int, certified: Certified, now: float) -> list[Action]:
-        """A link opened; `certified` is what the peer's certificate says, if it showed one."""
-        self._arrivals.add(link, certified, now)
-        return self._outbox.take()
+    def add_connection(self, link: int, certified: Certified, now: float) -> list[Action]:
+        """Add a new link; `certified` is the result of its certificate's check, if it has one."""
+        self._pending.add(link, certified, now)
+        return self._outbox.take_actions()
 
-    def receive(self, link: int, frame: Frame, now: float) -> list[Action]:
-        """A frame came in on a link."""
+    def receive_frame(self, link: int, frame: Frame, now: float) -> list[Action]:
+        """Handle a frame that was received on a link."""
         if self.phase == "over":
             return []
-        self.training.settle()
+        self.training.apply_update()
         try:
-            if link in self._arrivals:
-                self._arrive(link, frame, now)
+            if link in self._pending:
+                self._handle_pending_frame(link, frame, now)
             elif member := self.membership.by_link(link):
-                self._handle(member, frame, now)
-                round_ = self.training.round
-                if frame.type is not MessageType.GRADIENT or (round_ and round_.complete):
-                    self._move_on(now)
+                self._handle_member_frame(member, frame, now)
+                task = self.training.task
+                if frame.type is not MessageType.GRADIENT or (task and task.is_complete):
+                    self._advance(now)
         except ProtocolError as error:
-            self._expel(link, str(error), now)
+            self._expel_link(link, str(error), now)
         except GradientError as error:
             return self.halt(error)
-        return self._outbox.take()
+        return self._outbox.take_actions()
 
-    def heard(self, link: int, now: float) -> None:
-        """Bytes passed on a link: the peer lives, also in the middle of a long frame."""
+    def record_activity(self, link: int, now: float) -> None:
+        """Record that bytes were received on a link: the peer lives, also within a long frame."""
         if member := self.membership.by_link(link):
             member.last_heard = now
 
-    def disconnected(self, link: int, reason: str, now: float) -> list[Action]:
-        """A link closed, or its shell gave it up."""
-        self._arrivals.discard(link)
+    def remove_connection(self, link: int, reason: str, now: float) -> list[Action]:
+        """Remove a link that was closed, or given up by its shell."""
+        self._pending.discard(link)
         if (member := self.membership.by_link(link)) and self.phase != "over":
-            self._lose(member, reason, now)
-        return self._outbox.take()
+            self._remove_member(member, reason, now)
+        return self._outbox.take_actions()
 
     def tick(self, now: float) -> list[Action]:
-        """Time passed; call this several times a heartbeat."""
+        """Check all deadlines; call this several times a heartbeat."""
         if self.phase == "over":
             return []
-        self.training.settle()
-        self._forgive_own_sleep(now)
-        for link in self._arrivals.silent(now):
-            self._expel(link, f"no JoinRequest within {INTRODUCTION:.0f} s", now)
+        self.training.apply_update()
+        self._postpone_deadlines(now)
+        for link in self._pending.find_silent(now):
+            self._expel_link(link, f"no JoinRequest within {JOIN_REQUEST_TIMEOUT:.0f} s", now)
         for member in list(self.membership):
             if now - member.last_heard > self._settings.lost_after:
-                self._expel(member.link, f"silent for {self._settings.lost_after:g} s", now)
-        for member, reason in self.training.late(now):
-            self._expel(member.link, reason, now)
-        for member in self._joiners.overdue(now):
-            self._expel(member.link, self.membership.bar(member, self._settings.join_deadline), now)
+                self._expel_link(member.link, f"silent for {self._settings.lost_after:g} s", now)
+        for member, reason in self.training.find_late_members(now):
+            self._expel_link(member.link, reason, now)
+        for member in self._joiners.find_overdue(now):
+            self._expel_link(
+                member.link, self.membership.bar(member, self._settings.join_deadline), now
+            )
         if now - self._last_beat >= self._settings.heartbeat:
             self._last_beat = now
             for member in self.membership:
-                self._outbox.beat(member)
-        self._check_patience(now)
+                self._outbox.send_heartbeat(member)
+        self._check_join_deadline(now)
         self._dismiss_stuck_readers(now)
-        self._move_on(now)
-        return self._outbox.take()
+        self._advance(now)
+        return self._outbox.take_actions()
 
     def stop(self, reason: str, now: float, exit_code: int = 0) -> list[Action]:
         """Save what is committed, give the step that is under way some time, and end in order."""
@@ -160,12 +165,12 @@ class Coordinator:
         self.training.stopping = True
         self._outbox.emit("stopping", reason=reason)
         # First of all: the caller must not wait for a step that takes minutes.
-        self.training.save()
+        self.training.save_checkpoint()
         if self.phase in ("waiting", "running") and not (
-            self._stepping and self.membership.ready()
+            self._is_stepping and self.membership.ready()
         ):
             self._begin_finish()
-        return self._outbox.take()
+        return self._outbox.take_actions()
 
     def halt(self, error: TrainerError) -> list[Action]:
         """End at once with an error's exit code; what is not saved is lost."""
@@ -173,52 +178,52 @@ class Coordinator:
             return []
         cause = {"nan": True} if isinstance(error, NonFiniteError) else {}
         self._outbox.emit("halted", reason=str(error), **cause)
-        self._end(error.exit_code, str(error))
-        return self._outbox.take()
+        self._end_run(error.exit_code, str(error))
+        return self._outbox.take_actions()
 
     def fail(self, reason: str) -> list[Action]:
-        """End after a defect: leave what it had begun, and save the last committed state."""
-        self._outbox.take()
+        """End after a defect: abandon the current task, and save the last committed state."""
+        self._outbox.take_actions()
         self.phase = "over"
-        self.training.save()
+        self.training.save_checkpoint()
         for member in self.membership:
-            self._outbox.close(member.link, reason)
+            self._outbox.close_link(member.link, reason)
         self._outbox.add(Finish(1, reason))
-        return self._outbox.take()
+        return self._outbox.take_actions()
 
-    def settle(self, now: float) -> list[Action]:
-        """Do what is left after a commit (apply, log, save), unless an event did so before."""
-        self.training.settle()
-        self._move_on(now)
-        return self._outbox.take()
+    def apply_update(self, now: float) -> list[Action]:
+        """Finish a commit (apply, log, save), unless an event did so before."""
+        self.training.apply_update()
+        self._advance(now)
+        return self._outbox.take_actions()
 
     # Members
 
-    def _arrive(self, link: int, frame: Frame, now: float) -> None:
-        """Take in a frame of a worker that has not joined."""
+    def _handle_pending_frame(self, link: int, frame: Frame, now: float) -> None:
+        """Handle a frame of a worker that has not joined."""
         if frame.type in (MessageType.JOIN_REQUEST, MessageType.HEARTBEAT):
-            match messages.parse(frame):
+            match messages.parse_message(frame):
                 case messages.JoinRequest() as request:
-                    return self._join(link, request, now)
+                    return self._handle_join_request(link, request, now)
                 case messages.Heartbeat(reading=messages.Reading() as reading):
-                    return self._arrivals.note(link, reading, now)
+                    return self._pending.record_reading(link, reading, now)
                 case _:
                     pass
         raise ProtocolError(f"{frame.type.name} before JoinRequest")
 
-    def _join(self, link: int, request: messages.JoinRequest, now: float) -> None:
-        certified = self._arrivals.admit(link, request)
+    def _handle_join_request(self, link: int, request: messages.JoinRequest, now: float) -> None:
+        certified = self._pending.admit(link, request)
         state = self.training.state
-        stranger = Member(link, request.rank or 0, 0, request, now)
+        applicant = Member(link, request.rank or 0, 0, request, now)
         if self.phase == "finishing":
-            self._dismiss(link, "the run is over", exit_code=0)
+            self._shut_down_link(link, "the run is over", exit_code=0)
             return
         try:
             member = self.membership.admit(link, request, certified, now)
         except RefusalError as refusal:
             refused = messages.JoinRefused(reason=str(refusal)[:1000], retry=refusal.retry)
-            self._outbox.send(stranger, refused)
-            self._outbox.close(link, str(refusal), told=True)
+            self._outbox.send(applicant, refused)
+            self._outbox.close_link(link, str(refusal), told=True)
             self._outbox.emit("refused", rank=request.rank, reason=str(refusal))
             return
         member.step, moments = state.step, state.step > 0
@@ -232,150 +237,154 @@ class Coordinator:
         )
         self._outbox.send(member, accepted)
         frames = member.delivery.state(state.snapshot(), member.generation, moments)
-        self._outbox.stream(member, frames)
-        self.training.catch_up(member)
+        self._outbox.send_frames(member, frames)
+        self.training.send_averages(member)
 
-    def _handle(self, member: Member, frame: Frame, now: float) -> None:
+    def _handle_member_frame(self, member: Member, frame: Frame, now: float) -> None:
         if frame.generation != (due := member.generation):
             raise ProtocolError(f"{frame.type.name} of generation {frame.generation}, not {due}")
         if self.phase == "finishing" and frame.type in (MessageType.GRADIENT, *_WORK):
             return  # what a stop cut short: a validation, or a step that all workers left
         if frame.type is MessageType.GRADIENT:
-            self.training.gradient(member, frame)
+            self.training.add_gradient(member, frame)
             return
-        match messages.parse(frame):
+        match messages.parse_message(frame):
             case messages.Heartbeat(reading=None):
                 pass
             case messages.StateLoaded() as proof:
                 member.prove(proof.digest)
             case messages.ShardResult() as result:
-                self.training.result(member, result, now)
-            case messages.HandIn(shard=shard, samples=samples):
-                self.training.hand_in(member, shard, samples, now)
+                self.training.add_result(member, result, now)
+            case messages.PartialShard(shard=shard, samples=samples):
+                self.training.accept_partial_shard(member, shard, samples, now)
             case messages.WeightsReport() as report:
-                self.training.audit.answer(member.rank, report)
+                self.training.audit.record_report(member.rank, report)
             case messages.Leave(reason=reason):
-                self._expel(member.link, reason, now)
+                self._expel_link(member.link, reason, now)
             case other:
                 raise ProtocolError(f"{other.type.name} is not for the coordinator")
 
-    def _welcome(self, member: Member, now: float) -> None:
+    def _activate_member(self, member: Member, now: float) -> None:
         event, details = self.membership.welcome(member)
         self._outbox.emit(event, **details)
-        self.training.joined(member, now)
-        self._check_patience(now)
+        self.training.add_member(member, now)
+        self._check_join_deadline(now)
 
-    def _expel(self, link: int, reason: str, now: float) -> None:
-        self._arrivals.discard(link)
-        self._outbox.close(link, reason)
+    def _expel_link(self, link: int, reason: str, now: float) -> None:
+        self._pending.discard(link)
+        self._outbox.close_link(link, reason)
         if member := self.membership.by_link(link):
-            self._lose(member, reason, now)
+            self._remove_member(member, reason, now)
 
     def _dismiss_stuck_readers(self, now: float) -> None:
         if self.phase == "over":
             return
-        for link, reading, reason in self._arrivals.stuck(now):
+        for link, reading, reason in self._pending.find_stuck(now):
             self._outbox.emit("refused", rank=reading.rank, reason=reason)
-            self._dismiss(link, reason, UnreachableError.exit_code)
+            self._shut_down_link(link, reason, UnreachableError.exit_code)
 
-    def _dismiss(self, link: int, reason: str, exit_code: int) -> None:
+    def _shut_down_link(self, link: int, reason: str, exit_code: int) -> None:
         """End a worker that has not joined."""
-        self._arrivals.discard(link)
+        self._pending.discard(link)
         end = messages.Shutdown(reason=reason[:1000], exit_code=exit_code)
-        self._outbox.add(Send(link, [end.frame(0)]))
-        self._outbox.close(link, reason, told=True)
+        self._outbox.add(Send(link, [end.to_frame(0)]))
+        self._outbox.close_link(link, reason, told=True)
 
-    def _lose(self, member: Member, reason: str, now: float) -> None:
+    def _remove_member(self, member: Member, reason: str, now: float) -> None:
         self.membership.remove(member)
         self._outbox.emit(
             "lost", rank=member.rank, reason=reason, generation=self.membership.generation
         )
         if member.ready and self.phase == "running" and not self.membership.ready():
-            self._alone_since = now
-        self.training.lost(member, now)
+            self._no_worker_since = now
+        self.training.remove_member(member, now)
 
-    def _forgive_own_sleep(self, now: float) -> None:
-        """Move all deadlines if this process itself was suspended: no member could be heard."""
+    def _postpone_deadlines(self, now: float) -> None:
+        """Postpone all deadlines if this process itself was suspended: it could receive nothing."""
         slept, self._last_tick = now - self._last_tick, now
         if slept <= self._settings.lost_after / 2:
             return
-        self._alone_since = min(now, self._alone_since + slept)
+        self._no_worker_since = min(now, self._no_worker_since + slept)
         for member in self.membership:
             member.last_heard = min(now, member.last_heard + slept)
-        self.training.audit.postpone(slept)
-        if round_ := self.training.round:
-            round_.deadline += min(slept, now - round_.started)
-        self._arrivals.postpone(slept, now)
+        self.training.audit.postpone_deadlines(slept)
+        if task := self.training.task:
+            task.deadline += min(slept, now - task.started)
+        self._pending.postpone_deadlines(slept, now)
 
     # Phases
 
-    def _check_patience(self, now: float) -> None:
+    def _check_join_deadline(self, now: float) -> None:
         """Start when all members have joined; give up if none has joined in time."""
         ready = [member.rank for member in self.membership.ready()]
-        waited, patience = now - self._alone_since, self._settings.join_deadline
-        unmoved = min(waited, now - self._arrivals.moved)
-        gave_up = unmoved > patience and not self._joiners.arriving()
+        waited, patience = now - self._no_worker_since, self._settings.join_deadline
+        unmoved = min(waited, now - self._pending.moved)
+        gave_up = unmoved > patience and not self._joiners.has_waiting_streams()
         if self.phase == "waiting":
             complete = len(ready) >= self.expect_workers
             if complete or (self._resumed and ready and waited > min(patience, RESUME_PATIENCE)):
                 self.phase = "running"
-                self.training.begin(now)
+                self.training.begin_task(now)
             elif gave_up:
                 missing = ", ".join(str(r) for r in range(self.expect_workers) if r not in ready)
-                stuck = self._arrivals.describe_stuck(ready)
-                self._end(3, f"rank {missing} did not join within {patience:.0f} s{stuck}")
+                stuck = self._pending.describe_stuck(ready)
+                self._end_run(3, f"rank {missing} did not join within {patience:.0f} s{stuck}")
         elif self.phase == "running" and not ready and gave_up:
-            self.training.save()
-            self._end(3, f"no worker was left for {patience:.0f} s: see their logs, then resume")
+            self.training.save_checkpoint()
+            self._end_run(
+                3, f"no worker was left for {patience:.0f} s: see their logs, then resume"
+            )
 
-    def _move_on(self, now: float) -> None:
-        """Admit members that have caught up, and close what is complete: a round, or the run."""
-        for member in self._joiners.caught_up():
-            self._welcome(member, now)
+    def _advance(self, now: float) -> None:
+        """Activate members that have caught up, and finish a complete task, or the run."""
+        for member in self._joiners.find_caught_up():
+            self._activate_member(member, now)
         if self.phase == "running":
-            if self.training.stopping or not self._joiners.behind(now):
+            if self.training.stopping or not self._joiners.find_lagging(now):
                 self.training.advance(now)
             deserted = self.training.stopping and not self.membership.ready()
             given_up = deserted or now >= self._stop_by
-            if self.training.settled and (self.training.round is None or given_up):
+            if self.training.is_update_applied and (self.training.task is None or given_up):
                 self._begin_finish()
-        if self.phase == "finishing" and (not self.training.audit.pending or now >= self._stop_by):
-            self._conclude()
+        if self.phase == "finishing" and (
+            not self.training.audit.is_pending or now >= self._stop_by
+        ):
+            self._finish_run()
 
     @property
-    def _stepping(self) -> bool:
-        """Whether a step, and not a validation, is under way."""
-        return self.training.round is not None and self.training.round.kind == "train"
+    def _is_stepping(self) -> bool:
+        """Whether the current task is a training step."""
+        return self.training.task is not None and self.training.task.kind == "train"
 
     def _begin_finish(self) -> None:
-        if self._stepping:  # only a stop ends before the last step
+        if self._is_stepping:  # only a stop ends before the last step
             step = self.training.state.step + 1
             self._stop_reason += f"; step {step} was not done in time and is left out"
         self.phase = "finishing"
-        self.training.round = None
-        self.training.save()
+        self.training.task = None
+        self.training.save_checkpoint()
 
-    def _conclude(self) -> None:
+    def _finish_run(self) -> None:
         """End in order: with 0 when asked to stop, else only if the last state is proved."""
         step = self.training.state.step
-        gap = self.training.audit.gap(step)
+        gap = self.training.audit.describe_gap(step)
         if gap and step:
             self._outbox.emit("unproved", at=step, reason=gap)
         if gap and not self.training.stopping:
             error = UnprovedError(gap)
-            self._end(error.exit_code, str(error))
+            self._end_run(error.exit_code, str(error))
         else:
             reason = self._stop_reason or self.training.early_end or "done"
-            self._end(self._stop_code, reason, to_workers=0)
+            self._end_run(self._stop_code, reason, to_workers=0)
 
-    def _end(self, exit_code: int, reason: str, to_workers: int | None = None) -> None:
+    def _end_run(self, exit_code: int, reason: str, to_workers: int | None = None) -> None:
         self.phase = "over"
-        self.training.round = None
-        told = exit_code if to_workers is None else to_workers
+        self.training.task = None
+        worker_code = exit_code if to_workers is None else to_workers
         for member in self.membership:
-            shutdown = messages.Shutdown(reason=reason[:1000], exit_code=told)
+            shutdown = messages.Shutdown(reason=reason[:1000], exit_code=worker_code)
             self._outbox.send(member, shutdown)
-            self._outbox.close(member.link, reason, told=True)
-        for link in self._arrivals.readers():
-            self._dismiss(link, reason, told)
+            self._outbox.close_link(member.link, reason, told=True)
+        for link in self._pending.list_readers():
+            self._shut_down_link(link, reason, worker_code)
         self._outbox.add(Finish(exit_code, reason))

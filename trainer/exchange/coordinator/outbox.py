@@ -23,27 +23,27 @@ class Outbox:
 
     def send(self, member: Member, message: messages.Message, step: int = 0) -> None:
         """Send a control message to a member."""
-        self.stream(member, [message.frame(member.generation, step, member.rank)])
+        self.send_frames(member, [message.to_frame(member.generation, step, member.rank)])
 
-    def stream(self, member: Member, frames: Iterable[Frame]) -> None:
-        """Send frames to a member; those of a joiner are counted until its link took them."""
+    def send_frames(self, member: Member, frames: Iterable[Frame]) -> None:
+        """Send frames to a member; those to a joiner are counted until its link took them."""
         counted = frames if member.ready else member.delivery.counted(frames)
         self.add(Send(member.link, counted))
 
-    def beat(self, member: Member) -> None:
-        """Send a heartbeat, unless something is on its way already."""
-        frame = messages.Heartbeat().frame(member.generation, rank=member.rank)
+    def send_heartbeat(self, member: Member) -> None:
+        """Send a heartbeat, unless other frames are queued already."""
+        frame = messages.Heartbeat().to_frame(member.generation, rank=member.rank)
         self.add(Send(member.link, [frame], if_idle=True))
 
-    def close(self, link: int, reason: str, *, told: bool = False) -> None:
-        """Close a link, or let the peer do so that was told."""
+    def close_link(self, link: int, reason: str, *, told: bool = False) -> None:
+        """Close a link; if the peer was `told` the reason, it closes the link itself."""
         self.add(Close(link, reason, told))
 
     def emit(self, event: str, **details: Any) -> None:
         """Log an event."""
         self.add(Emit({"event": event, **details}))
 
-    def take(self) -> list[Action]:
+    def take_actions(self) -> list[Action]:
         """Return the collected actions and clear the box."""
         actions, self._actions = self._actions, []
         return actions

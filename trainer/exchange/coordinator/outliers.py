@@ -29,21 +29,21 @@ FEWEST = 8
 """Contributions before one can be an outlier, and outliers in a row that are the new usual."""
 
 
-def _recent() -> deque[float]:
+def _new_window() -> deque[float]:
     return deque(maxlen=WINDOW)
 
 
 @dataclass
-class _Usual:
-    """The last contributions to one block."""
+class _NormHistory:
+    """The norms of the last contributions to one block."""
 
-    by_weight: deque[float] = field(default_factory=_recent)
-    by_root: deque[float] = field(default_factory=_recent)
+    by_weight: deque[float] = field(default_factory=_new_window)
+    by_root: deque[float] = field(default_factory=_new_window)
     odd: int = 0
     """Outliers since the last one that is none; they are not among the contributions above."""
 
 
-class Outliers:
+class OutlierDetector:
     """Compares each contribution with its block's past; reports an outlier or halts the run."""
 
     def __init__(
@@ -59,16 +59,16 @@ class Outliers:
         self._factor = settings.alarm_factor
         self._halts = settings.outliers == "halt"
         self._outbox = outbox
-        self._usual = [_Usual() for _ in layout.blocks]
-        self._said: set[tuple[int, int]] = set()
+        self._usual = [_NormHistory() for _ in layout.blocks]
+        self._reported: set[tuple[int, int]] = set()
         """The (step, rank) of the present step that have an event."""
 
-    def forget(self) -> None:
-        """Compare with nothing before: rounds send how far weights moved, and no gradients."""
-        self._usual = [_Usual() for _ in self._layout.blocks]
+    def reset(self) -> None:
+        """Forget all norms: outer steps send deltas of weights, not gradients."""
+        self._usual = [_NormHistory() for _ in self._layout.blocks]
 
-    def check(self, frame: Frame, contribution: Contribution) -> None:
-        """Look at a contribution that the last of its frames made whole.
+    def check_contribution(self, frame: Frame, contribution: Contribution) -> None:
+        """Check a whole contribution against its block's past.
 
         Raises:
             OutlierError: it is an outlier, and the run is to halt for it.
@@ -84,9 +84,9 @@ class Outliers:
             if usual.odd < FEWEST:
                 tensor = _largest_tensor(block, contribution)
                 largest = max(usual.by_weight)
-                self._report(frame.rank, frame.step + 1, block, tensor, by_weight, largest)
+                self._report_outlier(frame.rank, frame.step + 1, block, tensor, by_weight, largest)
                 return
-            usual = self._usual[block.index] = _Usual()
+            usual = self._usual[block.index] = _NormHistory()
         usual.odd = 0
         usual.by_weight.append(by_weight)
         usual.by_root.append(by_root)
@@ -94,7 +94,7 @@ class Outliers:
     def _is_far(self, value: float, past: deque[float]) -> bool:
         return len(past) >= FEWEST and value > self._factor * max(past)
 
-    def _report(
+    def _report_outlier(
         self, rank: int, step: int, block: Block, tensor: str, norm: float, largest: float
     ) -> None:
         if self._halts:
@@ -104,10 +104,10 @@ class Outliers:
                 " usual: the run is halted before the update (exchange.outliers), the last"
                 " checkpoint is intact"
             )
-        self._said = {said for said in self._said if said[0] == step}
-        if (step, rank) in self._said:
+        self._reported = {key for key in self._reported if key[0] == step}
+        if (step, rank) in self._reported:
             return
-        self._said.add((step, rank))
+        self._reported.add((step, rank))
         self._outbox.emit(
             "outlier",
             rank=rank,

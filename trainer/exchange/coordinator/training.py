@@ -1,4 +1,4 @@
-"""The rounds of a run, one after another: deal, collect, average, commit. Sans-IO."""
+"""The tasks of a run, one after another: assign, collect, average, commit. Sans-IO."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable
 
 from trainer.config.run import RunConfig
-from trainer.exchange.coordinator.answers import Answers, Questions
-from trainer.exchange.coordinator.dealer import Dealer
 from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.coordinator.outbox import Outbox
-from trainer.exchange.coordinator.outliers import Outliers
-from trainer.exchange.coordinator.rounds import Round, step_event
+from trainer.exchange.coordinator.outliers import OutlierDetector
+from trainer.exchange.coordinator.prompt_generation import GenerationSchedule, PromptSet
+from trainer.exchange.coordinator.shard_assigner import ShardAssigner
+from trainer.exchange.coordinator.task import Task, make_step_event
 from trainer.exchange.coordinator.validation import Score, Validation
 from trainer.exchange.coordinator.weight_audit import WeightAudit
 from trainer.exchange.policies.outer_steps import make_policy
-from trainer.exchange.protocol.actions import Save, Settle
+from trainer.exchange.protocol.actions import ApplyUpdate, Save
 from trainer.exchange.protocol.members import Member, Membership
 from trainer.exchange.protocol.messages import ShardResult, StepCommit
 from trainer.exchange.protocol.schedule import StepPlan
@@ -31,7 +31,7 @@ _STEPS_BEHIND = 3
 
 
 class Training:
-    """The reference replica and the round that is under way."""
+    """The reference replica and the current task."""
 
     def __init__(
         self,
@@ -45,212 +45,218 @@ class Training:
         outbox: Outbox,
         score: Score,
         early: EarlyStopping,
-        questions: Questions | None = None,
+        questions: PromptSet | None = None,
     ) -> None:
         self.config = config
         self.layout = layout
         self.policy = make_policy(config, layout, plan, outbox.emit)
-        self.dealer = Dealer(membership, outbox, config.exchange)
+        self.assigner = ShardAssigner(membership, outbox, config.exchange)
         self.state = state
-        self.round: Round | None = None
+        self.task: Task | None = None
         self.stopping = False
         """Whether to end after the step that is under way."""
         self.audit = WeightAudit(outbox, membership.diverged, state.step)
         self._membership = membership
         self._outbox = outbox
-        self._outliers = Outliers(layout, config.exchange, outbox, self.policy.residuals.all_sent)
+        self._outliers = OutlierDetector(
+            layout, config.exchange, outbox, self.policy.residuals.all_sent
+        )
         self._validation = Validation(config, validation_samples, score, early)
-        self._answers = Answers(questions)
+        self._answers = GenerationSchedule(questions)
         self.memory = SumMemory(layout)
-        """What the sums of all steps are made in."""
-        self._unsettled: Callable[[], None] | None = None
+        """Buffers for the sums of all steps."""
+        self._pending_update: Callable[[], None] | None = None
         self._saved_step = state.step
 
     @property
     def plan(self) -> StepPlan:
-        """Which samples each step takes."""
+        """The samples of each step."""
         return self.policy.plan
 
-    # One round
+    # One task
 
-    def begin(self, now: float) -> None:
-        """Open the next round and hand out its shards; leaves `round` None at the end."""
-        self._open_next(self.state.step, now)
-        if self.round:
-            for shard in self.round.ledger.dealt:
-                self.dealer.assign(self.round, shard, now)
+    def begin_task(self, now: float) -> None:
+        """Open the next task and assign its shards; leaves `task` None at the end."""
+        self._open_next_task(self.state.step, now)
+        if self.task:
+            for shard in self.task.ledger.initial_shards:
+                self.assigner.assign_shard(self.task, shard, now)
 
-    def gradient(self, member: Member, frame: Frame) -> None:
-        """Take a gradient frame in; an average that it completes goes to all workers.
+    def add_gradient(self, member: Member, frame: Frame) -> None:
+        """Add a gradient frame; an average that it completes goes to all workers.
 
         Raises:
-            ProtocolError: the frame belongs to nothing that this member was dealt.
+            ProtocolError: the frame belongs to no shard of this member.
             NonFiniteError: it completes a contribution with a NaN or Inf.
             OutlierError: it completes one that is far too long, and that is to halt the run.
         """
-        round_, shard = self._dealt(member, frame.shard)
-        round_.check(shard, frame)
-        assert round_.sums is not None
-        contribution = round_.sums.add(frame)
+        task, shard = self._find_assignment(member, frame.shard)
+        task.check_frame(shard, frame)
+        assert task.sums is not None
+        contribution = task.sums.add_frame(frame)
         if contribution is None:
             return
         if frame.block < len(self.layout.blocks):
-            self._outliers.check(frame, contribution)
-        round_.ledger.record(shard.id, frame.block)
-        if round_.ledger.complete(frame.block):
-            average = round_.sums.average(frame.block, round_.ledger.counting(frame.block))
+            self._outliers.check_contribution(frame, contribution)
+        task.ledger.record_contribution(shard.id, frame.block)
+        if task.ledger.is_complete(frame.block):
+            average = task.sums.average_block(frame.block, task.ledger.list_counted(frame.block))
             for other in self._membership:
-                self._outbox.stream(other, round_.sums.frames(average, other.generation))
+                self._outbox.send_frames(other, task.sums.make_frames(average, other.generation))
         else:
-            round_.sums.begin(frame.block, round_.ledger.leading(frame.block))
+            task.sums.add_leading(frame.block, task.ledger.list_leading(frame.block))
 
-    def hand_in(self, member: Member, shard_id: int, samples: int, now: float) -> None:
-        """Take a shard of a round for its first samples alone; others get the rest.
+    def accept_partial_shard(self, member: Member, shard_id: int, samples: int, now: float) -> None:
+        """Accept a shard for its first samples only; others are assigned the rest.
 
         Raises:
             ProtocolError: the shard is not the member's, or cannot be cut there.
         """
-        round_, shard = self._dealt(member, shard_id)
-        self.dealer.shorten(round_, shard, samples, now)
+        task, shard = self._find_assignment(member, shard_id)
+        self.assigner.shorten_shard(task, shard, samples, now)
 
-    def result(self, member: Member, result: ShardResult, now: float) -> None:
-        """Take the result of a shard in, which ends the member's work on it.
+    def add_result(self, member: Member, result: ShardResult, now: float) -> None:
+        """Record the result of a shard, which ends the member's work on it.
 
         Raises:
             ProtocolError: the shard is not the member's, or its gradients are not here.
             NonFiniteError: its loss is NaN or Inf.
         """
-        round_, shard = self._dealt(member, result.shard)
-        if round_.ledger.missing(shard.id) != (round_.result_column,):
+        task, shard = self._find_assignment(member, result.shard)
+        if task.ledger.find_missing(shard.id) != (task.result_column,):
             raise ProtocolError(f"a result of shard {shard.id} out of turn")
-        if result.weight != round_.weights.setdefault(shard.id, result.weight):
+        if result.weight != task.weights.setdefault(shard.id, result.weight):
             raise ProtocolError(f"shard {shard.id}: result and gradients differ in weight")
-        if round_.kind == "evaluate":
-            self._validation.check(result)
-        if round_.kind == "answer":
-            self._answers.check(result, shard.size)
+        if task.kind == "evaluate":
+            self._validation.check_result(result)
+        if task.kind == "answer":
+            self._answers.check_answers(result, shard.size)
         if result.loss_sum is None:
             samples = f"samples {shard.start}..{shard.stop}"
             what = f"rank {member.rank} computed a loss that is not finite in {samples}"
-            raise NonFiniteError.at_step(round_.step + 1, what)
+            raise NonFiniteError.at_step(task.step + 1, what)
         self.policy.residuals.reported(member.rank, result.residual)
-        round_.results[shard.id] = result
-        round_.ledger.record(shard.id, round_.result_column)
-        # What was dealt again waited for the member's own shard first: that is not its overhead.
-        if round_.kind == "train" and round_.ledger.is_first(shard):
-            elapsed = now - round_.sent_at[shard.id]
-            self.dealer.balancer.observe(shard.rank, shard.size, result.seconds, elapsed)
+        task.results[shard.id] = result
+        task.ledger.record_contribution(shard.id, task.result_column)
+        # A reassigned shard waited for the member's own shard first: that is not its overhead.
+        if task.kind == "train" and task.ledger.is_first(shard):
+            elapsed = now - task.sent_at[shard.id]
+            self.assigner.balancer.observe_shard(shard.rank, shard.size, result.seconds, elapsed)
 
     def advance(self, now: float) -> None:
-        """Close the round if nothing is missing, and open the next."""
-        round_ = self.round
-        if round_ is None or not round_.complete:
+        """Finish the task if nothing is missing, and open the next."""
+        task = self.task
+        if task is None or not task.is_complete:
             return
-        if not math.isfinite(round_.loss() or 0.0):
-            raise NonFiniteError.at_step(
-                round_.step + 1, "the sum of all workers' losses overflows"
-            )
-        self.dealer.pace.finished(round_.kind, now - round_.started)
-        if round_.kind == "train":
-            self._commit(round_, now)
+        if not math.isfinite(task.compute_loss() or 0.0):
+            raise NonFiniteError.at_step(task.step + 1, "the sum of all workers' losses overflows")
+        self.assigner.durations.record_duration(task.kind, now - task.started)
+        if task.kind == "train":
+            self._commit_step(task, now)
         else:
-            if round_.kind == "evaluate":
-                self._validated(round_)
+            if task.kind == "evaluate":
+                self._finish_validation(task)
             else:
-                self._outbox.emit("answers", at=round_.step, answers=self._answers.done(round_))
-            self.begin(now)
+                self._outbox.emit("answers", at=task.step, answers=self._answers.finish_task(task))
+            self.begin_task(now)
 
-    def settle(self) -> None:
-        """Apply the committed update here too, log it, and save when that is due."""
-        unsettled, self._unsettled = self._unsettled, None
+    def apply_update(self) -> None:
+        """Apply the committed update to the reference replica, log it, and save when due."""
+        unsettled, self._pending_update = self._pending_update, None
         if unsettled:
             unsettled()
 
     @property
-    def settled(self) -> bool:
-        """Whether every commit that went out was applied here too."""
-        return self._unsettled is None
+    def is_update_applied(self) -> bool:
+        """Whether every commit that was sent was applied to the reference replica too."""
+        return self._pending_update is None
 
     # Members that come and go
 
-    def catch_up(self, member: Member) -> None:
-        """Send a joiner what the current step has averaged already."""
-        if self.round and self.round.sums:
-            for average in self.round.sums.averages.values():
-                self._outbox.stream(member, self.round.sums.frames(average, member.generation))
+    def send_averages(self, member: Member) -> None:
+        """Send a joiner the averages of the current step so far."""
+        if self.task and self.task.sums:
+            for average in self.task.sums.averages.values():
+                self._outbox.send_frames(
+                    member, self.task.sums.make_frames(average, member.generation)
+                )
 
-    def joined(self, member: Member, now: float) -> None:
-        """Count the state that a joiner proved, and deal it shards that had no taker."""
-        self.audit.joined(member.rank, member.step, now + self._proof_allowance)
-        if self.round:
-            orphans, self.round.orphans = self.round.orphans, []
+    def add_member(self, member: Member, now: float) -> None:
+        """Record the state that a joiner proved, and reassign orphaned shards."""
+        self.audit.add_rank(member.rank, member.step, now + self._proof_timeout)
+        if self.task:
+            orphans, self.task.orphans = self.task.orphans, []
             for shard in orphans:
-                self.dealer.redeal(self.round, shard, now)
+                self.assigner.reassign_shard(self.task, shard, now)
 
-    def lost(self, member: Member, now: float) -> None:
-        """Deal the open shards of a lost member again; what it had sent whole stays.
+    def remove_member(self, member: Member, now: float) -> None:
+        """Reassign the open shards of a lost member; whole contributions that it sent stay.
 
         One that was not ready had none; what its rank left behind earlier is with others.
         """
-        self.audit.lost(member.rank)
+        self.audit.remove_rank(member.rank)
         self.policy.residuals.lost(member.rank, "its worker was lost")
-        if self.round and member.ready:
-            for shard in self.round.ledger.open_shards(member.rank):
-                if self.round.sums:
-                    self.round.sums.forget(shard.id)
-                self.dealer.redeal(self.round, shard, now)
+        if self.task and member.ready:
+            for shard in self.task.ledger.list_open(member.rank):
+                if self.task.sums:
+                    self.task.sums.discard_partial(shard.id)
+                self.assigner.reassign_shard(self.task, shard, now)
 
-    def late(self, now: float) -> list[tuple[Member, str]]:
+    def find_late_members(self, now: float) -> list[tuple[Member, str]]:
         """Return the workers whose shard or proof of weights is overdue."""
-        unproved = self.audit.late(now)
+        unproved = self.audit.find_late(now)
         late = [
             (member, f"it did not prove its weights after step {unproved[member.rank]} in time")
             for member in self._membership.ready()
             if member.rank in unproved
         ]
-        if self.round is not None and now > self.round.deadline:
+        if self.task is not None and now > self.task.deadline:
             reason = "its shard was not done within the step's deadline"
-            open_shards, ready = self.round.ledger.open_shards, self._membership.ready()
+            open_shards, ready = self.task.ledger.list_open, self._membership.ready()
             if slow := [(member, reason) for member in ready if open_shards(member.rank)]:
-                self.dealer.pace.missed()
+                self.assigner.durations.double_limit()
             late += [(member, why) for member, why in slow if member.rank not in unproved]
         return late
 
     # Saving
 
-    def save(self) -> None:
-        """Ask for a checkpoint of the present step unless there is one."""
-        self.settle()
+    def save_checkpoint(self) -> None:
+        """Request a checkpoint of the present step unless there is one."""
+        self.apply_update()
         if self.state.step == self._saved_step:
             return
         self._saved_step = self.state.step
         self.policy.residuals.saved(self.state.step)
-        scores = self._validation.scores(self.state.step)
+        scores = self._validation.find_scores(self.state.step)
         self._outbox.add(Save(self.state.snapshot(), self._membership.generation, scores))
 
     # Inside
 
-    def _dealt(self, member: Member, shard_id: int) -> tuple[Round, Shard]:
-        shard = self.round.ledger.shard(shard_id) if self.round else None
-        if self.round is None or shard is None or shard.rank != member.rank:
+    def _find_assignment(self, member: Member, shard_id: int) -> tuple[Task, Shard]:
+        shard = self.task.ledger.find_shard(shard_id) if self.task else None
+        if self.task is None or shard is None or shard.rank != member.rank:
             raise ProtocolError(f"shard {shard_id} is not with rank {member.rank} now")
-        return self.round, shard
+        return self.task, shard
 
-    def _open_next(self, step: int, now: float) -> None:
-        """Open what follows after `step` updates: a validation, answers, a step, or nothing."""
-        self.round = None
+    def _open_next_task(self, step: int, now: float) -> None:
+        """Open the task after `step` updates: a validation, a generation, a step, or none."""
+        self.task = None
         if self.stopping:
             return
         total = step if self.early_end else self.plan.total_steps
-        if not self.early_end and self._validation.due(step, total):
+        if not self.early_end and self._validation.is_due(step, total):
             samples = self._validation.samples
-            shares = self.dealer.balancer.proportional(len(samples), self.dealer.ranks())
-            self.round = self.dealer.open("evaluate", step, 0, samples, shares, now)
-        elif self._answers.due(step, total) and (questions := self._answers.questions):
+            shares = self.assigner.balancer.divide_proportionally(
+                len(samples), self.assigner.list_ready_ranks()
+            )
+            self.task = self.assigner.open_task("evaluate", step, 0, samples, shares, now)
+        elif self._answers.is_due(step, total) and (questions := self._answers.questions):
             prompts = range(len(questions.prompts))
-            shares = {self.dealer.balancer.fastest(self.dealer.ranks()): len(prompts)}
-            self.round = self.dealer.open("answer", step, 0, prompts, shares, now)
-            self.round.ask = questions.asked
+            shares = {
+                self.assigner.balancer.find_fastest(self.assigner.list_ready_ranks()): len(prompts)
+            }
+            self.task = self.assigner.open_task("answer", step, 0, prompts, shares, now)
+            self.task.ask = questions.make_request
         elif step < total:
             terms = self.policy.terms(step)
             doubled = terms.second_moments
@@ -262,73 +268,75 @@ class Training:
                 second_moments=doubled,
                 memory=None if doubled else self.memory,
             )
-            self.round = self.dealer.open_step(step, self.plan, terms, sums, now)
+            self.task = self.assigner.open_step(step, self.plan, terms, sums, now)
 
-    def _commit(self, round_: Round, now: float) -> None:
-        """Tell all workers to apply the step and what to do next, then do the same here."""
-        assert round_.sums is not None
-        sums, done = round_.sums, round_.step + 1
-        rate = self.policy.learning_rate(round_.step)
-        scale = self.policy.clip_scale(round_.step, norm := sums.norm)
+    def _commit_step(self, task: Task, now: float) -> None:
+        """Commit the step on all workers, with their next shards, then on the reference replica."""
+        assert task.sums is not None
+        sums, done = task.sums, task.step + 1
+        rate = self.policy.learning_rate(task.step)
+        scale = self.policy.clip_scale(task.step, norm := sums.norm)
         last = self.stopping or done == self.plan.total_steps
-        may_end = self._validation.may_end(done, self.plan.total_steps)
+        may_end = self._validation.can_end_run(done, self.plan.total_steps)
         report = last or may_end or done % self.config.exchange.hash_every == 0
-        loss, receivers = round_.loss(), len(self._membership)
-        self.policy.residuals.committed(settled=round_.settled)
-        self._open_next(done, now)
-        shards = {shard.rank: shard for shard in self.round.ledger.dealt} if self.round else {}
+        loss, receivers = task.compute_loss(), len(self._membership)
+        self.policy.residuals.committed(settled=task.settled)
+        self._open_next_task(done, now)
+        shards = (
+            {shard.rank: shard for shard in self.task.ledger.initial_shards} if self.task else {}
+        )
         for member in self._membership:
             following = None
-            if self.round and (shard := shards.get(member.rank)):
-                self.round.sent_at[shard.id] = now
-                following = self.round.assignment(shard)
+            if self.task and (shard := shards.get(member.rank)):
+                self.task.sent_at[shard.id] = now
+                following = self.task.make_assignment(shard)
             commit = StepCommit(
-                step=round_.step,
+                step=task.step,
                 loss=loss,
                 grad_norm=norm,
                 clip_scale=scale,
                 learning_rate=rate,
                 report=report,
-                settled=round_.settled,
+                settled=task.settled,
                 next=following,
             )
-            self._outbox.send(member, commit, round_.step)
-        self._outbox.add(Settle())
+            self._outbox.send(member, commit, task.step)
+        self._outbox.add(ApplyUpdate())
 
         def settle() -> None:
             self.policy.apply(self.state, sums.gradient, rate, scale)
             if report:
-                ranks, due = self.dealer.ranks(), now + self._proof_allowance
-                self.audit.ask(done, weights_digest(self.state.weights), ranks, due)
-            event = step_event(
-                round_,
+                ranks, due = self.assigner.list_ready_ranks(), now + self._proof_timeout
+                self.audit.open_request(done, weights_digest(self.state.weights), ranks, due)
+            event = make_step_event(
+                task,
                 receivers,
                 generation=self._membership.generation,
                 learning_rate=rate,
-                round_of=self.plan.inner_steps if round_.inner_batch else None,
-                seconds=now - round_.started,
+                round_of=self.plan.inner_steps if task.inner_batch else None,
+                seconds=now - task.started,
             )
             self._outbox.add(event)
             self.policy.choice.measured(event, self._membership.ready())
             if begins := done == self.plan.first_round:
-                self._outliers.forget()
+                self._outliers.reset()
             due = begins or done % self.config.checkpoint.every == 0
-            if due and self.round and self.round.kind != "evaluate":
-                self.save()
+            if due and self.task and self.task.kind != "evaluate":
+                self.save_checkpoint()
 
-        self._unsettled = settle
+        self._pending_update = settle
 
-    def _validated(self, round_: Round) -> None:
-        scores = self._validation.done(round_)
-        self._outbox.emit("validation", at=round_.step, **scores)
-        self.save()
+    def _finish_validation(self, task: Task) -> None:
+        scores = self._validation.finish_task(task)
+        self._outbox.emit("validation", at=task.step, **scores)
+        self.save_checkpoint()
 
     @property
     def early_end(self) -> str | None:
-        """Why the run ends before its last step."""
+        """The reason why the run ends before its last step."""
         return self._validation.early_end if self.state.step < self.plan.total_steps else None
 
     @property
-    def _proof_allowance(self) -> float:
-        """Seconds for a proof: a worker without a share may be some steps behind the others."""
-        return _STEPS_BEHIND * self.dealer.pace.allowance("train")
+    def _proof_timeout(self) -> float:
+        """Seconds for a proof: a worker without samples may be some steps behind the others."""
+        return _STEPS_BEHIND * self.assigner.durations.compute_limit("train")

@@ -1,4 +1,4 @@
-"""The validations of a run: when one is due, checks of its results, the last scores."""
+"""The validations of a run: their schedule, checks of the results, the last scores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer.config.run import RunConfig
-from trainer.exchange.coordinator.rounds import Round
+from trainer.exchange.coordinator.task import Task
 from trainer.exchange.protocol.messages import ShardResult
 from trainer.optimizer.early_stopping import EarlyStopping
 from trainer.system.errors import ProtocolError
@@ -27,13 +27,13 @@ class Validation:
         self._early = early
         self._last: tuple[int, dict[str, Any] | None] = (-1, None)
 
-    def due(self, step: int, last_step: int) -> bool:
-        """Whether the state after `step` updates is still to be judged."""
+    def is_due(self, step: int, last_step: int) -> bool:
+        """Return whether the state after `step` updates has yet to be validated."""
         regular = self._every > 0 and step > 0 and step % self._every == 0
         return bool(self.samples) and (step == last_step or regular) and self._last[0] != step
 
-    def check(self, result: ShardResult) -> None:
-        """Refuse a result that is not of this task.
+    def check_result(self, result: ShardResult) -> None:
+        """Refuse a result that does not fit the model's task.
 
         Raises:
             ProtocolError: its confusion matrix is missing, superfluous or of another size, or it
@@ -49,26 +49,26 @@ class Validation:
         if result.rewards is not None and not self._compares:
             raise ProtocolError("rewards of pairs, and the task has none")
 
-    def done(self, round_: Round) -> dict[str, Any]:
-        """Keep and return the scores of a round that is complete."""
-        scores: dict[str, Any] = {"loss": round_.loss()}
-        if confusion := round_.confusion():
+    def finish_task(self, task: Task) -> dict[str, Any]:
+        """Store and return the scores of a complete task."""
+        scores: dict[str, Any] = {"loss": task.compute_loss()}
+        if confusion := task.compute_confusion():
             scores |= {**self._score(confusion), "confusion": confusion}
         if self._compares:
-            scores |= round_.rewards()
-        self._last = (round_.step, scores)
-        self._early.validated(round_.step, scores["loss"])
+            scores |= task.compute_rewards()
+        self._last = (task.step, scores)
+        self._early.validated(task.step, scores["loss"])
         return scores
 
-    def may_end(self, step: int, last_step: int) -> bool:
+    def can_end_run(self, step: int, last_step: int) -> bool:
         """Return whether the validation after `step` updates may end the run."""
-        return bool(self._early.patience) and self.due(step, last_step)
+        return bool(self._early.patience) and self.is_due(step, last_step)
 
     @property
     def early_end(self) -> str | None:
-        """Why the run ends before its last step; None: it goes on."""
+        """The reason why the run ends before its last step; None: it goes on."""
         return self._early.reason
 
-    def scores(self, step: int) -> dict[str, Any] | None:
-        """Return the scores of the state after `step` updates, if it was judged."""
+    def find_scores(self, step: int) -> dict[str, Any] | None:
+        """Return the scores of the state after `step` updates, if it was validated."""
         return self._last[1] if self._last[0] == step else None

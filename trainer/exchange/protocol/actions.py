@@ -32,7 +32,7 @@ class Close:
 
 
 @dataclass(frozen=True)
-class Settle:
+class ApplyUpdate:
     """Call `Coordinator.settle`, once everything before this was handed to the network.
 
     The workers compute their next shard while the coordinator applies the same update. An event may
@@ -122,4 +122,4 @@ class Finish:
     reason: str
 
 
-Action = Send | Close | Settle | Save | Step | Emit | Finish
+Action = Send | Close | ApplyUpdate | Save | Step | Emit | Finish

@@ -28,7 +28,7 @@ Size = Annotated[float, Field(ge=0, le=1e60)]
 Figure = Annotated[float, Field(gt=-LARGEST_FLOAT, lt=LARGEST_FLOAT)]
 
 
-def _line(text: str) -> str:
+def _check_line(text: str) -> str:
     if sanitize_text(text) != text:
         raise ValueError("line ends or control characters")
     return text
@@ -36,7 +36,7 @@ def _line(text: str) -> str:
 
 Text = Annotated[str, Field(max_length=1000), AfterValidator(sanitize_text)]
 """A text that may quote anything: one line, whatever was sent."""
-Line = Annotated[str, Field(max_length=1000), AfterValidator(_line)]
+Line = Annotated[str, Field(max_length=1000), AfterValidator(_check_line)]
 """A text that is logged as it comes: one line without control characters."""
 
 
@@ -49,7 +49,7 @@ class Message(BaseModel):
     model_config = _STRICT
     type: ClassVar[MessageType]
 
-    def frame(self, generation: int, step: int = 0, rank: int = 0) -> Frame:
+    def to_frame(self, generation: int, step: int = 0, rank: int = 0) -> Frame:
         """Return the message as a frame."""
         return Frame(self.type, self.model_dump_json().encode(), generation, step, rank)
 
@@ -107,7 +107,7 @@ class StateLoaded(Message):
     digest: Text
 
 
-class Asked(BaseModel):
+class GenerationRequest(BaseModel):
     """Prompts to answer, as token ids: the likeliest token each time."""
 
     model_config = _STRICT
@@ -138,11 +138,11 @@ class ShardAssignment(Message):
     """Of a round: samples of one inner step, about."""
     limit: Seconds | None = None
     """Of a round: seconds after which no further inner step is begun; None for no limit."""
-    asked: Asked | None = None
+    asked: GenerationRequest | None = None
     """What there is to `answer`."""
 
 
-class HandIn(Message):
+class PartialShard(Message):
     """A shard of a round ends early: what follows covers only its first samples."""
 
     type = MessageType.HAND_IN
@@ -244,7 +244,7 @@ _BY_TYPE: dict[MessageType, type[Message]] = {
         JoinRefused,
         StateLoaded,
         ShardAssignment,
-        HandIn,
+        PartialShard,
         ShardResult,
         StepCommit,
         WeightsReport,
@@ -255,7 +255,7 @@ _BY_TYPE: dict[MessageType, type[Message]] = {
 }
 
 
-def parse(frame: Frame) -> Message:
+def parse_message(frame: Frame) -> Message:
     """Return the control message of a frame.
 
     Raises:

@@ -9,7 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.exchange.coordinator.membership import Coordinator
-from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle, Step
+from trainer.exchange.protocol.actions import (
+    Action,
+    ApplyUpdate,
+    Close,
+    Emit,
+    Finish,
+    Save,
+    Send,
+    Step,
+)
 from trainer.exchange.protocol.messages import Message, ShardAssignment
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.transport.recorder import Recorder
@@ -34,7 +43,7 @@ class LocalExchange:
             coordinator.training.memory.lend = lambda block: self._lent.pop(block, None)
         self.finish: Finish | None = None
         """How the run ended."""
-        self._perform(coordinator.connected(_LINK, None, time.monotonic()))
+        self._perform(coordinator.add_connection(_LINK, None, time.monotonic()))
 
     def next_event(self) -> Event | None:
         """Return the next event; the machine always has one until the run is over."""
@@ -82,7 +91,7 @@ class LocalExchange:
     def _drain(self) -> None:
         while self._outgoing:
             frame = self._outgoing.popleft()
-            self._perform(self._coordinator.receive(_LINK, frame, time.monotonic()))
+            self._perform(self._coordinator.receive_frame(_LINK, frame, time.monotonic()))
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -94,8 +103,8 @@ class LocalExchange:
                         events, answers = self._session.receive(frame)
                         self._events.extend(events)
                         self._outgoing.extend(answers)
-                case Settle():
-                    self._perform(self._coordinator.settle(time.monotonic()))
+                case ApplyUpdate():
+                    self._perform(self._coordinator.apply_update(time.monotonic()))
                 case Save():
                     self._recorder.save(action)
                 case Step():

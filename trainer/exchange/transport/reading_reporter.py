@@ -18,7 +18,13 @@ from types import TracebackType
 from typing import Self
 
 from trainer.exchange.protocol.members import RefusalError
-from trainer.exchange.protocol.messages import Heartbeat, JoinRefused, Reading, Shutdown, parse
+from trainer.exchange.protocol.messages import (
+    Heartbeat,
+    JoinRefused,
+    Reading,
+    Shutdown,
+    parse_message,
+)
 from trainer.exchange.protocol.wire import Frame, IncompatibleError, run_tag
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.link import Link
@@ -106,7 +112,7 @@ class ReadingReporter:
         while not (self._over.is_set() or self._closed.is_set()):
             count, line = latest_progress()
             reading = Reading(rank=self._rank, host=self._host, count=count, line=line[:300])
-            link.send([Heartbeat(reading=reading).frame(0)])
+            link.send([Heartbeat(reading=reading).to_frame(0)])
             await self._wait(_INTERVAL)
             link.look()
         link.abort("the data is read")
@@ -121,7 +127,7 @@ class ReadingReporter:
 
     def _frame(self, link: Link, frame: Frame) -> None:
         try:
-            message = parse(frame)
+            message = parse_message(frame)
         except ProtocolError as error:
             link.abort(str(error))
             return

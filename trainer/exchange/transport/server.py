@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from trainer.exchange.coordinator.membership import Coordinator
-from trainer.exchange.protocol.actions import Action, Close, Emit, Finish, Save, Send, Settle, Step
+from trainer.exchange.protocol.actions import (
+    Action,
+    ApplyUpdate,
+    Close,
+    Emit,
+    Finish,
+    Save,
+    Send,
+    Step,
+)
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import JoinRefused
 from trainer.exchange.protocol.wire import Frame, run_tag
@@ -218,12 +227,12 @@ class GradientServer:
         self._count += 1
         self._links[self._count] = link
         self._numbers[link] = self._count
-        self._perform(self._coordinator.connected(self._count, certified, time.monotonic()))
+        self._perform(self._coordinator.add_connection(self._count, certified, time.monotonic()))
 
     @_ends_the_run_if_it_fails
     def _frame(self, link: Link, frame: Frame) -> None:
         number = self._numbers[link]
-        self._perform(self._coordinator.receive(number, frame, time.monotonic()))
+        self._perform(self._coordinator.receive_frame(number, frame, time.monotonic()))
         if not link.admitted and self._coordinator.membership.by_link(number):
             link.admit()
             self._door.admit(link)
@@ -231,13 +240,13 @@ class GradientServer:
     @_ends_the_run_if_it_fails
     def _heard(self, link: Link) -> None:
         if number := self._numbers.get(link):
-            self._coordinator.heard(number, time.monotonic())
+            self._coordinator.record_activity(number, time.monotonic())
 
     @_ends_the_run_if_it_fails
     def _incompatible(self, link: Link, reason: str) -> None:
         """Tell a peer of another version or run: what cannot read the reason sees our header."""
         self._refusals.say({"event": "refused", "reason": f"{link.peer}: {reason}"})
-        link.send([JoinRefused(reason=reason, retry=False).frame(0)])
+        link.send([JoinRefused(reason=reason, retry=False).to_frame(0)])
 
     @_ends_the_run_if_it_fails
     def _closed(self, link: Link, reason: str) -> None:
@@ -245,7 +254,7 @@ class GradientServer:
         number = self._numbers.pop(link, None)
         if number is not None:
             del self._links[number]
-            self._perform(self._coordinator.disconnected(number, reason, time.monotonic()))
+            self._perform(self._coordinator.remove_connection(number, reason, time.monotonic()))
 
     @property
     def _door(self) -> Listener:
@@ -262,7 +271,7 @@ class GradientServer:
                 case Close(link=number, reason=reason, told=told):
                     if link := self._links.get(number):
                         link.close(reason, told=told)
-                case Settle():
+                case ApplyUpdate():
                     self._settle()
                 case Save():
                     self._recorder.save(action)
@@ -279,7 +288,7 @@ class GradientServer:
     def _settle(self) -> None:
         """Have the update applied when the averages have left: the wire would wait for it."""
         if all(link.idle for link in self._links.values()):
-            self._perform(self._coordinator.settle(time.monotonic()))
+            self._perform(self._coordinator.apply_update(time.monotonic()))
         else:
             asyncio.get_running_loop().call_later(_LOOK, self._settle)
 

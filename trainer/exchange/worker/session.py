@@ -92,7 +92,7 @@ class Session:
 
     def hello(self) -> Frame:
         """Return the request to join."""
-        return self.request.frame(0)
+        return self.request.to_frame(0)
 
     def receive(self, frame: Frame) -> tuple[list[Event], list[Frame]]:
         """Take a frame in; return events for the loop and frames to answer with.
@@ -110,7 +110,7 @@ class Session:
         if frame.type is MessageType.AVERAGED_GRADIENT:
             self._average(frame)
             return [], []
-        match messages.parse(frame):
+        match messages.parse_message(frame):
             case messages.Heartbeat():
                 return [], []
             case StepCommit() as commit:
@@ -172,7 +172,7 @@ class Session:
 
     def message(self, message: messages.Message, step: int = 0) -> Frame:
         """Return a control message as a frame of this session."""
-        return message.frame(self.generation, step, self.rank)
+        return message.to_frame(self.generation, step, self.rank)
 
     @property
     def generation(self) -> int:
@@ -187,7 +187,7 @@ class Session:
         return self.accepted.rank
 
     def _answer(self, frame: Frame) -> list[Event]:
-        match messages.parse(frame):
+        match messages.parse_message(frame):
             case messages.JoinAccepted() as accepted:
                 self.accepted = accepted
                 self._state = StateAssembly(

@@ -22,8 +22,8 @@ from trainer.distill.logits.stream import Position, ShardStream
 from trainer.distill.student.distributed_dataset import TaughtDataset
 from trainer.distill.student.on_policy import OnPolicy
 from trainer.distill.student.prefetch import Preparation
-from trainer.exchange.coordinator.answers import Questions
 from trainer.exchange.coordinator.membership import Coordinator
+from trainer.exchange.coordinator.prompt_generation import PromptSet
 from trainer.exchange.protocol.messages import JoinRequest
 from trainer.optimizer.adamw import TrainState
 from trainer.optimizer.nesterov import Update
@@ -87,17 +87,17 @@ def make_coordinator(
     return coordinator, recorder
 
 
-def _questions(inputs: RunInputs) -> Questions | None:
+def _questions(inputs: RunInputs) -> PromptSet | None:
     prompts, training = inputs.prompts, inputs.config.training
     if prompts is None:
         return None
-    return Questions(
+    return PromptSet(
         prompts=prompts.tokens,
         stop=prompts.stop,
         vocabulary=prompts.vocabulary,
         every=training.sample_every,
         new_tokens=training.sample_tokens,
-        read=prompts.read,
+        make_record=prompts.read,
     )
 
 

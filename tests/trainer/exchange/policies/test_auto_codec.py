@@ -77,7 +77,9 @@ class Run:
                 exchange_exposed_ms=1e3 * exposed,
             )
             self.choice.measured(event, self.members)
-            self.events += [each.event for each in self.outbox.take() if isinstance(each, Emit)]
+            self.events += [
+                each.event for each in self.outbox.take_actions() if isinstance(each, Emit)
+            ]
         return taken
 
 

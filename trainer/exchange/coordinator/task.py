@@ -1,4 +1,4 @@
-"""One round: a training step, a validation, or answers, dealt to the members as shards. Pure."""
+"""One task: a training step, a validation, or a generation, assigned as shards. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from trainer.data.metrics import Rewards, reward_scores, sum_confusions, sum_rew
 from trainer.exchange.coordinator.gradient_sum import GradientSum
 from trainer.exchange.coordinator.ledger import Ledger, Shard
 from trainer.exchange.protocol.actions import Step
-from trainer.exchange.protocol.messages import Asked, Kind, ShardAssignment, ShardResult
+from trainer.exchange.protocol.messages import GenerationRequest, Kind, ShardAssignment, ShardResult
 from trainer.exchange.protocol.wire import Frame
 from trainer.system.errors import ProtocolError
 
 
 @dataclass
-class Round:
-    """The current round; the last column of the ledger is for results."""
+class Task:
+    """The current task; the last column of the ledger is for results."""
 
     kind: Kind
     step: int
@@ -32,16 +32,16 @@ class Round:
     """Per shard the weight that its gradients came with; its result must say the same."""
     results: dict[int, ShardResult] = field(default_factory=dict[int, ShardResult])
     orphans: list[Shard] = field(default_factory=list[Shard])
-    """Shards of lost workers that no other worker was there to take."""
+    """Shards of lost workers that no ready worker could take."""
     settled: bool = False
-    """Whether nothing private to a member is left after it."""
+    """Whether no member has a residual after it."""
     codec: str = ""
-    """Of a training step, as a setting."""
+    """The codec of a training step, as a setting."""
     inner_batch: int = 0
     """Samples of one inner step of a worker, about; 0 where each worker sends gradients."""
     limit: float | None = None
-    """Seconds after which a worker hands in what it has of the shard that it was dealt first."""
-    ask: Callable[[range], Asked] | None = None
+    """Seconds after which a worker hands in what it has of its first shard."""
+    ask: Callable[[range], GenerationRequest] | None = None
     """Returns the prompts of a shard that is to answer."""
 
     @property
@@ -50,14 +50,14 @@ class Round:
         return self.ledger.columns - 1
 
     @property
-    def complete(self) -> bool:
-        """Whether every block was averaged and every sample has its result."""
+    def is_complete(self) -> bool:
+        """True once every block was averaged and every sample has its result."""
         averaged = len(self.sums.averages) if self.sums else 0
-        return averaged == self.result_column and self.ledger.complete(self.result_column)
+        return averaged == self.result_column and self.ledger.is_complete(self.result_column)
 
-    def assignment(self, shard: Shard) -> ShardAssignment:
-        """Return what to tell the worker of a shard."""
-        missing = self.ledger.missing(shard.id)
+    def make_assignment(self, shard: Shard) -> ShardAssignment:
+        """Return the message that assigns a shard to its worker."""
+        missing = self.ledger.find_missing(shard.id)
         whole = len(missing) == self.ledger.columns
         return ShardAssignment(
             kind=self.kind,
@@ -67,34 +67,34 @@ class Round:
             start=shard.start,
             stop=shard.stop,
             blocks=None if whole else tuple(c for c in missing if c != self.result_column),
-            batch=self.ledger.samples,
+            batch=self.ledger.num_samples,
             settle=self.settled,
             inner_batch=self.inner_batch,
             limit=self.limit if self.ledger.is_whole(shard) else None,
             asked=self.ask(range(shard.start, shard.stop)) if self.ask else None,
         )
 
-    def check(self, shard: Shard, frame: Frame) -> None:
-        """Check that a gradient frame of a shard's worker is one that is due.
+    def check_frame(self, shard: Shard, frame: Frame) -> None:
+        """Check that a gradient frame of a shard's worker is expected.
 
         Raises:
             ProtocolError: it is of another step, block or weight, or the block is here already.
         """
         if self.sums is None or frame.step != self.step or frame.rank != shard.rank:
             raise ProtocolError(f"a gradient of step {frame.step}, which is not under way")
-        self.sums.check(frame)
-        if not self.ledger.wanted(shard.id, frame.block):
+        self.sums.check_block(frame)
+        if not self.ledger.needs_contribution(shard.id, frame.block):
             raise ProtocolError(f"block {frame.block} of shard {shard.id} is here already")
         if frame.weight != self.weights.setdefault(shard.id, frame.weight):
             raise ProtocolError(f"shard {shard.id}: its blocks differ in weight")
 
-    def shortened(self, shard: Shard, samples: int) -> tuple[Shard, Shard]:
-        """Return a shard of which only so many samples are handed in, and the rest of it.
+    def split_shard(self, shard: Shard, samples: int) -> tuple[Shard, Shard]:
+        """Split a shard into its first `samples`, which are handed in, and the rest.
 
         Raises:
             ProtocolError: it cannot be cut there, or something of it was sent already.
         """
-        begun = len(self.ledger.missing(shard.id)) < self.ledger.columns or (
+        begun = len(self.ledger.find_missing(shard.id)) < self.ledger.columns or (
             self.sums is not None and any(key[1] == shard.id for key in self.sums.partial)
         )
         if not self.inner_batch or begun or not 0 < samples < shard.size:
@@ -103,65 +103,65 @@ class Round:
         kept = Shard(shard.id, shard.rank, shard.start, middle)
         return kept, Shard(shard.id, shard.rank, middle, shard.stop)
 
-    def counted(self) -> list[ShardResult]:
+    def list_results(self) -> list[ShardResult]:
         """Return the results that count, in the order of their samples."""
-        return [self.results[shard.id] for shard in self.ledger.counting(self.result_column)]
+        return [self.results[shard.id] for shard in self.ledger.list_counted(self.result_column)]
 
-    def loss(self) -> float | None:
+    def compute_loss(self) -> float | None:
         """Return the mean loss over all samples or tokens, None if there is none to learn.
 
         It is NaN when a shard's was not finite.
         """
-        results = self.counted()
+        results = self.list_results()
         weight = sum(result.weight for result in results)
         sums = (math.nan if r.loss_sum is None else r.loss_sum for r in results)
         return sum(sums) / weight if weight else None
 
-    def confusion(self) -> list[list[int]] | None:
+    def compute_confusion(self) -> list[list[int]] | None:
         """Return the summed confusion matrix of a classifier's validation."""
-        return sum_confusions(result.confusion for result in self.counted())
+        return sum_confusions(result.confusion for result in self.list_results())
 
-    def rewards(self) -> dict[str, float]:
+    def compute_rewards(self) -> dict[str, float]:
         """Return the mean rewards of a validation on pairs by name; none if one is not finite."""
-        results = self.counted()
+        results = self.list_results()
         parts = [Rewards(*result.rewards) for result in results if result.rewards is not None]
         total = sum_rewards(parts) if len(parts) == len(results) else None
         pairs = sum(result.weight for result in results)
         return {} if total is None else reward_scores(total, pairs)
 
 
-class RoundTimes:
-    """The durations of rounds, and the time limit that follows from them."""
+class TaskDurations:
+    """The durations of tasks, and the time limit that follows from them."""
 
     def __init__(self, first: float, least: float) -> None:
         self._first = first
         self._least = least
         self._patience = 1.0
-        self._expects_rounds = False
+        self._expects_outer_steps = False
         self._seconds: dict[Kind, deque[float]] = {
             "train": deque(maxlen=50),
             "evaluate": deque(maxlen=50),
             "answer": deque(maxlen=50),
         }
 
-    def expect_rounds(self, inner_steps: int) -> None:
-        """Forget how long ordinary steps took, before the first round of so many steps."""
-        if not self._expects_rounds:
-            self._expects_rounds = True
+    def expect_outer_steps(self, inner_steps: int) -> None:
+        """Forget how long ordinary steps took, before the first outer step."""
+        if not self._expects_outer_steps:
+            self._expects_outer_steps = True
             self._first *= inner_steps
             self._seconds["train"].clear()
 
-    def finished(self, kind: Kind, seconds: float) -> None:
-        """Note the duration of a round."""
+    def record_duration(self, kind: Kind, seconds: float) -> None:
+        """Record the duration of a task."""
         self._seconds[kind].append(seconds)
         self._patience = 1.0
 
-    def missed(self) -> None:
-        """Allow twice as long until a round is finished: all may have become slower for good."""
+    def double_limit(self) -> None:
+        """Double the limit until a task is finished: all may have become slower for good."""
         self._patience *= 2
 
-    def allowance(self, kind: Kind, expected: float = 0.0) -> float:
-        """Return the seconds that a round may take: max(3 x p95, least); the first is patient.
+    def compute_limit(self, kind: Kind, expected: float = 0.0) -> float:
+        """Return the seconds that a task may take: max(3 x p95, least); the first one gets more.
 
         `expected` seconds of the slowest share count like a p95: when few workers are left, each
         takes longer than the past says.
@@ -173,8 +173,8 @@ class RoundTimes:
         return self._patience * max(3 * max(p95, expected), self._least)
 
 
-def step_event(
-    round_: Round,
+def make_step_event(
+    task: Task,
     receivers: int,
     *,
     generation: int,
@@ -182,14 +182,14 @@ def step_event(
     round_of: int | None,
     seconds: float,
 ) -> Step:
-    """Return what a committed step says about itself in the log.
+    """Return the event of a committed step.
 
     Its exchange begins when the slowest worker hands over its first gradient. What is exposed of it
     is not hidden behind that worker's backward: what the step took beyond its computing.
     """
-    assert round_.sums is not None
-    shards = round_.ledger.counting(round_.result_column)
-    results = round_.counted()
+    assert task.sums is not None
+    shards = task.ledger.list_counted(task.result_column)
+    results = task.list_results()
     per_rank: dict[int, float] = {}
     computing: dict[int, float] = {}
     hiding: dict[int, float] = {}
@@ -201,14 +201,14 @@ def step_event(
         hiding[rank] = hiding.get(rank, 0.0) + min(result.overlap, result.seconds)
     slowest = max(computing, key=lambda rank: computing[rank])
     exposed = max(seconds - computing[slowest], 0.0)
-    sent = sum(average.encoded.size for average in round_.sums.averages.values()) * receivers
+    sent = sum(average.encoded.size for average in task.sums.averages.values()) * receivers
     return Step(
-        step=round_.step + 1,
-        epoch=round_.epoch,
+        step=task.step + 1,
+        epoch=task.epoch,
         generation=generation,
-        loss=round_.loss(),
+        loss=task.compute_loss(),
         learning_rate=learning_rate,
-        grad_norm=round_.sums.norm,
+        grad_norm=task.sums.norm,
         seconds=seconds,
         tokens_per_second=sum(result.tokens for result in results) / max(seconds, 1e-9),
         samples=[[shard.rank, shard.start, shard.stop] for shard in shards],
@@ -217,8 +217,8 @@ def step_event(
         worker_overlap_seconds={rank: round(value, 6) for rank, value in hiding.items()},
         exchange_ms=1e3 * (hiding[slowest] + exposed),
         exchange_exposed_ms=1e3 * exposed,
-        exchange_bytes=round_.sums.bytes_received + sent,
-        codec=round_.codec,
+        exchange_bytes=task.sums.bytes_received + sent,
+        codec=task.codec,
         round_of=round_of,
         watts={
             shard.rank: result.watts

@@ -13,33 +13,33 @@ from dataclasses import dataclass
 
 SMOOTHING = 0.5
 """Weight of the newest measurement: three steps after a change 7/8 of it is in the estimate."""
-CHANGED = 1.5
+CHANGE_FACTOR = 1.5
 """A cost a sample that is so many times larger or smaller is a change of speed, not noise."""
 AFTER_CHANGE = 0.75
 """Weight of a measurement that shows a change: two steps later 15/16 of it is in the estimate."""
 KEEP_WITHIN = 0.05
 """A split is kept while a new one would shorten the step by less than this share."""
-LATE = 1.5
-"""Times the expected seconds of the slowest share after which a worker of a round is late."""
+LATE_FACTOR = 1.5
+"""Times the expected seconds of the slowest share after which a worker is late."""
 PROBE_EVERY = 20
 """Steps after which an idle worker gets a single sample, to see whether it got faster."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What a worker needs: seconds before and after a shard, and per sample of it."""
+    """Time that a worker needs: seconds before and after a shard, and per sample of it."""
 
     overhead: float
     per_sample: float
 
-    def seconds(self, samples: int) -> float:
+    def estimate_seconds(self, samples: int) -> float:
         """Return the expected seconds for a shard of so many samples; 0 for none."""
         return self.overhead + samples * self.per_sample if samples else 0.0
 
-    def updated(self, samples: int, compute: float, elapsed: float) -> Speed:
-        """Return the estimate after a shard took `compute` of `elapsed` seconds."""
-        new = measured(samples, compute, elapsed)
-        changed = not 1 / CHANGED < new.per_sample / self.per_sample < CHANGED
+    def average_in(self, samples: int, compute: float, elapsed: float) -> Speed:
+        """Return the moving average after a shard took `compute` of `elapsed` seconds."""
+        new = measure_speed(samples, compute, elapsed)
+        changed = not 1 / CHANGE_FACTOR < new.per_sample / self.per_sample < CHANGE_FACTOR
         weight = AFTER_CHANGE if changed else SMOOTHING
         return Speed(
             self.overhead + SMOOTHING * (new.overhead - self.overhead),
@@ -47,28 +47,28 @@ class Speed:
         )
 
 
-def measured(samples: int, compute: float, elapsed: float) -> Speed:
+def measure_speed(samples: int, compute: float, elapsed: float) -> Speed:
     """Return the speed seen in one shard of at least one sample."""
     return Speed(max(elapsed - compute, 0.0), max(compute, 1e-9) / samples)
 
 
-def split(samples: int, speeds: Mapping[int, Speed]) -> dict[int, int]:
+def split_samples(samples: int, speeds: Mapping[int, Speed]) -> dict[int, int]:
     """Return samples per rank that minimise the time of the slowest rank.
 
     Gives each sample to the rank that would finish it first; t is increasing in b, so this greedy
     choice is optimal. Memory caps nothing here: a shard runs in micro-batches that fit.
     """
     shares = dict.fromkeys(speeds, 0)
-    queue = [(speed.seconds(1), rank) for rank, speed in speeds.items()]
+    queue = [(speed.estimate_seconds(1), rank) for rank, speed in speeds.items()]
     heapq.heapify(queue)
     for _ in range(samples):
         _, rank = heapq.heappop(queue)
         shares[rank] += 1
-        heapq.heappush(queue, (speeds[rank].seconds(shares[rank] + 1), rank))
+        heapq.heappush(queue, (speeds[rank].estimate_seconds(shares[rank] + 1), rank))
     return shares
 
 
-def weighted_split(samples: int, weights: Mapping[int, float]) -> dict[int, int]:
+def split_by_weight(samples: int, weights: Mapping[int, float]) -> dict[int, int]:
     """Return samples per rank in proportion to `weights`, by largest remainder."""
     total = sum(weights.values())
     exact = {rank: samples * weight / total for rank, weight in weights.items()}
@@ -79,9 +79,9 @@ def weighted_split(samples: int, weights: Mapping[int, float]) -> dict[int, int]
     return shares
 
 
-def slowest(shares: Mapping[int, int], speeds: Mapping[int, Speed]) -> float:
+def estimate_step_seconds(shares: Mapping[int, int], speeds: Mapping[int, Speed]) -> float:
     """Return the expected seconds of a step under a split."""
-    return max(speeds[rank].seconds(count) for rank, count in shares.items())
+    return max(speeds[rank].estimate_seconds(count) for rank, count in shares.items())
 
 
 class Balancer:
@@ -95,63 +95,63 @@ class Balancer:
         self.tried: set[int] = set()
         """Ranks whose part of the last division is a single sample that shows their speed."""
 
-    def observe(self, rank: int, samples: int, compute: float, elapsed: float) -> None:
-        """Take a finished shard into account; seconds."""
+    def observe_shard(self, rank: int, samples: int, compute: float, elapsed: float) -> None:
+        """Update a rank's estimate by a finished shard; times in seconds."""
         known = self.speeds.get(rank)
         # What comes on top of a first shard is start-up, and says nothing about the next one.
         self.speeds[rank] = (
-            known.updated(samples, compute, elapsed)
+            known.average_in(samples, compute, elapsed)
             if known
-            else measured(samples, compute, elapsed=compute)
+            else measure_speed(samples, compute, elapsed=compute)
         )
 
-    def divide(self, samples: int, ranks: list[int]) -> dict[int, int]:
+    def divide_samples(self, samples: int, ranks: list[int]) -> dict[int, int]:
         """Return samples per rank for a step."""
         self.tried.clear()
         if isinstance(self.policy, tuple):
             weights = {r: self.policy[r] if r < len(self.policy) else 1.0 for r in ranks}
             if sum(weights.values()) > 0:
-                return weighted_split(samples, weights)
+                return split_by_weight(samples, weights)
         if self.policy != "measured" or not any(rank in self.speeds for rank in ranks):
-            return weighted_split(samples, dict.fromkeys(ranks, 1.0))
-        speeds = self._known(ranks)
-        best = split(samples, speeds)
+            return split_by_weight(samples, dict.fromkeys(ranks, 1.0))
+        speeds = self._fill_in_speeds(ranks)
+        best = split_samples(samples, speeds)
         kept = self._shares
         if set(kept) == set(ranks) and sum(kept.values()) == samples:
-            gain = slowest(kept, speeds) - slowest(best, speeds)
-            if gain < KEEP_WITHIN * slowest(kept, speeds):
+            gain = estimate_step_seconds(kept, speeds) - estimate_step_seconds(best, speeds)
+            if gain < KEEP_WITHIN * estimate_step_seconds(kept, speeds):
                 best = kept
         self._shares = dict(best)
-        return self._probe(dict(best))
+        return self._add_probes(dict(best))
 
-    def proportional(self, samples: int, ranks: list[int]) -> dict[int, int]:
+    def divide_proportionally(self, samples: int, ranks: list[int]) -> dict[int, int]:
         """Return samples per rank in proportion to speed, for work outside the usual step."""
         measured_ranks = self.policy == "measured" and any(rank in self.speeds for rank in ranks)
-        speeds = self._known(ranks) if measured_ranks else {}
-        return weighted_split(
+        speeds = self._fill_in_speeds(ranks) if measured_ranks else {}
+        return split_by_weight(
             samples, {r: 1 / speeds[r].per_sample if r in speeds else 1.0 for r in ranks}
         )
 
-    def fastest(self, ranks: list[int]) -> int:
+    def find_fastest(self, ranks: list[int]) -> int:
         """Return the rank that computes a sample soonest, as far as that is known."""
         speeds = self.speeds
         return min(ranks, key=lambda r: speeds[r].per_sample if r in speeds else float("inf"))
 
-    def expected(self, shares: Mapping[int, int]) -> float:
+    def estimate_seconds(self, shares: Mapping[int, int]) -> float:
         """Return the expected seconds of the slowest measured rank; 0 when none was measured."""
         known = {rank: count for rank, count in shares.items() if rank in self.speeds}
-        return slowest(known, self.speeds) if known else 0.0
+        return estimate_step_seconds(known, self.speeds) if known else 0.0
 
-    def limit(self, shares: Mapping[int, int]) -> float | None:
+    def compute_limit(self, shares: Mapping[int, int]) -> float | None:
         """Return the seconds after which a worker is late, and others could take its samples.
 
         None where the shares must not depend on the time, and where nothing is known yet.
         """
         if self.policy != "measured" or sum(map(bool, shares.values())) < 2:
             return None
-        return LATE * self.expected(shares) or None
+        return LATE_FACTOR * self.estimate_seconds(shares) or None
 
-    def _known(self, ranks: list[int]) -> dict[int, Speed]:
+    def _fill_in_speeds(self, ranks: list[int]) -> dict[int, Speed]:
         """Return a speed per rank; a newcomer is taken for a typical one until measured."""
         known = sorted(
             (self.speeds[rank] for rank in ranks if rank in self.speeds),
@@ -160,7 +160,7 @@ class Balancer:
         typical = known[len(known) // 2]
         return {rank: self.speeds.get(rank, typical) for rank in ranks}
 
-    def _probe(self, shares: dict[int, int]) -> dict[int, int]:
+    def _add_probes(self, shares: dict[int, int]) -> dict[int, int]:
         for rank, count in list(shares.items()):
             idle_for = self._idle_for.get(rank, 0) + 1 if count == 0 else 0
             self._idle_for[rank] = idle_for % PROBE_EVERY

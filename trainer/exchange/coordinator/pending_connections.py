@@ -16,25 +16,25 @@ from trainer.exchange.protocol.members import Certified, RefusalError
 from trainer.exchange.protocol.messages import JoinRequest, Reading
 from trainer.system.errors import ProtocolError
 
-INTRODUCTION = 5.0
+JOIN_REQUEST_TIMEOUT = 5.0
 """Seconds that a connection has to send its JoinRequest, or its next report of what it reads."""
-READERS = 16
+MAX_READERS = 16
 """Workers that report what they read at a time: while one of them does, the others may wait."""
-NAMED = 3
+MAX_REPORTED = 3
 """Workers that have not joined and that the end of a run names."""
 
 
 @dataclass
-class _Arrival:
+class _PendingConnection:
     certified: Certified
     since: float
-    """When it came, or reported last."""
+    """Time of its arrival or of its last report."""
     reading: Reading | None = None
     moved: float = 0.0
-    """When its count grew last."""
+    """Time at which its count last grew."""
 
 
-class Arrivals:
+class PendingConnections:
     """The connections that have not joined, by link.
 
     Args:
@@ -43,18 +43,18 @@ class Arrivals:
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._arrivals: dict[int, _Arrival] = {}
+        self._arrivals: dict[int, _PendingConnection] = {}
         self._last: dict[tuple[int | None, str], Reading] = {}
         """The last reports of workers that have not joined since, by rank and host."""
         self.moved = -math.inf
-        """When the count of any of them grew last."""
+        """Time at which the count of any of them last grew."""
 
     def __contains__(self, link: int) -> bool:
         return link in self._arrivals
 
     def add(self, link: int, certified: Certified, now: float) -> None:
-        """Take in a connection."""
-        self._arrivals[link] = _Arrival(certified, now)
+        """Add a connection."""
+        self._arrivals[link] = _PendingConnection(certified, now)
 
     def discard(self, link: int) -> None:
         """Forget a connection that is closed; what it read is remembered until its rank joins."""
@@ -68,8 +68,8 @@ class Arrivals:
             self._last.pop(key, None)
         return certified
 
-    def note(self, link: int, reading: Reading, now: float) -> None:
-        """Note how far a worker has read.
+    def record_reading(self, link: int, reading: Reading, now: float) -> None:
+        """Record how far a worker has read.
 
         Raises:
             ProtocolError: it may not hold a connection for this.
@@ -82,8 +82,8 @@ class Arrivals:
         before, arrival.since = arrival.reading, now
         if before is None:
             others = [other.reading for other in self._arrivals.values() if other.reading]
-            if len(others) >= READERS:
-                raise ProtocolError(f"{READERS} workers report what they read already")
+            if len(others) >= MAX_READERS:
+                raise ProtocolError(f"{MAX_READERS} workers report what they read already")
             if reading.rank is not None and any(o.rank == reading.rank for o in others):
                 raise ProtocolError(f"rank {reading.rank} reports what it reads already")
             # A first report proves nothing: one that hangs might connect again and again.
@@ -93,39 +93,41 @@ class Arrivals:
         key = reading.rank, reading.host
         self._last.pop(key, None)  # the last report comes last
         arrival.reading = self._last[key] = reading
-        if len(self._last) > READERS:
+        if len(self._last) > MAX_READERS:
             del self._last[next(iter(self._last))]
 
-    def silent(self, now: float) -> list[int]:
-        """Return the links that neither ask to join nor report in time."""
-        return [link for link, each in self._arrivals.items() if now - each.since > INTRODUCTION]
+    def find_silent(self, now: float) -> list[int]:
+        """Return the links that neither sent a JoinRequest nor a report in time."""
+        return [
+            link for link, each in self._arrivals.items() if now - each.since > JOIN_REQUEST_TIMEOUT
+        ]
 
-    def stuck(self, now: float) -> list[tuple[int, Reading, str]]:
+    def find_stuck(self, now: float) -> list[tuple[int, Reading, str]]:
         """Return the links of workers whose count does not grow, their last report, and why."""
         return [
-            (link, reading, f"no progress for {self._patience:.0f} s: {_describe(reading)}")
+            (link, reading, f"no progress for {self._patience:.0f} s: {_describe_reading(reading)}")
             for link, each in self._arrivals.items()
             if (reading := each.reading) and now - each.moved > self._patience
         ]
 
-    def readers(self) -> list[int]:
+    def list_readers(self) -> list[int]:
         """Return the links of workers that read."""
         return [link for link, arrival in self._arrivals.items() if arrival.reading]
 
     def describe_stuck(self, joined: Sequence[int]) -> str:
         """Return how far workers have read that have not joined; empty if none was seen."""
         missing = [each for each in self._last.values() if each.rank not in joined]
-        return "".join(f"; {_describe(each)}" for each in missing[:NAMED])
+        return "".join(f"; {_describe_reading(each)}" for each in missing[:MAX_REPORTED])
 
-    def postpone(self, slept: float, now: float) -> None:
-        """Move all deadlines: this process was suspended."""
+    def postpone_deadlines(self, slept: float, now: float) -> None:
+        """Postpone all deadlines by the seconds that this process was suspended."""
         self.moved = min(now, self.moved + slept)
         for arrival in self._arrivals.values():
             arrival.since = min(now, arrival.since + slept)
             arrival.moved = min(now, arrival.moved + slept)
 
 
-def _describe(reading: Reading) -> str:
+def _describe_reading(reading: Reading) -> str:
     name = "a worker" if reading.rank is None else f"rank {reading.rank}"
     return (
         f"{name} on {reading.host} got no further than {reading.line}: look at its log, and at the"
