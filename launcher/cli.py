@@ -50,7 +50,7 @@ queue = LazyGroup(
     help="Run one job after another on the hosts of a cluster.",
     commands_at={
         "add": (f"{_QUEUE}:add", "Add a run to the queue."),
-        "list": (f"{_QUEUE}:show", "List what waits, runs and is over."),
+        "list": (f"{_QUEUE}:list_queue", "List what waits, runs and is over."),
         "remove": (f"{_QUEUE}:remove", "Remove what waits or is over."),
         "run": (f"{_QUEUE}:run", "Run what waits, one after another."),
     },

@@ -20,7 +20,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from launcher.installation.uv_like_pip import pip_settings, translate
+from launcher.installation.uv_like_pip import pip_settings, uv_variables
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "launcher" / "locks"
@@ -50,7 +50,7 @@ class Uv:
     """
 
     def __init__(self) -> None:
-        found = translate(pip_settings())
+        found = uv_variables(pip_settings())
         for name in ("UV_INDEX", "UV_FIND_LINKS", "UV_INDEX_STRATEGY"):
             found.pop(name, None)
         self._environment = {**found, **os.environ}

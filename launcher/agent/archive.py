@@ -46,25 +46,25 @@ answer_once(*sys.argv[1:])
 """
 
 
-def script() -> str:
+def agent_script() -> str:
     """Return a program that answers one request, for `python3 -I - OPERATION ARGUMENTS`."""
-    data = base64.b64encode(archive()).decode("ascii")
+    data = base64.b64encode(agent_archive()).decode("ascii")
     return SCRIPT.format(least=LEAST_PYTHON, words=".".join(map(str, LEAST_PYTHON)), data=data)
 
 
 @cache
-def archive() -> bytes:
+def agent_archive() -> bytes:
     """Return the agent's code as a zip file; the same bytes for the same code."""
     root = Path(__file__).parents[2]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
-        for file, source in sorted(_sources(root, "launcher.agent.server").items()):
+        for file, source in sorted(_collect_sources(root, "launcher.agent.server").items()):
             entry = zipfile.ZipInfo(file.relative_to(root).as_posix())
             packed.writestr(entry, source, zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 
-def _sources(root: Path, start: str) -> dict[Path, bytes]:
+def _collect_sources(root: Path, start: str) -> dict[Path, bytes]:
     """Return the sources that a module needs to be imported, by their files.
 
     What a function imports when it is called is not among them: it may need Motley's dependencies.
@@ -77,12 +77,12 @@ def _sources(root: Path, start: str) -> dict[Path, bytes]:
         if file in found or not file.is_file():
             continue
         found[file] = file.read_bytes()
-        due.update(_imports(ast.parse(found[file])))
+        due.update(_imported_names(ast.parse(found[file])))
         due.add(".".join(path.parent.relative_to(root).parts) or start)
     return found
 
 
-def _imports(module: ast.Module) -> Iterator[str]:
+def _imported_names(module: ast.Module) -> Iterator[str]:
     """Yield the names of our modules, and of what may be one, that a module imports at once."""
     for node in module.body:
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -32,7 +32,7 @@ class FrameError(ValueError):
     """A line that is not a frame."""
 
 
-def encode(frame: dict[str, Any]) -> bytes:
+def encode_frame(frame: dict[str, Any]) -> bytes:
     """Return a frame as its line; dataclasses become their fields.
 
     Raises:
@@ -44,7 +44,7 @@ def encode(frame: dict[str, Any]) -> bytes:
     return line
 
 
-def decode(line: bytes) -> dict[str, Any]:
+def decode_frame(line: bytes) -> dict[str, Any]:
     """Return the frame of a line.
 
     Raises:
@@ -59,12 +59,12 @@ def decode(line: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", frame)
 
 
-def pack(data: bytes) -> str:
+def pack_bytes(data: bytes) -> str:
     """Return bytes as text."""
     return base64.b64encode(data).decode("ascii")
 
 
-def unpack(text: Any) -> bytes:
+def unpack_bytes(text: Any) -> bytes:
     """Return the bytes of such a text.
 
     Raises:

@@ -45,11 +45,11 @@ class Operation(Generic[P, R]):
         """Call the function here."""
         return self.function(*args, **kwargs)
 
-    def within(self, seconds: float) -> Operation[P, R]:
+    def with_deadline(self, seconds: float) -> Operation[P, R]:
         """Return the same question with another deadline."""
         return replace(self, deadline=seconds)
 
-    def arguments(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+    def bind_arguments(self, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
         """Return the arguments of a call by their names."""
         return dict(inspect.signature(self.function).bind(*args, **kwargs).arguments)
 
@@ -63,7 +63,7 @@ class Operation(Generic[P, R]):
         return untyped(**given)
 
     @property
-    def result(self) -> type[R]:
+    def result_type(self) -> type[R]:
         """The type of its answers."""
         return get_type_hints(self.function)["return"]
 

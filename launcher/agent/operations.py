@@ -32,7 +32,7 @@ DEVICES_DEADLINE = 45.0
 """Seconds: the drivers of sleeping cards are slow, and each query has its own deadline."""
 
 
-def perform(
+def perform_operation(
     name: str,
     arguments: Mapping[str, Any],
     own: Mapping[str, Callable[..., Any]] | None = None,
@@ -63,14 +63,14 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-def read(path: str, offset: int, limit: int | None) -> bytes:
+def read_file(path: str, offset: int, limit: int | None) -> bytes:
     """Return the bytes of a file from `offset` on, at most `limit`."""
     with open_file(Path(path)) as stream:
         stream.seek(offset)
         return stream.read(-1 if limit is None else limit)
 
 
-def write(path: str, data: bytes) -> None:
+def write_file(path: str, data: bytes) -> None:
     """Replace a file in one step, readable by its owner alone; makes the folders above."""
     target = Path(path)
     make_private_folder(target.parent)
@@ -78,7 +78,7 @@ def write(path: str, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def lock(path: str, purpose: str) -> Generator[None]:
+def lock_file(path: str, purpose: str) -> Generator[None]:
     """Hold the lock file of a start.
 
     Raises:

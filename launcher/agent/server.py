@@ -52,7 +52,7 @@ class Agent:
         self._given_up: set[str] = set()
         self._uploads: dict[str, bytearray] = {}
         self._own: dict[str, Callable[..., Any]] = {
-            "read": _read,
+            "read": _read_packed,
             "append": self._append,
             "write": self._write,
             "lock": self._lock,
@@ -62,21 +62,21 @@ class Agent:
     def serve(self) -> None:
         """Send the hello and answer until stdin ends or is silent; all locks are free on return."""
         try:
-            self._send(self._hello())
+            self._send_frame(self._hello_frame())
             splitter = frames.LineSplitter()
             while select.select([self._requests], [], [], SILENCE)[0]:
                 data = os.read(self._requests, 1 << 16)
                 if not data:
                     return
                 for line in splitter.feed(data):
-                    self._take(line)
+                    self._take_line(line)
         finally:
             with self._state:
                 self._given_up.update(self._locks)
                 for held in self._locks.values():
                     held.close()
 
-    def _hello(self) -> dict[str, Any]:
+    def _hello_frame(self) -> dict[str, Any]:
         try:
             release = version("motley")
         except PackageNotFoundError:
@@ -92,16 +92,16 @@ class Agent:
             "pid": os.getpid(),
         }
 
-    def _take(self, line: bytes | None) -> None:
+    def _take_line(self, line: bytes | None) -> None:
         number: Any = None
         try:
             if line is None:
                 raise frames.FrameError("a line longer than a frame may be")
-            request = frames.decode(line)
+            request = frames.decode_frame(line)
             number, name = request.get("id"), request.get("op")
             arguments: Any = request.get("args") or {}
             if name == "ping":  # in this thread: proves that the host lives, not its disks
-                return self._send({"id": number, "result": None})
+                return self._send_frame({"id": number, "result": None})
             with self._state:
                 if self._under_way >= MOST_REQUESTS:
                     raise BlockingIOError(
@@ -109,31 +109,36 @@ class Agent:
                     )
                 self._under_way += 1
         except Exception as error:  # whatever came in, the next line is answered
-            return self._send({"id": number, "error": frames.error_frame(error)})
-        threading.Thread(target=self._answer, args=(number, name, arguments), daemon=True).start()
+            return self._send_frame({"id": number, "error": frames.error_frame(error)})
+        threading.Thread(
+            target=self._answer_request, args=(number, name, arguments), daemon=True
+        ).start()
         return None
 
-    def _answer(self, number: Any, name: Any, arguments: Any) -> None:
+    def _answer_request(self, number: Any, name: Any, arguments: Any) -> None:
         try:
-            answer = {"id": number, "result": operations.perform(str(name), arguments, self._own)}
+            answer = {
+                "id": number,
+                "result": operations.perform_operation(str(name), arguments, self._own),
+            }
         except Exception as error:  # the asking side raises it again
             answer = {"id": number, "error": frames.error_frame(error)}
         finally:
             with self._state:
                 self._under_way -= 1
-        self._send(answer)
+        self._send_frame(answer)
 
-    def _send(self, frame: dict[str, Any]) -> None:
+    def _send_frame(self, frame: dict[str, Any]) -> None:
         try:
-            line = frames.encode(frame)
+            line = frames.encode_frame(frame)
         except (TypeError, ValueError) as error:
-            line = frames.encode({"id": frame.get("id"), "error": frames.error_frame(error)})
+            line = frames.encode_frame({"id": frame.get("id"), "error": frames.error_frame(error)})
         with self._sending, contextlib.suppress(BrokenPipeError):
             while line:
                 line = line[os.write(self._answers, line) :]
 
     def _append(self, token: str, data: str) -> None:
-        piece = frames.unpack(data)
+        piece = frames.unpack_bytes(data)
         with self._state:
             if sum(map(len, self._uploads.values())) + len(piece) > MOST_UPLOAD:
                 self._uploads.pop(token, None)
@@ -145,11 +150,11 @@ class Agent:
     def _write(self, path: str, data: str, token: str | None) -> None:
         with self._state:
             before = self._uploads.pop(token, bytearray()) if token else bytearray()
-        operations.write(path, bytes(before) + frames.unpack(data))
+        operations.write_file(path, bytes(before) + frames.unpack_bytes(data))
 
     def _lock(self, path: str, purpose: str, token: str) -> None:
         held = contextlib.ExitStack()
-        held.enter_context(operations.lock(path, purpose))
+        held.enter_context(operations.lock_file(path, purpose))
         with self._state:
             if token in self._given_up:  # the caller's deadline has passed
                 held.close()
@@ -165,14 +170,14 @@ class Agent:
                 held.close()
 
 
-def _read(path: str, offset: int, limit: int) -> str:
-    return frames.pack(operations.read(path, offset, min(limit, frames.PIECE)))
+def _read_packed(path: str, offset: int, limit: int) -> str:
+    return frames.pack_bytes(operations.read_file(path, offset, min(limit, frames.PIECE)))
 
 
 def answer_once(name: str, arguments: str) -> None:
     """Print the answer to one request as JSON, its arguments being that, too; or end with why."""
     try:
-        result = operations.perform(name, frames.decode(arguments.encode()))
+        result = operations.perform_operation(name, frames.decode_frame(arguments.encode()))
     except (LauncherError, OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"{name}: {error}")
     sys.stdout.write(json.dumps(result, default=asdict) + "\n")

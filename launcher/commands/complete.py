@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 Offer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def _quietly(names: Callable[[click.Context], list[str]]) -> Offer:
+def _without_errors(names: Callable[[click.Context], list[str]]) -> Offer:
     """Return a completion that offers the names that begin with the typed text."""
 
     @functools.wraps(names)
@@ -37,20 +37,20 @@ def _or_files(offer: Offer) -> Offer:
     return both
 
 
-def _runs() -> list[Any]:
+def _local_runs() -> list[Any]:
     """Return the runs that this machine has a record of: a press of Tab asks no host."""
     from launcher.runs.records.registry import Registry
 
     return Registry.for_this_user().read_runs()
 
 
-@_quietly
+@_without_errors
 def run_ids(_: click.Context) -> list[str]:
     """Offer the runs that this machine knows, the latest first."""
-    return [run.run_id for run in reversed(_runs())]
+    return [run.run_id for run in reversed(_local_runs())]
 
 
-@_quietly
+@_without_errors
 def queued_ids(context: click.Context) -> list[str]:
     """Offer what waits in the queue or is over, the latest first."""
     from launcher.runs.queue import queue_of
@@ -59,15 +59,15 @@ def queued_ids(context: click.Context) -> list[str]:
     return [entry.id for entry in reversed(entries) if entry.state != "started"]
 
 
-@_quietly
+@_without_errors
 def process_names(context: click.Context) -> list[str]:
     """Offer the processes of the run that is named, else of the latest."""
-    runs = _runs()
+    runs = _local_runs()
     named = [run for run in runs if run.run_id == context.params.get("run_id")]
     return [process.name for process in (named or runs)[-1].plan.processes]
 
 
-@_quietly
+@_without_errors
 def host_names(context: click.Context) -> list[str]:
     """Offer the hosts of the inventory."""
     from launcher.runs.cluster import Cluster
@@ -76,7 +76,7 @@ def host_names(context: click.Context) -> list[str]:
     return [host.name for host in Cluster(source).hosts] if source is not None else []
 
 
-@_quietly
+@_without_errors
 def preset_names(_: click.Context) -> list[str]:
     """Offer the shipped run configs."""
     from trainer.config import run as run_config
@@ -84,7 +84,7 @@ def preset_names(_: click.Context) -> list[str]:
     return list(run_config.presets())
 
 
-@_quietly
+@_without_errors
 def setting_keys(_: click.Context) -> list[str]:
     """Offer the settings of a run config, for KEY=VALUE."""
     from trainer.config import run as run_config
@@ -92,7 +92,7 @@ def setting_keys(_: click.Context) -> list[str]:
     return [f"{key}=" for key in run_config.setting_keys()]
 
 
-@_quietly
+@_without_errors
 def _job_presets(_: click.Context) -> list[str]:
     from trainer.config import distill_job
 
@@ -103,7 +103,7 @@ job_presets = _or_files(_job_presets)
 """Offers the shipped distillations, and files."""
 
 
-@_quietly
+@_without_errors
 def job_keys(_: click.Context) -> list[str]:
     """Offer the settings of a distillation, for KEY=VALUE."""
     from trainer.config import distill_job

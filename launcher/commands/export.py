@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _SYSTEMS = ("torchrun", "slurm", "skypilot", "kubernetes")
 
 
-def _render(system: str) -> Render:
+def _find_renderer(system: str) -> Render:
     from launcher.export.kubernetes import render_kubernetes
     from launcher.export.skypilot import render_skypilot
     from launcher.export.slurm import render_slurm
@@ -81,7 +81,9 @@ def export(
         new_run(order) if run_id is None else own_run(cluster.find_runs_registry(), run_id, order)
     )
     folder = into or Path(f"export-{outgoing.run_id}")
-    done = export_run(outgoing.run_id, outgoing.config, target, _render(system), folder, wheel)
+    done = export_run(
+        outgoing.run_id, outgoing.config, target, _find_renderer(system), folder, wheel
+    )
     if as_json:
         tree = {"run_id": done.run_id, "to": system, "target": target.text, "step": done.step}
         where = {"folder": str(folder.absolute()), "next": done.steps}

@@ -81,7 +81,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
         flags = {"model.path": "model", "data.train": "data"}
         chosen = {key for key, name in flags.items() if _is_given(context, name)}
         text, lines = _from_foreign(file, source, given, chosen)
-        _write(file, text)
+        _write_config(file, text)
         for line in lines:
             render.print_line(line)
         return
@@ -97,7 +97,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
         names = as_yaml(list(config.class_names))
         classes += f"class_names: {names}  # in the order of the classes\n"
     text = _TEXT.format(
-        head=as_comment(f"A run config of Motley; start the run with: {_up(file)}"),
+        head=as_comment(f"A run config of Motley; start the run with: {_up_command(file)}"),
         task=config.task,
         classes=classes,
         model=as_yaml(model),
@@ -111,8 +111,8 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
         batch_size=config.training.batch_size,
         evaluate_every=config.training.evaluate_every,
     )
-    _write(file, text)
-    render.print_line(f"{file}: {config.task}; edit it, then: {_up(file)}")
+    _write_config(file, text)
+    render.print_line(f"{file}: {config.task}; edit it, then: {_up_command(file)}")
 
 
 def _is_given(context: click.Context, name: str) -> bool:
@@ -150,7 +150,7 @@ def _from_foreign(
     assumed = ", ".join(f"{key} {value}" for key, value in taken.assumed.items())
     head = [
         f"A run config of Motley, from {source} of {program.name}; start the run with:",
-        f"  {_up(file)}",
+        f"  {_up_command(file)}",
         f"{program.name} counts a batch of each device; training.batch_size is of all together.",
         *([f"Refused as it is, change this first: {refused}"] if refused else []),
         *(["Not taken over:", *(f"  {line}" for line in left)] if left else []),
@@ -164,10 +164,10 @@ def _from_foreign(
     if refused:
         lines.append(f"refused as it is, change this first: {refused}")
     done = f"{file}: {len(taken.settings)} settings of {program.name}, {len(left)} keys not taken"
-    return text, [*lines, f"{done}; edit it, then: {_up(file)}"]
+    return text, [*lines, f"{done}; edit it, then: {_up_command(file)}"]
 
 
-def _write(file: Path, text: str) -> None:
+def _write_config(file: Path, text: str) -> None:
     from launcher.errors import ConfigError
 
     try:
@@ -179,5 +179,5 @@ def _write(file: Path, text: str) -> None:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}") from None
 
 
-def _up(file: Path) -> str:
+def _up_command(file: Path) -> str:
     return f"launch cluster up --config {shlex.quote(str(file))}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.commands.options import Currency, json_option
-from launcher.commands.teaching import refuse_mixed, teach, teaching_options
+from launcher.commands.teaching import print_distillation_plan, refuse_mixed, teaching_options
 from trainer.system.commandline.number import Number
 from trainer.system.commandline.options import PATH
 
@@ -144,7 +144,9 @@ def plan(
     found = model_shape(model, shape)
     if distill:
         kept = Kept(scheme=scheme, top_k=top_k)
-        teach(found, student, tokens, length, kept, inventory, text, rates, as_json)
+        print_distillation_plan(
+            found, student, tokens, length, kept, inventory, text, rates, as_json
+        )
         return
     prices = Prices(kwh=price_kwh, hour=price_hour, currency=currency)
     if text is not None:
@@ -167,7 +169,7 @@ def plan(
     )
     named = {"--inventory": inventory if text is None else None, "--model": model}
     again = {option: str(value) for option, value in named.items() if value is not None}
-    _show(request, explain, as_json, again)
+    _print_plan(request, explain, as_json, again)
 
 
 def _from_environment(name: str) -> bool:
@@ -175,7 +177,9 @@ def _from_environment(name: str) -> bool:
     return source is click.core.ParameterSource.ENVIRONMENT
 
 
-def _show(request: Request, explain: str | None, as_json: bool, again: Mapping[str, str]) -> None:
+def _print_plan(
+    request: Request, explain: str | None, as_json: bool, again: Mapping[str, str]
+) -> None:
     """Print the table and the pick, one strategy's formulas, or all as JSON.
 
     Args:

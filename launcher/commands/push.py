@@ -58,7 +58,7 @@ def push(
     fleet = Fleet(cluster.hosts, note)
     with tempfile.TemporaryDirectory(prefix="motley-push-") as folder:
         built = None if rollback else wheel_to_push(wheel, Path(folder))
-        updates = fleet.push(built, quick=quick, force=force, dry_run=dry_run)
+        updates = fleet.push_version(built, quick=quick, force=force, dry_run=dry_run)
     if as_json:
         tree = {
             "schema": "motley.push/1",
@@ -70,4 +70,4 @@ def push(
         render.print_json(tree)
         return
     for update in updates:
-        render.print_line(update.line)
+        render.print_line(update.describe)

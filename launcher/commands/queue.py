@@ -51,7 +51,7 @@ def add(cluster: Cluster, timeout: float | None, as_json: bool, **described: Any
 @click.command("list")
 @inventory_option
 @json_option
-def show(cluster: Cluster, as_json: bool) -> None:
+def list_queue(cluster: Cluster, as_json: bool) -> None:
     """List the queue, the oldest job first: what waits, was started, and is over."""
     from launcher.runs.queue import queue_of
     from launcher.views import render

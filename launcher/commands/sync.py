@@ -14,7 +14,7 @@ from trainer.system.commandline.options import PATH
 
 if TYPE_CHECKING:
     from launcher.runs.cluster import Cluster
-    from launcher.transfer.sync import Synced
+    from launcher.transfer.sync import SyncResult
 
 
 @click.command()
@@ -27,7 +27,7 @@ def inputs(cluster: Cluster, paths: tuple[Path, ...], as_json: bool) -> None:
     from launcher.transfer import sync
 
     hosts = cluster.hosts
-    _show("inputs", sync.push_inputs(hosts, paths, note), as_json)
+    _print_results("inputs", sync.push_inputs(hosts, paths, note), as_json)
 
 
 @click.command()
@@ -52,17 +52,17 @@ def logits(cluster: Cluster, folder: Path | None, origin: str | None, as_json: b
     from launcher.transfer import sync
 
     hosts = cluster.hosts
-    done: list[Synced] = []
+    done: list[SyncResult] = []
     if origin is not None:
         source = next((host for host in hosts if host.name == origin), None)
         if source is None:
             raise ConfigError(f"--from {origin}: no such host in the inventory")
         folder = folder or default_state_folder() / "logits"
-        done.append(sync.pull(source, "logits", "", folder, note))
+        done.append(sync.pull_folder(source, "logits", "", folder, note))
         hosts = tuple(host for host in hosts if host.name != origin)
     if folder is None:
         raise ConfigError("name the folder of the logits, or the host that has them: --from HOST")
-    _show("logits", [*done, *sync.push_logits(hosts, folder, note)], as_json)
+    _print_results("logits", [*done, *sync.push_logits(hosts, folder, note)], as_json)
 
 
 @click.command()
@@ -99,16 +99,16 @@ def checkpoints(
             if origin
             else "motley_coordinator is true on no host; name one: --from HOST"
         )
-    done = sync.pull(wanted[0], "checkpoints", name, output, note)
-    _show("checkpoints", [done], as_json)
+    done = sync.pull_folder(wanted[0], "checkpoints", name, output, note)
+    _print_results("checkpoints", [done], as_json)
 
 
-def _show(what: str, done: Sequence[Synced], as_json: bool) -> None:
+def _print_results(what: str, done: Sequence[SyncResult], as_json: bool) -> None:
     from launcher.views import render
 
     if not as_json:
         for synced in done:
-            render.print_line(synced.line)
+            render.print_line(synced.describe)
         return
     hosts = [
         {

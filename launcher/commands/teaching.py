@@ -68,7 +68,7 @@ def _is_given(name: str) -> bool:
     return source is click.core.ParameterSource.COMMANDLINE
 
 
-def teach(
+def print_distillation_plan(
     shape: ModelShape,
     student: str | None,
     tokens: float,

@@ -83,7 +83,7 @@ def ask_all(candidates: Sequence[Candidate]) -> tuple[list[FoundMachine], list[R
     questions = {
         key: (one.host, partial(_ask_candidate, one, opened)) for key, one in keyed.items()
     }
-    answers = ask_each(questions, REACH + DEVICES_DEADLINE, ssh.visit)
+    answers = ask_each(questions, REACH + DEVICES_DEADLINE, ssh.visit_host)
     refused: list[RefusedMachine] = []
     for key, error in answers.errors.items():
         if not isinstance(error, LauncherError):

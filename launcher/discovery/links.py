@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from launcher.agent.checks.link import Crossing, Listening, connect, listen
+from launcher.agent.checks.link import ListenResult, ProbeResult, connect, listen
 from launcher.agent.operations import find_routes
 from launcher.discovery.asking import FoundMachine
 from launcher.errors import ConfigError
@@ -88,7 +88,7 @@ def measure_links(found: Sequence[FoundMachine], port: int) -> list[MeasuredLink
     targets = [entry.address for one in found for entry in one.machine.network.addresses]
 
     def ask_routes(there: Connection) -> dict[str, Route]:
-        return there.ask(find_routes.within(_DEADLINE), targets)
+        return there.ask(find_routes.with_deadline(_DEADLINE), targets)
 
     def ask_machines(
         questions: Mapping[str, Callable[[Connection], T]], deadline: float
@@ -100,7 +100,7 @@ def measure_links(found: Sequence[FoundMachine], port: int) -> list[MeasuredLink
     routes = ask_machines(dict.fromkeys(machines, ask_routes), _DEADLINE)
     links: list[MeasuredLink] = []
     for pairs in pair_rounds([*machines]):
-        ends: dict[str, Callable[[Connection], Listening | Crossing]] = {}
+        ends: dict[str, Callable[[Connection], ListenResult | ProbeResult]] = {}
         addresses: dict[str, str] = {}
         for a, b in pairs:
             if b in routes.found and (address := _choose_address(machines[a], b, routes.found[b])):
@@ -130,29 +130,29 @@ def _choose_address(here: FoundMachine, other: str, routes: Mapping[str, Route])
         return ""
 
 
-def _listen_on(address: str, port: int, token: str, peer: str, there: Connection) -> Listening:
-    question = listen.within(_DEADLINE + _MARGIN)
+def _listen_on(address: str, port: int, token: str, peer: str, there: Connection) -> ListenResult:
+    question = listen.with_deadline(_DEADLINE + _MARGIN)
     return there.ask(question, address, port, token, [peer], _DEADLINE)
 
 
-def _connect_to(address: str, port: int, token: str, name: str, there: Connection) -> Crossing:
-    question = connect.within(_DEADLINE + _MARGIN)
+def _connect_to(address: str, port: int, token: str, name: str, there: Connection) -> ProbeResult:
+    question = connect.with_deadline(_DEADLINE + _MARGIN)
     return there.ask(question, address, port, token, name, _DEADLINE)
 
 
 def _judge_link(
-    one: str, other: str, answers: Answers[Listening | Crossing], address: str, port: int
+    one: str, other: str, answers: Answers[ListenResult | ProbeResult], address: str, port: int
 ) -> MeasuredLink:
     """Return the link by what both of its ends report."""
     if other in answers.errors:
         return _unmeasured_link(one, other, line_of(other, answers.errors[other]))
     crossing, listening = answers.found[other], answers.found.get(one)
-    assert isinstance(crossing, Crossing)
+    assert isinstance(crossing, ProbeResult)
     if crossing.stage == "done":
         return MeasuredLink(one, other, crossing.down, crossing.up, crossing.round_trip)
     if one in answers.errors:
         return _unmeasured_link(one, other, line_of(one, answers.errors[one]))
-    if isinstance(listening, Listening) and listening.problem:
+    if isinstance(listening, ListenResult) and listening.problem:
         return _unmeasured_link(one, other, f"host {one}: {listening.problem}")
     reason = _FAILURES.get(crossing.stage, "{detail}")
     problem = reason.format(at=f"{address}:{port}", port=port, detail=crossing.detail)

@@ -103,18 +103,18 @@ class Connection(ABC):
             OSError, LauncherError: as the function, or the host does not answer in time.
             InvalidAnswerError: the answer is of another type, or the host lacks the question.
         """
-        arguments = to_jsonable_python(question.arguments(*args, **kwargs))
+        arguments = to_jsonable_python(question.bind_arguments(*args, **kwargs))
         try:
             answer = self.call(question.name, arguments, question.deadline)
-            return validate_data(question.result, answer, question.name, **question.limits)
+            return validate_data(question.result_type, answer, question.name, **question.limits)
         except (ValueError, RuntimeError) as error:
             raise invalid_answer(self.host, error) from None
 
-    def size(self, path: str) -> int:
+    def file_size(self, path: str) -> int:
         """Return the bytes that a file has."""
         return self.ask(operations.read_size, path)
 
-    def names(self, folder: str) -> list[str]:
+    def list_folder(self, folder: str) -> list[str]:
         """Return the names in a folder, sorted; none when there is no folder."""
         return [name for name in self.ask(operations.list_names, folder) if "/" not in name]
 
@@ -126,11 +126,11 @@ class Connection(ABC):
         """Whether a file or folder of that name exists, a dangling link included."""
         return self.ask(operations.path_exists, path)
 
-    def remove(self, path: str) -> None:
+    def remove_file(self, path: str) -> None:
         """Remove a file; no error when there is none."""
         self.ask(operations.remove_file, path)
 
-    def spawn(self, argv: Sequence[str], env: Mapping[str, str], log: str) -> None:
+    def spawn_process(self, argv: Sequence[str], env: Mapping[str, str], log: str) -> None:
         """Start a process that outlives this connection: no terminal, no stdin, output to `log`."""
         self.ask(operations.spawn_process, argv, env, log)
 

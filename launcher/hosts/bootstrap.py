@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from launcher.agent.archive import LEAST_PYTHON, RUN, archive
+from launcher.agent.archive import LEAST_PYTHON, RUN, agent_archive
 from launcher.errors import LauncherError, PreflightError
 from launcher.hosts.remote import NO_UNITS_MARK, UNITS_MARK
 from launcher.hosts.rpc import STARTED, NoAgentError
@@ -78,7 +78,7 @@ def agent_command(host: Host, visiting: bool = False, is_refused: bool = False) 
     parts = {"INSTALLED": installed, "STARTED": STARTED, "READY": ready, "OTHERWISE": otherwise}
     for place, code in parts.items():
         script = script.replace(place, code)
-    code = (RUN, str(len(archive()))) if visiting else ()
+    code = (RUN, str(len(agent_archive()))) if visiting else ()
     return shlex.join(["sh", "-c", script, "sh", PYTHON, RUN_USER, trainer, *code])
 
 
@@ -97,7 +97,7 @@ _NOT_SUDO = r"No module named|^Traceback|^Fatal Python|loading shared libraries|
 """The installed Python's own words: sudo has started it."""
 
 
-def explain(host: Host, user: str, error: NoAgentError) -> LauncherError:
+def explain_failure(host: Host, user: str, error: NoAgentError) -> LauncherError:
     """Return why there is no agent, from the output in place of its hello."""
     where = f"host {host.name}"
     marks: dict[str, str] = {}
@@ -123,7 +123,7 @@ def explain(host: Host, user: str, error: NoAgentError) -> LauncherError:
             f"{RECIPE} --tags trainer"
         )
     if "beside" in marks or VISITS in error.details:
-        return error.quoted()
+        return error.as_reported()
     if "missing" in marks:
         beside = next((f" and {mark}" for mark in marks if mark.startswith("no python")), "")
         hint = ", or correct motley_trainer_command" if beside else ""
@@ -133,4 +133,4 @@ def explain(host: Host, user: str, error: NoAgentError) -> LauncherError:
             f"{where}: {user} may not become {RUN_USER} there ({why}); name {user} in "
             f"trainer_operators and run: {RECIPE} --tags trainer"
         )
-    return error.quoted()
+    return error.as_reported()

@@ -80,12 +80,12 @@ def line_of(name: str, error: Trouble) -> str:
     return f"host {name}: {what or error}"
 
 
-def asking(names: Iterable[str]) -> str:
+def describe_pending(names: Iterable[str]) -> str:
     """Return the line that says which hosts are still asked."""
     return f"asking {', '.join(names)} ..."
 
 
-def ask(
+def ask_hosts(
     hosts: Iterable[Host],
     question: Callable[[Host, Connection], T],
     deadline: float = LOOK,
@@ -103,11 +103,11 @@ def ask(
             their logins' own deadlines.
     """
     chosen = {host.name: host for host in hosts}
-    answers = _ask(chosen, question, deadline, enough)
+    answers = _ask_chosen(chosen, question, deadline, enough)
     if on_late is None or not answers.late:
         return answers
     on_late(answers)
-    again = _ask({name: chosen[name] for name in answers.late}, question, REACH)
+    again = _ask_chosen({name: chosen[name] for name in answers.late}, question, REACH)
     found, errors = answers.found | again.found, answers.errors | again.errors
     return Answers(
         {name: found[name] for name in chosen if name in found},
@@ -115,7 +115,7 @@ def ask(
     )
 
 
-def _ask(
+def _ask_chosen(
     chosen: Mapping[str, Host],
     question: Callable[[Host, Connection], T],
     deadline: float,
@@ -126,7 +126,7 @@ def _ask(
         if error is not None and deadline <= LOOK and time.monotonic() - since < _SILENCE:
             raise error
         try:
-            there = ssh.connect(host)
+            there = ssh.connect_host(host)
         except UnreachableError as error:  # recorded here, as nothing else waits for a late login
             _SILENT[host] = (time.monotonic(), error)
             raise
@@ -138,7 +138,7 @@ def _ask(
     errors: dict[str, Trouble] = {}
     for name, error in answers.errors.items():
         is_late = isinstance(error, _NoAnswerError) and deadline <= LOOK
-        errors[name] = LateError(asking([name])) if is_late else error
+        errors[name] = LateError(describe_pending([name])) if is_late else error
         if isinstance(error, UnreachableError):
             _SILENT.setdefault(chosen[name], (time.monotonic(), errors[name]))
     return Answers(answers.found, errors)
@@ -170,14 +170,14 @@ def ask_each(
     waiting = deque(questions.items())
     ended: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
 
-    def work() -> None:
+    def ask_next_hosts() -> None:
         with contextlib.suppress(IndexError):  # none is waiting
             while True:
                 name, (host, question) = waiting.popleft()
-                ended.put((name, _outcome(host, question, connect)))
+                ended.put((name, _answer_or_error(host, question, connect)))
 
     for _ in range(min(len(questions), most)):
-        threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=ask_next_hosts, daemon=True).start()
     found: dict[str, T] = {}
     errors: dict[str, Trouble] = {}
     began = time.monotonic()
@@ -202,7 +202,7 @@ def ask_each(
     return Answers(ordered, {name: errors[name] for name in questions if name in errors})
 
 
-def _outcome(
+def _answer_or_error(
     host: Host, question: Callable[[C], T], connect: Callable[[Host], C]
 ) -> T | BaseException:
     try:

@@ -49,17 +49,17 @@ class HostKeys:
     def __init__(self, where: str, route: SshRoute) -> None:
         self._where = where
         self._route = route
-        alias = route.one("hostkeyalias")
+        alias = route.first_value("hostkeyalias")
         bare = (alias or route.address).lower()
         self._name = bare if alias or route.port == 22 else f"[{bare}]:{route.port}"
-        self._files = _paths(route, "userknownhostsfile")
-        self._all_files = [*self._files, *_paths(route, "globalknownhostsfile")]
-        self._marked = _find(self._name, self._all_files)
+        self._files = _known_hosts_paths(route, "userknownhostsfile")
+        self._all_files = [*self._files, *_known_hosts_paths(route, "globalknownhostsfile")]
+        self._marked = _find_keys(self._name, self._all_files)
         self.known = [entry for entry in self._marked if not entry.marker]
         """Those that it may show, if no line revokes them."""
         # As OpenSSH: a key that is known without a port is trusted with one, and what is revoked
         # for the name is revoked with any port.
-        portless = () if bare == self._name else _find(bare, self._all_files)
+        portless = () if bare == self._name else _find_keys(bare, self._all_files)
         self._portless = [e.key for e in portless if not e.marker and e.file in self._files]
         self._revoked = {e.key for e in (*self._marked, *portless) if e.marker == "@revoked"}
 
@@ -73,14 +73,14 @@ class HostKeys:
         """
         kind, text = key.get_name(), key.get_base64()
         ours = f"its host key {key.fingerprint}"
-        least = int(self._route.one("requiredrsasize") or 0)  # paramiko has no such bound
+        least = int(self._route.first_value("requiredrsasize") or 0)  # paramiko has no such bound
         if kind == "ssh-rsa" and key.get_bits() < least:
-            raise self._refuse(
+            raise self._refusal(
                 f"{ours} has {key.get_bits()} bits, fewer than ssh's RequiredRSASize {least}; give "
                 f"{self._name} a longer one"
             )
         if self._is_revoked(kind, text):
-            raise self._refuse(
+            raise self._refusal(
                 f"{ours} is revoked (@revoked in known_hosts, or RevokedHostKeys), so it may be "
                 f"compromised; give {self._name} another key"
             )
@@ -89,14 +89,14 @@ class HostKeys:
             return
         if self.known:
             old = next((entry for entry in self.known if entry.kind == kind), self.known[0])
-            raise self._refuse(
+            raise self._refusal(
                 f"{CHANGED}: {old.file}:{old.line} has another key than the {key.fingerprint} it "
                 f"shows; it was reinstalled, or the connection is intercepted. Compare {_COMPARE}; "
                 "if it is right, remove the old key: "
                 f"ssh-keygen -R {shlex.quote(self._name)} -f {shlex.quote(old.file)}"
             )
         if self._route.accept_new and self._files:
-            self._record(f"{kind} {text}", ours)
+            self._record_key(f"{kind} {text}", ours)
             return
         accept = "set UserKnownHostsFile to a file that can keep it"
         if self._files:
@@ -105,7 +105,7 @@ class HostKeys:
         by = f"{signed[0].file}:{signed[0].line}" if signed else ""
         note = f"; the authority in {by} is for ssh alone (docs/ssh.md)" if by else ""
         short = kind.removeprefix("ssh-").partition("-")[0].upper()
-        raise self._refuse(
+        raise self._refusal(
             f"{ours} ({short}) is not known yet as {self._name}{note}; compare it {_COMPARE}, "
             f"then {accept}"
         )
@@ -116,41 +116,41 @@ class HostKeys:
         As ssh in its batch mode; ssh does not look at loopback addresses, which we do.
         """
         peer = client.get_transport().getpeername()
-        behind = self._route.jumps or self._route.one("proxycommand")
-        if self._route.one("checkhostip") != "yes" or behind or not peer:
+        behind = self._route.jumps or self._route.first_value("proxycommand")
+        if self._route.first_value("checkhostip") != "yes" or behind or not peer:
             return  # behind a jump host or a ProxyCommand, as in ssh, there is no address
         address = str(peer[0])
         name = address if self._route.port == 22 else f"[{address}]:{self._route.port}"
-        entries = _find(name, self._all_files)
+        entries = _find_keys(name, self._all_files)
         known = [entry for entry in entries if not entry.marker]
         revoked = any(entry.marker == "@revoked" and entry.key == key for entry in entries)
         if revoked or (known and all(entry.key != key for entry in known)):
             old = next(entry for entry in entries if entry.marker != "@cert-authority")
             says = "revokes it" if revoked else "has another"
-            raise self._refuse(
+            raise self._refusal(
                 f"CheckHostIP: its host key is known as {self._name}, but {old.file}:{old.line} "
                 f"{says} for {address}: its name may lead to another machine now. Compare "
                 f"{_COMPARE}; if it is right: ssh-keygen -R {shlex.quote(name)} -f "
                 f"{shlex.quote(old.file)}"
             )
 
-    def _refuse(self, why: str) -> UnreachableError:
+    def _refusal(self, why: str) -> UnreachableError:
         return UnreachableError(f"{self._where}: {why}")
 
     def _is_revoked(self, kind: str, key: str) -> bool:
         if key in self._revoked:
             return True
-        file = self._route.one("revokedhostkeys")
+        file = self._route.first_value("revokedhostkeys")
         if file in (None, "/dev/null"):
             return False
         try:
             return _is_listed(Path(file).expanduser(), kind, key)
         except (OSError, ValueError) as error:  # ssh, too, trusts no key then
-            raise self._refuse(f"RevokedHostKeys: {file}: {plain_reason(error)}") from None
+            raise self._refusal(f"RevokedHostKeys: {file}: {plain_reason(error)}") from None
 
-    def _record(self, key: str, ours: str) -> None:
+    def _record_key(self, key: str, ours: str) -> None:
         path, name = Path(self._files[0]), self._name
-        if self._route.one("hashknownhosts") == "yes":
+        if self._route.first_value("hashknownhosts") == "yes":
             from paramiko import HostKeys as Hashing  # a login is under way: it is loaded
 
             name = Hashing.hash_host(name)
@@ -161,7 +161,7 @@ class HostKeys:
                 line = f"{name} {key}\n".encode()
                 file.write(line if file.read() in (b"", b"\n") else b"\n" + line)
         except OSError as error:
-            raise self._refuse(f"{ours} cannot be written to {path}: {error.strerror}") from None
+            raise self._refusal(f"{ours} cannot be written to {path}: {error.strerror}") from None
 
 
 def _is_listed(path: Path, kind: str, key: str) -> bool:
@@ -199,12 +199,12 @@ def _is_key(words: Sequence[bytes]) -> bool:
     return False
 
 
-def _paths(route: SshRoute, setting: str) -> list[str]:
-    paths = " ".join(route.all(setting)).split()
+def _known_hosts_paths(route: SshRoute, setting: str) -> list[str]:
+    paths = " ".join(route.all_values(setting)).split()
     return [str(Path(path).expanduser()) for path in paths if path not in ("none", "/dev/null")]
 
 
-def _find(name: str, files: Sequence[str]) -> list[KnownKey]:
+def _find_keys(name: str, files: Sequence[str]) -> list[KnownKey]:
     found: list[KnownKey] = []
     for file in filter(os.path.isfile, files):
         command = ["ssh-keygen", "-F", name, "-f", file]

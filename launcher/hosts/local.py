@@ -28,20 +28,20 @@ class LocalConnection(Connection):
     ) -> Any:
         """Do an operation in this thread; the caller enforces the deadline."""
         del deadline
-        found = operations.perform(name, arguments or {})
+        found = operations.perform_operation(name, arguments or {})
         return json.loads(json.dumps(found, default=asdict))  # the types as from a remote host
 
     def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         """Return the bytes of a file from `offset` on, at most `limit`."""
-        return operations.read(path, offset, limit)
+        return operations.read_file(path, offset, limit)
 
     def write(self, path: str, data: bytes) -> None:
         """Replace a file in one step."""
-        operations.write(path, data)
+        operations.write_file(path, data)
 
     def lock(self, path: str, purpose: str) -> AbstractContextManager[None]:
         """Hold a lock file; the kernel frees it when this process dies."""
-        return operations.lock(path, purpose)
+        return operations.lock_file(path, purpose)
 
     def close(self) -> None:
         """Nothing to release."""

@@ -74,14 +74,14 @@ class Login:
         self._where, self._route, self._greeting = where, route, b""
         self._proxy: subprocess.Popen[bytes] | None = None
         for name in _REFUSED:
-            if route.one(name.lower()):
+            if route.first_value(name.lower()):
                 raise ConfigError(
                     f"{where}: ssh's {name} has no counterpart here; the way out: docs/ssh.md"
                 )
         self._keys = HostKeys(where, route)
         jump = jump_to(route, where)
         self._through = Login(f"{where}: jump host {route.jumps[-1]}", jump) if jump else None
-        identities = "".join(f"IdentityFile {path}\n" for path in route.all("identityfile"))
+        identities = "".join(f"IdentityFile {path}\n" for path in route.all_values("identityfile"))
         self._connection: Any = fabric.Connection(
             route.address,
             user=route.user,
@@ -98,19 +98,19 @@ class Login:
                 "banner_timeout": CONNECT_TIMEOUT,
                 "auth_timeout": CONNECT_TIMEOUT,
                 "channel_timeout": CONNECT_TIMEOUT,
-                "transport_factory": self._transport,
+                "transport_factory": self._open_transport,
             },
         )
         self._connection.client.set_missing_host_key_policy(self._keys)
         _OPEN.add(self)
-        with self._opening():
+        with self._close_on_failure():
             if not self._connection.gateway:
-                self._connection.connect_kwargs["sock"] = self._stream()
+                self._connection.connect_kwargs["sock"] = self._connect_stream()
             self._connection.open()
             self._connection.transport.set_keepalive(_KEEPALIVE)
             self.host_key = str(self._connection.transport.get_remote_server_key().fingerprint)
 
-    def run(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
+    def run_program(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
         """Run a program as `Pipe.run` (`rpc.py`); one that never stops printing is ended."""
         ends = time.monotonic() + deadline
         try:
@@ -146,7 +146,7 @@ class Login:
         if self._through is not None:
             self._through.close()
 
-    def _stream(self) -> socket.socket:
+    def _connect_stream(self) -> socket.socket:
         """Return the connection to sshd: of TCP, or of a ProxyCommand."""
         if command := self._proxy_command():
             # Not Fabric's gateway of a string: its threads trip over a program that has ended.
@@ -159,18 +159,22 @@ class Login:
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the launcher alone
                 )
-            return self._passed(ours) if self._route.one("proxyusefdpass") == "yes" else ours
+            return (
+                self._receive_socket(ours)
+                if self._route.first_value("proxyusefdpass") == "yes"
+                else ours
+            )
         address, port = self._route.address, self._route.port
         family = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
-        if only := family.get(self._route.one("addressfamily") or "any"):
+        if only := family.get(self._route.first_value("addressfamily") or "any"):
             address = str(socket.getaddrinfo(address, port, only)[0][4][0])
-        bind = self._route.one("bindaddress")
+        bind = self._route.first_value("bindaddress")
         stream = socket.create_connection((address, port), CONNECT_TIMEOUT, bind and (bind, 0))
         with contextlib.suppress(OSError):  # paramiko forgets what is no greeting
             self._greeting = stream.recv(255, socket.MSG_PEEK)
         return stream
 
-    def _passed(self, proxy: socket.socket) -> socket.socket:
+    def _receive_socket(self, proxy: socket.socket) -> socket.socket:
         """Return the connection that a ProxyCommand hands over: ProxyUseFdpass, ssh_config(5)."""
         with proxy:
             proxy.settimeout(CONNECT_TIMEOUT)
@@ -187,19 +191,19 @@ class Login:
         """
         route = self._route
         names = {"h": route.address, "n": route.destination, "r": route.user}
-        command = route.one("proxycommand")
+        command = route.first_value("proxycommand")
         for name in names.values() if command else ():
             if shlex.quote(name) != name:
                 raise ConfigError(f"{self._where}: {name!r} cannot stand in a ProxyCommand")
         tokens = {**names, "p": str(route.port), "%": "%"}
         return command and re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), command)
 
-    def _transport(self, stream: Any, **given: Any) -> Any:
+    def _open_transport(self, stream: Any, **given: Any) -> Any:
         """Return a transport with ssh's algorithms, of which it asks for a known host key first."""
         transport: Any = paramiko.Transport(stream, **given)
         options = transport.get_security_options()
         for ours, name in _ALGORITHMS:
-            asked = self._route.all(name)[0]
+            asked = self._route.all_values(name)[0]
             wanted = [one for one in asked.split(",") if one in getattr(options, ours)]
             if not wanted:
                 raise ConfigError(f"{self._where}: Fabric has none of ssh's {name}: {asked}")
@@ -211,19 +215,19 @@ class Login:
         return transport
 
     @contextlib.contextmanager
-    def _opening(self) -> Generator[None]:
+    def _close_on_failure(self) -> Generator[None]:
         """Close the login if it fails; errors of the network become UnreachableErrors."""
         try:
             yield
         except BaseException as error:
             is_of_ssh = isinstance(error, (paramiko.SSHException, OSError, EOFError))
-            reason = self._reason(error) if is_of_ssh else ""
+            reason = self._failure_reason(error) if is_of_ssh else ""
             self.close()
             if not is_of_ssh:
                 raise
             raise UnreachableError(f"{self._where}: {reason}") from None
 
-    def _reason(self, error: BaseException) -> str:
+    def _failure_reason(self, error: BaseException) -> str:
         transport = self._connection.client.get_transport()
         target = f"{self._route.address} port {self._route.port}"
         if isinstance(error, paramiko.ChannelException):
@@ -292,38 +296,38 @@ class _Keys(OpenSSHAuthStrategy):
 
     def get_sources(self) -> Generator[Any]:
         """Yield keys until the host has hung up."""
-        if self._route.one("pubkeyauthentication") in ("no", "false"):
+        if self._route.first_value("pubkeyauthentication") in ("no", "false"):
             return
-        for name, key in self._named():
+        for name, key in self._iterate_keys():
             if not self._transport.is_active():
                 return
             self._offered.append(name)
             yield auth_strategy.InMemoryPrivateKey(self.username, key)
 
-    def _named(self) -> Iterator[tuple[str, Any]]:
+    def _iterate_keys(self) -> Iterator[tuple[str, Any]]:
         """Yield names and keys as ssh orders them: certificates, the agent's keys, files."""
         settings: Any = self.ssh_config
         held = {bytes(key.asbytes()): key for key in self.agent.get_keys()}
         keys: dict[str, Any] = {}
         for path in settings.get("identityfile", []):
-            if key := held.pop(_public(path), None) or self._load(path):
+            if key := held.pop(_public_key(path), None) or self._load_key(path):
                 keys.setdefault(path, key)
         for path, key in keys.items():
-            for certificate in (f"{path}-cert.pub", *self._route.all("certificatefile")):
-                if _certify(key, certificate):
+            for certificate in (f"{path}-cert.pub", *self._route.all_values("certificatefile")):
+                if _attach_certificate(key, certificate):
                     yield certificate, key
                 key.public_blob = None  # from now on without it
         ours = [path for path, key in keys.items() if not isinstance(key, paramiko.AgentKey)]
         for path in keys:
             if path not in ours:
                 yield f"{path} (agent)", keys[path]
-        if self._route.one("identitiesonly") != "yes":
+        if self._route.first_value("identitiesonly") != "yes":
             for key in held.values():
                 yield f"{key.comment or key.get_name()} (agent)", key
         for path in ours:
             yield path, keys[path]
 
-    def _load(self, path: str) -> Any:
+    def _load_key(self, path: str) -> Any:
         if not Path(path).exists():
             return None
         try:
@@ -365,7 +369,7 @@ class _Bound(StreamWatcher):
         return iter(())
 
 
-def _public(path: str) -> bytes:
+def _public_key(path: str) -> bytes:
     """Return the public key beside a private one, or in its place; empty if there is none."""
     for name in (f"{path}.pub", path):
         with contextlib.suppress(OSError, ValueError):
@@ -373,7 +377,7 @@ def _public(path: str) -> bytes:
     return b""
 
 
-def _certify(key: Any, certificate: str) -> bool:
+def _attach_certificate(key: Any, certificate: str) -> bool:
     """Give a key its certificate; return whether that file is one of it."""
     with contextlib.suppress(OSError, ValueError, paramiko.SSHException):
         key.load_certificate(str(Path(certificate).expanduser()))

@@ -72,13 +72,13 @@ class RemoteConnection(Connection):
 
     def read(self, path: str, offset: int = 0, limit: int | None = None) -> bytes:
         """Return the bytes of a file from `offset` on, at most `limit`; fetched piece by piece."""
-        link = self.link()
+        link = self.open_link()
         most = MOST_READ + 1 if limit is None else min(limit, MOST_READ + 1)
         found = bytearray()
         while len(found) < most:
             wanted = min(frames.PIECE, most - len(found))
             where = {"path": path, "offset": offset + len(found), "limit": wanted}
-            piece = frames.unpack(link.call("read", where, DEADLINE))
+            piece = frames.unpack_bytes(link.call("read", where, DEADLINE))
             found += piece[:wanted]
             if len(piece) < wanted:
                 break
@@ -88,19 +88,23 @@ class RemoteConnection(Connection):
 
     def write(self, path: str, data: bytes) -> None:
         """Replace a file in one step, readable by its owner alone; makes the folders above."""
-        link = self.link()
+        link = self.open_link()
         token = secrets.token_hex(8)
         last = max(0, (len(data) - 1) // frames.PIECE * frames.PIECE)
         for start in range(0, last, frames.PIECE):
-            piece = frames.pack(data[start : start + frames.PIECE])
+            piece = frames.pack_bytes(data[start : start + frames.PIECE])
             link.call("append", {"token": token, "data": piece}, DEADLINE)
-        end = {"path": path, "data": frames.pack(data[last:]), "token": token if last else None}
+        end = {
+            "path": path,
+            "data": frames.pack_bytes(data[last:]),
+            "token": token if last else None,
+        }
         link.call("write", end, DEADLINE)
 
     @contextlib.contextmanager
     def lock(self, path: str, purpose: str) -> Generator[None]:
         """Hold a lock file; the agent frees it when it ends or the launcher falls silent."""
-        link, token = self.link(), secrets.token_hex(8)
+        link, token = self.open_link(), secrets.token_hex(8)
         try:
             link.call("lock", {"path": path, "purpose": purpose, "token": token}, DEADLINE)
             self._held[token] = link
@@ -114,15 +118,15 @@ class RemoteConnection(Connection):
         self, name: str, arguments: Mapping[str, Any] | None = None, deadline: float = DEADLINE
     ) -> Any:
         """Have an operation done by the agent; JSON in, JSON out."""
-        return self.link().call(name, dict(arguments or {}), deadline)
+        return self.open_link().call(name, dict(arguments or {}), deadline)
 
     def control_unit(self, verb: str, unit: str, deadline: float = UNIT_DEADLINE) -> None:
         """`start`, `stop` or `kill` a unit, by the one sudo rule for it, beside the agent."""
-        link = self.link()
+        link = self.open_link()
         if not self.units:
             super().control_unit(verb, unit)
         try:
-            code, output = link.pipe.run((*UNIT_COMMAND, verb, unit), deadline)
+            code, output = link.pipe.run_program((*UNIT_COMMAND, verb, unit), deadline)
         except TimeoutError:
             raise UnreachableError(
                 f"host {self.host}: motley-unit {verb} {unit} did not end within {deadline:.0f} s"
@@ -139,7 +143,7 @@ class RemoteConnection(Connection):
         if self._link is not None:
             self._link.close()
 
-    def link(self) -> AgentLink:
+    def open_link(self) -> AgentLink:
         """Return the link, a new one if the last has broken.
 
         Raises:
@@ -153,10 +157,10 @@ class RemoteConnection(Connection):
             if self._closed:
                 raise UnreachableError(f"host {self.host}: the connection was closed")
             if self._link is None or self._link.broken is not None:
-                self._link = self._greeted()
+                self._link = self._new_link()
             return self._link
 
-    def _greeted(self) -> AgentLink:
+    def _new_link(self) -> AgentLink:
         """Return a new link, of whose agent this connection then has the properties."""
         link = self._open_link()
         schema = link.hello.get("schema")

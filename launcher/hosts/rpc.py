@@ -53,7 +53,7 @@ class Pipe(Protocol):
         """Return the end of the agent's stderr."""
         ...
 
-    def run(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
+    def run_program(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
         """Run a program next to the agent; return its exit code and its output.
 
         Raises:
@@ -71,7 +71,7 @@ class NoAgentError(UnreachableError):
     has_ended = False
     """Whether it ended by itself, with a reason."""
 
-    def quoted(self) -> UnreachableError:
+    def as_reported(self) -> UnreachableError:
         """Return it as an error for people, with the last word."""
         last = next(
             (word for word in reversed(self.details) if not word.startswith("motley: ")), ""
@@ -103,9 +103,11 @@ class AgentLink:
         self._silence = HeartbeatMonitor()
         self._has_ended = False
         self._ended = start_heartbeat(self._ping, PING)
-        threading.Thread(target=self._listen, name=f"agent of {host}", daemon=True).start()
+        threading.Thread(target=self._receive_frames, name=f"agent of {host}", daemon=True).start()
         if not self._greeted.wait(HELLO_DEADLINE):
-            self._break(f"its {self._starting} did not start within {HELLO_DEADLINE:.0f} s")
+            self._fail_link(
+                f"its {self._startup_state} did not start within {HELLO_DEADLINE:.0f} s"
+            )
         if not self.hello:
             words = (*self.noise, *pipe.last_output().splitlines())
             error = NoAgentError(str(self.broken), [word for word in words if word.strip()])
@@ -127,7 +129,7 @@ class AgentLink:
             number = next(self._numbers)
             self._waiting[number] = answer
         try:
-            self._send({"id": number, "op": operation, "args": dict(arguments)}, deadline)
+            self._send_frame({"id": number, "op": operation, "args": dict(arguments)}, deadline)
             frame = answer.result(max(0.0, until - time.monotonic()))
         except TimeoutError:
             is_heard = self._silence.seconds < 2 * PING
@@ -145,51 +147,53 @@ class AgentLink:
 
     def close(self) -> None:
         """End the link; waiting requests fail. Idempotent."""
-        self._break("the connection was closed")
+        self._fail_link("the connection was closed")
 
-    def _send(self, frame: dict[str, Any], deadline: float) -> None:
-        line = frames.encode(frame)
+    def _send_frame(self, frame: dict[str, Any], deadline: float) -> None:
+        line = frames.encode_frame(frame)
         if not self._sending.acquire(timeout=max(0.0, deadline)):
             raise UnreachableError(f"host {self._host}: it accepts no more requests")
         try:
             self.pipe.send(line)
         except OSError as error:
-            self._break(_lost(error))
+            self._fail_link(_connection_lost(error))
             raise UnreachableError(str(self.broken)) from None
         finally:
             self._sending.release()
 
-    def _listen(self) -> None:
+    def _receive_frames(self) -> None:
         splitter = frames.LineSplitter()
         try:
             while not self._ended.is_set():
                 data = self.pipe.receive(1.0)
                 if data is None:
                     if self._silence.observe() > SILENCE and self.hello:
-                        return self._break(f"silent for {SILENCE:.0f} s; is it up and reachable?")
+                        return self._fail_link(
+                            f"silent for {SILENCE:.0f} s; is it up and reachable?"
+                        )
                     continue
                 if not data:
                     words = self.pipe.last_output().strip().splitlines()
                     if words and not self.hello:  # the login works, what it starts does not
                         self._has_ended = True
-                        return self._break(f"its {self._starting} has ended: {words[-1]}")
+                        return self._fail_link(f"its {self._startup_state} has ended: {words[-1]}")
                     reason = f": {words[-1]}" if words else ""
-                    return self._break(f"connection lost, its agent has ended{reason}")
+                    return self._fail_link(f"connection lost, its agent has ended{reason}")
                 self._silence.observe(object())
                 for line in splitter.feed(data):
-                    self._take(line)
+                    self._take_line(line)
         except frames.FrameError as error:
-            self._break(f"its agent sent {error}")
+            self._fail_link(f"its agent sent {error}")
         except OSError as error:
-            self._break(_lost(error))
+            self._fail_link(_connection_lost(error))
         return None
 
-    def _take(self, line: bytes | None) -> None:
+    def _take_line(self, line: bytes | None) -> None:
         if line is None:
             raise frames.FrameError(f"a line of more than {frames.LIMIT} bytes")
         if not self.hello:
-            return self._greet(line)
-        frame = frames.decode(line)
+            return self._take_hello(line)
+        frame = frames.decode_frame(line)
         number = frame.get("id")
         with self._state:
             answer = self._waiting.pop(number, None) if isinstance(number, int) else None
@@ -197,9 +201,9 @@ class AgentLink:
             answer.set_result(frame)
         return None
 
-    def _greet(self, line: bytes) -> None:
+    def _take_hello(self, line: bytes) -> None:
         try:
-            frame = frames.decode(line)
+            frame = frames.decode_frame(line)
         except frames.FrameError:
             frame = {}
         if str(frame.get("schema", "")).startswith("motley.agent/"):
@@ -209,16 +213,16 @@ class AgentLink:
             self.noise.append(line[:_LONGEST_NOISE].decode(errors="replace"))
 
     @property
-    def _starting(self) -> str:
+    def _startup_state(self) -> str:
         """What has been started, before its hello."""
         return "agent" if STARTED in self.noise else "login shell"
 
     def _ping(self) -> None:
         if self.hello:
             with contextlib.suppress(UnreachableError):
-                self._send({"id": next(self._numbers), "op": "ping", "args": {}}, 1.0)
+                self._send_frame({"id": next(self._numbers), "op": "ping", "args": {}}, 1.0)
 
-    def _break(self, reason: str) -> None:
+    def _fail_link(self, reason: str) -> None:
         with self._state:
             self.broken = self.broken or f"host {self._host}: {reason}"
             waiting, self._waiting = self._waiting, {}
@@ -229,5 +233,5 @@ class AgentLink:
         self.pipe.close()
 
 
-def _lost(error: OSError) -> str:
+def _connection_lost(error: OSError) -> str:
     return f"connection lost ({error.strerror or error or type(error).__name__})"

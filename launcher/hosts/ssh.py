@@ -13,10 +13,10 @@ import threading
 from functools import partial
 from operator import attrgetter
 
-from launcher.agent.archive import archive
+from launcher.agent.archive import agent_archive
 from launcher.errors import UnreachableError
 from launcher.hosts.base import Connection
-from launcher.hosts.bootstrap import VISITS, agent_command, explain, sudo_refusal
+from launcher.hosts.bootstrap import VISITS, agent_command, explain_failure, sudo_refusal
 from launcher.hosts.host_keys import CHANGED
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
@@ -25,7 +25,7 @@ from launcher.hosts.ssh_config import SshRoute, route_to
 from launcher.inventory.hosts import Host
 
 
-def connect(host: Host) -> Connection:
+def connect_host(host: Host) -> Connection:
     """Return the connection to a host; the existing one while it works, else a new one.
 
     Raises:
@@ -44,10 +44,10 @@ def connect(host: Host) -> Connection:
             f"host {host.name}: the run's plan names it, but the inventory does not; give the "
             "inventory that has it: --inventory FILE"
         )
-    return _pooled(host)
+    return _pooled_connection(host)
 
 
-def visit(host: Host) -> tuple[Connection, str]:
+def visit_host(host: Host) -> tuple[Connection, str]:
     """Return a connection to a host, and why no installed Motley answers; empty if one does.
 
     Then the agent has come along (`bootstrap.py`).
@@ -56,12 +56,12 @@ def visit(host: Host) -> tuple[Connection, str]:
         LauncherError: as `connect`.
     """
     if host.is_local:
-        return connect(host), ""
-    connection = _pooled(host, visiting=True)
+        return connect_host(host), ""
+    connection = _pooled_connection(host, visiting=True)
     if VISITS not in connection.marks:
         return connection, ""
     found = NoAgentError("", [mark for mark in connection.marks if mark != VISITS])
-    return connection, str(explain(host, route_of(host).user, found))
+    return connection, str(explain_failure(host, route_of(host).user, found))
 
 
 def route_of(host: Host) -> SshRoute:
@@ -110,18 +110,18 @@ _PLACE = attrgetter(
 """Of a host: those with equal ones share a connection, whatever else differs."""
 
 
-def _pooled(host: Host, visiting: bool = False) -> RemoteConnection:
+def _pooled_connection(host: Host, visiting: bool = False) -> RemoteConnection:
     key = (visiting, _PLACE(host))
     with _POOL.guard:
         connection = _POOL.connections.get(key)
         if connection is None or connection.is_spent:
-            connection = RemoteConnection(host.name, partial(_open, host, visiting))
+            connection = RemoteConnection(host.name, partial(_open_link, host, visiting))
             _POOL.connections[key] = connection
-    connection.link()
+    connection.open_link()
     return connection
 
 
-def _open(host: Host, visiting: bool) -> AgentLink:
+def _open_link(host: Host, visiting: bool) -> AgentLink:
     """Log in and start an agent, which brings its code along if it is `visiting`."""
     user = route_of(host).user
     try:
@@ -129,13 +129,13 @@ def _open(host: Host, visiting: bool) -> AgentLink:
     except NoAgentError as error:
         why = sudo_refusal(error)
         if not why or not (visiting or host.trainer_command):
-            raise explain(host, user, error) from None
+            raise explain_failure(host, user, error) from None
     mark = f"motley: refused: {why}"
     try:
         link = _start_agent(host, visiting, is_refused=True)
     except NoAgentError as error:
         both = NoAgentError(str(error), [mark, *error.details])
-        raise explain(host, user, both) from None
+        raise explain_failure(host, user, both) from None
     link.noise.appendleft(mark)
     return link
 
@@ -148,5 +148,5 @@ def _start_agent(host: Host, visiting: bool, is_refused: bool = False) -> AgentL
     if visiting:
         # Without Python nothing reads it; the error that the host prints says so.
         with contextlib.suppress(OSError):
-            pipe.send(archive())
+            pipe.send(agent_archive())
     return AgentLink(host.name, pipe)

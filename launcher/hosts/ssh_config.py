@@ -80,11 +80,11 @@ class SshRoute:
     accept_new: bool
     """Whether the keys of unknown hosts are recorded."""
 
-    def one(self, name: str) -> str | None:
+    def first_value(self, name: str) -> str | None:
         """Return the first value of a setting; None if it is absent or `none`."""
-        return next(iter(self.all(name)), None)
+        return next(iter(self.all_values(name)), None)
 
-    def all(self, name: str) -> list[str]:
+    def all_values(self, name: str) -> list[str]:
         """Return the values of a setting; none for `none`."""
         return [value for value in self.settings.get(name, ()) if value.lower() != "none"]
 
@@ -104,7 +104,7 @@ def route_to(host: Host, accept_new: bool = False) -> SshRoute:
     program = shutil.which("ssh")
     if program is None:
         raise ConfigError(f"{where}: there is no `ssh` here; install openssh-client")
-    arguments, file = _arguments(host, where)
+    arguments, file = _inventory_arguments(host, where)
     named = [] if file is None else ["-F", file]
     # What ssh reads without `-F`; it does not ask the variable HOME.
     own = [f"{getpwuid(os.getuid()).pw_dir}/.ssh/config", "/etc/ssh/ssh_config"]
@@ -122,7 +122,7 @@ def route_to(host: Host, accept_new: bool = False) -> SshRoute:
         raise ConfigError(f"{where}: ssh's settings: {error.filename}: {error.strerror}") from None
     command = (program, "-T", *options, *arguments, "-F", str(config))
     # With the operator's files themselves, so that a mistake in them is named with its line.
-    return _route((program, *arguments, *named), command, destination, where, accept_new)
+    return _read_route((program, *arguments, *named), command, destination, where, accept_new)
 
 
 def jump_to(route: SshRoute, where: str) -> SshRoute | None:
@@ -140,10 +140,10 @@ def jump_to(route: SshRoute, where: str) -> SshRoute | None:
     # ssh passes nothing else on; the first jump host's own ProxyJump counts.
     command = (program, "-T", *(["-J", ",".join(before)] if before else []), flag, config)
     uri = last if last.startswith("ssh://") else f"ssh://{last}"
-    return _route(command, command, uri, f"{where}: jump host {last}", route.accept_new)
+    return _read_route(command, command, uri, f"{where}: jump host {last}", route.accept_new)
 
 
-def _route(
+def _read_route(
     asked: Sequence[str], command: tuple[str, ...], destination: str, where: str, accept_new: bool
 ) -> SshRoute:
     try:
@@ -183,10 +183,10 @@ def _route(
     )
 
 
-def _arguments(host: Host, where: str) -> tuple[list[str], str | None]:
+def _inventory_arguments(host: Host, where: str) -> tuple[list[str], str | None]:
     """Return the arguments of ssh that the inventory gives, and the file that `-F` names."""
-    first, first_file = _options(host.ssh_first_args, where)
-    more, file = _options(host.ssh_args, where)
+    first, first_file = _reach_options(host.ssh_first_args, where)
+    more, file = _reach_options(host.ssh_args, where)
     key = host.ssh_key and Path(host.ssh_key).expanduser()
     if key and not key.is_file():  # ssh would continue without it
         raise ConfigError(f"{where}: ansible_ssh_private_key_file: no file {key}")
@@ -195,7 +195,7 @@ def _arguments(host: Host, where: str) -> tuple[list[str], str | None]:
     return [*first, *own, *more], first_file if file is None else file
 
 
-def _options(words: Sequence[str], where: str) -> tuple[list[str], str | None]:
+def _reach_options(words: Sequence[str], where: str) -> tuple[list[str], str | None]:
     """Return ssh's options that say how to get there, and the file that `-F` names."""
     try:
         options, rest = getopt.getopt(list(words), _OPTIONS)

@@ -25,7 +25,7 @@ class SshPipe(Login):
         super().__init__(where, route)
         self._words = b""
         self._draining = threading.Lock()
-        with self._opening():
+        with self._close_on_failure():
             self._channel = self._connection.create_session()
             self._channel.settimeout(CONNECT_TIMEOUT)
             self._channel.exec_command(command)
@@ -54,15 +54,15 @@ class SshPipe(Login):
             data = None
         if data == b"":
             self._channel.status_event.wait(1.0)  # stderr comes before the exit status
-        self._drain()
+        self._drain_output()
         return data
 
     def last_output(self) -> str:
         """Return the end of stderr, without what start-up files of the login shell wrote."""
-        self._drain()
+        self._drain_output()
         return self._words.decode(errors="replace").rpartition(f"{STARTED}\n")[2].strip("\n")
 
-    def _drain(self) -> None:
+    def _drain_output(self) -> None:
         with self._draining:
             while self._channel.recv_stderr_ready() and (data := self._channel.recv_stderr(_PART)):
                 self._words = (self._words + data)[-_PART:]

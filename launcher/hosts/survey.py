@@ -57,7 +57,7 @@ class Survey:
         return {name: machine.identity for name, machine in self.machines.items()}
 
 
-def survey(
+def survey_connected(
     hosts: Sequence[Host],
     connections: Mapping[str, Connection],
     unreachable: Mapping[str, LauncherError] | None = None,
@@ -68,13 +68,13 @@ def survey(
         unreachable: the hosts that should have a connection but have none; they are failures.
     """
     errors = dict(unreachable or {})
-    ask = _Asking(connections, errors)
+    ask = _HostQuestions(connections, errors)
     connected = [host.name for host in hosts if host.name in connections]
-    machines = ask.all(describe_machine, {name: {} for name in connected})
+    machines = ask.ask_all(describe_machine, {name: {} for name in connected})
     wanted = {host.name: how for host in hosts if (how := _wanted(host)) is not None}
     open_hosts = {name: how for name, how in wanted.items() if name in machines}
-    found = ask.all(detect_devices, open_hosts)
-    shares = ask.all(list_names, _without_share(hosts, machines, connections))
+    found = ask.ask_all(detect_devices, open_hosts)
+    shares = ask.ask_all(list_names, _without_share(hosts, machines, connections))
     learned: list[Host] = []
     problems: dict[str, tuple[str, ...]] = {}
     spare: dict[str, tuple[Device, ...]] = {}
@@ -179,7 +179,7 @@ def _without_share(
 
 
 def _ways(
-    hosts: Sequence[Host], machines: Mapping[str, Machine], ask: _Asking
+    hosts: Sequence[Host], machines: Mapping[str, Machine], ask: _HostQuestions
 ) -> tuple[dict[str, dict[str, Route]], Choice | None, str]:
     """Query the hosts that train for their routes to the coordinator's, and choose one."""
     head = next((host for host in hosts if host.coordinator), None)
@@ -199,7 +199,7 @@ def _ways(
         chosen = [entry for entry in network.addresses if entry.address == head.bind_address]
         network = replace(network, addresses=tuple(chosen))
     targets = [entry.address for entry in network.addresses]
-    ways = ask.all(find_routes, {name: {"targets": targets} for name in far})
+    ways = ask.ask_all(find_routes, {name: {"targets": targets} for name in far})
     try:
         return ways, choose_address(head, network, ways), ""
     except ConfigError as error:
@@ -207,13 +207,13 @@ def _ways(
 
 
 @dataclass(frozen=True)
-class _Asking:
+class _HostQuestions:
     """One question to many hosts at once; the failure of one is recorded and affects no other."""
 
     connections: Mapping[str, Connection]
     errors: dict[str, LauncherError]
 
-    def all(
+    def ask_all(
         self, question: Operation[..., T], hosts: Mapping[str, Mapping[str, Any]]
     ) -> dict[str, T]:
         """Return the answers; `hosts` maps each to the question's arguments."""

@@ -54,13 +54,13 @@ class Recipe:
         return self.packages + self.torch_lock + self.uv_lock
 
     @property
-    def choice(self) -> str:
+    def choice_name(self) -> str:
         """A name for what the wheel leaves open: `trainer-cpu-py3.11`."""
         torch = f"-{self.torch}" if self.torch else ""
         return f"{'+'.join(self.extras)}{torch}-py{self.python}"
 
     @property
-    def size(self) -> float:
+    def estimated_bytes(self) -> float:
         """Bytes that a first installation takes, about."""
         return _SIZES[self.torch]
 
@@ -78,9 +78,9 @@ class WheelFacts:
 
     def name_installation(self, recipe: Recipe) -> str:
         """Return a name that no other installation has: what `current` names is never remade."""
-        return f"{self.version}-{self.sha256[:12]}-{recipe.choice}"
+        return f"{self.version}-{self.sha256[:12]}-{recipe.choice_name}"
 
-    def recipe(self, extras: Sequence[str], torch: str | None) -> Recipe:
+    def make_recipe(self, extras: Sequence[str], torch: str | None) -> Recipe:
         """Return the recipe of these extras of the wheel on this machine.
 
         Raises:

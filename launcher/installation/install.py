@@ -28,59 +28,62 @@ RESULT_SCHEMA = "motley.installation.result/1"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Install, roll back or show an installation; prints one JSON object."""
     os.umask(0o022)
-    options = _parser().parse_args(arguments)
-    installation = Installation(options.root.absolute(), _say)
+    options = _argument_parser().parse_args(arguments)
+    installation = Installation(options.root.absolute(), _report)
     if options.as_job:
         me = identify_process(os.getpid())
         assert me is not None
-        _print({"schema": BEGUN_SCHEMA, **asdict(me)})
+        _print_json({"schema": BEGUN_SCHEMA, **asdict(me)})
     try:
-        tree = _run(installation, options)
+        tree = _run_action(installation, options)
     except (LauncherError, OSError) as problem:
-        error = _told(problem)
+        error = _as_launcher_error(problem)
         text = "\n".join([str(error), *error.details])
         sys.stderr.write(f"launcher.installation: {text}\n")
         failure = {"schema": "motley.error/1", "error": str(error), "details": error.details}
-        _print({**failure, "exit_code": error.exit_code})
+        _print_json({**failure, "exit_code": error.exit_code})
         return error.exit_code
-    _print({"schema": RESULT_SCHEMA, **tree})
+    _print_json({"schema": RESULT_SCHEMA, **tree})
     return 0
 
 
-def _told(problem: LauncherError | OSError) -> LauncherError:
+def _as_launcher_error(problem: LauncherError | OSError) -> LauncherError:
     if isinstance(problem, LauncherError):
         return problem
     return PreflightError(f"{problem.filename or 'this host'}: {problem.strerror or problem}")
 
 
-def _run(installation: Installation, options: argparse.Namespace) -> dict[str, Any]:
+def _run_action(installation: Installation, options: argparse.Namespace) -> dict[str, Any]:
     if options.command == "show":
-        return {**_tree(installation, changed=False), "used_by": installation.users()}
+        return {
+            **_describe_installation(installation, changed=False),
+            "used_by": installation.find_users(),
+        }
     if options.command == "rollback":
         with installation.lock():
             _refuse_if_used(installation, options.force)
             installation.roll_back()
-        return _tree(installation, changed=True)
+        return _describe_installation(installation, changed=True)
     wheel = environments.read_wheel(options.wheel)
-    extras, torch = _choice(installation, options)
-    recipe = wheel.recipe(extras, torch)
-    steps = installation.plan(wheel, recipe)
+    extras, torch = _chosen_extras(installation, options)
+    recipe = wheel.make_recipe(extras, torch)
+    steps = installation.plan_install(wheel, recipe)
     if options.check:
         return {
-            **_tree(installation, changed=bool(steps)),
+            **_describe_installation(installation, changed=bool(steps)),
             "version": wheel.name_installation(recipe),
-            "previous": installation.linked("current"),
+            "previous": installation.linked_version("current"),
             "steps": steps,
-            "used_by": installation.users() if steps else [],
+            "used_by": installation.find_users() if steps else [],
         }
     with installation.lock():
         if steps:
             _refuse_if_used(installation, options.force)
-        changed = installation.install(wheel, recipe, options.torch_index)
-    return {**_tree(installation, changed), "steps": steps}
+        changed = installation.install_wheel(wheel, recipe, options.torch_index)
+    return {**_describe_installation(installation, changed), "steps": steps}
 
 
-def _choice(
+def _chosen_extras(
     installation: Installation, options: argparse.Namespace
 ) -> tuple[Sequence[str], str | None]:
     recorded = installation.recorded_choice()
@@ -91,25 +94,25 @@ def _choice(
 
 
 def _refuse_if_used(installation: Installation, force: bool) -> None:
-    if not force and (users := installation.users()):
+    if not force and (users := installation.find_users()):
         raise PreflightError(
             f"{installation.root}: a run uses it; end it with launch cluster down, or --force",
             users,
         )
 
 
-def _tree(installation: Installation, changed: bool) -> dict[str, Any]:
-    current = installation.linked("current")
-    record = installation.record(current) if current else None
+def _describe_installation(installation: Installation, changed: bool) -> dict[str, Any]:
+    current = installation.linked_version("current")
+    record = installation.read_record(current) if current else None
     return {
         "changed": changed,
         "version": current,
-        "previous": installation.linked("previous"),
+        "previous": installation.linked_version("previous"),
         "sha256": record["sha256"] if record else None,
     }
 
 
-def _parser() -> argparse.ArgumentParser:
+def _argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="launcher.installation", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     install = commands.add_parser("install", help="install a wheel and switch to it")
@@ -133,11 +136,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _print(tree: dict[str, Any]) -> None:
+def _print_json(tree: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(tree) + "\n")
     sys.stdout.flush()
 
 
-def _say(line: str) -> None:
+def _report(line: str) -> None:
     sys.stderr.write(f"installation: {line}\n")
     sys.stderr.flush()

@@ -40,7 +40,7 @@ def read_settings(listing: str) -> dict[str, str]:
     return found["global"] | found["install"] | found[":env:"]
 
 
-def translate(settings: Mapping[str, str]) -> dict[str, str]:
+def uv_variables(settings: Mapping[str, str]) -> dict[str, str]:
     """Return uv's variables for these settings of pip."""
     found = {
         "UV_NO_CONFIG": "1",
@@ -78,7 +78,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
         arguments.append("--no-index")  # uv has no variable for it
-    variables = {**translate(settings), **({"UV_NO_CACHE": "1"} if cache_fails() else {})}
+    variables = {**uv_variables(settings), **({"UV_NO_CACHE": "1"} if cache_fails() else {})}
     program = str(Path(sys.executable).with_name("uv"))
     os.execve(program, ["uv", *arguments], {**variables, **os.environ})  # noqa: S606 - no shell
 

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.errors import LauncherError, PreflightError
-from launcher.installation.uv_like_pip import read_settings, translate
+from launcher.installation.uv_like_pip import read_settings, uv_variables
 
 Report = Callable[[str], None]
 
@@ -29,11 +29,13 @@ def make_venv(folder: Path) -> None:
         LauncherError: it failed; its last lines are in the details.
     """
     base = getattr(sys, "_base_executable", sys.executable)
-    result = call([base, "-P", "-m", "venv", "--without-pip", str(folder)], 300.0)
+    result = run_program([base, "-P", "-m", "venv", "--without-pip", str(folder)], 300.0)
     if "No module named venv" in result.stdout:
         raise _venv_missing()
     if result.returncode != 0:
-        raise LauncherError(f"{folder}: the environment could not be created", _last(result.stdout))
+        raise LauncherError(
+            f"{folder}: the environment could not be created", _last_lines(result.stdout)
+        )
 
 
 def bundled_pip() -> Path:
@@ -65,7 +67,7 @@ def _venv_missing() -> PreflightError:
 def python_runs(folder: Path) -> bool:
     """Return whether an environment's Python starts: a system upgrade may have removed it."""
     try:
-        return call([str(folder / "bin/python"), "-P", "-c", ""], 60.0).returncode == 0
+        return run_program([str(folder / "bin/python"), "-P", "-c", ""], 60.0).returncode == 0
     except OSError:
         return False
 
@@ -83,7 +85,7 @@ def link_environment(source: Path, target: Path) -> None:
     packages = site_packages(source)
     motley = [path.name for path in packages.glob("motley-*.dist-info")]
     _link_tree(packages, site_packages(target), ("launcher", "trainer", *motley))
-    _link(source / "bin/uv", target / "bin/uv")
+    _link_file(source / "bin/uv", target / "bin/uv")
 
 
 def _link_tree(source: Path, target: Path, without: Sequence[str] = ()) -> None:
@@ -92,11 +94,11 @@ def _link_tree(source: Path, target: Path, without: Sequence[str] = ()) -> None:
         for entry in entries:
             if entry.name in without:
                 continue
-            link = _link_tree if entry.is_dir(follow_symlinks=False) else _link
+            link = _link_tree if entry.is_dir(follow_symlinks=False) else _link_file
             link(Path(entry.path), target / entry.name)
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_file(source: Path, target: Path) -> None:
     os.link(source, target, follow_symlinks=False)
 
 
@@ -112,10 +114,10 @@ class Uv:
         scratch.mkdir(parents=True, exist_ok=True)
         self._lock = scratch / "lock.txt"
         self._variables = {"TMPDIR": str(scratch), "UV_CACHE_DIR": str(scratch / "uv")}
-        self._variables |= {"UV_LINK_MODE": "hardlink", **translate({})}
+        self._variables |= {"UV_LINK_MODE": "hardlink", **uv_variables({})}
         self._network: tuple[str, ...] = ("--offline",)
 
-    def connect(self, lock: str | None) -> None:
+    def configure(self, lock: str | None) -> None:
         """Allow downloads, by pip's configuration; let pip install uv if its lock is given.
 
         Raises:
@@ -127,18 +129,20 @@ class Uv:
             self._report("installing uv by pip")
             self._lock.write_text(lock, encoding="utf-8")
             rules = ("--no-input", "--no-compile", "--no-deps", *_LOCKED, "-r", str(self._lock))
-            result = call([*pip, "install", "--quiet", *rules], _DEADLINE, self._variables)
+            result = run_program([*pip, "install", "--quiet", *rules], _DEADLINE, self._variables)
             _raise_failure("pip install", result)
-        settings = read_settings(call([*pip, "config", "list"], 300.0).stdout)
-        self._variables |= translate(settings)
+        settings = read_settings(run_program([*pip, "config", "list"], 300.0).stdout)
+        self._variables |= uv_variables(settings)
         is_off = settings.get("no-index", "").lower() in ("1", "true", "yes", "on")
         self._network = ("--no-index",) if is_off else ()
 
-    def offers(self, lock: str) -> bool:
+    def has_packages(self, lock: str) -> bool:
         """Return whether the configured indexes have the packages of a lock, for this Python."""
-        return self._call("install", "--dry-run", lock, (), {}).returncode == 0
+        return self._call_uv("install", "--dry-run", lock, (), {}).returncode == 0
 
-    def run(self, verb: str, lock: str, changed: Collection[str], index: str | None = None) -> None:
+    def install_lock(
+        self, verb: str, lock: str, changed: Collection[str], index: str | None = None
+    ) -> None:
         """Let `uv pip install` or `uv pip sync` install a lock, from another main index if named.
 
         A package in `changed` is installed again: its release or its file may be another.
@@ -150,17 +154,17 @@ class Uv:
         # An index's address may hold a password, and arguments can be read by every user.
         variables = {"UV_DEFAULT_INDEX": index} if index else {}
         again = [word for name in sorted(changed) for word in ("--reinstall-package", name)]
-        result = self._call(verb, "--compile-bytecode", lock, again, variables)
+        result = self._call_uv(verb, "--compile-bytecode", lock, again, variables)
         _raise_failure(f"uv pip {verb}", result)
 
-    def _call(
+    def _call_uv(
         self, verb: str, mode: str, lock: str, words: Sequence[str], variables: Mapping[str, str]
     ) -> subprocess.CompletedProcess[str]:
         self._lock.write_text(lock, encoding="utf-8")
         command = [str(self._environment / "bin/uv"), "pip", verb, "--quiet", mode, *self._network]
         command += ["--python", self._python, *_LOCKED, *words]
         command += ["--no-deps", "-r", str(self._lock)] if verb == "install" else [str(self._lock)]
-        return call(command, _DEADLINE, {**self._variables, **variables})
+        return run_program(command, _DEADLINE, {**self._variables, **variables})
 
 
 def _raise_failure(program: str, result: subprocess.CompletedProcess[str]) -> None:
@@ -168,11 +172,12 @@ def _raise_failure(program: str, result: subprocess.CompletedProcess[str]) -> No
         lines = re.findall(r"^ *(?:ERROR|error|cause): *(.*)", result.stdout, re.M)
         reason = ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
         raise LauncherError(
-            f"{program} failed: {reason or f'exit code {result.returncode}'}", _last(result.stdout)
+            f"{program} failed: {reason or f'exit code {result.returncode}'}",
+            _last_lines(result.stdout),
         )
 
 
-def call(
+def run_program(
     command: Sequence[str], deadline: float, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a program of an environment; its stdout and stderr come together.
@@ -198,5 +203,5 @@ def call(
         raise LauncherError(f"{command[0]} did not end within {deadline:.0f} s") from None
 
 
-def _last(text: str) -> list[str]:
+def _last_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip()][-10:]

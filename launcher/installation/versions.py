@@ -41,50 +41,50 @@ class Installation:
         self.root = root
         self._report = report
 
-    def linked(self, name: str) -> str | None:
+    def linked_version(self, name: str) -> str | None:
         """Return the version that `current` or `previous` points to; None when there is none."""
         with contextlib.suppress(OSError):
             target = (self.root / name).readlink()
-            if self.record(target.name) is not None:
+            if self.read_record(target.name) is not None:
                 return target.name
         return None
 
-    def record(self, version: str) -> dict[str, Any] | None:
+    def read_record(self, version: str) -> dict[str, Any] | None:
         """Return the record of an installed version."""
         return read_record(self.root / "versions" / version / RECORD)
 
     def recorded_choice(self) -> tuple[tuple[str, ...], str | None] | None:
         """Return the extras and the torch build of what is installed now."""
-        record = self.record(self.linked("current") or "")
+        record = self.read_record(self.linked_version("current") or "")
         if record and "environment" in record:  # motley.installation/1: versions shared one
             folder = self.root / "environments" / record["environment"]
             record = read_record(folder / "environment.json")
         return (tuple(record["extras"]), record["torch"]) if record else None
 
-    def plan(self, wheel: WheelFacts, recipe: Recipe) -> list[str]:
+    def plan_install(self, wheel: WheelFacts, recipe: Recipe) -> list[str]:
         """Return what installing a wheel would do, a line per step; nothing if it is installed."""
         steps: list[str] = []
         name = wheel.name_installation(recipe)
         if not self._has_version(wheel, recipe):
-            known = self._base(wheel, recipe).packages
+            known = self._find_base(wheel, recipe).packages
             if split_lock(recipe.torch_lock) - known:
                 steps.append(f"download packages (minutes, torch for {recipe.torch})")
             elif split_lock(recipe.lock) - known:
                 steps.append("download packages")
             steps.append(f"install {name}")
-        if self.linked("current") != name:
-            steps.append(f"switch from {self.linked('current') or 'nothing'}")
+        if self.linked_version("current") != name:
+            steps.append(f"switch from {self.linked_version('current') or 'nothing'}")
         return steps
 
-    def install(self, wheel: WheelFacts, recipe: Recipe, index: str) -> bool:
+    def install_wheel(self, wheel: WheelFacts, recipe: Recipe, index: str) -> bool:
         """Install a wheel and switch to it; return whether anything changed. Needs the lock."""
         self._remove_unfinished()
-        if not self.plan(wheel, recipe):
+        if not self.plan_install(wheel, recipe):
             return False
         name = wheel.name_installation(recipe)
         if not self._has_version(wheel, recipe):
             folder = self.root / "versions" / name
-            base = self._base(wheel, recipe)
+            base = self._find_base(wheel, recipe)
             shutil.rmtree(folder, ignore_errors=True)
             folder.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -92,7 +92,7 @@ class Installation:
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-        self._switch(name)
+        self._switch_current(name)
         self._remove_old()
         return True
 
@@ -102,10 +102,10 @@ class Installation:
         Raises:
             ConfigError: there is none.
         """
-        previous = self.linked("previous")
-        if previous is None or previous == self.linked("current"):
+        previous = self.linked_version("previous")
+        if previous is None or previous == self.linked_version("current"):
             raise ConfigError(f"{self.root}: no previous version to go back to")
-        self._switch(previous)
+        self._switch_current(previous)
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
@@ -130,16 +130,16 @@ class Installation:
                 ) from None
             yield
 
-    def users(self) -> list[str]:
+    def find_users(self) -> list[str]:
         """Return the processes of a run that run from here, as `pid 123: worker ...`."""
         found: list[str] = []
-        for pid, argv in self._processes():
+        for pid, argv in self._list_processes():
             words = [Path(word).name for word in argv[1:]]
             if "launcher.session" in words or "trainer" in words:
                 found.append(f"pid {pid}: {' '.join(words[:6])}")
         return found
 
-    def _processes(self) -> list[tuple[int, list[str]]]:
+    def _list_processes(self) -> list[tuple[int, list[str]]]:
         result: list[tuple[int, list[str]]] = []
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit() and int(folder.name) != os.getpid():
@@ -153,18 +153,18 @@ class Installation:
 
     def _has_version(self, wheel: WheelFacts, recipe: Recipe) -> bool:
         name = wheel.name_installation(recipe)
-        record = self.record(name)
+        record = self.read_record(name)
         return (
             record is not None
             and (record.get("sha256"), record.get("machine")) == (wheel.sha256, recipe.machine)
             and venvs.python_runs(self.root / "versions" / name)
         )
 
-    def _base(self, wheel: WheelFacts, recipe: Recipe) -> _Base:
+    def _find_base(self, wheel: WheelFacts, recipe: Recipe) -> _Base:
         """Return the version whose packages a new one may share."""
         name = wheel.name_installation(recipe)
-        for version in (self.linked("current"), self.linked("previous")):
-            record = self.record(version) if version and version != name else None
+        for version in (self.linked_version("current"), self.linked_version("previous")):
+            record = self.read_record(version) if version and version != name else None
             wanted = (recipe.python, recipe.machine)
             if record and wanted == (record["python"], record.get("machine")):
                 folder = self.root / "versions" / str(version)
@@ -182,13 +182,13 @@ class Installation:
             venvs.link_environment(base.folder, folder)
         uv = venvs.Uv(folder, self.root / "tmp", self._report)
         if changed:
-            uv.connect(recipe.uv_lock if "uv" in changed else None)
+            uv.configure(recipe.uv_lock if "uv" in changed else None)
         # The same decision as that of `make setup`.
-        if recipe.torch == "cpu" and "torch" in changed and not uv.offers(recipe.torch_lock):
-            uv.run("install", recipe.torch_lock, {"torch"}, index)
+        if recipe.torch == "cpu" and "torch" in changed and not uv.has_packages(recipe.torch_lock):
+            uv.install_lock("install", recipe.torch_lock, {"torch"}, index)
             changed.remove("torch")
         motley = f"motley @ {wheel.path.as_uri()} --hash=sha256:{wheel.sha256}\n"
-        uv.run("sync", recipe.lock + motley, changed - {"uv"})
+        uv.install_lock("sync", recipe.lock + motley, changed - {"uv"})
         (folder / LOCK).write_text(recipe.lock, encoding="utf-8")
         self._report(_compile_passes(folder))
         _check_import(folder)
@@ -204,16 +204,16 @@ class Installation:
         }
         write_atomically(folder / RECORD, json.dumps(tree, indent=1).encode(), 0o644)
 
-    def _switch(self, version: str) -> None:
+    def _switch_current(self, version: str) -> None:
         """Point `current` to a version, and `previous` to what it was; each in one step."""
-        before = self.linked("current")
+        before = self.linked_version("current")
         if before is not None and before != version:
             link_atomically(self.root / "previous", Path("versions") / before)
         link_atomically(self.root / "current", Path("versions") / version)
 
     def _remove_unfinished(self) -> None:
         shutil.rmtree(self.root / "tmp", ignore_errors=True)
-        for folder in _folders(self.root / "versions"):
+        for folder in _list_folders(self.root / "versions"):
             if not (folder / RECORD).is_file():
                 self._report(f"removing {folder.name}: its installation was interrupted")
                 shutil.rmtree(folder, ignore_errors=True)
@@ -221,12 +221,12 @@ class Installation:
     def _remove_old(self) -> None:
         """Remove what neither `current` nor `previous` needs, unless a process runs from it."""
         shutil.rmtree(self.root / "tmp", ignore_errors=True)
-        if self.users():
+        if self.find_users():
             return  # forced during a run: the next installation cleans up
-        kept = {self.linked("current"), self.linked("previous")}
-        needed = {record.get("environment") for v in kept if v and (record := self.record(v))}
+        kept = {self.linked_version("current"), self.linked_version("previous")}
+        needed = {record.get("environment") for v in kept if v and (record := self.read_record(v))}
         for kind, wanted in (("versions", kept), ("environments", needed)):
-            for folder in _folders(self.root / kind):
+            for folder in _list_folders(self.root / kind):
                 if folder.name not in wanted:
                     self._report(f"removing {folder.name}: older than the previous version")
                     shutil.rmtree(folder, ignore_errors=True)
@@ -246,20 +246,22 @@ def _check_room(folder: Path, recipe: Recipe, base: _Base) -> None:
     if split_lock(recipe.torch_lock or recipe.packages) <= base.packages:
         return  # what is large is shared
     free = shutil.disk_usage(folder).free
-    if free < recipe.size:
+    if free < recipe.estimated_bytes:
         raise PreflightError(
             f"{folder}: {free / 1e9:.1f} GB free, the packages take about "
-            f"{recipe.size / 1e9:.1f} GB; free some space"
+            f"{recipe.estimated_bytes / 1e9:.1f} GB; free some space"
         )
 
 
-def _folders(parent: Path) -> list[Path]:
+def _list_folders(parent: Path) -> list[Path]:
     return sorted(parent.iterdir()) if parent.is_dir() else []
 
 
 def _compile_passes(folder: Path) -> str:
     """Compile what a C compiler makes faster, if this host has one; return a line on it."""
-    result = venvs.call([str(folder / "bin/python"), "-P", "-m", "trainer.system.passes"], 180.0)
+    result = venvs.run_program(
+        [str(folder / "bin/python"), "-P", "-m", "trainer.system.passes"], 180.0
+    )
     return (result.stdout.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
 
 
@@ -267,7 +269,7 @@ def _check_import(folder: Path) -> None:
     """Check that a version starts, before `current` is switched to it."""
     code = "import launcher.session.__main__, trainer.commands.finetune"
     command = [str(folder / "bin/python"), "-P", "-c", code]
-    result = venvs.call(command, 120.0)
+    result = venvs.run_program(command, 120.0)
     if result.returncode != 0:
         words = result.stdout.strip().splitlines()[-5:]
         raise LauncherError(f"{folder.name} does not start; nothing was switched", words)

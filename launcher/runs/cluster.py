@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.agent.checks.finding import Result
 from launcher.errors import ConfigError
 from launcher.hosts import ssh
-from launcher.hosts.fleet import LOOK, REACH, asking
+from launcher.hosts.fleet import LOOK, REACH, describe_pending
 from launcher.inventory.hosts import Host, head_of, load_inventory
 from launcher.plan.budget import with_budget
 from launcher.plan.configuration import (
@@ -94,7 +94,7 @@ class Cluster:
         if self.inventory is None:
             return Registry.for_this_user()
         registry = Registry.for_hosts(
-            self.hosts, deadline, lambda answers: self._report(asking(answers.late))
+            self.hosts, deadline, lambda answers: self._report(describe_pending(answers.late))
         )
         if registry.absence is not None:
             self._report(f"{registry.absence}; from the other hosts:")
@@ -170,9 +170,9 @@ class Cluster:
             if not is_copied:
                 job = with_shared_checkpoints(job, head_of(found.hosts).share_folder, plan.run_id)
             elif head:
-                lines = [checkpoints_to_resume(job, plan.run_id, head.names)]
+                lines = [checkpoints_to_resume(job, plan.run_id, head.list_folder)]
             if head:
-                job, more = with_free_output(order, job, head.names)
+                job, more = with_free_output(order, job, head.list_folder)
                 plan = make_plan(found, job, self.start.expect_workers, plan.run_id)
                 lines += more
         job, remarks = with_budget(job, plan, found.identities, os.environ)

@@ -9,7 +9,7 @@ from launcher.agent.checks.finding import Result
 from launcher.errors import LauncherError, UnreachableError
 from launcher.hosts import fleet
 from launcher.hosts.fleet import REACH, line_of
-from launcher.hosts.survey import Survey, survey
+from launcher.hosts.survey import Survey, survey_connected
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.preflight.inspection import inspect_hosts
@@ -32,12 +32,12 @@ def check_hosts(
         whole: check the job as well: model, data, output and memory.
         given: settings of a fine-tune that derives the others from its data; None: it has all.
     """
-    answers = fleet.ask(hosts, lambda _, connection: connection, REACH)
+    answers = fleet.ask_hosts(hosts, lambda _, connection: connection, REACH)
     unreachable = {
         name: error if isinstance(error, LauncherError) else UnreachableError(line_of(name, error))
         for name, error in answers.errors.items()
     }
-    found = survey(hosts, answers.found, unreachable)
+    found = survey_connected(hosts, answers.found, unreachable)
     try:
         plan = _plan_answering_hosts(found, job, expect_workers)
         if given is not None and plan is not None and isinstance(job, RunConfig):

@@ -69,7 +69,7 @@ def tear_down(run: Run, grace: float = GRACE, why: str = "") -> TeardownResult:
         if connection.exists(run.run_folder(host, connection)) and not connection.exists(path):
             connection.write(path, why.encode())
 
-    answers = fleet.ask(run.hosts, leave_stop_mark, REACH)
+    answers = fleet.ask_hosts(run.hosts, leave_stop_mark, REACH)
     gone = {n: e for n, e in answers.errors.items() if isinstance(e, UnreachableError)}
     hosts = [host for host in run.hosts if host.name not in gone]
     stopped: set[str] = set()
@@ -77,10 +77,10 @@ def tear_down(run: Run, grace: float = GRACE, why: str = "") -> TeardownResult:
         here = {process.host for process in group}
         stop = partial(_stop_processes, run, group, grace)
         deadline = REACH + grace + LONGEST_SAVE
-        ended = fleet.ask([host for host in hosts if host.name in here], stop, deadline)
+        ended = fleet.ask_hosts([host for host in hosts if host.name in here], stop, deadline)
         stopped |= {name for names in ended.found.values() for name in names}
     sweep = partial(_kill_leftovers, run)
-    swept = fleet.ask(hosts, sweep, REACH + _SWEEP_DEADLINE)
+    swept = fleet.ask_hosts(hosts, sweep, REACH + _SWEEP_DEADLINE)
     return TeardownResult(
         run.run_id,
         tuple(process.name for process in run.plan.processes if process.name in stopped),
@@ -128,6 +128,6 @@ def _kill_leftovers(run: Run, host: Host, connection: Connection) -> list[str]:
     for process in run.plan.processes:
         if process.host == host.name:
             keys = f"{supervisor.process_folder(process)}/tls"
-            for name in connection.names(keys):
-                connection.remove(f"{keys}/{name}")
+            for name in connection.list_folder(keys):
+                connection.remove_file(f"{keys}/{name}")
     return list(found.values())

@@ -161,7 +161,7 @@ class RunMonitor:
             UnreachableError: the host cannot be driven.
         """
         host = self.run.find_host(process.host)
-        return self._open_supervisor(host, ssh.connect(host))
+        return self._open_supervisor(host, ssh.connect_host(host))
 
     def _open_supervisor(self, host: Host, connection: Connection) -> SessionSupervisor:
         home = self.run.run_folder(host, connection)
@@ -183,7 +183,7 @@ class RunMonitor:
         def read(host: Host, connection: Connection) -> list[str]:
             return last_lines(self._open_supervisor(host, connection), process, count, attempt)
 
-        answers = fleet.ask([self.run.find_host(process.host)], read)
+        answers = fleet.ask_hosts([self.run.find_host(process.host)], read)
         for name, error in answers.errors.items():
             return [f"(no log: {line_of(name, error)})"]
         return answers.found[process.host]
@@ -214,7 +214,7 @@ class RunMonitor:
             if on_late is not None:
                 on_late(self._make_view(answers, ends, LOOK))
 
-        answers = fleet.ask(
+        answers = fleet.ask_hosts(
             self.run.hosts, states_of, deadline, on_late=None if on_late is None else show
         )
         left = LOOK if on_late is not None else deadline - (time.monotonic() - began)
@@ -274,7 +274,7 @@ class RunMonitor:
             and states[process.name].state != "unreachable"
             and now >= self._hanging_until.get(process.name, 0.0)
         }
-        answers = ask_each(questions, deadline, ssh.connect)
+        answers = ask_each(questions, deadline, ssh.connect_host)
         for name, error in answers.errors.items():
             if isinstance(error, UnreachableError):
                 self._hanging_until[name] = now + _HANGING_PAUSE

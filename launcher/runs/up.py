@@ -28,7 +28,7 @@ from launcher.files import default_state_folder
 from launcher.hosts import fleet
 from launcher.hosts.base import Connection
 from launcher.hosts.fleet import REACH
-from launcher.hosts.survey import Survey, survey
+from launcher.hosts.survey import Survey, survey_connected
 from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place_run
@@ -81,8 +81,8 @@ def look_around(hosts: Sequence[Host], only_to_plan: bool = False) -> Survey:
         UnreachableError: hosts that have to be asked do not answer; every one is named.
     """
     asked = [h for h in hosts if h.is_local or h.devices is None or not only_to_plan]
-    connections = fleet.ask(asked, lambda _, connection: connection, REACH).require()
-    found = survey(hosts, connections)
+    connections = fleet.ask_hosts(asked, lambda _, connection: connection, REACH).require()
+    found = survey_connected(hosts, connections)
     raise_all([*found.failures.values()])
     return found
 
@@ -232,7 +232,9 @@ def deliver_run(run: Run, record: bytes, config: bytes) -> None:
 
     def write_records(host: Host, connection: Connection) -> None:
         folder = run.run_folder(host, connection)
-        connection.remove(run.stop_mark(host, connection))  # of an earlier life of a resumed run
+        connection.remove_file(
+            run.stop_mark(host, connection)
+        )  # of an earlier life of a resumed run
         if host.name == run.leader_host.name:
             for place in run.plan.leader.writes.values():
                 _clear_earlier_end(connection, f"{place}/status.json")
@@ -243,7 +245,7 @@ def deliver_run(run: Run, record: bytes, config: bytes) -> None:
                     connection.write(f"{process.folder}/tls/{name}", content)
         connection.write(f"{folder}/plan.json", record)
 
-    fleet.ask(run.file_hosts, write_records, REACH).require()
+    fleet.ask_hosts(run.file_hosts, write_records, REACH).require()
 
 
 def _clear_earlier_end(connection: Connection, status: str) -> None:
@@ -283,7 +285,7 @@ def _start_supervisors(run: Run, join_deadline: float, notify: Sequence[str]) ->
                 else:
                     supervisor.start_process(process, leader if serves else None)
 
-    fleet.ask(run.hosts, start_on_host, START_DEADLINE).require(PartialError)
+    fleet.ask_hosts(run.hosts, start_on_host, START_DEADLINE).require(PartialError)
 
 
 @contextlib.contextmanager

@@ -48,16 +48,16 @@ class HostUpdate:
     """Processes of a run that run from what is installed."""
 
     @property
-    def downloads(self) -> bool:
+    def needs_download(self) -> bool:
         """Whether packages have to be downloaded, which may take minutes."""
         return any(step.startswith("download") for step in self.steps)
 
     @property
-    def line(self) -> str:
+    def describe(self) -> str:
         """One line for people."""
         if self.before == self.after:
             return f"{self.host}: {self.after} is there already"
-        note = ", with new packages" if self.downloads else ""
+        note = ", with new packages" if self.needs_download else ""
         return f"{self.host}: {self.before or 'nothing'} -> {self.after}{note}"
 
 
@@ -68,7 +68,7 @@ class Fleet:
         self._hosts = list(hosts)
         self._report = report
 
-    def push(
+    def push_version(
         self, wheel: WheelFacts | None, *, quick: bool, force: bool, dry_run: bool
     ) -> list[HostUpdate]:
         """Update every host, or none; with `dry_run` only return what that would change.
@@ -77,10 +77,10 @@ class Fleet:
             LauncherError: as the methods below.
         """
         self.skip_own()
-        updates = self.examine(wheel)
+        updates = self.plan_updates(wheel)
         if not dry_run:
-            refuse(updates, quick, force)
-            self.apply(updates, wheel, force)
+            refuse_updates(updates, quick, force)
+            self.apply_updates(updates, wheel, force)
         return updates
 
     def skip_own(self) -> None:
@@ -90,7 +90,7 @@ class Fleet:
             LauncherError: a host does not answer.
             ConfigError: no host is left.
         """
-        pythons = fleet.ask(self._hosts, lambda _, there: there.python, REACH).require()
+        pythons = fleet.ask_hosts(self._hosts, lambda _, there: there.python, REACH).require()
         for name, python in pythons.items():
             if root_of(python) is None:
                 self._report(f"{name}: runs {python}, which is no installation to update")
@@ -98,7 +98,7 @@ class Fleet:
         if not self._hosts:
             raise ConfigError(f"no host has Motley installed; first: {RECIPE}")
 
-    def examine(self, wheel: WheelFacts | None) -> list[HostUpdate]:
+    def plan_updates(self, wheel: WheelFacts | None) -> list[HostUpdate]:
         """Copy the wheel to every host and ask what it would change; no wheel: plan a rollback.
 
         Raises:
@@ -108,12 +108,16 @@ class Fleet:
             arguments = ("show",)
         else:
             data = wheel.path.read_bytes()
-            fleet.ask(self._hosts, lambda h, c: _bring(h, c, wheel, data), REACH).require()
+            fleet.ask_hosts(
+                self._hosts, lambda h, c: _copy_wheel(h, c, wheel, data), REACH
+            ).require()
             arguments = ("install", "--check")
-        trees = self._run(wheel, arguments, _CHECK_DEADLINE).require()
-        return [_update(name, tree, wheel is None) for name, tree in trees.items()]
+        trees = self._run_installer(wheel, arguments, _CHECK_DEADLINE).require()
+        return [_host_update(name, tree, wheel is None) for name, tree in trees.items()]
 
-    def apply(self, updates: Sequence[HostUpdate], wheel: WheelFacts | None, force: bool) -> None:
+    def apply_updates(
+        self, updates: Sequence[HostUpdate], wheel: WheelFacts | None, force: bool
+    ) -> None:
         """Install or roll back on every host at once.
 
         Raises:
@@ -121,14 +125,14 @@ class Fleet:
         """
         wanted = {update.host: update for update in updates if update.before != update.after}
         hosts = [host for host in self._hosts if host.name in wanted]
-        minutes = any(update.downloads for update in updates)
+        minutes = any(update.needs_download for update in updates)
         deadline = _DOWNLOAD_DEADLINE if minutes else _SWITCH_DEADLINE
         arguments = ("rollback",) if wheel is None else ("install",)
         if force:
             arguments = (*arguments, "--force")
-        answers = self._run(wheel, arguments, deadline, hosts)
+        answers = self._run_installer(wheel, arguments, deadline, hosts)
         if answers.errors:
-            details = [f"done: {wanted[name].line}" for name in answers.found]
+            details = [f"done: {wanted[name].describe}" for name in answers.found]
             for name, error in answers.errors.items():
                 details.append(line_of(name, error))
                 details += error.details if isinstance(error, LauncherError) else ()
@@ -138,7 +142,7 @@ class Fleet:
                 details,
             )
 
-    def _run(
+    def _run_installer(
         self,
         wheel: WheelFacts | None,
         arguments: Sequence[str],
@@ -149,13 +153,13 @@ class Fleet:
             def report(line: str) -> None:
                 self._report(f"{host.name}: {line}")
 
-            return _install(host, connection, wheel, arguments, deadline, report)
+            return _install_on_host(host, connection, wheel, arguments, deadline, report)
 
         chosen = self._hosts if hosts is None else hosts
-        return fleet.ask(chosen, run, deadline + REACH)
+        return fleet.ask_hosts(chosen, run, deadline + REACH)
 
 
-def refuse(updates: Sequence[HostUpdate], quick: bool, force: bool) -> None:
+def refuse_updates(updates: Sequence[HostUpdate], quick: bool, force: bool) -> None:
     """Raise PreflightError when these updates should not begin now."""
     changing = [update for update in updates if update.before != update.after]
     used = [update for update in changing if update.used_by]
@@ -165,7 +169,7 @@ def refuse(updates: Sequence[HostUpdate], quick: bool, force: bool) -> None:
             "or push with --force: the run keeps its version",
             [f"{update.host}: {line}" for update in used for line in update.used_by],
         )
-    slow = [update.host for update in changing if update.downloads]
+    slow = [update.host for update in changing if update.needs_download]
     if slow and quick:
         raise PreflightError(
             f"dependencies changed: {', '.join(slow)} would download packages; "
@@ -180,7 +184,7 @@ def update_tree(update: HostUpdate) -> Tree:
         "before": update.before,
         "after": update.after,
         "changed": update.before != update.after,
-        "downloads": update.downloads,
+        "downloads": update.needs_download,
         "used_by": list(update.used_by),
     }
 
@@ -212,7 +216,7 @@ class _InstallFailure:
     details: tuple[str, ...] = ()
 
 
-def _install(
+def _install_on_host(
     host: Host,
     connection: Connection,
     wheel: WheelFacts | None,
@@ -221,7 +225,7 @@ def _install(
     report: Report,
 ) -> _Answer:
     """Run `launcher.installation` on a host; its progress lines are reported."""
-    folder = _folder(host, connection, wheel)
+    folder = _wheel_folder(host, connection, wheel)
     log = f"{folder}/{secrets.token_hex(4)}.log"
     python = connection.python
     argv = [python, "-P", "-m", "launcher.installation", *arguments, "--as-job"]
@@ -232,9 +236,9 @@ def _install(
         argv += ["--wheel", path]
         environment = {"PYTHONPATH": path}  # the new version installs itself
     connection.make_folder(folder)
-    connection.spawn(argv, environment, log)
-    tree = _follow(connection, log, deadline, report)
-    connection.remove(log)
+    connection.spawn_process(argv, environment, log)
+    tree = _follow_log(connection, log, deadline, report)
+    connection.remove_file(log)
     if tree["schema"] == RESULT_SCHEMA:
         return validate_data(_Answer, tree, "installation")
     failure = validate_data(_InstallFailure, tree, "installation", lines=True)
@@ -242,7 +246,7 @@ def _install(
     raise kinds.get(failure.exit_code, LauncherError)(failure.error, failure.details)
 
 
-def _follow(connection: Connection, log: str, deadline: float, report: Report) -> Tree:
+def _follow_log(connection: Connection, log: str, deadline: float, report: Report) -> Tree:
     process: ProcessIdentity | None = None
     offset, until = 0, time.monotonic() + deadline
     begun_by, last = time.monotonic() + _BEGIN_DEADLINE, ""
@@ -252,7 +256,7 @@ def _follow(connection: Connection, log: str, deadline: float, report: Report) -
         end = data.rfind(b"\n") + 1
         offset += end
         for line in data[:end].decode(errors="replace").splitlines():
-            tree = _object(line)
+            tree = _parse_object(line)
             if tree is None:
                 last = line.removeprefix("installation: ")
                 if line != last:  # its own lines; all others belong to an error
@@ -269,22 +273,22 @@ def _follow(connection: Connection, log: str, deadline: float, report: Report) -
     raise LauncherError(f"the installation did not end within {deadline:.0f} s; see {log}")
 
 
-def _folder(host: Host, connection: Connection, wheel: WheelFacts | None) -> str:
+def _wheel_folder(host: Host, connection: Connection, wheel: WheelFacts | None) -> str:
     name = "rollback" if wheel is None else wheel.sha256[:12]
     return str(place_of(host, connection).folder / "push" / name)
 
 
-def _bring(host: Host, connection: Connection, wheel: WheelFacts, data: bytes) -> None:
+def _copy_wheel(host: Host, connection: Connection, wheel: WheelFacts, data: bytes) -> None:
     """Write the wheel on a host and remove those of earlier pushes."""
-    folder = PurePosixPath(_folder(host, connection, wheel))
+    folder = PurePosixPath(_wheel_folder(host, connection, wheel))
     connection.write(str(folder / wheel.path.name), data)
-    for name in connection.names(str(folder.parent)):
+    for name in connection.list_folder(str(folder.parent)):
         if name != folder.name:
-            for file in connection.names(str(folder.parent / name)):
-                connection.remove(str(folder.parent / name / file))
+            for file in connection.list_folder(str(folder.parent / name)):
+                connection.remove_file(str(folder.parent / name / file))
 
 
-def _object(line: str) -> Tree | None:
+def _parse_object(line: str) -> Tree | None:
     if not line.startswith('{"schema"'):
         return None
     try:
@@ -293,7 +297,7 @@ def _object(line: str) -> Tree | None:
         return None
 
 
-def _update(name: str, said: _Answer, back: bool) -> HostUpdate:
+def _host_update(name: str, said: _Answer, back: bool) -> HostUpdate:
     if not back:
         return HostUpdate(name, said.previous, said.version, said.steps, said.used_by)
     if said.previous in (None, said.version):

@@ -85,7 +85,7 @@ class TransferStats:
         )
 
 
-def transfer(
+def transfer_files(
     host: str,
     sources: Sequence[str],
     target: str,
@@ -115,13 +115,17 @@ def transfer(
     assert process.stdout is not None
     assert process.stderr is not None
     complaints: list[bytes] = []
-    listener = threading.Thread(target=_drain, args=(process.stderr, complaints), daemon=True)
+    listener = threading.Thread(
+        target=_drain_stream, args=(process.stderr, complaints), daemon=True
+    )
     listener.start()
     try:
         if process.stdin is not None:
-            feeder = threading.Thread(target=_feed, args=(process.stdin, names or ()), daemon=True)
+            feeder = threading.Thread(
+                target=_feed_names, args=(process.stdin, names or ()), daemon=True
+            )
             feeder.start()
-        output = _follow(process.stdout, host, report)
+        output = _follow_progress(process.stdout, host, report)
         code = process.wait()
     except BaseException:
         process.terminate()  # it keeps what it has
@@ -130,7 +134,7 @@ def transfer(
     listener.join()
     text = b"".join(complaints).decode(errors="replace")
     if code not in (0, 24):  # 24: files vanished during the transfer, the manifest shows it
-        raise explain(host, code, text)
+        raise explain_exit_code(host, code, text)
     return _read_stats(output)
 
 
@@ -151,7 +155,7 @@ def find_rsync() -> str:
     return program
 
 
-def explain(host: str, code: int, text: str) -> LauncherError:
+def explain_exit_code(host: str, code: int, text: str) -> LauncherError:
     """Return the error that rsync's exit code and messages stand for."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     words = [
@@ -176,12 +180,12 @@ def explain(host: str, code: int, text: str) -> LauncherError:
     return PartialError(f"host {host}: {said}")
 
 
-def _drain(stream: IO[bytes], into: list[bytes]) -> None:
+def _drain_stream(stream: IO[bytes], into: list[bytes]) -> None:
     with stream:
         into.extend(stream)
 
 
-def _feed(stream: IO[bytes], names: Sequence[str]) -> None:
+def _feed_names(stream: IO[bytes], names: Sequence[str]) -> None:
     try:
         with stream:
             stream.write(b"".join(os.fsencode(name) + b"\0" for name in names))
@@ -189,12 +193,12 @@ def _feed(stream: IO[bytes], names: Sequence[str]) -> None:
         pass  # rsync has ended: its exit code has the cause
 
 
-def _follow(stream: IO[bytes], host: str, report: Report | None) -> str:
+def _follow_progress(stream: IO[bytes], host: str, report: Report | None) -> str:
     """Read rsync's output; each further tenth is reported once."""
     kept: list[str] = []
     tenths = 0
     with stream:
-        for chunk in _pieces(stream):
+        for chunk in _read_chunks(stream):
             shown = re.search(r"^\s*[\d,]+\s+(\d+)%\s+(\S+/s)", chunk)
             if shown is None:
                 kept.append(chunk)
@@ -206,7 +210,7 @@ def _follow(stream: IO[bytes], host: str, report: Report | None) -> str:
     return "\n".join(kept)
 
 
-def _pieces(stream: IO[bytes]) -> Iterator[str]:
+def _read_chunks(stream: IO[bytes]) -> Iterator[str]:
     rest = b""
     while data := os.read(stream.fileno(), 1 << 16):
         *whole, rest = re.split(rb"[\r\n]+", rest + data)

@@ -22,7 +22,7 @@ from launcher.hosts.base import Connection
 from launcher.hosts.bootstrap import RUN_USER
 from launcher.hosts.fleet import REACH, line_of
 from launcher.inventory.hosts import Host
-from launcher.transfer.rsync import Endpoint, Report, TransferStats, transfer
+from launcher.transfer.rsync import Endpoint, Report, TransferStats, transfer_files
 from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_file import link_atomically
 from trainer.system.untrusted_data import is_path_below, validate_json
@@ -30,7 +30,7 @@ from trainer.system.untrusted_data import is_path_below, validate_json
 Kind = Literal["inputs", "logits", "checkpoints"]
 
 MANIFEST = "manifest.json"
-VOUCHERS = (MANIFEST, "config.json", "*.index.json")
+COMPLETION_MARKERS = (MANIFEST, "config.json", "*.index.json")
 """Files by which readers take a folder for complete."""
 
 POINTERS = ("latest", "best")
@@ -44,7 +44,7 @@ _DEADLINE = 1e8
 
 
 @dataclass(frozen=True)
-class Synced:
+class SyncResult:
     """The result of one host."""
 
     host: str
@@ -56,7 +56,7 @@ class Synced:
     """Folders with a manifest that are whole on the receiving side."""
 
     @property
-    def line(self) -> str:
+    def describe(self) -> str:
         """One line for people."""
         if self.note:
             return f"{self.host}: {self.note}"
@@ -64,7 +64,7 @@ class Synced:
         return f"{self.host}: {self.folder}: {size if self.moved.files else 'up to date'}"
 
 
-def push_inputs(hosts: Sequence[Host], paths: Sequence[Path], report: Report) -> list[Synced]:
+def push_inputs(hosts: Sequence[Host], paths: Sequence[Path], report: Report) -> list[SyncResult]:
     """Bring model folders and data files to `inputs/` in the state folder of every host.
 
     Raises:
@@ -83,7 +83,7 @@ def push_inputs(hosts: Sequence[Host], paths: Sequence[Path], report: Report) ->
             raise ConfigError(f"{path} and {names[name]} would have the same name on the hosts")
         names[name] = path.resolve()
 
-    def push(host: Host, there: Connection) -> Synced:
+    def push(host: Host, there: Connection) -> SyncResult:
         place = find_place(host, there, "inputs")
         moved = TransferStats()
         for name, path in names.items():
@@ -91,13 +91,13 @@ def push_inputs(hosts: Sequence[Host], paths: Sequence[Path], report: Report) ->
                 moved += push_folder(path, place, name, there, report, delete=True)
             else:
                 options = [*place.options, "--copy-links", _READABLE]
-                moved += transfer(host.name, [str(path)], place.address(), options, report)
-        return Synced(host.name, place.folder, moved)
+                moved += transfer_files(host.name, [str(path)], place.address(), options, report)
+        return SyncResult(host.name, place.folder, moved)
 
-    return _everywhere(hosts, push)
+    return _run_on_hosts(hosts, push)
 
 
-def push_logits(hosts: Sequence[Host], source: Path, report: Report) -> list[Synced]:
+def push_logits(hosts: Sequence[Host], source: Path, report: Report) -> list[SyncResult]:
     """Bring a folder of logits to every host that does not have it by a mounted share.
 
     Raises:
@@ -107,16 +107,16 @@ def push_logits(hosts: Sequence[Host], source: Path, report: Report) -> list[Syn
     if not source.is_dir():
         raise ConfigError(f"{source}: is not a folder")
 
-    def push(host: Host, there: Connection) -> Synced:
+    def push(host: Host, there: Connection) -> SyncResult:
         place = find_place(host, there, "logits")
         if mounted := there.ask(find_share_source, place.folder):
-            return Synced(host.name, place.folder, TransferStats(), f"has them from {mounted}")
-        return Synced(host.name, place.folder, push_folder(source, place, "", there, report))
+            return SyncResult(host.name, place.folder, TransferStats(), f"has them from {mounted}")
+        return SyncResult(host.name, place.folder, push_folder(source, place, "", there, report))
 
-    return _everywhere(hosts, push)
+    return _run_on_hosts(hosts, push)
 
 
-def pull(host: Host, kind: Kind, name: str, target: Path, report: Report) -> Synced:
+def pull_folder(host: Host, kind: Kind, name: str, target: Path, report: Report) -> SyncResult:
     """Bring the share's folder of a host here, or only `name` in it.
 
     Every folder with a manifest appears with its manifest last, when all its files are here; links
@@ -128,14 +128,14 @@ def pull(host: Host, kind: Kind, name: str, target: Path, report: Report) -> Syn
     """
     if name and not _NAME.fullmatch(name):
         raise ConfigError(f"{name}: is not the name of a folder of {kind}")
-    there = fleet.ask([host], lambda _, found: found, REACH).require()[host.name]
+    there = fleet.ask_hosts([host], lambda _, found: found, REACH).require()[host.name]
     place = find_place(host, there, kind)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        moved, complete = _pull(place, name, target, report)
+        moved, complete = _pull_new(place, name, target, report)
     except OSError as error:
         raise ConfigError(f"{error.filename or target}: {error.strerror}") from None
-    return Synced(host.name, str(target), moved, "", tuple(complete))
+    return SyncResult(host.name, str(target), moved, "", tuple(complete))
 
 
 def push_folder(
@@ -149,16 +149,20 @@ def push_folder(
     """Bring one folder to a place, its vouchers last; `delete`: nothing else stays in it there."""
     sources, target = [f"{source}/"], place.address(f"{name}/" if name else "")
     options = [*place.options, *_COPY, _READABLE]
-    only = ["--include=*/", *(f"--include={voucher}" for voucher in VOUCHERS), "--exclude=*"]
-    changed = transfer(
+    only = [
+        "--include=*/",
+        *(f"--include={voucher}" for voucher in COMPLETION_MARKERS),
+        "--exclude=*",
+    ]
+    changed = transfer_files(
         place.host, sources, target, [*options, *only, "--dry-run", "--existing", "--checksum"]
     )
     for voucher in changed.names:  # from now on the old content vouches for nothing
-        there.remove(str(PurePosixPath(place.folder, name, voucher)))
-    without = [f"--exclude={voucher}" for voucher in VOUCHERS]
-    moved = transfer(place.host, sources, target, [*options, *without], report)
+        there.remove_file(str(PurePosixPath(place.folder, name, voucher)))
+    without = [f"--exclude={voucher}" for voucher in COMPLETION_MARKERS]
+    moved = transfer_files(place.host, sources, target, [*options, *without], report)
     last = ["--delete-after"] if delete else []
-    return moved + transfer(place.host, sources, target, [*options, *last])
+    return moved + transfer_files(place.host, sources, target, [*options, *last])
 
 
 def find_place(host: Host, there: Connection, kind: Kind) -> Endpoint:
@@ -188,20 +192,22 @@ def find_place(host: Host, there: Connection, kind: Kind) -> Endpoint:
     return Endpoint(host.name, folder, "login", kind, destination, command)
 
 
-def _everywhere(hosts: Sequence[Host], task: Callable[[Host, Connection], Synced]) -> list[Synced]:
+def _run_on_hosts(
+    hosts: Sequence[Host], task: Callable[[Host, Connection], SyncResult]
+) -> list[SyncResult]:
     """Do it on all hosts at once; all finish, then the errors of all are raised as one."""
-    answers = fleet.ask(hosts, task, _DEADLINE)
+    answers = fleet.ask_hosts(hosts, task, _DEADLINE)
     done = [*answers.found.values()]
     if not answers.errors:
         return done
     lines = [line_of(name, error) for name, error in answers.errors.items()]
-    lines += [f"done: {synced.line}" for synced in done]
+    lines += [f"done: {synced.describe}" for synced in done]
     first = next(iter(answers.errors.values()))
     kind = type(first) if isinstance(first, LauncherError) and not done else PartialError
     raise kind(lines[0], lines[1:])
 
 
-def _pull(
+def _pull_new(
     place: Endpoint, name: str, target: Path, report: Report
 ) -> tuple[TransferStats, list[str]]:
     source = place.address(f"{name}/" if name else "")
@@ -211,7 +217,7 @@ def _pull(
     only = ["--prune-empty-dirs", *(f"--include={name}" for name in kept), "--exclude=*"]
     options = [*place.options, "--recursive", "--links", "--checksum"]
     # What is complete there at this moment, beside the folders here and not yet in them.
-    transfer(place.host, [source], f"{fetched}/", [*options, *only])
+    transfer_files(place.host, [source], f"{fetched}/", [*options, *only])
     manifests = {
         path.parent.relative_to(fetched): path
         for path in fetched.rglob(MANIFEST)
@@ -222,14 +228,18 @@ def _pull(
         with contextlib.suppress(FileNotFoundError):
             if read_file(own) != read_file(manifest):
                 own.unlink()  # another one of the same name: it vouches for nothing from now on
-    names = [str(folder / file) for folder, m in manifests.items() for file in _sizes(m)]
+    names = [str(folder / file) for folder, m in manifests.items() for file in _manifest_sizes(m)]
     moved = TransferStats()
     if names:
-        moved = transfer(place.host, [source], f"{target}/", place.options, report, sorted(names))
+        moved = transfer_files(
+            place.host, [source], f"{target}/", place.options, report, sorted(names)
+        )
     complete: list[str] = []
     for folder, manifest in sorted(manifests.items()):
-        sizes = _sizes(manifest)
-        if sizes and all(_size(target / folder / file) == size for file, size in sizes.items()):
+        sizes = _manifest_sizes(manifest)
+        if sizes and all(
+            _file_size(target / folder / file) == size for file, size in sizes.items()
+        ):
             manifest.replace(target / folder / MANIFEST)
             complete.append(str(folder))
         else:
@@ -259,7 +269,7 @@ class _Manifest:
     files: dict[str, _File]
 
 
-def _sizes(manifest: Path) -> dict[str, int]:
+def _manifest_sizes(manifest: Path) -> dict[str, int]:
     """Return the files that a manifest names, with their sizes; none when it is damaged."""
     try:
         found = validate_json(_Manifest, read_file(manifest), MANIFEST, least=0)
@@ -279,7 +289,7 @@ def _is_file(text: str) -> bool:
     return is_path_below(text) and text.isprintable()
 
 
-def _size(path: Path) -> int | None:
+def _file_size(path: Path) -> int | None:
     try:
         return path.stat().st_size
     except OSError:

@@ -71,14 +71,14 @@ def build_wheel(checkout: Path, folder: Path) -> WheelFacts:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="motley-wheel-") as scratch:
         source = Path(scratch) / "source"
-        _copy(checkout, source)
-        built = _build(source, Path(scratch) / "wheel")
+        _copy_sources(checkout, source)
+        built = _build_wheel(source, Path(scratch) / "wheel")
         target = folder / built.name
         write_atomically(target, built.read_bytes(), 0o644)
     return read_wheel(target)
 
 
-def _copy(checkout: Path, source: Path) -> None:
+def _copy_sources(checkout: Path, source: Path) -> None:
     source.mkdir()
     for name in _FILES:
         shutil.copyfile(checkout / name, source / name)
@@ -89,7 +89,7 @@ def _copy(checkout: Path, source: Path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def _build(source: Path, folder: Path) -> Path:
+def _build_wheel(source: Path, folder: Path) -> Path:
     # By the setuptools of this environment, from the locks, asked directly: pip would look for an
     # index, and takes as long again.
     if find_spec("setuptools") is None:

@@ -23,7 +23,7 @@ from launcher.errors import (
     raise_all,
 )
 from launcher.hosts import fleet, ssh
-from launcher.hosts.fleet import asking
+from launcher.hosts.fleet import describe_pending
 from launcher.plan.plan import ProcessPlan
 from launcher.runs.failures import FailureWatch
 from launcher.runs.processes.log_pages import LogPage, LogPages
@@ -118,7 +118,7 @@ class ProcessLog:
             return attempts[-1:]
         if self._moment is None:  # by the clock of the host, which made the marks
             host = self._monitor.run.find_host(self.process.host)
-            clock = ssh.connect(host).ask(read_clock)
+            clock = ssh.connect_host(host).ask(read_clock)
             self._moment = self._selection.since(clock)
         return attempts
 
@@ -184,7 +184,7 @@ class LogReader:
         errors: dict[str, LauncherError] = {}
         late = self._late_hosts()
         if late:
-            announce(asking(late))
+            announce(describe_pending(late))
         for log in sorted(self._logs, key=lambda log: log.process.host in late):
             if log.process.host in errors:
                 continue
@@ -235,12 +235,12 @@ class LogReader:
         """Return the hosts of these processes whose logins take long, and go on."""
         names = {log.process.host for log in self._logs}
         hosts = [host for host in self._monitor.run.hosts if host.name in names]
-        return fleet.ask(hosts, lambda _host, _connection: None).late
+        return fleet.ask_hosts(hosts, lambda _host, _connection: None).late
 
     def _tell_late_hosts(self, events: queue.Queue[_Event]) -> None:
         with contextlib.suppress(LauncherError, OSError):  # of a host: its thread's to report
             if late := self._late_hosts():
-                events.put(_Event(note=asking(late)))
+                events.put(_Event(note=describe_pending(late)))
 
     def _make_emitter(self, process: ProcessPlan) -> Callable[[int, list[bytes]], None]:
         return lambda attempt, lines: self._printer.print_lines(process, attempt, lines)

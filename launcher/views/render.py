@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.agent.checks.finding import Result
-from launcher.hosts.fleet import asking
+from launcher.hosts.fleet import describe_pending
 from launcher.plan.plan import LaunchPlan
 from launcher.runs.budget.spending import IdleHost, SpendTotal
 from launcher.runs.processes.session import ProcessState
@@ -92,7 +92,7 @@ def show_while_waiting() -> Generator[Callable[[Iterable[str], RenderableType], 
     with contextlib.ExitStack() as pictures:
 
         def draw_hosts(names: Iterable[str], picture: RenderableType) -> None:
-            note(asking(names))
+            note(describe_pending(names))
             if sys.stdout.isatty():
                 live = Live(picture, console=make_console(), auto_refresh=False, transient=True)
                 pictures.enter_context(live)

@@ -93,11 +93,11 @@ class HostGauges:
 
     def _read_on(self) -> None:
         def read(host: Host, there: Connection) -> None:  # a late answer counts too
-            gauges = there.ask(read_gauges.within(_GAUGES_DEADLINE))
+            gauges = there.ask(read_gauges.with_deadline(_GAUGES_DEADLINE))
             self._read[host.name] = (time.monotonic(), gauges)
 
         while not self._closed.is_set():
-            fleet.ask(self._hosts, read)  # `observe` lists unreachable hosts
+            fleet.ask_hosts(self._hosts, read)  # `observe` lists unreachable hosts
             self._closed.wait(GAUGES_EVERY)
 
 

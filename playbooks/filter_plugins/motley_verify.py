@@ -142,9 +142,9 @@ def _measured(result: dict[str, Any]) -> dict[str, Any]:
 
 def agent_script(_nothing: object = None) -> str:
     """Return the agent's code as a program that answers one request."""
-    from launcher.agent.archive import script  # Ansible runs in Motley's environment
+    from launcher.agent.archive import agent_script  # Ansible runs in Motley's environment
 
-    return script()
+    return agent_script()
 
 
 def _first(result: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ class Hosts:
         with self._locks.setdefault(host.name, threading.Lock()):
             if host.name not in self._opened:
                 self._opened[host.name] = RemoteConnection(host.name, lambda: self._open(host))
-            self._opened[host.name].link()
+            self._opened[host.name].open_link()
             return self._opened[host.name]
 
     def _open(self, host: Host) -> AgentLink:
@@ -47,5 +47,5 @@ class Hosts:
 
 
 if __name__ == "__main__":
-    ssh.connect = Hosts(Path(sys.argv[1])).connect
+    ssh.connect_host = Hosts(Path(sys.argv[1])).connect
     sys.exit(cli.run(sys.argv[2:]))

@@ -22,7 +22,7 @@ from launcher.agent import frames
 from launcher.errors import LauncherError
 from launcher.hosts.local import LocalConnection
 from launcher.runs.records.self_reports import read_report
-from launcher.transfer.sync import _sizes
+from launcher.transfer.sync import _manifest_sizes
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, read_progress
 from trainer.checkpoint.reader import SCHEMA as RUN_SCHEMA
 from trainer.distill.answers.description import AnswersDescription
@@ -253,7 +253,7 @@ def readers(folder: Path) -> dict[str, Reader]:
         ),
         "manifest.json, by the launcher": Reader(
             json.loads((whole / "manifest.json").read_bytes()),
-            file("whole/manifest.json", _sizes),
+            file("whole/manifest.json", _manifest_sizes),
         ),
         "dataset.json": Reader(described(Description), Description.from_json),
         "dataset.json, of answers": Reader(
@@ -287,7 +287,9 @@ def readers(folder: Path) -> dict[str, Reader]:
         ),
         "an agent's error": Reader(
             {"kind": "PreflightError", "text": "why", "errno": 3, "path": "/x", "details": ["y"]},
-            lambda text: sanitize_text(str(frames.to_error(frames.decode(text.encode()), "host"))),
+            lambda text: sanitize_text(
+                str(frames.to_error(frames.decode_frame(text.encode()), "host"))
+            ),
         ),
     }
 

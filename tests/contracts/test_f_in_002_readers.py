@@ -144,7 +144,6 @@ def test_files_that_others_name_are_read_by_one_function() -> None:
 
 UNCHECKED_CALLS = {
     "launcher.hosts.remote": "the connection itself",
-    "launcher.installation.versions": "a program of this host",
 }
 """Modules whose functions use an agent's answer without `validate_data`."""
 

@@ -62,7 +62,7 @@ class ProcessPipe:
                 self._words += self._err.read() or b""
         return self._words.decode(errors="replace")
 
-    def run(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
+    def run_program(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=deadline, check=False)
         return done.returncode, done.stdout + done.stderr
 
@@ -99,7 +99,7 @@ class AgentHost:
 
     def connect(self) -> RemoteConnection:
         connection = RemoteConnection(self.name, self.open_link)
-        connection.link()
+        connection.open_link()
         return connection
 
     def end(self) -> None:

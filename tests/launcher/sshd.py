@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LauncherError, UnreachableError
-from launcher.hosts.ssh import connect
+from launcher.hosts.ssh import connect_host
 from launcher.inventory.hosts import Host
 from tests.ports import free_port
 from tests.waiting import wait_for
@@ -124,7 +124,7 @@ def running_sshd(
 def refused(host: Host, kind: type[LauncherError] = UnreachableError) -> str:
     """Return why a host cannot be connected to: one line that begins with its name."""
     with pytest.raises(LauncherError) as caught:
-        connect(host)
+        connect_host(host)
     assert type(caught.value) is kind, caught.value
     text = str(caught.value)
     assert text.startswith(f"host {host.name}: ")

@@ -205,7 +205,7 @@ def test_hosts_that_are_busy_are_waited_for(
         time.sleep(LOOK + 1)
         return LocalConnection()
 
-    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
+    monkeypatch.setattr("launcher.hosts.ssh.connect_host", connect)
     inventory = tmp_path / "hosts.yml"
     inventory.write_text(json.dumps({"all": {"hosts": {"busy": {"ansible_host": "10.0.0.1"}}}}))
     for view in (["cluster", "status"], ["logs"], ["runs"]):

@@ -163,7 +163,7 @@ def test_what_lies_in_the_current_folder_is_not_imported(
     assert python_runs(tmp_path / "environment")
     uv = Uv(tmp_path / "environment", tmp_path / "scratch", lambda _: None)
     with pytest.raises(LauncherError, match="pip install failed"):
-        uv.connect(f"nothing-of-that-name==1.0 --hash=sha256:{'0' * 64}")
+        uv.configure(f"nothing-of-that-name==1.0 --hash=sha256:{'0' * 64}")
     build_wheel(ROOT, tmp_path / "wheel")
     assert not trap.exists()
 

@@ -61,7 +61,7 @@ class SshPipe(ProcessPipe):
         command = agent_command(InventoryHost(name=host.name))
         super().__init__(self._ssh(["ssh", self._address, command]))
 
-    def run(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
+    def run_program(self, argv: tuple[str, ...], deadline: float) -> tuple[int, str]:
         program = self._ssh(["ssh", self._address, *argv])
         try:
             done = subprocess.run(
@@ -81,7 +81,7 @@ class Station:
         self._lab = lab
         self._pipes: list[SshPipe] = []
         self.connection = RemoteConnection(host.name, self._open)
-        self.connection.link()
+        self.connection.open_link()
         supervisor = open_supervisor(self.connection, self.run_id, QUICK)
         assert isinstance(supervisor, SystemdSupervisor)
         self.supervisor = supervisor

@@ -36,7 +36,7 @@ def digests(paths: Sequence[Path], state_folder: Path, below: Path | None = None
     """
     from blake3 import blake3  # where nothing trains it need not be installed
 
-    memory = _remembered(state_folder / CACHE)
+    memory = _read_cache(state_folder / CACHE)
     known = dict(memory)
     result: dict[str, str] = {}
     for path in paths:
@@ -52,7 +52,7 @@ def digests(paths: Sequence[Path], state_folder: Path, below: Path | None = None
         if time.time() - before.st_ctime < _SETTLED:
             del known[key]
     if known != memory:
-        _remember(state_folder / CACHE, known)
+        _write_cache(state_folder / CACHE, known)
     return result
 
 
@@ -69,7 +69,7 @@ def file_content(path: str, state_folder: str) -> dict[str, str]:
     return digests(find_data(Path(path)).files, Path(state_folder), Path(path))
 
 
-def difference(one: dict[str, str], other: dict[str, str]) -> str:
+def describe_difference(one: dict[str, str], other: dict[str, str]) -> str:
     """Return in words how `one` differs from `other`; empty when they are equal."""
     missing = sorted(other.keys() - one.keys())
     extra = sorted(one.keys() - other.keys())
@@ -82,7 +82,7 @@ def difference(one: dict[str, str], other: dict[str, str]) -> str:
     return ", ".join(parts)
 
 
-def _remembered(path: Path) -> dict[str, list[str]]:
+def _read_cache(path: Path) -> dict[str, list[str]]:
     try:
         tree: dict[str, Any] = json.loads(path.read_bytes())
         files: dict[str, list[str]] = tree["files"] if tree["schema"] == _SCHEMA else {}
@@ -91,7 +91,7 @@ def _remembered(path: Path) -> dict[str, list[str]]:
         return {}  # damaged or of another program: it is only a cache
 
 
-def _remember(path: Path, known: dict[str, list[str]]) -> None:
+def _write_cache(path: Path, known: dict[str, list[str]]) -> None:
     latest = dict(list(known.items())[-_MOST:])
     with contextlib.suppress(OSError):  # a full disk: then it is hashed again
         make_private_folder(path.parent)

@@ -163,7 +163,7 @@ def check_port(address: str, port: int) -> Finding:
             probe.listen(1)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                who, run = _listener(port)
+                who, run = _describe_listener(port)
                 ours = f"that run is at work: launch status --run {run}; wait for it, or end it:"
                 ours += f" launch cluster down --run {run}"
                 another = f"use another port: -e motley_port={port + 1}"
@@ -204,7 +204,7 @@ def check_folder(path: str | Path, least: int) -> Finding:
     return Finding("ok", f"{folder}, {free / _GIB:.1f} GiB free")
 
 
-def _listener(port: int) -> tuple[str, str]:
+def _describe_listener(port: int) -> tuple[str, str]:
     """Return ` by NAME (pid N)` for the process that listens there, and the run that it serves.
 
     Both are empty if they are not visible.

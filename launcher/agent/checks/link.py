@@ -39,7 +39,7 @@ _STALL = 3.0
 
 
 @dataclass(frozen=True)
-class Listening:
+class ListenResult:
     """The result on the coordinator's end."""
 
     problem: str = ""
@@ -50,7 +50,7 @@ class Listening:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class ProbeResult:
     """The result on a worker's end. Speeds are in bit/s, times in s; None: not measured."""
 
     stage: str
@@ -63,10 +63,12 @@ class Crossing:
 
 
 @operation("listen", least=0)
-def listen(address: str, port: int, token: str, peers: Sequence[str], deadline: float) -> Listening:
+def listen(
+    address: str, port: int, token: str, peers: Sequence[str], deadline: float
+) -> ListenResult:
     """Listen until every peer has connected and finished, or `deadline` seconds have passed."""
     until = time.monotonic() + deadline
-    hall = _Hall(token, peers, until)
+    hall = _LinkServer(token, peers, until)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         # Not checked before: a child that another thread forks may hold that socket a while.
@@ -74,8 +76,8 @@ def listen(address: str, port: int, token: str, peers: Sequence[str], deadline: 
     except OSError as error:
         why = check_port(address, port)
         if why.status == "fail":
-            return Listening(why.detail, why.remedy)
-        return Listening(f"port {port} on {address}: {error.strerror}")
+            return ListenResult(why.detail, why.remedy)
+        return ListenResult(f"port {port} on {address}: {error.strerror}")
     with server, selectors.DefaultSelector() as selector:
         server.setblocking(False)
         selector.register(server, selectors.EVENT_READ)
@@ -84,11 +86,11 @@ def listen(address: str, port: int, token: str, peers: Sequence[str], deadline: 
                 continue
             with contextlib.suppress(OSError):
                 client, _ = server.accept()
-                threading.Thread(target=hall.receive, args=(client,), daemon=True).start()
-    return Listening(heard=tuple(sorted(hall.heard)))
+                threading.Thread(target=hall.serve_client, args=(client,), daemon=True).start()
+    return ListenResult(heard=tuple(sorted(hall.heard)))
 
 
-class _Hall:
+class _LinkServer:
     """The clients of the listening end."""
 
     def __init__(self, token: str, peers: Sequence[str], until: float) -> None:
@@ -102,7 +104,7 @@ class _Hall:
     def is_done(self) -> bool:
         return self._expected <= self._gone
 
-    def receive(self, client: socket.socket) -> None:
+    def serve_client(self, client: socket.socket) -> None:
         """Serve one client; a client without the token is disconnected."""
         name = ""
         with client, contextlib.suppress(OSError, ValueError):
@@ -132,30 +134,30 @@ def _serve_bursts(client: socket.socket) -> None:
 
 
 @operation("connect", least=0)
-def connect(address: str, port: int, token: str, name: str, deadline: float) -> Crossing:
+def connect(address: str, port: int, token: str, name: str, deadline: float) -> ProbeResult:
     """Connect as a worker will, and measure; retries until the other end listens.
 
     `address` may be a host name: then it is resolved here, as the worker will do.
     """
     until = time.monotonic() + deadline
     while True:
-        crossing = _cross(address, port, token, name, until)
+        crossing = _probe_link(address, port, token, name, until)
         again = crossing.stage in ("refused", "stranger", "unreachable")
         if not again or time.monotonic() + _RETRY > until:
             return crossing
         time.sleep(_RETRY)
 
 
-def _cross(address: str, port: int, token: str, name: str, until: float) -> Crossing:
+def _probe_link(address: str, port: int, token: str, name: str, until: float) -> ProbeResult:
     began = time.monotonic()
     try:
         link = socket.create_connection((address, port), timeout=max(0.1, until - began))
     except TimeoutError:
-        return Crossing("silent", "no answer to a connection")
+        return ProbeResult("silent", "no answer to a connection")
     except ConnectionRefusedError:
-        return Crossing("refused", "connection refused")
+        return ProbeResult("refused", "connection refused")
     except OSError as error:
-        return Crossing("unreachable", (error.strerror or str(error)).lower())
+        return ProbeResult("unreachable", (error.strerror or str(error)).lower())
     round_trip = time.monotonic() - began
     up: float | None = None
     stage = "stranger"
@@ -165,7 +167,7 @@ def _cross(address: str, port: int, token: str, name: str, until: float) -> Cros
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.sendall(json.dumps({"token": token, "name": name}).encode() + b"\n")
             if _read_line(link) != b"ok":
-                return Crossing("stranger", "another program answers there")
+                return ProbeResult("stranger", "another program answers there")
             stage = "done"  # connected; the measurement may still not take place
             _read_line(link)
             stage = "up"
@@ -178,9 +180,11 @@ def _cross(address: str, port: int, token: str, name: str, until: float) -> Cros
             down = _take_burst(link)
             link.sendall(b"bye\n")
         except (OSError, ValueError) as error:
-            said = "another program answers there" if stage == "stranger" else _stalled(error)
-            return Crossing(stage, said, round_trip, up)
-    return Crossing("done", "", round_trip, up, down)
+            said = (
+                "another program answers there" if stage == "stranger" else _describe_stall(error)
+            )
+            return ProbeResult(stage, said, round_trip, up)
+    return ProbeResult("done", "", round_trip, up, down)
 
 
 def _give_burst(link: socket.socket) -> int:
@@ -207,10 +211,10 @@ def _take_burst(link: socket.socket) -> float:
 
 
 def _read_exactly(link: socket.socket, count: int) -> bytes:
-    return b"".join(_pieces(link, count))
+    return b"".join(_probe_chunks(link, count))
 
 
-def _pieces(link: socket.socket, count: int) -> Generator[bytes]:
+def _probe_chunks(link: socket.socket, count: int) -> Generator[bytes]:
     while count:
         piece = link.recv(count)
         if not piece:
@@ -228,5 +232,5 @@ def _read_line(link: socket.socket) -> bytes:
     return bytes(line[:-1])
 
 
-def _stalled(error: Exception) -> str:
+def _describe_stall(error: Exception) -> str:
     return "it stalled" if isinstance(error, TimeoutError) else str(error)

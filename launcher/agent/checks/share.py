@@ -68,33 +68,37 @@ def check_share(path: str, deadline: float = DEADLINE) -> Finding:
         _LEFT.append(child)
         return Finding(
             "fail",
-            f"{path}: no answer within {deadline:g} s ({_sources(path) or 'not mounted'})",
+            f"{path}: no answer within {deadline:g} s ({_mount_sources(path) or 'not mounted'})",
             "is its server up and reachable? The mount recovers by itself once the server is back",
         )
     if child.returncode != 0:
         last = (complaint.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
         return Finding("fail", f"{path}: {last}", _REMEDY)
-    return judge(path, json.loads(said))
+    return judge_trials(path, json.loads(said))
 
 
 @operation("share_source")
 def find_share_source(path: str) -> str:
     """Return where a folder is mounted from over the network; empty when it is this host's."""
-    place, kind = _mount(path)
+    place, kind = _last_mount(path)
     return place if kind in _NETWORK else ""
 
 
-def judge(path: str, trials: Sequence[dict[str, Any]]) -> Finding:
+def judge_trials(path: str, trials: Sequence[dict[str, Any]]) -> Finding:
     """Turn the result of a child, one mapping per folder, into a finding."""
     for trial in trials:
         if reason := trial.get("error"):
-            where = "" if _mount(trial["path"])[1] in _NETWORK else ", and nothing is mounted there"
+            where = (
+                ""
+                if _last_mount(trial["path"])[1] in _NETWORK
+                else ", and nothing is mounted there"
+            )
             return Finding("fail", f"{trial['path']}: {reason}{where}", _REMEDY)
     if not trials:
         return Finding("fail", f"{path}: has neither {' nor '.join(PARTS)}", _REMEDY)
     slowest = max(float(trial["seconds"]) for trial in trials)
     free = min(int(trial["free"]) for trial in trials)
-    place = _sources(path) or "folders of this host"
+    place = _mount_sources(path) or "folders of this host"
     detail = (
         f"{path} ({place}), a durable file in {slowest * 1000:.0f} ms, {free / _GIB:.1f} GiB free"
     )
@@ -105,10 +109,10 @@ def judge(path: str, trials: Sequence[dict[str, Any]]) -> Finding:
 
 def try_folders(path: Path) -> list[dict[str, Any]]:
     """Write, sync, read and remove a small file in each folder of a share. May hang."""
-    return [_try(path / part) for part in PARTS if os.path.lexists(path / part)]
+    return [_try_folder(path / part) for part in PARTS if os.path.lexists(path / part)]
 
 
-def _try(folder: Path) -> dict[str, Any]:
+def _try_folder(folder: Path) -> dict[str, Any]:
     probe = folder / f".probe-{secrets.token_hex(4)}"
     began = time.monotonic()
     try:
@@ -129,15 +133,18 @@ def _try(folder: Path) -> dict[str, Any]:
     return {"path": str(folder), "seconds": seconds, "free": space.f_bavail * space.f_frsize}
 
 
-def _sources(path: str) -> str:
+def _mount_sources(path: str) -> str:
     """Return where the share's folders are mounted from, as the kernel's table has it."""
     found = {
-        source for part in PARTS for source, kind in [_mount(f"{path}/{part}")] if kind in _NETWORK
+        source
+        for part in PARTS
+        for source, kind in [_last_mount(f"{path}/{part}")]
+        if kind in _NETWORK
     }
     return ", ".join(sorted(found))
 
 
-def _mount(path: str) -> tuple[str, str]:
+def _last_mount(path: str) -> tuple[str, str]:
     """Return source and type of what is mounted last at a path; never touches the path."""
     found = ("", "")
     for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():

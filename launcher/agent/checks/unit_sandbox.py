@@ -29,7 +29,7 @@ _MOVE = "choose another folder; launch sync inputs brings models and data to inp
 
 
 @dataclass(frozen=True)
-class Fence:
+class Sandbox:
     """What a unit's processes may access; links are resolved to their targets."""
 
     writable: tuple[str, ...] | None
@@ -37,7 +37,7 @@ class Fence:
     hidden: tuple[str, ...]
     """They see an empty folder here, or a private one that is deleted with them."""
 
-    def hides(self, path: str) -> str | None:
+    def hidden_folder(self, path: str) -> str | None:
         """Return the hidden folder that contains a path; None if the path is visible."""
         return next((folder for folder in self.hidden if _is_below(path, folder)), None)
 
@@ -46,7 +46,7 @@ class Fence:
         return self.writable is None or any(_is_below(path, folder) for folder in self.writable)
 
 
-def read_fence(properties: Mapping[str, str]) -> Fence:
+def read_fence(properties: Mapping[str, str]) -> Sandbox:
     """Return the sandbox that `systemctl show` describes."""
     writable: tuple[str, ...] | None = None
     if properties.get("ProtectSystem") == "strict":
@@ -56,11 +56,11 @@ def read_fence(properties: Mapping[str, str]) -> Fence:
     hidden = _HOMES if properties.get("ProtectHome") in ("yes", "tmpfs") else ()
     if properties.get("PrivateTmp") in ("yes", "connected", "disconnected"):
         hidden += _TEMPORARY
-    return Fence(writable, hidden)
+    return Sandbox(writable, hidden)
 
 
 @check("fences")
-def check_fences(units: Mapping[str, Mapping[str, Sequence[str]]]) -> Finding:
+def check_sandboxes(units: Mapping[str, Mapping[str, Sequence[str]]]) -> Finding:
     """Check whether units can access their planned paths: by unit, the paths it `reads`, `writes`.
 
     Raises:
@@ -80,7 +80,7 @@ def check_fences(units: Mapping[str, Mapping[str, Sequence[str]]]) -> Finding:
         limit = f"writes below {' and '.join(fence.writable or ('/',))}"
         limits.add(limit)
         for path in (*paths["reads"], *paths["writes"]):
-            if (folder := fence.hides(path)) is not None:
+            if (folder := fence.hidden_folder(path)) is not None:
                 problems[f"{path}: {who} cannot see {folder}"] = _MOVE
             elif path in paths["writes"] and not fence.lets_write(path):
                 problems[f"{path} is read-only for {who}, which {limit}"] = _WRITE_ELSEWHERE

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from launcher.errors import ConfigError
-from launcher.hosts.fleet import Answers, asking
+from launcher.hosts.fleet import Answers, describe_pending
 from launcher.inventory.hosts import Host
 from launcher.plan.budget import rates_of
 from launcher.runs.records.registry import Registry
@@ -70,7 +70,7 @@ def read_spend(
             return []
 
     def on_late(answers: Answers[list[SpendRecord]]) -> None:
-        report(asking(answers.late))
+        report(describe_pending(answers.late))
 
     answers = registry.ask_hosts(read, on_late=on_late if waits else None)
     for name, error in answers.errors.items():

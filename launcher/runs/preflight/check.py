@@ -34,7 +34,7 @@ Question = tuple[Callable[[Connection], Finding], float]
 def host_question(operation: Operation[P, Finding], *args: P.args, **kwargs: P.kwargs) -> Question:
     """Return the question whether a host's own check is passed."""
     # The check's own deadline comes first, with a remedy; this one ends the request.
-    later = operation.within(operation.deadline + 5)
+    later = operation.with_deadline(operation.deadline + 5)
     return lambda there: there.ask(later, *args, **kwargs), operation.deadline
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from launcher.agent.checks.digests import difference
+from launcher.agent.checks.digests import describe_difference
 from launcher.agent.checks.finding import Finding
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
@@ -49,6 +49,6 @@ def compare_content(
         return Finding("fail", detail, AGAIN)
     if not mine or not theirs:  # the trainer downloads it, or the coordinator's check fails
         return finding
-    if different := difference(mine, theirs):
+    if different := describe_difference(mine, theirs):
         return Finding("fail", f"{finding.detail}: {different} than {head}", _PUSH)
     return replace(finding, detail=f"{finding.detail}, the same as on {head}")

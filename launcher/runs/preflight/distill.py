@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from launcher.agent.checks import job
 from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.host import check_folder
-from launcher.agent.checks.unit_sandbox import check_fences
+from launcher.agent.checks.unit_sandbox import check_sandboxes
 from launcher.agent.operation import CHECK_DEADLINE, Operation
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
@@ -99,7 +99,7 @@ def _compare_with_leader(
         try:
             seen = cluster.connection(head).exists(str(PurePosixPath(there).parent / mark))
         finally:
-            own.remove(path)
+            own.remove_file(path)
     except (LauncherError, OSError) as error:
         return Finding("fail", f"{folder}: cannot be compared with {head}'s: {error}", AGAIN)
     if not seen:
@@ -122,4 +122,4 @@ def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
             }
             for process in cluster.processes(name)
         }
-        yield host_question(check_fences, asked)
+        yield host_question(check_sandboxes, asked)

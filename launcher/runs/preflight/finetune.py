@@ -16,7 +16,7 @@ from launcher.agent.checks.digests import HASH_DEADLINE, file_content
 from launcher.agent.checks.finding import Finding
 from launcher.agent.checks.host import check_folder
 from launcher.agent.checks.logits_folder import logits_content
-from launcher.agent.checks.unit_sandbox import check_fences
+from launcher.agent.checks.unit_sandbox import check_sandboxes
 from launcher.agent.operation import Operation
 from launcher.plan.plan import unit_of
 from launcher.runs.preflight.check import CheckContext, Question, host_question
@@ -49,7 +49,9 @@ def _model_files(config: RunConfig) -> _Input:
 
 def _with_patience(question: Operation[P, R], config: RunConfig) -> Operation[P, R]:
     """Return a question about the model with its deadline: a host converts a GGUF file first."""
-    return question.within(HASH_DEADLINE) if config.model.path.endswith(".gguf") else question
+    return (
+        question.with_deadline(HASH_DEADLINE) if config.model.path.endswith(".gguf") else question
+    )
 
 
 def _data_files(config: RunConfig) -> _Input:
@@ -137,7 +139,7 @@ def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
         if process is cluster.plan.leader:
             writes += filter(None, [config.output, config.checkpoint.folder])
         asked[unit_of(cluster.plan.run_id, process)] = {"reads": reads, "writes": writes}
-    yield host_question(check_fences, asked)
+    yield host_question(check_sandboxes, asked)
 
 
 def probe_memory(cluster: CheckContext, name: str) -> Iterator[Question]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from launcher.agent.checks.finding import Finding
-from launcher.agent.checks.link import Crossing, Listening, connect, listen
+from launcher.agent.checks.link import ListenResult, ProbeResult, connect, listen
 from launcher.errors import LauncherError
 from launcher.hosts.base import Connection
 from launcher.inventory.facts.network import format_speed
@@ -35,19 +35,19 @@ class LinkTrial:
         self.deadline = self._deadline + 2 * _MARGIN
         """Seconds that each end may take in all."""
         self._listened = threading.Event()
-        self._listening = Listening("the coordinator's end did not answer")
+        self._listening = ListenResult("the coordinator's end did not answer")
 
     def listen(self, there: Connection) -> Finding:
         """Return the coordinator's `port`; at the same time every host has to connect."""
         address, port = self._plan.bind_address, self._plan.port
         assert port is not None
-        question = listen.within(self._deadline + _MARGIN)
+        question = listen.with_deadline(self._deadline + _MARGIN)
         try:
             self._listening = there.ask(
                 question, address, port, self._token, self.far, self._deadline
             )
         except (LauncherError, OSError) as error:
-            self._listening = Listening(str(error))
+            self._listening = ListenResult(str(error))
         finally:
             self._listened.set()
         if self._listening.problem:
@@ -58,7 +58,7 @@ class LinkTrial:
         """Return a host's `link`."""
         target = next(w.address for w in self._plan.workers if w.host == host)
         address, _, port = target.rpartition(":")
-        question = connect.within(self._deadline + _MARGIN)
+        question = connect.with_deadline(self._deadline + _MARGIN)
         crossing = there.ask(
             question, address.strip("[]"), int(port), self._token, host, self._deadline
         )
@@ -74,7 +74,7 @@ class LinkTrial:
 
 
 def judge_crossing(
-    crossing: Crossing, host: str, target: str, plan: LaunchPlan, heard: bool
+    crossing: ProbeResult, host: str, target: str, plan: LaunchPlan, heard: bool
 ) -> Finding:
     """Return the finding of a crossing: the failed direction and the remedy."""
     head = plan.leader.host

@@ -137,7 +137,7 @@ class SessionSupervisor:
             f"{self.process_folder(process)}/spec.json",
             f"{self.process_folder(process)}/keeper.log",
         )
-        self.connection.spawn((*argv, path), {RUN_VARIABLE: self.run_id}, log)
+        self.connection.spawn_process((*argv, path), {RUN_VARIABLE: self.run_id}, log)
 
     def start_error(self, process: ProcessPlan) -> PartialError:
         """Return the error of a supervisor that wrote no state, with its last output."""
@@ -224,7 +224,7 @@ class SessionSupervisor:
 
     def list_attempts(self, process: ProcessPlan) -> list[int]:
         """Return the numbers of the attempts that have a log, in order."""
-        names = self.connection.names(self.process_folder(process))
+        names = self.connection.list_folder(self.process_folder(process))
         found = [re.fullmatch(r"attempt-([0-9]{1,9})\.log", name) for name in names]
         return sorted(int(match[1]) for match in found if match)
 
@@ -237,7 +237,7 @@ class SessionSupervisor:
     def log_size(self, process: ProcessPlan, attempt: int) -> int:
         """Return how many bytes an attempt has written; 0 when there is no log yet."""
         try:
-            return self.connection.size(f"{self.process_folder(process)}/{log_name(attempt)}")
+            return self.connection.file_size(f"{self.process_folder(process)}/{log_name(attempt)}")
         except FileNotFoundError:
             return 0
 

@@ -121,7 +121,7 @@ class Queue:
 
     def read_entries(self) -> tuple[list[QueueEntry], dict[str, str]]:
         """Return the entries, the oldest first, and what else lies there, each with the reason."""
-        names = {*self._host.names(self.folder)} - {"lock"}
+        names = {*self._host.list_folder(self.folder)} - {"lock"}
         found: list[QueueEntry] = []
         skipped: dict[str, str] = {}
         for name in sorted(names):
@@ -231,7 +231,7 @@ class Queue:
 
     def _remove_file(self, name: str) -> None:
         with self._report_write_errors():
-            self._host.remove(self._file_path(name))
+            self._host.remove_file(self._file_path(name))
 
     @contextlib.contextmanager
     def _report_write_errors(self) -> Generator[None]:

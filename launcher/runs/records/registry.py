@@ -82,7 +82,7 @@ class Registry:
             UnreachableError: no host answers.
         """
         head = head_of(hosts)
-        places = fleet.ask(hosts, place_of, deadline, enough=head.name, on_late=on_late)
+        places = fleet.ask_hosts(hosts, place_of, deadline, enough=head.name, on_late=on_late)
         if head.name in places.found:
             return cls(places.found[head.name], hosts)
         absence = places.errors[head.name]
@@ -141,7 +141,7 @@ class Registry:
         if not self.hosts:
             here = Host(name="localhost", connection="local")
             return ask_each({here.name: (here, question)}, deadline, lambda _host: self._place)
-        return fleet.ask(
+        return fleet.ask_hosts(
             self.hosts,
             lambda host, there: question(place_of(host, there)),
             deadline,

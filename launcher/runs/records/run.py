@@ -96,7 +96,7 @@ class StateFolder:
 
     def list_run_ids(self) -> list[str]:
         """Return the names of what looks like runs."""
-        return list(filter(is_run_id, self.connection.names(str(self.folder / "runs"))))
+        return list(filter(is_run_id, self.connection.list_folder(str(self.folder / "runs"))))
 
 
 def place_of(host: Host, connection: Connection) -> StateFolder:

@@ -84,7 +84,7 @@ class Distillation:
     def _read_shards(self) -> None:
         teacher = next(process for process in self._run.plan.processes if process.role == "teacher")
         host = self._run.find_host(teacher.host)
-        connection = ssh.connect(host)
+        connection = ssh.connect_host(host)
         plan = self._run.plan_by(host, connection)
         there = plan and plan.find_process(teacher.name)
         if not there:
@@ -95,17 +95,17 @@ class Distillation:
                 text = connection.read(str(folder / "dataset.json"), limit=_MOST)
                 shards = validate_json(_Description, text, "dataset.json", least=0).shards
                 self._windows = [shard.windows for shard in shards]
-        self._written = _parse_shard_numbers(connection.names(str(folder)))
+        self._written = _parse_shard_numbers(connection.list_folder(str(folder)))
         self._damaged = (
-            _parse_shard_numbers(connection.names(str(folder / "quarantine"))) - self._written
+            _parse_shard_numbers(connection.list_folder(str(folder / "quarantine"))) - self._written
         )
 
     def _read_scores(self, store: PurePosixPath) -> None:
         run = store.parent if store.name == "checkpoints" else store
         path = str(run / "evaluations" / "evaluations.jsonl")
-        connection = ssh.connect(self._run.leader_host)
+        connection = ssh.connect_host(self._run.leader_host)
         with suppress(FileNotFoundError):
-            size = connection.size(path)
+            size = connection.file_size(path)
             if (path, size) != self._scored:
                 self._scores = _parse_scores(connection.read(path, max(0, size - _MOST), _MOST))
                 self._scored = (path, size)

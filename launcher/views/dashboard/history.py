@@ -229,7 +229,7 @@ class History:
         Raises:
             LauncherError, OSError: the leader's host or its file cannot be read now.
         """
-        connection = ssh.connect(self.run.leader_host)
+        connection = ssh.connect_host(self.run.leader_host)
         if self._path is None:
             plan = self.run.plan_by(self.run.leader_host, connection)
             if plan is None:
@@ -237,7 +237,7 @@ class History:
             self._path = f"{plan.output}/{METRICS_FILE}"
         path = self._path
         with self._lock:
-            if (size := connection.size(path)) < self._offset:
+            if (size := connection.file_size(path)) < self._offset:
                 self._reset()
 
             def read_metrics(offset: int, limit: int) -> bytes:

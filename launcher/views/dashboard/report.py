@@ -13,7 +13,7 @@ import yaml
 
 from launcher.errors import ConfigError, LauncherError
 from launcher.hosts import ssh
-from launcher.hosts.fleet import asking
+from launcher.hosts.fleet import describe_pending
 from launcher.runs.failures import FailureWatch
 from launcher.runs.records.registry import Registry
 from launcher.runs.records.run import Run
@@ -67,11 +67,11 @@ def make_report(registry: Registry, run: Run, view: RunView | None = None) -> Re
     """
     monitor, history, alone = RunMonitor(run), History(run, MOST_HISTORY), view is not None
     if view is None:
-        view = monitor.observe(on_late=lambda known: note(asking(known.late)))
+        view = monitor.observe(on_late=lambda known: note(describe_pending(known.late)))
     failures = [] if alone else FailureWatch(monitor).new_failures(view)
     state = run_tree(TelemetrySnapshot(view, 0.0, failures=tuple(failures)))
     absent: list[str] = []
-    connection = ssh.connect(run.leader_host)
+    connection = ssh.connect_host(run.leader_host)
     try:
         history.read_on()
     except FileNotFoundError:

@@ -8,11 +8,11 @@ import sys
 import zipfile
 from pathlib import Path
 
-from launcher.agent.archive import archive
+from launcher.agent.archive import agent_archive
 
 
 def test_it_holds_every_module_that_its_own_import_needs(tmp_path: Path) -> None:
-    (tmp_path / "agent.zip").write_bytes(archive())
+    (tmp_path / "agent.zip").write_bytes(agent_archive())
     code = (
         "import sys, launcher.agent.server;"
         "print(*(m.__spec__.origin for n, m in sys.modules.items()"
@@ -27,5 +27,5 @@ def test_it_holds_every_module_that_its_own_import_needs(tmp_path: Path) -> None
         timeout=60,
     )
     imported = {Path(file).relative_to(tmp_path / "agent.zip") for file in done.stdout.split()}
-    packed = zipfile.ZipFile(io.BytesIO(archive())).namelist()
+    packed = zipfile.ZipFile(io.BytesIO(agent_archive())).namelist()
     assert imported == set(map(Path, packed))

@@ -45,8 +45,8 @@ def test_hosts_need_none_of_the_launchers_own_packages() -> None:
     """A host has `motley[coordinator]`; asking must not import what only the laptop has."""
     code = (
         "import sys\n"
-        "from launcher.agent.operations import perform\n"
-        "perform('data', {'path': '/x', 'remedy': ''})\n"
+        "from launcher.agent.operations import perform_operation\n"
+        "perform_operation('data', {'path': '/x', 'remedy': ''})\n"
         "print(*{'ansible', 'cryptography', 'torch'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -106,7 +106,7 @@ def test_several_requests_in_one_piece_and_one_in_several(talk: Talk) -> None:
 def test_an_answer_that_fits_in_no_frame_is_an_error(talk: Talk, tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(b"x" * 3 * frames.PIECE)
     args = {"path": str(tmp_path / "big"), "offset": 0, "limit": 10**9}
-    assert len(frames.unpack(talk.ask(id=1, op="read", args=args)["result"])) == frames.PIECE
+    assert len(frames.unpack_bytes(talk.ask(id=1, op="read", args=args)["result"])) == frames.PIECE
     code = "print('noise'); import sys; print('x', file=sys.__stdout__)"
     args = {"argv": [sys.executable, "-c", code], "env": {}, "log": str(tmp_path / "log")}
     assert talk.ask(id=2, op="spawn", args=args) == {"id": 2, "result": None}
@@ -214,7 +214,7 @@ def test_a_lock_nobody_waits_for_any_more_is_not_taken(serve: Serve, tmp_path: P
 def test_uploads_under_way_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.agent.server.MOST_UPLOAD", 100)
     write, answers, thread = serve()
-    args = {"token": "t", "data": frames.pack(b"x" * 80)}
+    args = {"token": "t", "data": frames.pack_bytes(b"x" * 80)}
     for expected in (None, "more than 0 MiB under way"):
         os.write(write, json.dumps({"id": 1, "op": "append", "args": args}).encode() + b"\n")
         answer = next(answers)

@@ -67,7 +67,7 @@ class Neighbour(LocalConnection):
 def visits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Neighbour]:
     """Return the hosts that a test can ask, by name."""
     hosts: dict[str, Neighbour] = {}
-    monkeypatch.setattr("launcher.hosts.ssh.visit", lambda host: (hosts[host.name], ""))
+    monkeypatch.setattr("launcher.hosts.ssh.visit_host", lambda host: (hosts[host.name], ""))
     return hosts
 
 

@@ -46,16 +46,16 @@ def test_files_come_back_as_they_were_written(connection: Connection, tmp_path: 
     for data in (b"", b"\0\xff\n{}", os.urandom(2 * frames.PIECE), os.urandom(frames.PIECE + 7)):
         connection.write(str(path), data)
         assert connection.read(str(path)) == path.read_bytes() == data
-        assert connection.size(str(path)) == len(data)
+        assert connection.file_size(str(path)) == len(data)
         assert connection.read(str(path), 3, 5) == data[3:8]
         assert connection.read(str(path), len(data) + 9) == b""
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert connection.names(str(path.parent)) == ["ö data"]
-    connection.remove(str(path))
-    connection.remove(str(path))
+    assert connection.list_folder(str(path.parent)) == ["ö data"]
+    connection.remove_file(str(path))
+    connection.remove_file(str(path))
     assert not connection.exists(str(path))
-    assert connection.names(str(tmp_path / "none")) == []
+    assert connection.list_folder(str(tmp_path / "none")) == []
 
 
 def test_what_is_not_there_or_not_allowed_is_the_same_error(
@@ -65,10 +65,10 @@ def test_what_is_not_there_or_not_allowed_is_the_same_error(
         connection.read(str(tmp_path / "none"))
     assert caught.value.filename == str(tmp_path / "none")
     with pytest.raises(FileNotFoundError):
-        connection.size(str(tmp_path / "none"))
+        connection.file_size(str(tmp_path / "none"))
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError):
-        connection.names(str(tmp_path / "file"))
+        connection.list_folder(str(tmp_path / "file"))
     with pytest.raises(IsADirectoryError):
         connection.read(str(tmp_path))
 
@@ -101,7 +101,7 @@ def test_processes_are_started_found_signalled_and_outlive_it(
 ) -> None:
     run_id, log = f"test-{os.urandom(4).hex()}", tmp_path / "log"
     code = "import time; print('here', flush=True); time.sleep(600)"
-    connection.spawn((sys.executable, "-c", code), {RUN_VARIABLE: run_id}, str(log))
+    connection.spawn_process((sys.executable, "-c", code), {RUN_VARIABLE: run_id}, str(log))
     wait_for(lambda: log.exists() and log.read_bytes() == b"here\n", "its first words")
     (process,) = connection.ask(operations.find_run, run_id)
     assert connection.is_alive(process)
@@ -149,7 +149,7 @@ def test_many_threads_may_use_it_at_once(connection: Connection, tmp_path: Path)
     for thread in threads:
         thread.join()
     assert not wrong
-    assert len(connection.names(str(tmp_path))) >= 8
+    assert len(connection.list_folder(str(tmp_path))) >= 8
 
 
 def test_the_role_s_installation_keeps_runs_in_the_role_s_folder(

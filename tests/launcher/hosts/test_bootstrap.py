@@ -8,7 +8,7 @@ import pytest
 
 from launcher.errors import PreflightError, UnreachableError
 from launcher.hosts import bootstrap
-from launcher.hosts.bootstrap import agent_command, explain, sudo_refusal
+from launcher.hosts.bootstrap import agent_command, explain_failure, sudo_refusal
 from launcher.hosts.rpc import AgentLink, NoAgentError
 from launcher.inventory.hosts import Host
 from tests.launcher.agent_pipe import ProcessPipe
@@ -47,7 +47,7 @@ def test_a_refusal_of_sudo_is_no_lost_connection(
     code = f'echo "sudo: unable to resolve host far" >&2; echo "{why}" >&2; exit 1'
     error = fail_to_start(tmp_path, code, monkeypatch)
     assert sudo_refusal(error) == why
-    shown = explain(FAR, "me", error)
+    shown = explain_failure(FAR, "me", error)
     assert isinstance(shown, PreflightError)
     assert f"host far: me may not become motley there ({why}); name me in" in str(shown)
     assert "--tags trainer" in str(shown)
@@ -67,7 +67,7 @@ def test_an_agent_that_fails_is_no_refusal(
     code = f'echo "{words}" >&2; exit 1' if words else "exit 1"
     error = fail_to_start(tmp_path, code, monkeypatch)
     assert sudo_refusal(error) == ""
-    shown = explain(FAR, "me", error)
+    shown = explain_failure(FAR, "me", error)
     assert type(shown) is kind
     assert message in str(shown)
 
@@ -81,4 +81,4 @@ def test_a_refused_login_starts_what_is_left(tmp_path: Path) -> None:
         AgentLink("far", pipe)
     pipe.end()
     both = NoAgentError(str(caught.value), ["motley: refused: no", *caught.value.details])
-    assert "me may not become motley there (no)" in str(explain(FAR, "me", both))
+    assert "me may not become motley there (no)" in str(explain_failure(FAR, "me", both))

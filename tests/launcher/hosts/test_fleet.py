@@ -11,7 +11,7 @@ import pytest
 from launcher.agent import operations
 from launcher.errors import PartialError, PreflightError, UnreachableError
 from launcher.hosts import fleet
-from launcher.hosts.fleet import AT_ONCE, Answers, ask_each, asking, line_of
+from launcher.hosts.fleet import AT_ONCE, Answers, ask_each, describe_pending, line_of
 from launcher.hosts.local import LocalConnection
 from launcher.inventory.hosts import Host
 from tests.waiting import wait_for
@@ -32,7 +32,7 @@ def tried(silent_hosts: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> list
             raise UnreachableError("host attic: connection refused")
         return LocalConnection()
 
-    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
+    monkeypatch.setattr("launcher.hosts.ssh.connect_host", connect)
     return tried
 
 
@@ -129,11 +129,11 @@ def test_a_line_names_its_host_once() -> None:
 
 def test_a_host_without_connection_is_not_looked_at_again_at_once(tried: list[str]) -> None:
     for _ in range(2):
-        answers = fleet.ask(HOSTS, lambda host, _: host.name)
+        answers = fleet.ask_hosts(HOSTS, lambda host, _: host.name)
         assert list(answers.found) == ["intel", "lambda"]
         assert str(answers.errors["attic"]) == "host attic: connection refused"
     assert tried.count("attic") == 1
-    fleet.ask(HOSTS, lambda host, _: host.name, deadline=fleet.REACH)
+    fleet.ask_hosts(HOSTS, lambda host, _: host.name, deadline=fleet.REACH)
     assert tried.count("attic") == 2
 
 
@@ -153,20 +153,20 @@ def test_late_hosts_are_asked_on_after_a_look(
             raise UnreachableError("host attic: connection refused")
         return LocalConnection()
 
-    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
+    monkeypatch.setattr("launcher.hosts.ssh.connect_host", connect)
     looks: list[Answers[str]] = []
 
     def on_late(known: Answers[str]) -> None:
         looks.append(known)
         opened.set()
 
-    answers = fleet.ask(HOSTS, lambda host, _: host.name, 0.2, on_late=on_late)
+    answers = fleet.ask_hosts(HOSTS, lambda host, _: host.name, 0.2, on_late=on_late)
     (look,) = looks
     assert look.found == {"intel": "intel"}
     assert look.late == ["lambda", "attic"]
     assert str(look.errors["attic"]) == "asking attic ..."
     assert line_of("attic", look.errors["attic"]) == "asking attic ..."
-    assert asking(look.late) == "asking lambda, attic ..."
+    assert describe_pending(look.late) == "asking lambda, attic ..."
     assert list(answers.found) == ["intel", "lambda"]
     assert answers.late == []
     assert str(answers.errors["attic"]) == "host attic: connection refused"
@@ -186,26 +186,26 @@ def test_a_look_does_not_wait_again_and_learns_how_a_late_login_ended(
             raise refusals[0]
         return LocalConnection()
 
-    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
+    monkeypatch.setattr("launcher.hosts.ssh.connect_host", connect)
     cellar = Host(name="cellar")  # a login of another test may still end, and is remembered
-    assert fleet.ask([cellar], lambda host, _: host.name, 0.1).late == ["cellar"]
+    assert fleet.ask_hosts([cellar], lambda host, _: host.name, 0.1).late == ["cellar"]
     refusals.append(UnreachableError("host cellar: login refused"))
-    assert fleet.ask([cellar], lambda host, _: host.name, fleet.LOOK).late == ["cellar"]
+    assert fleet.ask_hosts([cellar], lambda host, _: host.name, fleet.LOOK).late == ["cellar"]
     opened.set()
     assert ended.wait(60)
     wait_for(lambda: silent_hosts[cellar][1] is refusals[0], "the login's own end")
-    answers = fleet.ask([cellar], lambda host, _: host.name)
+    answers = fleet.ask_hosts([cellar], lambda host, _: host.name)
     assert str(answers.errors["cellar"]) == "host cellar: login refused"
     assert answers.late == []
     refusals.clear()
     silent_hosts.clear()
-    assert fleet.ask([cellar], lambda host, _: host.name).found == {"cellar": "cellar"}
+    assert fleet.ask_hosts([cellar], lambda host, _: host.name).found == {"cellar": "cellar"}
 
 
 def test_a_host_of_another_version_is_told_from_a_defect(tried: list[str]) -> None:
     def ask(_host: Host, connection: LocalConnection) -> object:
         return connection.ask(replace(operations.read_clock, name="an unknown operation"))
 
-    answers = fleet.ask(HOSTS[:1], ask)  # pyright: ignore[reportArgumentType]
+    answers = fleet.ask_hosts(HOSTS[:1], ask)  # pyright: ignore[reportArgumentType]
     with pytest.raises(PreflightError, match=r"host localhost: no operation .*launch cluster push"):
         answers.require()

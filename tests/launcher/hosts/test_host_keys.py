@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher import cli
-from launcher.hosts.ssh import accept_new_host_keys, close_all, connect, route_of
+from launcher.hosts.ssh import accept_new_host_keys, close_all, connect_host, route_of
 from launcher.inventory.hosts import Host
 from tests.launcher.sshd import Server, make_key, refused, running_sshd
 
@@ -39,7 +39,7 @@ def test_an_unknown_key_is_refused_and_recorded_when_asked(server: Server, tmp_p
     assert server.known_hosts.read_text() == ""
     flags = ["--accept-new-host-keys", "-i", str(tmp_path / "absent.yml")]
     assert cli.run(["doctor", *flags]) == 2
-    assert connect(server.host()).exists("/")
+    assert connect_host(server.host()).exists("/")
     assert server.known_hosts.read_text() == server.known_line
 
 
@@ -70,7 +70,7 @@ def test_a_changed_key_is_always_refused(server: Server, tmp_path: Path, kind: s
     assert server.known_hosts.read_text() == line
     (remedy,) = re.findall(r"ssh-keygen -R .*$", text)
     subprocess.run(["sh", "-c", remedy], check=True, capture_output=True)
-    assert connect(server.host()).exists("/")
+    assert connect_host(server.host()).exists("/")
 
 
 def test_a_revoked_key_is_refused_even_if_it_is_known(server: Server) -> None:
@@ -99,11 +99,11 @@ def test_with_check_host_ip_the_address_counts_too(
     says = "revokes it" if marker else "has another"
     place = f"{server.known_hosts}:2 {says} for 127.0.0.1"
     assert f"known as [localhost]:{server.port}, but {place}" in text
-    assert connect(server.host(args=plain)).exists("/")
+    assert connect_host(server.host(args=plain)).exists("/")
     close_all()
     for line in (named, f"{named}[127.0.0.1]:{server.port} {ours}"):
         server.known_hosts.write_text(line)
-        assert connect(server.host(args=checked)).exists("/")
+        assert connect_host(server.host(args=checked)).exists("/")
         close_all()
 
 
@@ -148,10 +148,10 @@ def test_an_authority_s_word_is_for_ssh_alone(signed: Server, tmp_path: Path) ->
     assert f"the authority in {signed.known_hosts}:1 is for ssh alone (docs/ssh.md)" in text
     assert "--accept-new-host-keys" in text
     accept_new_host_keys()
-    assert connect(signed.host()).exists("/")
+    assert connect_host(signed.host()).exists("/")
     assert signed.known_hosts.read_text().endswith(signed.known_line)
     close_all()
-    connect(signed.host())
+    connect_host(signed.host())
 
 
 def test_a_revocation_list_counts(server: Server, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_revocation_list_counts(server: Server, tmp_path: Path) -> None:
     args = ("-o", f"RevokedHostKeys={listed}")
     assert f"RevokedHostKeys: {listed}: No such file" in refused(server.host(args=args))
     listed.write_text(make_key(tmp_path / "other").with_suffix(".pub").read_text())
-    assert connect(server.host(args=args)).exists("/")
+    assert connect_host(server.host(args=args)).exists("/")
     for make in (
         lambda: listed.write_text(public.read_text()),
         lambda: subprocess.run(["ssh-keygen", "-qkf", str(listed), str(public)], check=True),
@@ -227,7 +227,7 @@ def test_a_revocation_list_that_cannot_be_read_whole_trusts_no_key(
     is_whole = damage in list(lists)[:3]
     assert ssh_says(host) == is_whole
     if is_whole:
-        assert connect(host).exists("/")
+        assert connect_host(host).exists("/")
         return
     what = "is a damaged revocation list" if "binary" in damage else "has a line that is no public"
     assert f"RevokedHostKeys: {listed}: {what}" in refused(host)
@@ -242,7 +242,7 @@ def test_a_revocation_list_that_is_no_file_trusts_no_key(server: Server, tmp_pat
         assert f"RevokedHostKeys: {path}: {what}" in refused(server.host(args=args))
     host = server.host(args=("-o", "RevokedHostKeys=/dev/null"))
     assert ssh_says(host)
-    assert connect(host).exists("/")
+    assert connect_host(host).exists("/")
 
 
 @pytest.mark.parametrize("file", ["of the user", "of the system"])
@@ -266,7 +266,7 @@ def test_a_key_that_is_revoked_for_a_name_is_so_with_any_port(
     write(server.known_line, f"@revoked 127.0.0.1 {key}")
     assert "is revoked" in refused(host)
     write(server.known_line, f"@revoked 127.0.0.2 {key}")
-    assert connect(host).exists("/")
+    assert connect_host(host).exists("/")
 
 
 def test_a_key_shorter_than_ssh_wants_is_refused(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_key_shorter_than_ssh_wants_is_refused(tmp_path: Path) -> None:
         host = server.host(args=("-o", "RequiredRSASize=4096"))
         assert not ssh_says(host)
         assert "has 3072 bits, fewer than ssh's RequiredRSASize 4096" in refused(host)
-        assert connect(server.host()).exists("/")
+        assert connect_host(server.host()).exists("/")
         close_all()
 
 
@@ -289,7 +289,7 @@ def test_a_key_shorter_than_ssh_wants_is_refused(tmp_path: Path) -> None:
 def test_names_of_a_key_are_those_of_ssh(server: Server, name: str, args: tuple[str, ...]) -> None:
     key = server.known_line.split(" ", 1)[1]
     server.known_hosts.write_text(f"{name} {key}")
-    assert connect(server.host(args=args)).exists("/")
+    assert connect_host(server.host(args=args)).exists("/")
     command = [*route_of(server.host(args=args)).command, "127.0.0.1", "echo", "in"]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"in\n"
 
@@ -298,7 +298,7 @@ def test_names_of_a_key_are_those_of_ssh(server: Server, name: str, args: tuple[
 def test_a_new_key_is_recorded_as_ssh_does(server: Server, before: str) -> None:
     server.known_hosts.write_text(before)
     accept_new_host_keys()
-    connect(server.host(args=("-o", "HashKnownHosts=yes")))
+    connect_host(server.host(args=("-o", "HashKnownHosts=yes")))
     (line,) = server.known_hosts.read_text().removeprefix("# mine").split("\n")[before != "" : -1]
     assert line.startswith("|1|")
     find = ["ssh-keygen", "-F", f"[127.0.0.1]:{server.port}", "-f", str(server.known_hosts)]
@@ -323,5 +323,5 @@ def test_every_client_that_is_made_verifies(
     monkeypatch.setattr(SSHClient, "connect", connect_noted)
     gate = f"Host gate\n  HostName 127.0.0.1\n  Port {server.port}\n"
     server.config.write_text(server.config.read_text() + gate)
-    assert connect(server.host(args=("-J", "gate"))).exists("/")
+    assert connect_host(server.host(args=("-J", "gate"))).exists("/")
     assert seen == [(HostKeys, 0), (HostKeys, 0)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import ConfigError
-from launcher.hosts.ssh import connect
+from launcher.hosts.ssh import connect_host
 from tests.launcher.sshd import Server, make_key, refused
 from tests.waiting import wait_for
 
@@ -115,7 +115,7 @@ def test_keys_of_an_ssh_agent_are_offered(server: Server, tmp_path: Path, author
             f"Host *\n  IdentityAgent {tmp_path / 'agent'}\n  IdentityFile {key}\n"
             f"  UserKnownHostsFile {server.known_hosts}\n"
         )
-        assert connect(server.host()).exists("/")
+        assert connect_host(server.host()).exists("/")
 
 
 @pytest.mark.parametrize("held", ["in a file", "by an agent"])
@@ -128,7 +128,7 @@ def test_a_user_s_certificate_logs_in(
     authorized.write_text(f"cert-authority {authority.with_suffix('.pub').read_text()}")
     offer(server, key)
     if held == "in a file":
-        assert connect(server.host()).exists("/")
+        assert connect_host(server.host()).exists("/")
         return
     with ssh_agent(tmp_path / "agent") as environment:
         subprocess.run(["ssh-add", "-q", str(key)], env=environment, check=True)
@@ -139,7 +139,7 @@ def test_a_user_s_certificate_logs_in(
         server.config.write_text(
             text.replace("  IdentityAgent none\n", agent).replace("IdentitiesOnly yes", "")
         )
-        assert connect(server.host()).exists("/")
+        assert connect_host(server.host()).exists("/")
 
 
 def test_settings_that_fabric_cannot_follow_are_refused(server: Server) -> None:

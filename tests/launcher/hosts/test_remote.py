@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from launcher.agent import operations
-from launcher.agent.frames import LIMIT, FrameError, LineSplitter, encode, error_frame, to_error
+from launcher.agent.frames import (
+    LIMIT,
+    FrameError,
+    LineSplitter,
+    encode_frame,
+    error_frame,
+    to_error,
+)
 from launcher.errors import InvalidAnswerError, LauncherError, PreflightError, UnreachableError
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
@@ -146,7 +153,7 @@ def test_noise_of_a_login_shell_before_the_hello_is_passed_over(speak: Speak) ->
     link = AgentLink("far", pipe)
     assert list(link.noise) == ["Welcome!", '{"a": 1}', "motley: units"]
     there = RemoteConnection("far", lambda: link)
-    there.link()
+    there.open_link()
     assert there.units
     assert there.noise == ("Welcome!", '{"a": 1}')
 
@@ -186,7 +193,7 @@ def test_what_is_no_agent_is_quoted(
 def test_an_agent_of_another_version_is_refused_with_what_to_do(speak: Speak) -> None:
     code = "print(HELLO.replace('agent/1', 'agent/9')); import sys; sys.stdin.read()"
     with pytest.raises(PreflightError, match=r"speaks motley.agent/9.*launch cluster push"):
-        RemoteConnection("far", lambda: AgentLink("far", speak(code))).link()
+        RemoteConnection("far", lambda: AgentLink("far", speak(code))).open_link()
 
 
 @pytest.mark.parametrize(
@@ -261,7 +268,7 @@ def test_lines_are_cut_wherever_the_bytes_are() -> None:
         parts = [stream[start : start + size] for start in range(0, len(stream), size)]
         assert [line for part in parts for line in splitter.feed(part)] == expected
     with pytest.raises(FrameError):
-        encode({"x": "x" * LIMIT})
+        encode_frame({"x": "x" * LIMIT})
 
 
 @pytest.mark.parametrize("value", ["-x", "relative", "", "/a\nb", "/\x1b[2J", 7, None])
@@ -270,7 +277,7 @@ def test_a_hello_whose_paths_are_none_is_refused(speak: Speak, key: str, value: 
     hello = json.dumps({**json.loads(HELLO), key: value})
     link = AgentLink("far", speak(f"print({hello!r}); import sys; sys.stdin.read()"))
     with pytest.raises(UnreachableError, match=f"invalid words of its agent: hello: {key}: "):
-        RemoteConnection("far", lambda: link).link()
+        RemoteConnection("far", lambda: link).open_link()
     assert link.broken
 
 
@@ -288,8 +295,10 @@ def test_answers_of_another_kind_are_one_line(speak: Speak, answer: object) -> N
     pipe = speak(f"ANSWER = {answer!r}\n{ANSWERS}")
     link = AgentLink("far", pipe)
     there = RemoteConnection("far", lambda: link)
-    for ask in (partial(there.ask, operations.find_run), there.size, there.names):
-        if (ask == there.size and answer == 7) or (ask == there.names and isinstance(answer, list)):
+    for ask in (partial(there.ask, operations.find_run), there.file_size, there.list_folder):
+        if (ask == there.file_size and answer == 7) or (
+            ask == there.list_folder and isinstance(answer, list)
+        ):
             continue
         with pytest.raises(InvalidAnswerError, match=r"host far: \w+: .*launch cluster push"):
             ask("x")
@@ -297,7 +306,7 @@ def test_answers_of_another_kind_are_one_line(speak: Speak, answer: object) -> N
 
 def test_names_that_are_paths_are_passed_over(speak: Speak) -> None:
     link = AgentLink("far", speak(f"ANSWER = ['a', '../b', '/c', 'd/e']\n{ANSWERS}"))
-    assert RemoteConnection("far", lambda: link).names("/") == ["a"]
+    assert RemoteConnection("far", lambda: link).list_folder("/") == ["a"]
 
 
 def test_a_file_without_an_end_does_not_fill_the_memory(

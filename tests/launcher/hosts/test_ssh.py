@@ -17,7 +17,7 @@ from launcher.errors import ConfigError, PreflightError, UnreachableError
 from launcher.hosts import bootstrap, fleet
 from launcher.hosts.local import LocalConnection
 from launcher.hosts.remote import RemoteConnection
-from launcher.hosts.ssh import close_all, connect, route_of
+from launcher.hosts.ssh import close_all, connect_host, route_of
 from launcher.inventory.hosts import Host
 from launcher.runs.preflight.inspection import CHECKS, check_login_shell
 from launcher.runs.processes.session import SessionSupervisor
@@ -34,26 +34,26 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("own_ssh")]
 
 
 def test_a_host_is_used_as_if_it_were_here(server: Server, tmp_path: Path) -> None:
-    connection = connect(server.host())
-    assert connection is connect(server.host(devices=()))
+    connection = connect_host(server.host())
+    assert connection is connect_host(server.host(devices=()))
     assert connection.user == getpass.getuser()
     assert Path(connection.python).samefile(sys.executable)
     data = os.urandom(3_000_000)
     connection.write(str(tmp_path / "a" / "file"), data)
     assert connection.read(str(tmp_path / "a" / "file")) == data
-    assert connection.names(str(tmp_path / "a")) == ["file"]
+    assert connection.list_folder(str(tmp_path / "a")) == ["file"]
     assert connection.call("folder", {"path": str(tmp_path), "least": 1})["status"] == "ok"
 
 
 def test_a_supervised_process_outlives_the_connection(server: Server, tmp_path: Path) -> None:
     run_id = f"test-{os.urandom(4).hex()}"
     process = python_process(tmp_path, "import time\nprint('up')\nwhile True: time.sleep(60)")
-    supervisor = SessionSupervisor(connect(server.host()), run_id, RestartPolicy())
+    supervisor = SessionSupervisor(connect_host(server.host()), run_id, RestartPolicy())
     supervisor.start_process(process)
     wait_for(lambda: b"up\n" in supervisor.read_log(process, 1), "its first line")
     close_all()
     assert len(find_run(run_id)) == 2
-    connection = connect(server.host())
+    connection = connect_host(server.host())
     assert set(connection.ask(operations.find_run, run_id)) == set(find_run(run_id))
     supervisor = SessionSupervisor(connection, run_id, RestartPolicy())
     wait_until_running(supervisor, process)
@@ -115,7 +115,7 @@ def test_jump_hosts_are_verified_like_any_other(server: Server) -> None:
         + f"Host dead\n  HostName 127.0.0.1\n  Port {free_port()}\n"
     )
     host = server.host(args=("-J", "gate"))
-    assert connect(host).exists("/")
+    assert connect_host(host).exists("/")
     command = [*route_of(host).command, "127.0.0.1", "echo", "there"]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"there\n"
     assert "jump host door: its host key" in refused(server.host("two", args=("-J", "door,gate")))
@@ -146,7 +146,7 @@ def test_two_jumps_and_hashed_names(server: Server) -> None:
         + f"Host door\n  HostName localhost\n  Port {server.port}\n"
     )
     host = server.host(args=("-o", "ProxyJump=door,gate"))
-    assert connect(host).exists("/")
+    assert connect_host(host).exists("/")
     command = [*route_of(host).command, "127.0.0.1", "echo", "there"]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"there\n"
 
@@ -180,7 +180,7 @@ def test_a_proxy_may_hand_over_the_connection_itself(server: Server) -> None:
     config = server.config.read_text() + f"  ProxyUseFdpass yes\n  ProxyCommand {sys.executable} "
     server.config.write_text(f"{config}{opens} %h %p\n")
     host = server.host()
-    assert connect(host).exists("/")
+    assert connect_host(host).exists("/")
     command = [*route_of(host).command, "127.0.0.1", "echo", "there"]
     assert subprocess.run(command, capture_output=True, timeout=60).stdout == b"there\n"
     server.config.write_text(f"{config}{fails}\n")
@@ -193,7 +193,7 @@ def test_an_alias_of_an_included_file_is_enough(server: Server) -> None:
     )
     server.config.write_text(f"Include {server.folder}/included\n{server.config.read_text()}")
     host = server.host(address=None, ssh_port=None, user=None)
-    assert connect(host).exists("/")
+    assert connect_host(host).exists("/")
 
 
 def test_a_login_shell_that_prints_is_named(server: Server, tmp_path: Path) -> None:
@@ -201,10 +201,10 @@ def test_a_login_shell_that_prints_is_named(server: Server, tmp_path: Path) -> N
     key = keys.read_text()
     prints = tmp_path / "prints"
     prints.write_text('echo "Welcome to the lab"\nexec sh -c "$SSH_ORIGINAL_COMMAND"\n')
-    quiet = check_login_shell(connect(server.host("quiet")))
+    quiet = check_login_shell(connect_host(server.host("quiet")))
     keys.write_text(f'command="sh {prints}" {key}')
     try:
-        loud = check_login_shell(connect(server.host("loud")))
+        loud = check_login_shell(connect_host(server.host("loud")))
     finally:
         keys.write_text(key)
     assert quiet.status == "ok"
@@ -233,7 +233,7 @@ def test_the_installation_s_own_python_is_used_where_there_is_one(
 ) -> None:
     monkeypatch.setattr(bootstrap, "PYTHON", sys.executable)
     monkeypatch.setattr(bootstrap, "RUN_USER", getpass.getuser())
-    connection = connect(server.host(trainer_command=None))
+    connection = connect_host(server.host(trainer_command=None))
     assert connection.exists("/")
     assert not connection.units
 
@@ -247,13 +247,13 @@ def is_free(lock: Path) -> bool:
 
 
 def test_a_broken_connection_is_opened_again(server: Server) -> None:
-    connection = connect(server.host())
+    connection = connect_host(server.host())
     assert isinstance(connection, RemoteConnection)
-    link = connection.link()
+    link = connection.open_link()
     os.kill(int(link.hello["pid"]), signal.SIGKILL)
     wait_for(lambda: link.broken is not None, "the link to break")
-    assert connect(server.host()).exists("/")
-    link = connection.link()
+    assert connect_host(server.host()).exists("/")
+    link = connection.open_link()
     end_sessions(server)
     wait_for(lambda: link.broken is not None, "the link to break")
     assert connection.exists("/")
@@ -261,7 +261,7 @@ def test_a_broken_connection_is_opened_again(server: Server) -> None:
         end_sessions(server)
         wait_for(lambda: connection.is_spent, "the lock to be lost")
         wait_for(lambda: is_free(server.folder / "lock"), "the agent to end and free its lock")
-        fresh = connect(server.host())
+        fresh = connect_host(server.host())
         assert fresh is not connection
         assert fresh.exists("/")
 
@@ -278,7 +278,7 @@ def test_units_are_controlled_beside_the_agent_by_sudo_s_one_rule(
         "case $2 in bad) echo no >&2; exit 4;; slow) exec sleep 600;; esac\n"
     )
     program.chmod(0o755)
-    connection = connect(server.host())
+    connection = connect_host(server.host())
     assert isinstance(connection, RemoteConnection)
     monkeypatch.setattr(connection, "units", True)
     monkeypatch.setattr("launcher.hosts.remote.UNIT_COMMAND", (str(program),))
@@ -295,7 +295,7 @@ def test_hosts_at_once_all_finish_and_their_errors_come_together(server: Server)
     dead = server.host("dead", ssh_port=free_port())
     lost = server.host("lost", address="no-such-host.invalid")
     hosts = [server.host("one"), dead, server.host("two"), lost]
-    answers = fleet.ask(hosts, lambda _host, connection: connection.exists("/"), 60.0)
+    answers = fleet.ask_hosts(hosts, lambda _host, connection: connection.exists("/"), 60.0)
     assert answers.found == {"one": True, "two": True}
     assert list(answers.errors) == ["dead", "lost"]
     with pytest.raises(UnreachableError, match="host dead: ") as caught:
@@ -307,7 +307,7 @@ def test_many_threads_share_one_connection(server: Server, tmp_path: Path) -> No
     wrong: list[object] = []
 
     def work(number: int) -> None:
-        connection = connect(server.host())
+        connection = connect_host(server.host())
         path, data = str(tmp_path / f"{number}"), os.urandom(200_000)
         for _ in range(5):
             connection.write(path, data)
@@ -325,7 +325,7 @@ def test_many_threads_share_one_connection(server: Server, tmp_path: Path) -> No
 
 def test_this_machine_needs_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert connect(Host(name="localhost", connection="local")).exists("/")
+    assert connect_host(Host(name="localhost", connection="local")).exists("/")
 
 
 @pytest.mark.parametrize("end", ["by itself", "by SIGKILL"])

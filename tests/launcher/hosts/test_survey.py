@@ -8,7 +8,7 @@ import pytest
 from launcher.agent.operations import describe_machine
 from launcher.errors import PreflightError, UnreachableError, raise_all
 from launcher.hosts.local import LocalConnection
-from launcher.hosts.survey import survey, with_devices
+from launcher.hosts.survey import survey_connected, with_devices
 from launcher.inventory.facts.devices import Detection, Device
 from launcher.inventory.hosts import Host
 from trainer.system.untrusted_data import validate_data
@@ -74,14 +74,14 @@ def test_a_listed_card_that_is_not_there_is_a_problem_in_the_hosts_words() -> No
 
 def test_a_local_host_learns_its_cores_and_keeps_its_folder() -> None:
     host = Host(name="a", connection="local", devices=())
-    found = survey([host], {"a": LocalConnection()})
+    found = survey_connected([host], {"a": LocalConnection()})
     assert (found.hosts[0].cores or 0) >= 1
     assert found.hosts[0].state_folder is None
     assert found.failures == {}
 
 
 def test_a_remote_host_keeps_its_runs_where_its_agent_says() -> None:
-    found = survey([Host(name="a", devices=())], {"a": LocalConnection()})
+    found = survey_connected([Host(name="a", devices=())], {"a": LocalConnection()})
     assert found.hosts[0].state_folder == LocalConnection().state_folder
 
 
@@ -99,7 +99,7 @@ class Equipped(LocalConnection):
 def test_cards_that_nobody_uses_are_known(
     listed: tuple[Device, ...] | None, spare: list[str]
 ) -> None:
-    found = survey([Host(name="a", devices=listed)], {"a": Equipped()})
+    found = survey_connected([Host(name="a", devices=listed)], {"a": Equipped()})
     assert [device.id for device in found.spare["a"]] == spare
 
 
@@ -114,13 +114,13 @@ def test_software_devices_count_only_where_one_is_listed(listed: str, allowed: b
             asked.extend(question[1:2] if question[0] == "devices" else ())
             return super().call(*question, **more)
 
-    survey([Host(name="a", devices=(Device("wgpu", listed),))], {"a": Asked()})
+    survey_connected([Host(name="a", devices=(Device("wgpu", listed),))], {"a": Asked()})
     assert asked == [{"allow_software": allowed}]
 
 
 def test_hosts_without_a_connection_are_left_as_the_inventory_has_them() -> None:
     host = Host(name="a", devices=())
-    assert survey([host], {}).hosts == (host,)
+    assert survey_connected([host], {}).hosts == (host,)
 
 
 class Old(LocalConnection):
@@ -143,10 +143,12 @@ class Hung(LocalConnection):
 
 
 def test_one_that_fails_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.hosts.survey.describe_machine", describe_machine.within(5.0))
+    monkeypatch.setattr(
+        "launcher.hosts.survey.describe_machine", describe_machine.with_deadline(5.0)
+    )
     hung = Hung()
     hosts = [Host(name=name, devices=()) for name in "abc"]
-    found = survey(hosts, {"a": LocalConnection(), "b": hung, "c": Old()})
+    found = survey_connected(hosts, {"a": LocalConnection(), "b": hung, "c": Old()})
     hung.over.set()
     assert list(found.machines) == ["a"]
     assert isinstance(found.failures["b"], UnreachableError)
@@ -180,7 +182,7 @@ def test_a_host_of_the_recipe_has_its_default_share() -> None:
     }
     hosts = [Host(name=name, devices=()) for name in ways]
     hosts[1] = Host(name="b", devices=(), share_folder="/mnt/share")
-    found = survey(hosts, ways)
+    found = survey_connected(hosts, ways)
     assert found.failures == {}
     shares = [host.share_folder for host in found.hosts]
     assert shares == ["/srv/motley", "/mnt/share", None, None]
@@ -231,7 +233,7 @@ def card(**changes: object) -> Any:
 )
 def test_facts_of_another_shape_are_that_hosts_failure(lies: dict[str, Any]) -> None:
     hosts = [Host(name="a"), Host(name="b", coordinator=True, devices=())]
-    found = survey(hosts, {"a": Lying(**lies), "b": LocalConnection()})
+    found = survey_connected(hosts, {"a": Lying(**lies), "b": LocalConnection()})
     assert list(found.failures) == ["a"]
     assert str(found.failures["a"]).startswith("host a: ")
     assert "\n" not in str(found.failures["a"])
@@ -251,6 +253,6 @@ def test_a_route_that_is_no_address_is_that_hosts_failure(source: object) -> Non
         Host(name="a", coordinator=True, devices=(Device("cpu", "cpu"),)),
         Host(name="b", devices=(Device("cpu", "cpu"),)),
     ]
-    found = survey(hosts, {"a": head, "b": other})
+    found = survey_connected(hosts, {"a": head, "b": other})
     assert list(found.failures) == ["b"]
     assert source not in found.sources.values()

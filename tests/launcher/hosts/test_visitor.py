@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.archive import archive
+from launcher.agent.archive import agent_archive
 from launcher.agent.operations import describe_machine, detect_devices, read_free_disk
 from launcher.errors import PreflightError, UnreachableError
-from launcher.hosts.bootstrap import agent_command, explain
+from launcher.hosts.bootstrap import agent_command, explain_failure
 from launcher.hosts.remote import RemoteConnection
 from launcher.hosts.rpc import AgentLink, NoAgentError
-from launcher.hosts.ssh import connect, visit
+from launcher.hosts.ssh import connect_host, visit_host
 from launcher.inventory.facts.machine import read_machine_id
 from launcher.inventory.hosts import Host
 from tests.launcher.agent_pipe import ProcessPipe
@@ -44,7 +44,7 @@ def shell(folder: Path, path: str) -> tuple[str, ...]:
 
 def test_it_answers_what_an_installed_agent_answers(tmp_path: Path) -> None:
     pipe = ProcessPipe(shell(tmp_path, f"{BARE}:/usr/bin:/bin"))
-    pipe.send(archive())
+    pipe.send(agent_archive())
     connection = RemoteConnection("far", lambda: AgentLink("far", pipe))
     machine = connection.ask(describe_machine)
     assert machine.identity == read_machine_id()
@@ -81,7 +81,7 @@ def test_why_there_is_none(tmp_path: Path, python: str | None, said: str) -> Non
     with pytest.raises(NoAgentError) as caught:
         AgentLink("far", pipe)
     pipe.end()
-    error = explain(FAR, "me", caught.value)
+    error = explain_failure(FAR, "me", caught.value)
     assert isinstance(error, PreflightError | UnreachableError)
     assert said in str(error)
     assert "\n" not in str(error)
@@ -90,11 +90,11 @@ def test_why_there_is_none(tmp_path: Path, python: str | None, said: str) -> Non
 @pytest.mark.usefixtures("own_ssh")
 def test_a_visit_over_ssh_on_a_host_without_motley(server: Server) -> None:
     host = server.host(trainer_command=None)
-    connection, missing = visit(host)
+    connection, missing = visit_host(host)
     if not Path("/opt/motley/current/bin/python").exists():
         assert missing.startswith("host far: no Motley at /opt/motley; run: ansible-playbook")
     assert connection.ask(describe_machine).identity == read_machine_id()
-    assert visit(host)[0] is connection
+    assert visit_host(host)[0] is connection
     public = subprocess.run(
         ["ssh-keygen", "-lf", str(server.folder / "host.pub")], capture_output=True, text=True
     )
@@ -104,7 +104,7 @@ def test_a_visit_over_ssh_on_a_host_without_motley(server: Server) -> None:
 @pytest.mark.usefixtures("own_ssh")
 def test_an_installed_agent_answers_where_there_is_one(server: Server) -> None:
     host = server.host()
-    connection, missing = visit(host)
+    connection, missing = visit_host(host)
     assert missing == ""
-    assert connection.python == connect(host).python != f"{BARE}/python3"
-    assert connection.ask(describe_machine) == connect(host).ask(describe_machine)
+    assert connection.python == connect_host(host).python != f"{BARE}/python3"
+    assert connection.ask(describe_machine) == connect_host(host).ask(describe_machine)

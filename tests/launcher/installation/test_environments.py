@@ -24,8 +24,8 @@ def test_packages_come_from_the_wheels_locks(tmp_path: Path) -> None:
     files = {name: (ROOT / name).read_text() for name in locks}
     facts = read_wheel(make_wheel(tmp_path, "motley", "1.0", files))
     assert set(facts.locks) == LOCKS
-    light = facts.recipe(["coordinator"], None)
-    heavy = facts.recipe(["trainer"], "cpu")
+    light = facts.make_recipe(["coordinator"], None)
+    heavy = facts.make_recipe(["trainer"], "cpu")
     assert (light.torch, light.torch_lock) == (None, "")
     assert heavy.torch == "cpu"
     assert names(light.packages) < names(heavy.packages)
@@ -33,10 +33,10 @@ def test_packages_come_from_the_wheels_locks(tmp_path: Path) -> None:
     assert not names(heavy.packages) & {"motley", "torch", "ansible-core", "pytest"}
     assert names(heavy.torch_lock) == {"torch"}
     assert names(light.lock) == names(light.packages) | {"uv"}
-    cuda = facts.recipe(["trainer"], "cuda")
+    cuda = facts.make_recipe(["trainer"], "cuda")
     assert facts.name_installation(heavy) != facts.name_installation(cuda)
     with pytest.raises(ConfigError, match="name its build, cpu or cuda"):
-        facts.recipe(["trainer"], None)
+        facts.make_recipe(["trainer"], None)
 
 
 def test_another_hash_is_another_package() -> None:
@@ -50,7 +50,7 @@ def test_another_hash_is_another_package() -> None:
 def test_a_wheel_without_uvs_lock_is_refused(tmp_path: Path) -> None:
     wheel = WheelFacts(tmp_path / "x.whl", "1.0", "0" * 64, {"coordinator": ""}, ">=3.11")
     with pytest.raises(ConfigError, match=r"x\.whl has no lock for uv"):
-        wheel.recipe(["coordinator"], None)
+        wheel.make_recipe(["coordinator"], None)
 
 
 def test_which_extras_need_torch() -> None:
@@ -69,4 +69,4 @@ def test_the_index_is_the_makefiles() -> None:
 def test_an_old_python_is_told(tmp_path: Path) -> None:
     facts = WheelFacts(tmp_path, "1.0", "0" * 64, {}, ">=3.99")
     with pytest.raises(ConfigError, match=r"Motley needs 3\.99 or newer"):
-        facts.recipe([], None)
+        facts.make_recipe([], None)

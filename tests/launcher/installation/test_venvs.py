@@ -36,4 +36,4 @@ def test_debian_without_its_venv_package_is_told(monkeypatch: pytest.MonkeyPatch
 
 def test_a_program_that_does_not_end_is_one_line() -> None:
     with pytest.raises(LauncherError, match=r"^sleep did not end within 0 s$"):
-        venvs.call(["sleep", "600"], 0.01)
+        venvs.run_program(["sleep", "600"], 0.01)

@@ -19,7 +19,7 @@ from tests.waiting import wait_for
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh, "connect", lambda _host: LocalConnection())
+    monkeypatch.setattr(ssh, "connect_host", lambda _host: LocalConnection())
 
 
 def cockpit_of(process: ProcessPlan) -> RunMonitor:

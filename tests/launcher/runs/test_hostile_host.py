@@ -52,7 +52,7 @@ class Disk(LocalConnection):
 
     def names(self, folder: str) -> list[str]:
         self._used.append(folder)
-        return super().names(folder)
+        return super().list_folder(folder)
 
     def exists(self, path: str) -> bool:
         self._used.append(path)
@@ -60,7 +60,7 @@ class Disk(LocalConnection):
 
     def remove(self, path: str) -> None:
         self._used.append(path)
-        super().remove(path)
+        super().remove_file(path)
 
 
 class Lab:
@@ -104,14 +104,14 @@ _CPU = Device("cpu", "cpu")
 @pytest.fixture
 def lab(tmp_path: Path, silent_hosts: dict[Any, Any], monkeypatch: pytest.MonkeyPatch) -> Lab:
     made = Lab(tmp_path)
-    monkeypatch.setattr("launcher.hosts.ssh.connect", made.connect)
+    monkeypatch.setattr("launcher.hosts.ssh.connect_host", made.connect)
     monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "localhost"))
     return made
 
 
 @pytest.fixture
 def real_connect() -> Callable[[Host], Connection]:
-    return ssh.connect
+    return ssh.connect_host
 
 
 @pytest.mark.parametrize("way", ["ssh", "local", "none"])
@@ -138,7 +138,7 @@ def test_a_host_that_the_inventory_lacks_is_unreachable_whatever_its_plan_says(
     def connect(host: Host) -> Connection:
         return real_connect(host) if host.name == "stranger" else lab.connect(host)
 
-    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
+    monkeypatch.setattr("launcher.hosts.ssh.connect_host", connect)
     view = RunMonitor(lab.run()).observe()
     assert view.processes["worker-1"].state == "unreachable"
     assert "the run's plan names it, but the inventory does not" in view.unreachable["stranger"]
@@ -320,7 +320,7 @@ def test_the_inventory_names_a_host_of_the_plan_that_is_away(
     hosts = [lab.tree["hosts"][0], {**lab.tree["hosts"][1], "address": "6.6.6.6", "user": "root"}]
     lab.says({**lab.tree, "hosts": hosts})
     assert lab.run().find_host("good") is lab.inventory[1]
-    monkeypatch.setattr("launcher.hosts.ssh.connect", refuse)
+    monkeypatch.setattr("launcher.hosts.ssh.connect_host", refuse)
     with pytest.raises(UnreachableError, match="no route"):
         Registry.for_hosts(lab.inventory)
 
@@ -335,8 +335,8 @@ def test_a_program_that_never_stops_printing_is_ended(server: Server, own_ssh: N
     try:
         for program in (("yes",), ("sh", "-c", "yes >&2")):
             with pytest.raises(OSError, match="it has printed more than 1,048,576 characters"):
-                pipe.run(program, 60.0)
-        code, output = pipe.run(("sh", "-c", "yes | head -c 1000000; exit 7"), 60.0)
+                pipe.run_program(program, 60.0)
+        code, output = pipe.run_program(("sh", "-c", "yes | head -c 1000000; exit 7"), 60.0)
         assert (code, len(output)) == (7, 1_000_000)
     finally:
         pipe.close()

@@ -73,7 +73,7 @@ def entry_of(queue: Queue, run_id: str) -> QueueEntry:
 
 
 def files(queue: Queue) -> list[str]:
-    return LocalConnection().names(queue.folder)
+    return LocalConnection().list_folder(queue.folder)
 
 
 def plan_of(start: StartArguments, queue: Queue, run_id: str) -> Run:
@@ -225,14 +225,14 @@ def test_of_a_removal_and_a_claim_at_once_one_is_refused(
 ) -> None:
     """The claim comes when the removal has looked, and before it has removed."""
     run_id = add(start)
-    remove = LocalConnection.remove
+    remove = LocalConnection.remove_file
 
     def after_the_claim(here: LocalConnection, path: str) -> None:
         if path.endswith(".json"):
             assert queue.claim(run_id)
         remove(here, path)
 
-    monkeypatch.setattr(LocalConnection, "remove", after_the_claim)
+    monkeypatch.setattr(LocalConnection, "remove_file", after_the_claim)
     with pytest.raises(PreflightError, match="has been started"):
         queue.remove(run_id)
     assert entry_of(queue, run_id).state == "started"
@@ -349,7 +349,7 @@ def test_another_machines_job_is_passed_over(
     """A host's word alone starts nothing: its units may write what lies there."""
     intel = Host(name="intel", address="10.0.0.1", devices=(Device("cpu", "cpu"),))
     monkeypatch.setattr("launcher.runs.cluster.load_inventory", lambda *_, **__: (intel,))
-    monkeypatch.setattr("launcher.hosts.ssh.connect", lambda host: Disk(tmp_path / host.name))
+    monkeypatch.setattr("launcher.hosts.ssh.connect_host", lambda host: Disk(tmp_path / host.name))
     run_id = add(start, model__path="/models/absent")
     queue, registry = queue_of(Path("hosts.yml"))
     (entry,) = queue.read_entries()[0]

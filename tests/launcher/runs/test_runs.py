@@ -37,7 +37,7 @@ def down(tmp_path: Path, silent_hosts: dict[Any, Any], monkeypatch: pytest.Monke
             raise UnreachableError(f"host {host.name}: connection refused")
         return Disk(tmp_path / host.name)
 
-    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
+    monkeypatch.setattr("launcher.hosts.ssh.connect_host", connect)
     monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "laptop"))
     return names
 
@@ -57,7 +57,7 @@ def make_plan(tmp_path: Path, hosts: tuple[Host, ...], run_id: str) -> LaunchPla
 def keep(registry: Registry, tmp_path: Path, hosts: tuple[Host, ...], run_id: str) -> None:
     run, text = registry.record_run(make_plan(tmp_path, hosts, run_id))
     for host in run.hosts:
-        folder = Path(run.run_folder(host, ssh.connect(host)))
+        folder = Path(run.run_folder(host, ssh.connect_host(host)))
         folder.mkdir(parents=True)
         (folder / "plan.json").write_bytes(text)
         (folder / "run.yaml").write_text("name: demo\n")
@@ -74,7 +74,7 @@ def test_a_run_is_read_from_the_coordinators_host(
     runs = Registry.for_hosts(hosts).read_runs()
     assert [run.run_id for run in runs] == ["demo-1", "demo-2"]
     assert runs[0].leader_host.name == "intel"
-    there = runs[0].run_folder(hosts[0], ssh.connect(hosts[0]))
+    there = runs[0].run_folder(hosts[0], ssh.connect_host(hosts[0]))
     assert there == str(tmp_path / "lambda" / "runs" / "demo-1")
     assert registry.read_config("demo-1") == b"name: demo\n"
     assert [run.run_id for run in registry.read_runs({"demo-2", "other"})] == ["demo-2"]
@@ -132,7 +132,7 @@ def test_a_view_shows_what_is_known_and_then_the_late_host(
             assert opened.wait(60)
         return Disk(tmp_path / host.name)
 
-    monkeypatch.setattr("launcher.hosts.ssh.connect", connect)
+    monkeypatch.setattr("launcher.hosts.ssh.connect_host", connect)
     known: list[RunView] = []
 
     def show(view: RunView) -> None:
@@ -200,5 +200,5 @@ def test_the_end_of_a_run_is_written_on_every_host_that_has_it(
     assert list(tear_down(run, grace=0.0, why="a worker is missing").left) == ["lambda"]
     tear_down(run, grace=0.0, why="the first reason is kept")
     assert RunMonitor(run).observe().end == "a worker is missing"
-    intel = run.run_folder(run.leader_host, ssh.connect(run.leader_host))
+    intel = run.run_folder(run.leader_host, ssh.connect_host(run.leader_host))
     assert json.loads(Path(intel, "plan.json").read_text())["run_id"] == "demo-1"

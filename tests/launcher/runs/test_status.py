@@ -90,7 +90,7 @@ class Distillation:
     """A student that leads and a teacher beside it, by what their supervisors and they wrote."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("launcher.hosts.ssh.connect", lambda _host: LocalConnection())
+        monkeypatch.setattr("launcher.hosts.ssh.connect_host", lambda _host: LocalConnection())
         host = Host(name="localhost", connection="local", devices=())
         job = distill_job.load(
             None,

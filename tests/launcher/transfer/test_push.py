@@ -18,7 +18,7 @@ from launcher.installation import install
 from launcher.installation.environments import WheelFacts, read_wheel
 from launcher.installation.versions import Installation
 from launcher.inventory.hosts import Host
-from launcher.transfer.push import Fleet, HostUpdate, refuse, root_of
+from launcher.transfer.push import Fleet, HostUpdate, refuse_updates, root_of
 from tests import ROOT
 from tests.launcher.handmade import lock_of, make_wheel
 from tests.launcher.installation.small import uv_lock
@@ -93,7 +93,7 @@ def first_root(tmp_path_factory: pytest.TempPathFactory, uv_wheel: Path) -> Path
     with pytest.MonkeyPatch.context() as patch, made.lock():
         patch.setenv("PIP_NO_INDEX", "1")
         patch.setenv("PIP_FIND_LINKS", str(uv_wheel.parent))
-        made.install(wheel, wheel.recipe(["coordinator"], None), "unused")
+        made.install_wheel(wheel, wheel.make_recipe(["coordinator"], None), "unused")
     return made.root
 
 
@@ -112,12 +112,12 @@ def hosts(tmp_path: Path, first_root: Path, monkeypatch: pytest.MonkeyPatch) -> 
             raise UnreachableError("host away: no route")
         return InstalledConnection(tmp_path / host.name / "opt")
 
-    monkeypatch.setattr(ssh, "connect", connect)
+    monkeypatch.setattr(ssh, "connect_host", connect)
     return result
 
 
 def name_of(wheel: WheelFacts) -> str:
-    return wheel.name_installation(wheel.recipe(["coordinator"], None))
+    return wheel.name_installation(wheel.make_recipe(["coordinator"], None))
 
 
 def installed(folder: Path) -> str:
@@ -128,37 +128,37 @@ def installed(folder: Path) -> str:
 def test_a_push_and_the_way_back(tmp_path: Path, hosts: list[Host], make: Make) -> None:
     said: list[str] = []
     fleet, wheel = Fleet(hosts, said.append), make("2.0")
-    updates = fleet.examine(wheel)
-    assert [update.line for update in updates] == [
+    updates = fleet.plan_updates(wheel)
+    assert [update.describe for update in updates] == [
         f"{host.name}: {before} -> {name_of(wheel)}"
         for host, before in zip(hosts, [update.before for update in updates], strict=True)
     ]
     assert installed(tmp_path / "lambda") == "1.0"  # only asked so far
-    fleet.apply(updates, wheel, force=False)
+    fleet.apply_updates(updates, wheel, force=False)
     assert [installed(tmp_path / host.name) for host in hosts] == ["2.0", "2.0"]
     assert f"intel: installing {name_of(wheel)}" in said
-    again = fleet.examine(wheel)
-    assert [update.line for update in again] == [
+    again = fleet.plan_updates(wheel)
+    assert [update.describe for update in again] == [
         f"{host.name}: {name_of(wheel)} is there already" for host in hosts
     ]
-    back = fleet.examine(None)
-    fleet.apply(back, None, force=False)
+    back = fleet.plan_updates(None)
+    fleet.apply_updates(back, None, force=False)
     assert [installed(tmp_path / host.name) for host in hosts] == ["1.0", "1.0"]
     third = make("3.0")
-    fleet.examine(third)
+    fleet.plan_updates(third)
     pushed = tmp_path / "lambda/state/push"
     assert [path.name for path in pushed.rglob("*.whl")] == [third.path.name]  # only the latest
 
 
 def test_no_way_back(hosts: list[Host]) -> None:
     with pytest.raises(PreflightError, match="no previous version"):
-        Fleet(hosts, lambda _: None).examine(None)
+        Fleet(hosts, lambda _: None).plan_updates(None)
 
 
 def test_one_host_that_is_away_keeps_all_as_they_are(hosts: list[Host], make: Make) -> None:
     fleet = Fleet([*hosts, Host(name="away")], lambda _: None)
     with pytest.raises(UnreachableError, match="host away"):
-        fleet.examine(make("2.0"))
+        fleet.plan_updates(make("2.0"))
 
 
 def test_a_run_that_is_up(tmp_path: Path, hosts: list[Host], make: Make) -> None:
@@ -171,17 +171,17 @@ def test_a_run_that_is_up(tmp_path: Path, hosts: list[Host], make: Make) -> None
         assert keeper.stdout
         keeper.stdout.readline()
         fleet, wheel = Fleet(hosts, lambda _: None), make("2.0")
-        updates = fleet.examine(wheel)
+        updates = fleet.plan_updates(wheel)
         with pytest.raises(PreflightError, match="a run is up on intel;") as refusal:
-            refuse(updates, quick=False, force=False)
+            refuse_updates(updates, quick=False, force=False)
         assert f"intel: pid {keeper.pid}" in refusal.value.details[0]
         # Whoever comes in between is seen by the host itself.
         with pytest.raises(PartialError, match="1 of 2 hosts were not updated: intel") as failure:
-            fleet.apply(updates, wheel, force=False)
+            fleet.apply_updates(updates, wheel, force=False)
         assert any("a run uses it" in line for line in failure.value.details)
         assert installed(tmp_path / "lambda") == "2.0"
-        refuse(updates, quick=False, force=True)
-        fleet.apply(fleet.examine(wheel), wheel, force=True)
+        refuse_updates(updates, quick=False, force=True)
+        fleet.apply_updates(fleet.plan_updates(wheel), wheel, force=True)
         assert installed(tmp_path / "intel") == "2.0"
         keeper.communicate()
     wait_for(lambda: keeper.returncode is not None, "the keeper to leave")
@@ -189,19 +189,19 @@ def test_a_run_that_is_up(tmp_path: Path, hosts: list[Host], make: Make) -> None
 
 def test_new_dependencies(tmp_path: Path, hosts: list[Host], make: Make) -> None:
     fleet, wheel = Fleet(hosts[:1], lambda _: None), make("2.0", twigs=True)
-    updates = fleet.examine(wheel)
-    assert updates[0].downloads
+    updates = fleet.plan_updates(wheel)
+    assert updates[0].needs_download
     with pytest.raises(PreflightError, match="dependencies changed: lambda"):
-        refuse(updates, quick=True, force=False)
-    refuse(updates, quick=False, force=False)
-    fleet.apply(updates, wheel, force=False)
+        refuse_updates(updates, quick=True, force=False)
+    refuse_updates(updates, quick=False, force=False)
+    fleet.apply_updates(updates, wheel, force=False)
     assert installed(tmp_path / "lambda") == "2.0"
 
 
 def test_a_version_that_does_not_start(tmp_path: Path, hosts: list[Host], make: Make) -> None:
     fleet, wheel = Fleet(hosts, lambda _: None), make("2.0", broken=True)
     with pytest.raises(PartialError, match="2 of 2 hosts were not updated") as failure:
-        fleet.apply(fleet.examine(wheel), wheel, force=False)
+        fleet.apply_updates(fleet.plan_updates(wheel), wheel, force=False)
     assert any("ZeroDivisionError" in line for line in failure.value.details)
     assert installed(tmp_path / "lambda") == "1.0"
 
@@ -215,9 +215,9 @@ def test_an_installation_that_is_killed(
         Path(log).write_text(f"{begun}\ninstallation: installing 2.0\n")
 
     fleet, wheel = Fleet(hosts[:1], lambda _: None), make("2.0")
-    monkeypatch.setattr(LocalConnection, "spawn", spawn)
+    monkeypatch.setattr(LocalConnection, "spawn_process", spawn)
     with pytest.raises(LauncherError, match=r"ended without a result \(last: installing 2.0\)"):
-        fleet.examine(wheel)
+        fleet.plan_updates(wheel)
 
 
 def test_hosts_that_run_a_checkout_are_left_out() -> None:
@@ -242,5 +242,5 @@ def test_where_an_installation_lies(python: str, root: str | None) -> None:
 
 def test_a_line_for_people() -> None:
     steps = ("download packages", "install 2", "switch from 1")
-    assert HostUpdate("a", "1", "2", steps, ()).line == "a: 1 -> 2, with new packages"
-    assert HostUpdate("a", None, "2", (), ()).line == "a: nothing -> 2"
+    assert HostUpdate("a", "1", "2", steps, ()).describe == "a: 1 -> 2, with new packages"
+    assert HostUpdate("a", None, "2", (), ()).describe == "a: nothing -> 2"

@@ -31,7 +31,7 @@ from launcher.transfer import rsync
 def test_exit_codes_of_rsync_become_ours(
     code: int, text: str, kind: type[Exception], words: str
 ) -> None:
-    error = rsync.explain("w1", code, text)
+    error = rsync.explain_exit_code("w1", code, text)
     assert type(error) is kind
     assert words in str(error)
     assert "w1" in str(error)

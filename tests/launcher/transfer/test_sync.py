@@ -98,7 +98,7 @@ def test_inputs_reach_every_host(near: Host, far: Host, tmp_path: Path, said: li
         assert (inputs / "train.jsonl").read_bytes() == data.read_bytes()
     again = sync.push_inputs([near, far], [model, data], said.append)
     assert [synced.moved.files for synced in again] == [0, 0]
-    assert "up to date" in again[0].line
+    assert "up to date" in again[0].describe
 
 
 @pytest.mark.needs("rsync")
@@ -247,11 +247,11 @@ def test_a_pull_that_broke_off_shows_no_checkpoint_and_goes_on(
     step = make_checkpoint(there / "step-000010", SIZE)
     here = tmp_path / "here"
     with pytest.raises(KeyboardInterrupt):
-        sync.pull(far, "checkpoints", "", here, interrupt)
+        sync.pull_folder(far, "checkpoints", "", here, interrupt)
     assert not (here / "demo/step-000010/manifest.json").exists()
     assert partial_size(here) > 0
     monkeypatch.undo()
-    done = sync.pull(far, "checkpoints", "", here, said.append)
+    done = sync.pull_folder(far, "checkpoints", "", here, said.append)
     assert done.complete == ("demo/step-000010",)
     assert done.moved.sent < SIZE
     assert same(step, here / "demo/step-000010")
@@ -271,7 +271,7 @@ def test_only_whole_checkpoints_arrive_and_links_follow(
         (run_folder / "latest").symlink_to("step-000020")
         (run_folder / "best").symlink_to("step-000030")
         here = tmp_path / f"here-{host.name}"
-        done = sync.pull(host, "checkpoints", "", here, said.append)
+        done = sync.pull_folder(host, "checkpoints", "", here, said.append)
         assert done.complete == ("demo/step-000010", "demo/step-000020")
         assert not (here / "demo/step-000030/manifest.json").exists()
         assert sorted(p.name for p in here.iterdir()) == ["demo"]
@@ -279,7 +279,9 @@ def test_only_whole_checkpoints_arrive_and_links_follow(
         assert str((here / "demo/latest").readlink()) == "step-000020"
         assert not (here / "demo/best").is_symlink()
         assert f"{host.name}: demo/step-000030: was removed there meanwhile, left out" in said
-        only = sync.pull(host, "checkpoints", "demo", tmp_path / f"only-{host.name}", said.append)
+        only = sync.pull_folder(
+            host, "checkpoints", "demo", tmp_path / f"only-{host.name}", said.append
+        )
         assert only.complete == ("step-000010", "step-000020")
 
 
@@ -290,10 +292,10 @@ def test_another_checkpoint_of_the_same_name_replaces_the_old_one(
     there = Path(str(far.share_folder), "checkpoints/demo/step-000010")
     make_checkpoint(there)
     here = tmp_path / "here"
-    sync.pull(far, "checkpoints", "", here, said.append)
+    sync.pull_folder(far, "checkpoints", "", here, said.append)
     make_checkpoint(there, seed=b"2")  # the same sizes: a manifest alone could not tell
     os.utime(there / "model.safetensors", (1, 1))
-    transfer = sync.transfer
+    transfer = sync.transfer_files
 
     def break_off(*arguments: object, **settings: object) -> rsync.TransferStats:
         if len(arguments) > 5:  # the one that brings the files
@@ -302,10 +304,10 @@ def test_another_checkpoint_of_the_same_name_replaces_the_old_one(
 
     monkeypatch.setattr(sync, "transfer", break_off)
     with pytest.raises(UnreachableError):
-        sync.pull(far, "checkpoints", "", here, said.append)
+        sync.pull_folder(far, "checkpoints", "", here, said.append)
     assert not (here / "demo/step-000010/manifest.json").exists()
     monkeypatch.undo()
-    sync.pull(far, "checkpoints", "", here, said.append)
+    sync.pull_folder(far, "checkpoints", "", here, said.append)
     assert same(there, here / "demo/step-000010")
 
 
@@ -321,7 +323,7 @@ def test_logits_go_to_hosts_without_a_mounted_share(
     monkeypatch.setattr(share_checks, "_mount", lambda path: (f"10.0.0.1:{path}", "nfs4"))
     make_checkpoint(tmp_path / "logits/another")
     [mounted] = sync.push_logits([near], tmp_path / "logits", said.append)
-    assert mounted.line == f"near: has them from 10.0.0.1:{near.share_folder}/logits"
+    assert mounted.describe == f"near: has them from 10.0.0.1:{near.share_folder}/logits"
 
 
 @pytest.mark.needs("rsync")
@@ -399,7 +401,7 @@ def test_a_machine_without_rsync_is_told_so(
 def test_a_host_without_a_share_needs_to_say_where_it_is(near: Host) -> None:
     bare = Host(name="near", connection="local")
     with pytest.raises(ConfigError, match="motley_share_folder"):
-        sync.find_place(bare, ssh.connect(bare), "checkpoints")
+        sync.find_place(bare, ssh.connect_host(bare), "checkpoints")
 
 
 @pytest.mark.needs("rsync")
@@ -417,6 +419,6 @@ def test_what_a_host_names_stays_in_the_folder_here(near: Host, tmp_path: Path) 
     (share / "latest").symlink_to("..")
     (share / "best").symlink_to(secret)
     target = tmp_path / "here"
-    done = sync.pull(near, "checkpoints", "", target, lambda _: None)
+    done = sync.pull_folder(near, "checkpoints", "", target, lambda _: None)
     assert done.complete == ("step-1",)
     assert [path.name for path in target.iterdir()] == ["step-1"]

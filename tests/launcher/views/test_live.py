@@ -310,7 +310,7 @@ def test_a_dead_host_does_not_hold_up_the_picture(
             return LocalConnection()
         raise UnreachableError(f"host {host.name}: no route")
 
-    monkeypatch.setattr(ssh, "connect", connect)
+    monkeypatch.setattr(ssh, "connect_host", connect)
     monkeypatch.setattr(telemetry, "LOOK_EVERY", 0.01)
     worker = run.plan.processes[1]
     SessionSupervisor(LocalConnection(), run.run_id).start_process(worker)

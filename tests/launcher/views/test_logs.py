@@ -69,7 +69,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> set[str]:
             raise UnreachableError(f"host {host.name}: no route")
         return LocalConnection()
 
-    monkeypatch.setattr(ssh, "connect", connect)
+    monkeypatch.setattr(ssh, "connect_host", connect)
     return away
 
 
@@ -165,7 +165,7 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentHost]:
     """
     host = AgentHost("far", state_in(tmp_path / "state"))
     opened = host.connect()
-    monkeypatch.setattr(ssh, "connect", lambda _host: opened)
+    monkeypatch.setattr(ssh, "connect_host", lambda _host: opened)
     monkeypatch.setattr(logs, "_FIRST_RETRY", 0.01)
     yield host
     opened.close()
@@ -177,7 +177,7 @@ def test_no_line_is_lost_or_doubled_when_agents_die(tmp_path: Path, far: AgentHo
     process = replace(python_process(tmp_path, WRITER), host="far")
     process = replace(process, argv=(*process.argv, str(tmp_path)))
     run = run_of(process)
-    connected = ssh.connect(run.hosts[0])
+    connected = ssh.connect_host(run.hosts[0])
     quick = RestartPolicy(first_delay=0.05)
     SessionSupervisor(connected, "r", restart=quick, grace=1.0).start_process(process)
     printer, said = Collector(), list[str]()

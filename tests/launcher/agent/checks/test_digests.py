@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher.agent.checks import digests as content
-from launcher.agent.checks.digests import CACHE, difference, digests
+from launcher.agent.checks.digests import CACHE, describe_difference, digests
 
 
 def forge_memory(folder: Path, digest: str) -> int:
@@ -69,8 +69,8 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 def test_differences_are_named() -> None:
     here = {"config.json": "1:a", "model-1.safetensors": "9:b", "extra": "1:c"}
     there = {"config.json": "1:a", "model-1.safetensors": "9:x", "tokenizer.json": "1:d"}
-    words = difference(here, there)
+    words = describe_difference(here, there)
     assert words == "lacks tokenizer.json, also has extra, has another model-1.safetensors"
-    assert difference(here, dict(here)) == ""
+    assert describe_difference(here, dict(here)) == ""
     many = {f"f{n}": "1:a" for n in range(9)}
-    assert difference({}, many) == "lacks f0, f1, f2 and 6 more"
+    assert describe_difference({}, many) == "lacks f0, f1, f2 and 6 more"

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from launcher.agent.checks import link as link_checks
-from launcher.agent.checks.link import BURST, Crossing, Listening, connect, listen
+from launcher.agent.checks.link import BURST, ListenResult, ProbeResult, connect, listen
 from tests.ports import free_port
 
 PATIENCE = 30.0
@@ -19,7 +19,7 @@ PATIENCE = 30.0
 
 def meet(
     peers: Sequence[str], address: str = "127.0.0.1", token: str = "t1"
-) -> tuple[Listening, list[Crossing]]:
+) -> tuple[ListenResult, list[ProbeResult]]:
     port = free_port(address)
     with ThreadPoolExecutor() as pool:
         heard = pool.submit(listen, address, port, token, peers, PATIENCE)
@@ -30,7 +30,7 @@ def meet(
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_both_ends_find_each_other_and_measure(address: str) -> None:
     heard, crossings = meet(["intel", "lambda"], address)
-    assert heard == Listening(heard=("intel", "lambda"))
+    assert heard == ListenResult(heard=("intel", "lambda"))
     for crossing in crossings:
         assert crossing.stage == "done"
         assert crossing.up is not None
@@ -68,7 +68,7 @@ def test_a_child_that_another_thread_forks_takes_no_port(monkeypatch: pytest.Mon
     port, opens = free_port(), socket.socket.listen
     monkeypatch.setattr(socket.socket, "listen", fork_now)
     try:
-        assert listen("127.0.0.1", port, "t", ["lambda"], 0.1) == Listening()
+        assert listen("127.0.0.1", port, "t", ["lambda"], 0.1) == ListenResult()
         assert held
     finally:
         for descriptor in held:

@@ -115,9 +115,9 @@ def test_an_agent_needs_neither_torch_nor_pyarrow(logits: LogitsFolder, tmp_path
     }
     code = (
         "import sys\n"
-        "from launcher.agent.operations import perform\n"
+        "from launcher.agent.operations import perform_operation\n"
         f"for name, arguments in {questions!r}.items():\n"
-        "    assert perform(name, arguments), name\n"
+        "    assert perform_operation(name, arguments), name\n"
         "assert not {'torch', 'pyarrow', 'trainer.distill.logits'} & sys.modules.keys()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

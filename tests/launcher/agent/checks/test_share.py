@@ -53,7 +53,7 @@ def test_a_mount_point_without_a_mount_is_named(tmp_path: Path) -> None:
     (folder / "checkpoints").chmod(0o555)
     if os.getuid() == 0:  # root may write anywhere: say what another user would have found
         trials = [{"path": str(folder / "checkpoints"), "error": "permission denied"}]
-        found = share_checks.judge(str(folder), trials)
+        found = share_checks.judge_trials(str(folder), trials)
     else:
         found = share_checks.check_share(str(folder), 60)
     assert found.status == "fail"
@@ -62,7 +62,7 @@ def test_a_mount_point_without_a_mount_is_named(tmp_path: Path) -> None:
 
 def test_a_slow_share_is_said() -> None:
     trial = {"path": "/srv/x/logits", "seconds": 2.5, "free": 5 << 30}
-    found = share_checks.judge("/srv/x", [trial])
+    found = share_checks.judge_trials("/srv/x", [trial])
     assert found.status == "warn"
     assert "2500 ms, 5.0 GiB free" in found.detail
 

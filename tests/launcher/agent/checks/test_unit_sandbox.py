@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.agent.checks.unit_sandbox import check_fences, read_fence
+from launcher.agent.checks.unit_sandbox import check_sandboxes, read_fence
 from launcher.agent.checks.unit_states import read_properties
 
 HEAD = "motley-coordinator@demo:coordinator.service"
@@ -48,7 +48,7 @@ def needs(*writes: str, reads: tuple[str, ...] = ()) -> dict[str, list[str]]:
 
 def test_folders_of_the_state_and_of_the_share_are_fine() -> None:
     head = needs(f"{STATE}/outputs/a", "/srv/motley/checkpoints/a", reads=("/opt/data",))
-    finding = check_fences({HEAD: head, WORKER: needs()})
+    finding = check_sandboxes({HEAD: head, WORKER: needs()})
     assert (finding.status, finding.detail) == (
         "ok",
         "writes below /var/lib/motley and /srv/motley",
@@ -57,7 +57,7 @@ def test_folders_of_the_state_and_of_the_share_are_fine() -> None:
 
 @pytest.mark.parametrize("path", ["/data/out", "/var/lib/motley-2", "/srv"])
 def test_an_output_elsewhere_is_read_only(path: str) -> None:
-    finding = check_fences({HEAD: needs(path), WORKER: needs()})
+    finding = check_sandboxes({HEAD: needs(path), WORKER: needs()})
     assert finding.status == "fail"
     assert finding.detail == (
         f"{path} is read-only for motley-coordinator@.service, "
@@ -69,7 +69,7 @@ def test_an_output_elsewhere_is_read_only(path: str) -> None:
 @pytest.mark.parametrize(("path", "folder"), [("/home/ops/m", "/home"), ("/tmp/m", "/tmp")])
 def test_what_is_hidden_is_said_of_each_unit(path: str, folder: str) -> None:
     """The agent sees these folders, and may even write in one of them."""
-    finding = check_fences({HEAD: needs(path), WORKER: needs(reads=(path,))})
+    finding = check_sandboxes({HEAD: needs(path), WORKER: needs(reads=(path,))})
     assert finding.status == "fail"
     assert finding.detail == (
         f"{path}: motley-coordinator@.service cannot see {folder}; "
@@ -80,17 +80,17 @@ def test_what_is_hidden_is_said_of_each_unit(path: str, folder: str) -> None:
 
 def test_links_count_as_what_they_link_to(tmp_path: Path) -> None:
     (tmp_path / "share").symlink_to("/srv/motley")
-    assert check_fences({HEAD: needs(f"{tmp_path}/share/out")}).status == "ok"
+    assert check_sandboxes({HEAD: needs(f"{tmp_path}/share/out")}).status == "ok"
     (tmp_path / "link").symlink_to("/home")
-    assert "cannot see /home" in check_fences({HEAD: needs(f"{tmp_path}/link/x")}).detail
+    assert "cannot see /home" in check_sandboxes({HEAD: needs(f"{tmp_path}/link/x")}).detail
 
 
 def test_a_unit_without_fences_may_write_anywhere() -> None:
     fence = read_fence(read_properties(SHOWN)["open@x.service"])
     assert (fence.writable, fence.hidden) == (None, ())
-    assert check_fences({"open@x.service": needs("/data", "/tmp/x")}).detail == "writes below /"
+    assert check_sandboxes({"open@x.service": needs("/data", "/tmp/x")}).detail == "writes below /"
 
 
 def test_a_systemd_that_is_silent_is_no_reason_to_refuse(systemctl: Path) -> None:
     systemctl.write_text("#!/bin/sh\nexit 1\n")
-    assert check_fences({HEAD: needs("/data")}).status == "warn"
+    assert check_sandboxes({HEAD: needs("/data")}).status == "warn"

@@ -42,7 +42,7 @@ def registry(
 ) -> Registry:
     """Return the runs of a cluster whose coordinator's host is another machine."""
     monkeypatch.setenv("MOTLEY_STATE_DIR", str(tmp_path / "laptop"))
-    monkeypatch.setattr("launcher.hosts.ssh.connect", lambda host: Disk(tmp_path / host.name))
+    monkeypatch.setattr("launcher.hosts.ssh.connect_host", lambda host: Disk(tmp_path / host.name))
     listed = [Host(name="intel", coordinator=True, devices=(), fill_with_cpu=True)]
     setting = PlanContext(run_id=RUN_ID, trainer_command=("t",), state_folder="/s", routes={})
     plan = place_run(listed, load("quickstart", {"output": "/o"}), 1, setting)
