@@ -48,7 +48,10 @@ NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "1.7e308", "1" + 400 * "0", 
 TEXTS = (r'"a\nrank 0 lost"', r'"\u001b]0;title\u0007"', r'"\u202egnp"', r'"\u2028"', r'"\ud800"')
 TEXTS += ('"' + (LONGEST + 1) * "x" + '"',)
 ODD = (*NUMBERS, *TEXTS, "null", "[]", "{}", "true")
-SIGNED = {"loss_sum", "loss", "learning_rate", "grad_norm", "best", "metric", "accuracy", "rewards"}
+SIGNED = {
+    *("loss_sum", "loss", "learning_rate", "grad_norm", "best", "metric", "accuracy", "rewards"),
+    "figures",
+}
 """Fields that may be negative, or say nothing about it where they are shown."""
 
 

@@ -164,7 +164,10 @@ def test_what_is_wrong_with_the_data_is_all_that_is_said(tmp_path: Path):
         (["finetune", "--preset", "quickstart"], "did you mean: --config"),
         (["finetune", "--config", "quickstrt"], "did you mean: quickstart"),
         (["generate", "--lr", "3"], "no option --lr (see"),
-        (["finetune"], "trainer: give MODEL_DIR and --data FILE, or --config FILE|PRESET"),
+        (
+            ["finetune"],
+            "trainer: give MODEL_DIR and --data FILE, --script FILE, or --config FILE|PRESET",
+        ),
         (["finetune", "--config", "nope"], "trainer: no config file and no preset 'nope'"),
         (["finetune", "--config", "quickstart", "--set", "x"], "--set x: give KEY=VALUE"),
         (["finetune", "--config", "quickstart", "--role", "worker"], "needs --coordinator"),

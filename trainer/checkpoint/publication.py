@@ -20,7 +20,7 @@ from trainer import __version__
 from trainer.checkpoint.generation_file import generation_file
 from trainer.checkpoint.reader import RUN_FILE, read_run
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE
-from trainer.config.run import RunConfig
+from trainer.config.run import SCRIPT, RunConfig
 from trainer.model.formats import lasting_name
 from trainer.model.hf_export import ADAPTER_CONFIG, CLASSIFIER_CONFIG, file_pieces, tokenizer_files
 from trainer.system.commandline.markdown_text import code_block, code_span, escape_markdown
@@ -63,7 +63,8 @@ def write_publication(checkpoint: Path, config: RunConfig, model_dir: Path) -> P
                     writer.adopt_file(name, record)
                 except OSError:  # another file system, or one without links
                     writer.write_file(name, file_pieces(checkpoint / name))
-            for name, path in tokenizer_files(model_dir).items():
+            of_model = {} if config.task == SCRIPT else tokenizer_files(model_dir)
+            for name, path in of_model.items():
                 if name not in kept and name not in texts:
                     writer.write_file(name, file_pieces(path))
             for name, text in texts.items():
@@ -76,12 +77,23 @@ def write_publication(checkpoint: Path, config: RunConfig, model_dir: Path) -> P
         raise StorageError(f"{target}: cannot be written: {error.strerror}") from None
 
 
+_USE_OF_SCRIPT = (
+    "from safetensors.torch import load_file",
+    "",
+    "# strict=False: frozen parameters and buffers are those that your script makes",
+    'model.load_state_dict(load_file("model.safetensors"), strict=False)',
+)
 _OF_A_RUN = (RUN_FILE, OPTIMIZER_FILE)
 """Files of a checkpoint that only a run needs: to resume."""
 
 
 def model_card(run: Mapping[str, Any], config: RunConfig, model_dir: Path) -> str:
     """Return the text of README.md: the metadata that a hub reads, facts, and how to use it."""
+    if config.task == SCRIPT:
+        return (
+            f"# {escape_markdown(config.name)}\n\nWeights of a PyTorch module, trained with Motley"
+            f" {__version__} for {run['step']:,} steps.\n\n{code_block(_USE_OF_SCRIPT, 'python')}\n"
+        )
     lora, classify, base = config.method == "lora", config.task == "classify", _hub_name(config)
     library = "peft" if lora else "transformers"
     about: dict[str, Any] = {"library_name": library}

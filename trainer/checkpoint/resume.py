@@ -15,7 +15,7 @@ from trainer.checkpoint.reader import (
     step_of,
 )
 from trainer.checkpoint.store import CheckpointStore, Found, RunProgress
-from trainer.config.run import RunConfig
+from trainer.config.run import SCRIPT, RunConfig
 from trainer.config.section import build
 from trainer.system.errors import InputError
 from trainer.system.storage import lease
@@ -158,6 +158,8 @@ def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, job: Id
     """
     if progress.data_digest != job.data:
         what = "its data has changed"
+    elif config.task == SCRIPT and (progress.base, progress.model) != (job.base, job.model):
+        what = "its script has changed, or makes other frozen weights"
     elif progress.base != job.base:
         what = f"its model has changed (other weights in {config.model.path})"
     elif progress.model != job.model:

@@ -39,6 +39,7 @@ from trainer.checkpoint.reader import (
 )
 from trainer.checkpoint.retention import older_ones, prune
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
+from trainer.config.run import SCRIPT
 from trainer.model.hf_export import (
     BASE_DIGEST,
     companions,
@@ -111,8 +112,8 @@ class CheckpointStore:
         self._config = config
         self._disk = disk or Disk()
         self._model_dir = model_dir
-        self._companions = companions(config, model_dir)
-        if config.method == "full" and config.task != "classify":
+        self._companions = {} if config.task == SCRIPT else companions(config, model_dir)
+        if config.method == "full" and config.task not in ("classify", SCRIPT):
             self._companions |= generation_file(model_dir)
         self._frozen = frozen_adapters(model_dir, config)
         atomic_folder.prepare_folder(folder)

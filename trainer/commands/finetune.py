@@ -14,10 +14,11 @@ from trainer.config.budget import with_environment
 from trainer.config.capabilities import check_backend, check_capability
 from trainer.config.notify_command import read_notify_command
 from trainer.config.parallel import GROUP_STRATEGIES, GroupStrategy
-from trainer.config.run import RunConfig
+from trainer.config.run import SCRIPT, RunConfig
 from trainer.data.sources import refuse_pipe
 from trainer.model.files import resolve_model
 from trainer.planning.defaults import derive, own_rooms, provisional, table
+from trainer.replica.script.source import read_script
 from trainer.run.composition import preload
 from trainer.run.distributed.environment import Environment, read_environment
 from trainer.system.backends import RequestedBackend
@@ -53,6 +54,18 @@ _SETTINGS = {
     type=click.Path(),
     metavar="DIR",
     help="A LoRA adapter of the model, from which the run begins.",
+)
+@click.option(
+    "--script",
+    "script_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A model, data and loss of your own, in place of MODEL_DIR and --data.",
+)
+@click.option(
+    "--script-digest",
+    metavar="HEX",
+    help="BLAKE3 of the script that the run was started with; another one is refused.",
 )
 @run_options("sample")
 @click.option(
@@ -113,7 +126,7 @@ _SETTINGS = {
 def finetune(
     source: str | None, settings: tuple[str, ...], run_id: str | None, role: str, **flags: Any
 ) -> None:
-    """Fine-tune MODEL_DIR on data of any format, or on a teacher's logits.
+    """Fine-tune MODEL_DIR on data of any format, or on a teacher's logits; or train a script.
 
     Without --role it runs in one process; `--role coordinator` starts the server, and a worker for
     each of --gpus; `--role worker` joins a coordinator; `--distributed` needs none. Without
@@ -126,16 +139,25 @@ def finetune(
         fork_workers(lambda: preload.load_worker(flags["gpu_backend"], flags["strategy"]))
     gpus = [gpu.strip() for gpu in (flags["gpus"] or "").split(",") if gpu.strip()]
     _check_devices(gpus, role, flags["gpu_backend"], flags["strategy"])
-    if source is None and not (flags["model_dir"] and flags["data"]):
-        raise InputError("give MODEL_DIR and --data FILE, or --config FILE|PRESET")
+    script_path: Path | None = flags["script_path"]
+    if source is None and script_path is None and not (flags["model_dir"] and flags["data"]):
+        raise InputError("give MODEL_DIR and --data FILE, --script FILE, or --config FILE|PRESET")
     given = overrides(flags, _SETTINGS, settings)
-    config = run_config.load(source, given if source else provisional(given) | given)
+    if script_path is not None and given.setdefault("task", SCRIPT) != SCRIPT:
+        raise InputError(f"--script: its loss is its task; leave out --task {given['task']}")
+    derives = source is None and script_path is None
+    config = run_config.load(source, provisional(given) | given if derives else given)
+    if script_path is None and config.task == SCRIPT:
+        raise InputError("task script: name the script with --script FILE; no config names one")
+    if script_path is None and flags["script_digest"]:
+        raise InputError("--script-digest: is of a --script FILE")
+    script = read_script(script_path, flags["script_digest"]) if script_path else None
     alone = role == "local" and environment is None
-    if not alone:
+    if not alone and script is None:
         for path in filter(None, (config.data.train, config.data.validation)):
             refuse_pipe(Path(path))
     notes: list[str] = []
-    if source is None:
+    if derives:
         # Members of a run differ in memory, but must have the same settings.
         config, notes = _follow_data(config, given, flags["gpu_backend"] if alone else None)
     notify: tuple[str, ...] = ()
@@ -146,6 +168,8 @@ def finetune(
     elif flags["notify"] is not None:
         raise InputError("--notify: a worker sends no notifications; give it to the coordinator")
     check_capability(config, "exchange" if environment is None else "ranks")
+    if script is not None and flags["strategy"] is not None:
+        check_capability(config, flags["strategy"])
     from trainer.run.composition import roles
 
     place = roles.Placement(
@@ -155,6 +179,7 @@ def finetune(
         rank=flags["rank"],
         tls_dir=flags["tls_dir"],
         strategy=flags["strategy"],
+        script=script,
     )
     run_id = run_id or config.name
     if environment is not None:

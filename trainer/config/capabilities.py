@@ -17,7 +17,7 @@ from trainer.system.backends import BACKENDS, RequestedBackend
 from trainer.system.errors import InputError
 
 Engine = Literal[
-    "exchange", "ring", "ranks", "parallel", "ddp", "fsdp", "tensor", "student", "wgpu"
+    "exchange", "ring", "ranks", "parallel", "ddp", "fsdp", "tensor", "student", "wgpu", "script"
 ]
 ENGINE_TITLES: Mapping[Engine, str] = {
     "exchange": "a coordinator and workers, or one process",
@@ -29,6 +29,7 @@ ENGINE_TITLES: Mapping[Engine, str] = {
     "tensor": "`--strategy tensor`",
     "student": "`trainer distill student`",
     "wgpu": "devices through Vulkan",
+    "script": "a script of one's own, `--script`",
 }
 
 
@@ -52,7 +53,8 @@ class Refusal:
 
     def explain(self, config: BaseModel) -> str | None:
         """Return the sentence if a config has a refused value."""
-        if self.setting.startswith(_OF_ADAPTERS) and getattr(config, "method", "") != "lora":
+        method, task = getattr(config, "method", ""), getattr(config, "task", "")
+        if self.setting.startswith(_OF_ADAPTERS) and method != "lora" and task != "script":
             return None
         value, default = _read_setting(config, self.setting)
         if only := self.name.partition(" ")[2]:
@@ -75,6 +77,19 @@ _WHOLE_MODEL = (
     "training.sample_prompts",
     "task dpo",
 )
+_OF_LANGUAGE_MODELS = (
+    *("method lora", "num_classes", "class_names", "dpo.beta", "distillation"),
+    *("model.dtype", "model.quantization", "model.adapter"),
+    *("data.validation", "data.validation_fraction", "data.max_seq_len", "data.lost_text"),
+    *("data.date", "data.columns"),
+    *("lora.lora_rank", "lora.lora_alpha", "lora.target_modules", "lora.target_parameters"),
+    *("lora.layers_to_transform", "lora.freeze_a", "lora.use_rslora", "lora.use_dora"),
+    "lora.modules_to_save",
+    *("training.pack", "training.gradient_checkpointing", "training.label_smoothing"),
+    *("training.class_weights", "training.sample_prompts", "training.sample_every"),
+    "training.sample_tokens",
+)
+"""Settings of which a script has its own, or no use."""
 _ROUNDS = (
     "exchange.schedule: {engine} has no rounds, which need a coordinator and workers; leave it out"
 )
@@ -175,6 +190,24 @@ REFUSALS: tuple[Refusal, ...] = (
         )
         for strategy in ("fsdp", "tensor")
     ),
+    *(
+        Refusal(
+            name,
+            ("script",),
+            "{name}: a script has its own model, data and loss, and no use for it; leave it out",
+        )
+        for name in _OF_LANGUAGE_MODELS
+    ),
+    Refusal(
+        "training.precision fp16",
+        ("script",),
+        "training.precision fp16: a script's loss is not scaled; take bf16 or fp32",
+    ),
+    Refusal(
+        "task script",
+        (*_CHOSEN_BY_SETTINGS, *_STARTED_TOGETHER),
+        "task script: only whole models in one process, or with a coordinator, train a script",
+    ),
     Refusal(
         "distillation.on_policy",
         ("exchange",),
@@ -233,17 +266,13 @@ NEEDS_TORCH: tuple[Engine, ...] = ("ring", "ranks", "parallel", "ddp", "fsdp", "
 """Engines of torch.distributed: they refuse a backend on which torch does not compute."""
 
 _FOLLOWED = """
-name method num_classes class_names output tracking dpo.beta
-model.path model.dtype model.quantization
-data.train data.validation data.validation_fraction data.max_seq_len data.lost_text data.date
-data.columns
-lora.lora_rank lora.lora_alpha lora.target_modules lora.target_parameters lora.use_rslora
+name output tracking
+model.path data.train
 optimizer.learning_rate optimizer.scheduler optimizer.warmup_ratio optimizer.decay_ratio
 optimizer.final_ratio optimizer.weight_decay optimizer.beta1 optimizer.beta2 optimizer.epsilon
 optimizer.max_grad_norm
-training.epochs training.max_steps training.batch_size training.micro_batch_size training.pack
-training.precision training.gradient_checkpointing training.seed training.evaluate_every
-training.sample_every training.sample_tokens training.early_stopping_patience
+training.epochs training.max_steps training.batch_size training.micro_batch_size
+training.seed training.evaluate_every training.early_stopping_patience
 exchange.hash_every exchange.join_deadline
 checkpoint.every checkpoint.keep_last checkpoint.folder
 parallel.sequence parallel.pipeline.schedule parallel.pipeline.microbatches parallel.timeout

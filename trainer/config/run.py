@@ -28,13 +28,16 @@ from trainer.config.section import Section, load_settings
 from trainer.config.telling import Trackers
 from trainer.config.training import DpoConfig, Positive, Precision, TrainingConfig
 
-Task = Literal["classify", "causal-lm", "dpo"]
+Task = Literal["classify", "causal-lm", "dpo", "script"]
 Classes = int | tuple[str, ...]
 """The number of classes, or their names in order."""
 MOST_CLASSES = 100
 """Their confusion matrix must fit a control message."""
 Method = Literal["lora", "full"]
 ClassName = Annotated[str, Field(min_length=1, pattern=r"\S")]
+
+SCRIPT = "script"
+"""In place of a model's and data's path of task `script`: the script, which no file names."""
 
 DATA_ON_HUB = "hf://"
 """Begins the name of a data set of the Hugging Face hub, which is no path of a machine."""
@@ -114,7 +117,8 @@ class RunConfig(Section):
     name: str = Field(default="run", pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
     """Prefix of the run id."""
     task: Task = "classify"
-    """What is learned: classes of texts, texts and conversations, or preferences."""
+    """What is learned: classes of texts, texts and conversations, preferences, or the loss of a
+    script, which is set by --script alone."""
     method: Method = "lora"
     """`lora` trains adapters (and a classifier's head), `full` trains all weights."""
     num_classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)] | None = None
@@ -145,12 +149,26 @@ class RunConfig(Section):
         """Names are counted, so that one setting is enough."""
         settings = cast("dict[str, Any]", tree) if isinstance(tree, dict) else {}
         names = settings.get("class_names")
+        if settings.get("task") == SCRIPT:
+            settings = {"method": "full", **settings}
+            for section, key in (("model", "path"), ("data", "train")):
+                part = settings.get(section, {})
+                if isinstance(part, dict):
+                    settings[section] = {key: SCRIPT, **cast("dict[str, Any]", part)}
+            return settings
         if isinstance(names, list | tuple) and settings.get("num_classes") is None:
             return {**settings, "num_classes": len(cast("list[Any]", names))}
         return cast("object", tree)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.task == SCRIPT and {self.model.path, self.data.train} != {SCRIPT}:
+            raise ValueError(
+                "model.path and data.train: a script has its own model and data; leave them out"
+            )
+        refused = explain_refusal(self, "script") if self.task == SCRIPT else None
+        if refused:
+            raise ValueError(refused)
         in_ring = explain_refusal(self, "ring") if self.exchange.in_ring else None
         in_parts = None if self.parallel.is_plain else explain_refusal(self, "parallel")
         if refused := in_ring or in_parts:
@@ -189,7 +207,8 @@ class RunConfig(Section):
                 "data.validation_fraction must be 0 with distillation: a teacher's logits"
                 " cannot be held out; give data.validation"
             )
-        validates = self.data.validation is not None or self.data.validation_fraction > 0
+        held_out = self.data.validation is not None or self.data.validation_fraction > 0
+        validates = held_out or self.task == SCRIPT  # which a script's data tells later
         if self.training.early_stopping_patience and not (
             validates and self.training.evaluate_every
         ):
@@ -251,6 +270,8 @@ class RunConfig(Section):
         """Return the format of products by torch on a device."""
         if self.training.precision != "auto":
             return self.training.precision
+        if self.task == SCRIPT:
+            return "fp32"
         return "bf16" if accelerator or self.model.dtype == "bfloat16" else "fp32"
 
     @property
@@ -309,12 +330,16 @@ class RunConfig(Section):
     def anchored(self, folder: Path, *, model_on_hub: bool) -> RunConfig:
         """Return the config with absolute paths; relative ones are taken from `folder`.
 
+        `SCRIPT` is none.
+
         Args:
             model_on_hub: `model.path` is a hub name, and is kept.
         """
 
         def section(part: Section, *names: str) -> Any:
             given = {name: path for name in names if (path := getattr(part, name))}
+            if self.task == SCRIPT:
+                given = {name: path for name, path in given.items() if path != SCRIPT}
             paths = {name: anchored_path(path, folder) for name, path in given.items()}
             return part.model_copy(update=paths)
 

@@ -39,7 +39,7 @@ class TrainingConfig(Section):
     results."""
     precision: Literal["auto"] | Precision = "auto"
     """Format of products in forward and backward by torch; `auto`: bf16 on CUDA, `model.dtype` on
-    the CPU."""
+    the CPU; fp32 of a script."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """`on` keeps only inputs of layers and computes layers twice: a third more time; `auto`: if
     memory is short."""

@@ -7,7 +7,7 @@ flat fp32 vector of the layout, and never applies an update itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from trainer.data.metrics import (
     mean_loss,
     reward_scores,
     sum_confusions,
+    sum_figures,
     sum_rewards,
 )
 from trainer.model.layout import GradientLayout
@@ -59,13 +60,19 @@ class EvalResult:
     """Counts as `confusion[label][prediction]`; None but for a classifier."""
     rewards: Rewards | None = None
     """Of pairs."""
+    figures: dict[str, float] = field(default_factory=dict[str, float])
+    """Of a script: sums over the samples by name."""
 
     @classmethod
     def total(cls, parts: Sequence[EvalResult]) -> EvalResult:
         """Return the result of all parts together."""
         loss_sum, weight = sum(part.loss_sum for part in parts), sum(part.weight for part in parts)
         confusion = sum_confusions(part.confusion for part in parts)
-        return cls(loss_sum, weight, confusion, sum_rewards(part.rewards for part in parts))
+        rewards, figures = (
+            sum_rewards(part.rewards for part in parts),
+            sum_figures([part.figures for part in parts]),
+        )
+        return cls(loss_sum, weight, confusion, rewards, figures)
 
     def scores(self) -> dict[str, Any]:
         """Return the figures of a validation: loss; accuracy, mcc and confusion of a classifier;

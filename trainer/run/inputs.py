@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from blake3 import blake3
@@ -34,8 +35,14 @@ from trainer.model.files import model_digest, resolve_model, weights_digest
 from trainer.model.initialization import is_untrained
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import read_config
+from trainer.replica.script.source import Script
+from trainer.replica.script.start import run_for_start
 from trainer.system.errors import InputError
+from trainer.system.process.imports import speed_up_imports
 from trainer.system.process.slow_log import log_if_slow
+
+if TYPE_CHECKING:
+    from trainer.replica.script.opened import OpenedScript
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class RunInputs:
     layout: GradientLayout
     job: Job
     train: Dataset | LogitsFolder
-    """Samples, or a teacher's logits."""
+    """Samples, or a teacher's logits; a script's are of any type, for a coordinator a range."""
     validation: Dataset | None
     prompts: SamplePrompts | None = None
     """Those to answer, where they are read: by the coordinator."""
@@ -55,6 +62,10 @@ class RunInputs:
     """Those of a student that learns from its own answers."""
     reference: np.ndarray | None = None
     """The weights that task `dpo` compares with; None: those of the base."""
+    first: np.ndarray | None = None
+    """The weights of step 0; None: those of `model_dir` and the config."""
+    opened: OpenedScript | None = None
+    """The script of a process that computes."""
 
     @property
     def samples(self) -> int:
@@ -155,6 +166,46 @@ def read_inputs(
             tell(
                 f"training.max_steps {plan.total_inner} are {epochs:.1f} epochs, not {plan.epochs}"
             )
+    return inputs
+
+
+def read_script_inputs(
+    config: RunConfig, run_id: str, script: Script, *, computes: bool
+) -> RunInputs:
+    """Run a script, in a child unless this process computes, and read what members have in common.
+
+    Raises:
+        InputError: the script cannot be used.
+    """
+    opened = None
+    if computes:
+        with speed_up_imports("torch"):
+            from trainer.replica.script.opened import open_script
+        opened = open_script(script, config.training.seed)
+    start = opened.start if opened else run_for_start(script, config.training.seed)
+    facts, layout = start.facts, start.layout
+    job = Job(
+        run_id=run_id,
+        agreement=config.agreement(),
+        layout=layout.digest,
+        model=blake3(f"{facts.script}\0{facts.frozen}".encode()).hexdigest(),
+        data=facts.data,
+        version=__version__,
+        base=facts.script,
+    )
+    train: Any = opened.train if opened else range(facts.samples)
+    validation: Any = opened.validation if opened else range(facts.validation)
+    inputs = RunInputs(
+        *(config, script.path.parent, layout, job, train, validation or None),
+        first=start.weights,
+        opened=opened,
+    )
+    config.exchange.check_length(inputs.plan.total_inner)
+    if config.training.early_stopping_patience and not inputs.validation:
+        raise InputError(
+            "training.early_stopping_patience counts validations, and"
+            f" {script.path} has no dataset('validation')"
+        )
     return inputs
 
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,6 +32,18 @@ from trainer.run.inner_steps import InnerSteps
 log = logging.getLogger(__name__)
 
 
+def weight_of(batch: Sequence[Encoded], class_weights: Sequence[int] | None = None) -> int:
+    """Return what a mean over the batch divides by: samples by class, pairs, or target tokens."""
+    if batch and batch[0].rejected is not None:
+        return len(batch)
+    return sum(
+        (class_weights[sample.labels] if class_weights else 1)
+        if isinstance(sample.labels, int)
+        else int(np.count_nonzero(sample.labels != IGNORED))
+        for sample in batch
+    )
+
+
 class Samples(Protocol):
     """The training or validation samples of a replica, in an order that all workers know."""
 
@@ -55,8 +67,8 @@ class Worker:
     """(seed, epoch, length) -> the permutation of `range(length)` that an epoch visits."""
     alpha: Callable[[int], float] | None = None
     """The divergence's share at an inner step, counted from 1, of a distillation."""
-    class_weights: Sequence[int] | None = None
-    """How much a sample of each class counts."""
+    weigh: Callable[[Sequence[Any]], int] = weight_of
+    """Returns what a mean over a shard divides by; called when its gradient begins to leave."""
     watts: Callable[[], float | None] = lambda: None
     """The host's power, if a budget needs it and something measures it."""
     rounds: Callable[[StepPlan, TrainState], InnerSteps] | None = None
@@ -112,12 +124,13 @@ class Worker:
     def _train(self, shard: ShardAssignment) -> None:
         """Forward and backward over a shard; blocks are sent while backward continues."""
         batch = self._samples(shard)
-        weight = weight_of(batch, self.class_weights)
+        weight: int | None = None
         wanted = None if shard.blocks is None else set(shard.blocks)
         first: float | None = None
 
         def on_block(index: int, gradient: np.ndarray) -> None:
-            nonlocal first
+            nonlocal first, weight
+            weight = self.weigh(batch) if weight is None else weight
             if wanted is None or index in wanted:
                 first = time.perf_counter() if first is None else first
                 self.exchange.send_block(shard, index, gradient, weight)
@@ -125,12 +138,12 @@ class Worker:
         self._owes_commit = True
         result = self.replica.forward_backward(batch, on_block, self._alpha(shard))
         overlap = 0.0 if first is None else time.perf_counter() - first
-        assert result.weight == weight, (result.weight, weight)
+        assert weight in (None, result.weight), (result.weight, weight)
         self.exchange.send(
             result_message(
                 shard,
                 result.loss_sum,
-                weight,
+                result.weight,
                 result.tokens,
                 result.seconds,
                 overlap,
@@ -199,6 +212,7 @@ class Worker:
                 seconds,
                 confusion=result.confusion,
                 rewards=result.rewards,
+                figures=result.figures,
             ),
             shard.step,
         )
@@ -215,15 +229,3 @@ class Worker:
             self._orders = {shard.epoch: self.order(self.seed, shard.epoch, len(self.train))}
         order = self._orders[shard.epoch]
         return [self.train[int(index)] for index in order[shard.start : shard.stop]]
-
-
-def weight_of(batch: Sequence[Encoded], class_weights: Sequence[int] | None = None) -> int:
-    """Return what a mean over the batch divides by: samples by class, pairs, or target tokens."""
-    if batch and batch[0].rejected is not None:
-        return len(batch)
-    return sum(
-        (class_weights[sample.labels] if class_weights else 1)
-        if isinstance(sample.labels, int)
-        else int(np.count_nonzero(sample.labels != IGNORED))
-        for sample in batch
-    )

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainer.checkpoint.publication import publication_folder
 from trainer.checkpoint.reader import FOLDER, linked_checkpoint, read_progress
-from trainer.config.run import RunConfig
+from trainer.config.run import SCRIPT, RunConfig
 from trainer.data.samples import iterate
 from trainer.data.shapes import KeyCounts
 from trainer.system.errors import StorageError, TrainerError
@@ -58,10 +58,12 @@ def make_card(config: RunConfig, run_id: str = "", *, stopped: bool = False) -> 
             if config.class_names is not None:
                 lines.insert(0, f"classes: {shortened(', '.join(config.class_names))}")
             if (ready := publication_folder(config)).is_dir():
+                tokenizer = "" if config.task == SCRIPT else "tokenizer and "
                 lines.append(
-                    f"to publish: {ready} (with tokenizer and model card, without optimizer state)"
+                    f"to publish: {ready} (with {tokenizer}model card, without optimizer state)"
                 )
-            return [f"{kind}: {store / pointer} ({scores})", *lines, "next:", *_next(config)]
+            more = [] if config.task == SCRIPT else ["next:", *_next(config)]
+            return [f"{kind}: {store / pointer} ({scores})", *lines, *more]
     return lines
 
 

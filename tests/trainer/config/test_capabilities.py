@@ -15,7 +15,7 @@ from trainer.config.capabilities import (
     check_backend,
     explain_refusal,
 )
-from trainer.config.run import RunConfig, load, setting_keys
+from trainer.config.run import SCRIPT, RunConfig, load, setting_keys
 from trainer.system.errors import InputError
 
 DISTILLS = {"task": "causal-lm", "num_classes": None, "data.validation_fraction": 0.0}
@@ -52,13 +52,47 @@ VALUES: dict[str, Any] = {
     "training.class_weights": [1, 2],
     "training.sample_prompts": "prompts.jsonl",
     "task": "dpo",
+    "method": "lora",
+    "num_classes": 2,
+    "class_names": ["a", "b"],
+    "dpo.beta": 0.2,
+    "model.dtype": "bfloat16",
+    "model.quantization": "nf4",
+    "data.validation": "held_out.jsonl",
+    "data.validation_fraction": 0.1,
+    "data.max_seq_len": 7,
+    "data.lost_text": "accept",
+    "data.date": "2026-01-31",
+    "data.columns": {"input": "body"},
+    "lora.lora_rank": 2,
+    "lora.lora_alpha": 2,
+    "lora.target_modules": ["q_proj"],
+    "lora.target_parameters": ["experts"],
+    "lora.use_rslora": True,
+    "training.pack": True,
+    "training.precision": "fp16",
+    "training.gradient_checkpointing": "on",
+    "training.sample_every": 7,
+    "training.sample_tokens": 7,
 }
 """A value of each refused setting."""
 CASES = [(row.setting, engine) for row in REFUSALS for engine in row.engines]
 
 
-def config_with(setting: str) -> RunConfig:
+def script_with(setting: str) -> RunConfig:
+    """Return a script's run with a setting, which the whole config's own check would refuse."""
+    whole, value = load(None, {"task": SCRIPT}), VALUES[setting]
+    *sections, name = setting.split(".")
+    if not sections:
+        return whole.model_copy(update={name: value})
+    section = getattr(whole, sections[0]).model_copy(update={name: value})
+    return whole.model_copy(update={sections[0]: section})
+
+
+def config_with(setting: str, engine: Engine) -> RunConfig:
     """Return a run of one process or a star that sets a setting to a value that is refused."""
+    if engine == "script":
+        return script_with(setting)
     more: dict[str, Any] = {}
     if setting.startswith("distillation"):
         more = DISTILLS
@@ -82,17 +116,30 @@ def test_every_setting_is_in_the_table_once() -> None:
 
 @pytest.mark.parametrize(("setting", "engine"), CASES)
 def test_a_refusal_is_one_line_that_names_what_is_refused(setting: str, engine: Engine) -> None:
-    sentence = explain_refusal(config_with(setting), engine)
+    sentence = explain_refusal(config_with(setting, engine), engine)
     assert sentence
     assert "{" not in sentence
     assert "\n" not in sentence
-    named = {"distillation": "teacher"}.get(setting, setting.split(".")[0])
+    teaches = setting == "distillation" and engine != "script"
+    named = "teacher" if teaches else setting.split(".")[0]
     assert (named if named in ("teacher", "parallel") else setting.split(".")[-1]) in sentence
 
 
 @pytest.mark.parametrize("engine", ENGINE_TITLES)
 def test_what_is_left_at_its_default_is_refused_by_no_engine(engine: Engine) -> None:
-    assert explain_refusal(load("quickstart"), engine) is None
+    config = load(None, {"task": SCRIPT}) if engine == "script" else load("quickstart")
+    assert explain_refusal(config, engine) is None
+
+
+def test_a_config_of_a_script_is_refused_what_a_script_has_itself() -> None:
+    with pytest.raises(InputError, match=r"lora\.lora_rank: a script has its own model"):
+        load(None, {"task": SCRIPT, "lora.lora_rank": 8})
+    for key in ("model.path", "data.train"):
+        with pytest.raises(InputError, match="a script has its own model and data"):
+            load(None, {"task": SCRIPT, key: "elsewhere"})
+    for key in ("script", "model.script"):  # no config names what runs
+        with pytest.raises(InputError, match=key.rpartition(".")[2]):
+            load(None, {"task": SCRIPT, key: "train.py"})
 
 
 def test_settings_of_adapters_do_not_count_where_all_weights_train() -> None:

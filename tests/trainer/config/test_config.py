@@ -35,7 +35,10 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
         ({"training.epoch": 1}, "training.epoch: unknown key (allowed: epochs, max_steps, "),
         ({"training.epochs": 0}, "training.epochs: input should be greater than 0; got 0"),
         ({"training.epochs": "x"}, "training.epochs: input should be a valid integer"),
-        ({"task": "x"}, "task: input should be 'classify', 'causal-lm' or 'dpo'; got 'x'"),
+        (
+            {"task": "x"},
+            "task: input should be 'classify', 'causal-lm', 'dpo' or 'script'; got 'x'",
+        ),
         ({"lora.target_modules": ["q proj"]}, "lora.target_modules.0: string should match"),
         ({"lora.target_modules": []}, "lora.target_modules: "),
         ({"exchange.shares": "fast"}, "exchange.shares: input should be 'measured' or 'equal', or"),

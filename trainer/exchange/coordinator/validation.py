@@ -23,6 +23,7 @@ class Validation:
         self._every = config.training.evaluate_every
         self._classes = config.num_classes
         self._compares = config.task == "dpo"
+        self._measures = config.task == "script"
         self._score = score
         self._early = early
         self._last: tuple[int, dict[str, Any] | None] = (-1, None)
@@ -48,6 +49,8 @@ class Validation:
             raise ProtocolError(f"a confusion matrix that is not of {classes} classes")
         if result.rewards is not None and not self._compares:
             raise ProtocolError("rewards of pairs, and the task has none")
+        if result.figures and not self._measures:
+            raise ProtocolError("figures of a script, and the task is none")
 
     def finish_task(self, task: Task) -> dict[str, Any]:
         """Store and return the scores of a complete task."""
@@ -56,6 +59,8 @@ class Validation:
             scores |= {**self._score(confusion), "confusion": confusion}
         if self._compares:
             scores |= task.compute_rewards()
+        if self._measures:
+            scores |= task.compute_figures()
         self._last = (task.step, scores)
         self._early.validated(task.step, scores["loss"])
         return scores

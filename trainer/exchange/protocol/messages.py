@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from trainer.data.metrics import MOST_FIGURES, check_figure_name
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.system.commandline.sanitize import sanitize_text
 from trainer.system.errors import ProtocolError
@@ -26,6 +27,7 @@ Size = Annotated[float, Field(ge=0, le=1e60)]
 """A norm of fp32 values, or a factor: its square is a finite float64."""
 
 Figure = Annotated[float, Field(gt=-LARGEST_FLOAT, lt=LARGEST_FLOAT)]
+Named = tuple[Annotated[str, AfterValidator(check_figure_name)], Figure]
 
 
 def _check_line(text: str) -> str:
@@ -171,6 +173,8 @@ class ShardResult(Message):
     """`confusion[label][prediction]`, for evaluation of a classifier."""
     rewards: tuple[Figure, Figure, Count] | None = None
     """Of pairs: `trainer.data.metrics.Rewards`; None also if one is no `Figure`."""
+    figures: Annotated[tuple[Named, ...], Field(max_length=MOST_FIGURES)] = ()
+    """Of a script's validation: sums over the samples by name."""
     answers: tuple[tuple[Count, ...], ...] | None = None
     """New tokens of each prompt that was `asked`."""
 

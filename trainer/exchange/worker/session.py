@@ -6,7 +6,7 @@ and whatever the old one still held is void.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -276,6 +276,7 @@ def result_message(
     rewards: Rewards | None = None,
     answers: list[list[int]] | None = None,
     watts: float | None = None,
+    figures: Mapping[str, float] | None = None,
 ) -> ShardResult:
     """Return the result of a shard as a message; JSON cannot carry a loss that is not finite."""
     return ShardResult(
@@ -289,4 +290,5 @@ def result_message(
         confusion=tuple(map(tuple, confusion)) if confusion is not None else None,
         rewards=rewards if rewards is not None and np.abs(rewards).max() < LARGEST_FLOAT else None,
         answers=tuple(map(tuple, answers)) if answers is not None else None,
+        figures=tuple((figures or {}).items()),
     )

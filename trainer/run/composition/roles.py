@@ -22,10 +22,11 @@ from trainer.model.output_folder import check_output
 from trainer.model.shards import check_shards
 from trainer.planning.budget.ledger import SPEND_FILE
 from trainer.planning.budget.watch import BudgetWatch
+from trainer.replica.script.source import Script
 from trainer.run.composition import run as build
 from trainer.run.composition.record import Guards, refuse_lost_checkpoints
 from trainer.run.distributed.environment import quieten_torch
-from trainer.run.inputs import RunInputs, read_inputs
+from trainer.run.inputs import RunInputs, read_inputs, read_script_inputs
 from trainer.system.backends import RequestedBackend
 from trainer.system.errors import RESTARTED, BudgetStopError, InputError, TrainerError
 from trainer.system.process.imports import speed_up_imports
@@ -56,6 +57,7 @@ class Placement:
     rank: int | None
     tls_dir: str | None
     strategy: GroupStrategy | None = None  # of a worker whose devices hold one replica together
+    script: Script | None = None  # what task `script` runs, as this start named it
 
     def certificates(self, name: str, address: str) -> Path | None:
         """Return the folder with this process's certificate; None for plaintext on loopback.
@@ -112,7 +114,7 @@ def run_local(
 
     _check_output(config)
     with guarded(config, run_id, notify) as guards:
-        inputs = _read_inputs(config, run_id, notes, guards)
+        inputs = _read_inputs(config, run_id, notes, guards, place.script, computes=True)
         choice = open_replica(inputs, place, coordinates=True)
         coordinator, recorder = build.make_coordinator(inputs, 1, time.monotonic(), guards)
         request = build.make_request(inputs, choice, 0)
@@ -123,7 +125,8 @@ def run_local(
         exchange = LocalExchange(coordinator, session, recorder)
         worker = build.make_worker(inputs, choice, lambda: exchange)
         on_signal(exchange.interrupt)
-        end = worker.run()
+        with recorder.closed_on_failure():  # such as of a script
+            end = worker.run()
         finish = exchange.finish or end  # the coordinator's code: a worker did what it was asked to
         return recorder.close(finish.exit_code, finish.reason)
 
@@ -147,7 +150,7 @@ def run_coordinator(
     _check_output(config)
     expect = expect_workers or max(len(place.gpus), 1)
     with guarded(config, run_id, notify) as guards:
-        inputs = _read_inputs(config, run_id, notes, guards)
+        inputs = _read_inputs(config, run_id, notes, guards, place.script)
         coordinator, recorder = build.make_coordinator(inputs, expect, time.monotonic(), guards)
         config = inputs.config
         del inputs  # a coordinator counts samples and keeps none
@@ -226,7 +229,10 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
     opens = _opener(place)  # before a thread is started: a group forks
     began = time.monotonic()
     with ReadingReporter(address, run_id, place.rank, folder):
-        inputs = read_inputs(config, run_id)
+        if place.script:
+            inputs = read_script_inputs(config, run_id, place.script, computes=True)
+        else:
+            inputs = read_inputs(config, run_id)
     reading = time.monotonic() - began
     choice = opens(inputs)
 
@@ -286,8 +292,19 @@ def guarded(
             watch.close(ended=ended)
 
 
-def _read_inputs(config: RunConfig, run_id: str, notes: Sequence[str], guards: Guards) -> RunInputs:
-    inputs = read_inputs(config, run_id, log.info)
+def _read_inputs(
+    config: RunConfig,
+    run_id: str,
+    notes: Sequence[str],
+    guards: Guards,
+    script: Script | None = None,
+    *,
+    computes: bool = False,
+) -> RunInputs:
+    if script:
+        inputs = read_script_inputs(config, run_id, script, computes=computes)
+    else:
+        inputs = read_inputs(config, run_id, log.info)
     if guards.budget is not None:
         guards.budget.planned(inputs.plan.total_steps)
     for line in notes:
@@ -316,7 +333,11 @@ def open_replica(
     """
     from trainer.replica.backend import choose, in_brackets
 
-    train = inputs.train
+    train, openers = inputs.train, None
+    if inputs.opened is not None:
+        from trainer.replica.script.openers import script_openers
+
+        openers = script_openers(inputs.opened)
     choice = choose(
         place.backend,
         "".join(place.gpus),
@@ -324,6 +345,7 @@ def open_replica(
         inputs.config,
         inputs.layout,
         place.threads,
+        openers,
         rest=isinstance(train, LogitsFolder) and has_bare_rest(train.description.scheme),
         moments=moments,
         coordinates=coordinates,
@@ -345,6 +367,8 @@ def worker_command(
         command += ["--threads", str(place.threads)]
     if place.tls_dir:
         command += ["--tls", place.tls_dir]
+    if place.script:
+        command += ["--script", str(place.script.path), "--script-digest", place.script.digest]
     return command
 
 

@@ -6,11 +6,11 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint.resume import continue_run
 from trainer.checkpoint.trained_model import starting_weights
@@ -65,8 +65,10 @@ def make_coordinator(
         if restored:
             state, generation = restored.state, restored.progress.generation + 1
         else:
-            state = TrainState.fresh(starting_weights(layout, inputs.model_dir, config))
-            generation = 0
+            first = inputs.first
+            if first is None:
+                first = starting_weights(layout, inputs.model_dir, config)
+            state, generation = TrainState.fresh(first), 0
         write_run_file(config, job.run_id)
         recorder = make_recorder(plan)
     recorder.go_on(restored)
@@ -127,10 +129,18 @@ def make_worker(
     The data has been read when `connect` is called: a joined worker is assigned samples at once.
     """
     from trainer.run.inner_steps import InnerSteps
-    from trainer.run.loop import Worker
+    from trainer.run.loop import Worker, weight_of
 
     config, train = inputs.config, inputs.train
     order, alpha = epoch_order, None
+    weigh: Callable[[Sequence[Any]], int] = partial(
+        weight_of, class_weights=config.training.class_weights
+    )
+    if inputs.opened is not None:
+        from trainer.replica.script.replica import ScriptReplica
+
+        assert isinstance(choice.replica, ScriptReplica)
+        weigh = choice.replica.weigh
     if isinstance(train, LogitsFolder):
         assert config.distillation is not None
         scheme = train.description.scheme
@@ -145,7 +155,7 @@ def make_worker(
         plan=inputs.plan,
         rounds=partial(InnerSteps, choice.replica, config.optimizer),
         train=train,
-        class_weights=config.training.class_weights,
+        weigh=weigh,
         validation=inputs.validation,
         seed=config.training.seed,
         order=order,

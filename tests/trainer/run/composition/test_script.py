@@ -1,0 +1,223 @@
+"""`trainer finetune --script`: a module, data and loss of the user's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from tests.trainer.script_run import (
+    losses,
+    plain_losses,
+    run_script,
+    script_config,
+    write_script,
+)
+from tests.waiting import PATIENCE
+from trainer.checkpoint.reader import find_checkpoint
+from trainer.replica.script.source import read_script
+from trainer.replica.script.start import run_for_start
+from trainer.run.inputs import read_script_inputs
+from trainer.system.errors import InputError, RefusedError
+from trainer.tracking.metrics import read_metrics
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return write_script(tmp_path / "train.py")
+
+
+def test_the_curve_is_that_of_a_plain_loop(script: Path, tmp_path: Path) -> None:
+    """Micro-batches of 3 samples, gradients as sums, and the weights under the module's names."""
+    config = script_config(tmp_path / "out", training__evaluate_every=4)
+    assert run_script(script, config) == 0
+    expected, model = plain_losses(script, config)
+    assert np.abs(losses(tmp_path / "out") / expected - 1).max() < 1e-6
+    saved = load_file(find_checkpoint(tmp_path / "out") / "model.safetensors")
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert list(saved) == list(trained)
+    latest = load_file(tmp_path / "out/checkpoints/latest/model.safetensors")
+    for name, parameter in trained.items():
+        np.testing.assert_allclose(latest[name], parameter.detach().numpy(), atol=1e-5)
+    records = read_metrics(tmp_path / "out/metrics.jsonl")
+    validations = [record for record in records if record["kind"] == "validation"]
+    assert [each["step"] for each in validations] == [4, 8, 12]
+    missing = model.load_state_dict({k: torch.from_numpy(v) for k, v in latest.items()}, False)
+    assert not missing.unexpected_keys
+    data = vars(sys.modules["motley_script"])["dataset"]("validation")
+    x, y = (torch.stack(part) for part in zip(*data, strict=True))
+    with torch.no_grad():
+        away = (model(x)[:, 0] - y).abs().mean()
+    assert validations[-1]["absolute"] == pytest.approx(float(away), rel=1e-5)
+    assert "load_state_dict" in (tmp_path / "out/model/README.md").read_text()
+
+
+def test_a_run_resumes_bit_for_bit_and_only_with_its_script(script: Path, tmp_path: Path) -> None:
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    settings = {"checkpoint__every": 3, "optimizer__scheduler": "constant"}
+    assert run_script(script, script_config(whole, training__max_steps=8, **settings)) == 0
+    for steps in (4, 8):
+        config = script_config(halves, training__max_steps=steps, **settings)
+        assert run_script(script, config) == 0
+    one, other = (find_checkpoint(folder) / "model.safetensors" for folder in (whole, halves))
+    assert one.read_bytes() == other.read_bytes()
+    script.write_text(script.read_text() + "\n# changed\n")
+    with pytest.raises(InputError, match="its script has changed"):
+        run_script(script, script_config(halves, training__max_steps=9, **settings))
+
+
+def test_a_coordinator_has_the_start_of_a_child_and_no_torch(script: Path) -> None:
+    """Its layout, weights and digests are those of a process that computes."""
+    inputs = read_script_inputs(
+        script_config(script.parent / "out"), "run", read_script(script), computes=True
+    )
+    start = run_for_start(read_script(script), 0)
+    assert start.layout == inputs.layout
+    assert inputs.first is not None
+    assert inputs.first.tobytes() == start.weights.tobytes()
+    assert (start.facts.samples, start.facts.validation) == (48, 12)
+    asked = (
+        "import sys\nfrom pathlib import Path\nfrom trainer.config.run import load\n"
+        "from trainer.replica.script.source import read_script\n"
+        "from trainer.run.inputs import read_script_inputs\n"
+        f"script = read_script(Path({str(script)!r}))\n"
+        "config = load(None, {'task': 'script'})\n"
+        "found = read_script_inputs(config, 'run', script, computes=False)\n"
+        "assert 'torch' not in sys.modules\nprint(found.job.model, found.job.data)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.stdout.split() == [inputs.job.model, inputs.job.data], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('reduction="sum"', 'reduction="mean"', "loss: is a mean: four samples have"),
+        ("), len(samples)", "), 1", "loss: is no sum over the samples"),
+        ("y, reduction", "y - y.mean(), reduction", "loss: is no sum over the samples"),
+        ("return F.mse", "raise KeyError('x')\n    return F.mse", "train.py:17: loss: KeyError"),
+        ("[:, 0], y", "[:, 5], y", "train.py:17: loss: IndexError"),
+        ("), len(samples)", ").item(), 2", "loss: must return a tensor without dimensions"),
+        ("import torch", "import torch oops", "train.py:2: the script: SyntaxError"),
+        ("def loss", "def lost", "has no function loss"),
+        ("nn.Tanh(), nn.Linear(8", "nn.Dropout(0.1), nn.Linear(8", "module 1 (Dropout) draws"),
+        ("torch.stack(part)", "torch.rand(1) + torch.stack(part)", "loss or dataset draws"),
+        ("nn.Tanh(), nn.Linear(8", "nn.BatchNorm1d(8), nn.Linear(8", "the buffer 1.running_mean"),
+        ("nn.Linear(16, 1))", "nn.Linear(16, 1)).double()", "parameter 2.weight is float64"),
+        ("nn.Linear(16, 1))", "nn.Linear(16, 1)).requires_grad_(False)", "no parameter that req"),
+        ("return nn.Sequential(frozen", "return (frozen", "returned no torch.nn.Module but tuple"),
+        ("return [(row", "return iter([1]) or [(row", "a sequence is needed"),
+        ("def dataset(split):", "def dataset(split):\n    return []", "is empty"),
+    ],
+)
+def test_a_script_that_is_wrong_is_one_line(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    path = write_script(tmp_path / "train.py", (old, new))
+    with pytest.raises(InputError) as raised:
+        run_script(path, script_config(tmp_path / "out"))
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert str(raised.value).startswith(str(path))
+
+
+def test_what_a_script_raises_in_mid_run_is_the_end_of_the_run(tmp_path: Path) -> None:
+    """The status says why, and the next process may write at once."""
+    late = (
+        "return F.mse",
+        "[0][loss.__dict__.setdefault('calls', []).append(1) or "
+        "len(loss.calls) // 9]\n    return F.mse",
+    )
+    path = write_script(tmp_path / "train.py", late)
+    config = script_config(tmp_path / "out")
+    with pytest.raises(InputError, match=r"train\.py:17: loss: IndexError"):
+        run_script(path, config)
+    status = json.loads((tmp_path / "out/status.json").read_bytes())
+    assert status["state"] == "failed"
+    assert "train.py:17: loss: IndexError" in status["reason"]
+
+
+@pytest.mark.parametrize("name", ["loss", "two words", "step", "X"])
+def test_a_name_of_a_metric_that_would_hide_another_is_refused(tmp_path: Path, name: str) -> None:
+    path = write_script(tmp_path / "train.py", ('"absolute"', repr(name)))
+    with pytest.raises(InputError, match="is no name for a figure"):
+        run_script(path, script_config(tmp_path / "out"))
+
+
+def test_a_nan_halts_the_run_and_names_the_tensor(tmp_path: Path) -> None:
+    change = ("[:, 0], y, red", "[:, 0] / (x[:, 0] < 1.5), y, red")
+    path = write_script(tmp_path / "train.py", change)
+    assert run_script(path, script_config(tmp_path / "out")) == 5
+    reason = json.loads((tmp_path / "out/status.json").read_bytes())["reason"]
+    assert "2.weight" in reason or "loss" in reason
+
+
+def test_local_buffers_are_each_workers_own(tmp_path: Path) -> None:
+    counting = "class Counts(nn.Tanh):\n    def __init__(self):\n        super().__init__()\n"
+    counting += "        self.register_buffer('seen', torch.zeros(1))\n"
+    counting += "    def forward(self, x):\n        self.seen += len(x)\n"
+    counting += "        return super().forward(x)\n\ndef model():"
+    changes = [("def model():", counting), ("nn.Tanh(), nn.Linear(8", "Counts(), nn.Linear(8")]
+    path = write_script(tmp_path / "train.py", *changes)
+    with pytest.raises(InputError, match=r"loss changes the buffer 1\.seen"):
+        run_script(path, script_config(tmp_path / "out"))
+    write_script(path, *changes, ("import torch\n", "import torch\nbuffers = 'local'\n"))
+    config = script_config(tmp_path / "out")
+    assert run_script(path, config) == 0
+    assert np.abs(losses(tmp_path / "out") / plain_losses(path, config)[0] - 1).max() < 1e-6
+
+
+def test_another_script_than_the_start_named_is_refused(script: Path) -> None:
+    digest = read_script(script).digest
+    assert read_script(script, digest).digest == digest
+    script.write_text(script.read_text() + "#")
+    with pytest.raises(RefusedError, match="is not the script that the run was started with"):
+        read_script(script, digest)
+
+
+def test_a_script_that_hangs_ends_the_process_in_one_line(tmp_path: Path) -> None:
+    path = write_script(
+        tmp_path / "train.py", ("return F.mse", "while True: pass\n    return F.mse")
+    )
+    command = [sys.executable, "-m", "trainer.cli", "finetune", "--script", str(path)]
+    command += ["-o", str(tmp_path / "out"), "--gpu-backend", "cpu", "--threads", "1"]
+    command += ["--set", "exchange.join_deadline=2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 3, done.stderr
+    assert f"{path}:17: has not returned for 2 s" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--script", "train.py", "--data", "x.jsonl"], "a script has its own model and data"),
+        (["model", "--script", "train.py"], "a script has its own model and data"),
+        (["--script", "train.py", "--task", "dpo"], "leave out --task dpo"),
+        (["--script", "train.py", "--method", "lora"], "method lora: a script has its own"),
+        (["--script", "train.py", "--max-seq-len", "9"], "data.max_seq_len: a script has its own"),
+        (["--config", "run.yaml"], "name the script with --script FILE"),
+        (["--config", "run.yaml", "--set", "script=train.py"], "script: unknown key"),
+        (["--script", "gone.py"], "gone.py: cannot be read"),
+        (["--script", "train.py", "--gpu-backend", "wgpu"], "a script computes with torch"),
+        (["--script", "train.py", "--script-digest", "0"], "is not the script that the run"),
+    ],
+)
+def test_what_a_script_has_itself_is_refused_by_name(
+    script: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    from trainer.commands.finetune import finetune
+
+    monkeypatch.chdir(script.parent)
+    Path("run.yaml").write_text("task: script\n")
+    with pytest.raises((InputError, RefusedError)) as raised:
+        finetune.main([*arguments, "-o", "out"], standalone_mode=False)
+    assert message in str(raised.value)

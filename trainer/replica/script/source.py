@@ -1,0 +1,55 @@
+"""A script as its operator named it: the bytes that were hashed are those that run. No torch.
+
+A script runs only where a command line names it. No config has a key for it, and what a host keeps
+of a run names no script.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from trainer.system.errors import InputError, RefusedError, convert_read_errors
+from trainer.system.regular_file import read_file
+
+LARGEST = 1 << 20
+"""Bytes of a script."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """The content of a script, which has not run yet."""
+
+    path: Path
+    content: bytes
+
+    @property
+    def digest(self) -> str:
+        """BLAKE3 of the content, in hex."""
+        return blake3(self.content).hexdigest()
+
+
+def read_script(path: Path, digest: str | None = None) -> Script:
+    """Read a script.
+
+    Args:
+        digest: of the script that the start of the run named; None: this is that start.
+
+    Raises:
+        InputError: it cannot be read, or is larger than `LARGEST`.
+        RefusedError: it is another one.
+    """
+    with convert_read_errors(path, InputError):
+        size = path.stat().st_size
+        content = read_file(path) if size <= LARGEST else b""
+    if size > LARGEST:
+        raise InputError(f"{path}: a script has at most {LARGEST:,} bytes, this has {size:,}")
+    script = Script(path.absolute(), content)
+    if digest not in (None, script.digest):
+        raise RefusedError(
+            f"{path}: is not the script that the run was started with (BLAKE3 {script.digest[:16]},"
+            f" not {str(digest)[:16]}); start the run again"
+        )
+    return script
