@@ -35,7 +35,7 @@ from typing import Any
 from rig.report import Ratio, Report, skip
 
 import trainer
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.init_model import ModelSizes, init_model
 from trainer.model.files import resolve_model
 from trainer.model.layout import build_layout, read_headers
@@ -118,7 +118,7 @@ def add_coordinators(
     model = folder / "hidden-320"
     imports = measure_coordinator(folder / "empty", data, 1, None)
     for workers in counts:
-        config: RunConfig = load(None, settings("full", model, data))
+        config: RunConfig = load_config(None, settings("full", model, data))
         layout = build_layout(model, config)
         planned = coordinator_memory(layout, workers, config.exchange)
         for which in late if workers > 1 else ["first"]:
@@ -135,7 +135,7 @@ def measure_coordinator(model: Path, data: Path, workers: int, late: int | None)
     with tempfile.TemporaryDirectory() as output, socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
         free.close()
-        config = load(
+        config = load_config(
             None,
             settings("full", model, data)
             | {
@@ -207,7 +207,7 @@ def settings(method: str, model: Path, data: Path) -> dict[str, Any]:
 
 def plan(model: Path, data: Path, method: str) -> int:
     """Return the bytes planned for the process that needs most."""
-    config: RunConfig = load(None, settings(method, model, data))
+    config: RunConfig = load_config(None, settings(method, model, data))
     shape, headers = read_shape(model), read_headers(model)
     if method == "fsdp":
         return shared_memory_needed(shape, headers, config, 2, accelerator=False, recompute=False)
@@ -226,7 +226,7 @@ def plan(model: Path, data: Path, method: str) -> int:
 def measure(model: Path, data: Path, method: str, steps: int, roomy: bool) -> int:
     """Return the most bytes of a run's process that had most."""
     with tempfile.TemporaryDirectory() as output:
-        config = load(None, settings(method, model, data) | {"output": f"{output}/run"})
+        config = load_config(None, settings(method, model, data) | {"output": f"{output}/run"})
         run_file = Path(output, "run.yaml")
         run_file.write_text(config.to_yaml(), encoding="utf-8")
         start = ["-m", "trainer.cli"] if roomy else ["-c", SHORT]

@@ -117,12 +117,12 @@ def weigh(engine: str, shape: str, method: str) -> Iterator[tuple[str, dict[str,
 
 def measure(engine: str, shape: str, method: str) -> dict[str, Any]:
     """Return planned and peak bytes of a step."""
-    from trainer.config.run import load
+    from trainer.config.run import load_config
     from trainer.model.layout import build_layout
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_model(Path(scratch), SHAPES[shape], "F32")
-        config = load(
+        config = load_config(
             None,
             {
                 "model.path": str(folder),

@@ -116,7 +116,7 @@ def measure(name: str, world: int, folder: Path, options: argparse.Namespace) ->
         return f"needs {least} processes"
     try:
         config = run_config(name, world, folder, options)
-        config.parallel.copies(world)
+        config.parallel.count_copies(world)
         check_shards(folder, config)
         config.parallel.pipeline.check_layers(build_layout(folder, config).num_layers)
     except InputError as error:

@@ -27,7 +27,7 @@ from rig.model_folders import SHAPES, model_folder
 from rig.report import RESULTS
 
 from trainer.config.lora import LINEARS
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
 from trainer.model.initialization import initial_weights
@@ -130,7 +130,7 @@ def measure(device: Device, folder: Path, arguments: argparse.Namespace) -> dict
 def run_config(folder: Path, arguments: argparse.Namespace) -> RunConfig:
     """Return the config of the step."""
     targets = LINEARS if arguments.shape == "layer" else ("q_proj", "v_proj")
-    return load(
+    return load_config(
         None,
         {
             "model.path": str(folder),

@@ -336,7 +336,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
 @pytest.fixture(scope="session")
 def make_config() -> MakeConfig:
     """Return a maker of run configs; dotted settings override, as in `config.load`."""
-    from trainer.config.run import load
+    from trainer.config.run import load_config
 
     def make(model_dir: Path | str = "model", **settings: Any) -> RunConfig:
         overrides: dict[str, Any] = {
@@ -348,7 +348,7 @@ def make_config() -> MakeConfig:
         overrides |= {key.replace("__", "."): value for key, value in settings.items()}
         if overrides["task"] == "classify":
             overrides.setdefault("num_classes", 5)
-        return load(None, overrides)
+        return load_config(None, overrides)
 
     return make
 

@@ -27,7 +27,7 @@ from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import AdamW, TrainState, weights_digest
-from trainer.optimizer.learning_rate import learning_rate_at
+from trainer.optimizer.learning_rate import compute_learning_rate
 
 Kind = Literal["gloo", "nccl", "mpi"]
 Vector = NDArray[np.float32] | NDArray[np.int16]
@@ -191,7 +191,7 @@ def train(spec: CollectiveSpec, group: Group) -> dict[str, Any]:
     config = training.config(model, {})
     layout = build_layout(model, config)
     replica = training.open_replica(model, config, layout, spec.rank)
-    state = TrainState.fresh(initial_weights(layout, model, config))
+    state = TrainState.create(initial_weights(layout, model, config))
     optimizer = AdamW(config.optimizer, layout)
     samples = training.RandomSamples(spec.batch * spec.steps)
     order = epoch_order(config.training.seed, 0, len(samples))
@@ -215,7 +215,7 @@ def train(spec: CollectiveSpec, group: Group) -> dict[str, Any]:
         for finish in under_way:
             finish()
         np.divide(gradient, np.float32(weight), out=gradient)
-        rate = learning_rate_at(step, plan.total_steps, config.optimizer)
+        rate = compute_learning_rate(step, plan.total_steps, config.optimizer)
         optimizer.apply(state, gradient, rate, 1.0)
         stamps.append({"committed": time.monotonic(), **counted()})
         total = result.loss_sum

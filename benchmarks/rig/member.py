@@ -164,7 +164,7 @@ def coordinate(spec: MemberSpec) -> None:
         layout=of,
         plan=_plan(spec),
         validation_samples=0,
-        state=TrainState.fresh(_weights(spec, of)),
+        state=TrainState.create(_weights(spec, of)),
         expect_workers=spec.workers,
         score=lambda _table: {},
         now=time.monotonic(),

@@ -89,7 +89,7 @@ def run_motley(job: Job, clock: StepClock) -> None:
     config, folder = job.config(), Path(job.folder)
     layout = build_layout(folder, config)
     replica = TorchReplica(folder, config, layout, job.device, torch.get_num_threads())
-    state = TrainState.fresh(initial_weights(layout, folder, config))
+    state = TrainState.create(initial_weights(layout, folder, config))
     optimizer = AdamW(config.optimizer, layout)
     replica.write_trainable(state.weights)
     gradient = np.empty(layout.size, np.float32)

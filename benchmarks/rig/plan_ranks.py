@@ -60,7 +60,7 @@ def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict
 
     from benchmarks.rig.random_model import write_model
     from benchmarks.rig.training_step import random_rows
-    from trainer.config.run import load
+    from trainer.config.run import load_config
     from trainer.model.initialization import initial_weights
     from trainer.model.layout import build_layout
     from trainer.planning.memory import plan_memory_by_part
@@ -78,7 +78,7 @@ def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict
             "data.max_seq_len": TOKENS,
             "training.micro_batch_size": ROWS,
         }
-        config = load(None, given | settings | STRATEGIES[strategy])
+        config = load_config(None, given | settings | STRATEGIES[strategy])
         layout = build_layout(folder, config)
         weights = initial_weights(layout, folder, config)
         mesh = make_mesh(config.parallel, RANKS, "cpu")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.members import Job
 from trainer.model.layout import Block, GradientLayout, TensorSlot
@@ -34,7 +34,7 @@ def layout(elements: int, blocks: int = BLOCKS) -> GradientLayout:
 
 def config(settings: Mapping[str, object]) -> RunConfig:
     """Return a run config with dotted settings of its own."""
-    return load("quickstart", settings)
+    return load_config("quickstart", settings)
 
 
 def job(of: GradientLayout) -> Job:

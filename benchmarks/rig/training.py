@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.rig.random_model import write_model
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
 from trainer.model.layout import GradientLayout
@@ -58,7 +58,7 @@ def config(model: Path, settings: Mapping[str, object]) -> RunConfig:
         "optimizer.max_grad_norm": 1e9,
         "training.precision": "fp32",
     }
-    return load(None, plain | dict(settings))
+    return load_config(None, plain | dict(settings))
 
 
 def open_replica(model: Path, config: RunConfig, layout: GradientLayout, rank: int) -> TorchReplica:

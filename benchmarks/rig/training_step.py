@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
 from trainer.planning.device_models import find_device
@@ -33,7 +33,7 @@ def step_config(
         InputError: the settings exclude each other.
     """
     dtype = "float32" if method == "full" else "bfloat16"
-    return load(
+    return load_config(
         None,
         {
             "model.path": str(folder),

@@ -81,7 +81,7 @@ def preset_names(_: click.Context) -> list[str]:
     """Offer the shipped run configs."""
     from trainer.config import run as run_config
 
-    return list(run_config.presets())
+    return list(run_config.list_presets())
 
 
 @_without_errors
@@ -96,7 +96,7 @@ def setting_keys(_: click.Context) -> list[str]:
 def _job_presets(_: click.Context) -> list[str]:
     from trainer.config import distill_job
 
-    return list(distill_job.presets())
+    return list(distill_job.list_presets())
 
 
 job_presets = _or_files(_job_presets)

@@ -71,7 +71,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
     """
     from launcher.discovery.yaml_text import as_comment, as_yaml
     from launcher.views import render
-    from trainer.config.run import load
+    from trainer.config.run import load_config
     from trainer.data.sources import find_data, refuse_pipe
     from trainer.model.files import local_model
     from trainer.planning.defaults import HELD_OUT, derive, provisional
@@ -85,7 +85,7 @@ def init(context: click.Context, file: Path, model: str, data: str, source: Path
         for line in lines:
             render.print_line(line)
         return
-    config = load(None, {"model.path": model, "data.train": data, **provisional({})})
+    config = load_config(None, {"model.path": model, "data.train": data, **provisional({})})
     folder = local_model(Path(model))
     if _is_given(context, "data") and not data.startswith(_ELSEWHERE):
         refuse_pipe(Path(data))
@@ -129,24 +129,24 @@ def _from_foreign(
     """
     from launcher.discovery.yaml_text import as_comment
     from launcher.errors import ConfigError
-    from trainer.config.foreign import PROGRAMS, recognise, take
+    from trainer.config.foreign import PROGRAMS, convert_config, detect_program
     from trainer.config.run import RunConfig
-    from trainer.config.section import as_tree_text, build, read_yaml
+    from trainer.config.section import build_settings, format_yaml, read_yaml
     from trainer.system.errors import InputError
 
     tree = read_yaml(source)
-    program = recognise(tree)
+    program = detect_program(tree)
     if program is None:
         known = " or ".join(one.name for one in PROGRAMS)
         raise ConfigError(f"{source}: not a config of {known}")
-    taken = take(program, tree, source.parent)
+    taken = convert_config(program, tree, source.parent)
     settings = given | taken.settings | {key: given[key] for key in chosen}
     refused = ""
     try:
-        body = build(RunConfig, {}, dict(settings), source).to_yaml(exclude_unset=True)
+        body = build_settings(RunConfig, {}, dict(settings), source).to_yaml(exclude_unset=True)
     except InputError as error:  # what is there is worth more than nothing
-        body, refused = as_tree_text(settings), str(error).removeprefix(f"{source}: ")
-    left = [f"{key}: {why}" for key, why in taken.left.items()]
+        body, refused = format_yaml(settings), str(error).removeprefix(f"{source}: ")
+    left = [f"{key}: {why}" for key, why in taken.skipped.items()]
     assumed = ", ".join(f"{key} {value}" for key, value in taken.assumed.items())
     head = [
         f"A run config of Motley, from {source} of {program.name}; start the run with:",

@@ -75,7 +75,7 @@ def export_run(
     """
     if config.budget is not None:
         try:
-            config.budget.check_guarded()
+            config.budget.check_prices()
         except InputError as error:
             raise ConfigError(f"{error}; its hosts are the target's") from None
     sources = _list_inputs(config)

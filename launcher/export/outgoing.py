@@ -73,7 +73,7 @@ def own_run(registry: Registry, run_id: str, order: JobRequest) -> Outgoing:
         config = before.with_settings(order.settings)
     except (ConfigError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"run {run_id}: {str(error).splitlines()[0]}") from None
-    if changes := before.changes(config):
+    if changes := before.list_changes(config):
         raise ConfigError(
             f"--run {run_id}: a run keeps these settings until its end: {', '.join(changes)}"
         )

@@ -139,7 +139,7 @@ def check_strategy(config: RunConfig, target: Target, model: Path | None) -> Non
             "distillation: equal processes train on samples, not on logits; leave the section out"
         )
     try:
-        config.parallel.copies(target.world_size)
+        config.parallel.count_copies(target.world_size)
         if model is not None:
             check_shards(model, config)
     except InputError as error:

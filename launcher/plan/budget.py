@@ -9,7 +9,7 @@ from typing import TypeVar
 from launcher.errors import ConfigError, OverBudgetError
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import LaunchPlan
-from trainer.config.budget import BudgetConfig, HostRate, with_environment
+from trainer.config.budget import BudgetConfig, HostRate, apply_environment
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
 from trainer.planning.budget.ledger import SPEND_FILE
@@ -115,7 +115,7 @@ def with_budget(
     Raises:
         ConfigError: there are two currencies.
     """
-    budget = with_environment(config.budget, environment)
+    budget = apply_environment(config.budget, environment)
     hosts = sorted(plan.hosts, key=lambda host: host.name != plan.leader.host)
     currency = currency_of(hosts, None if budget is None else budget.currency)
     priced = [host for host in hosts if host.currency is not None or host.watts is not None]

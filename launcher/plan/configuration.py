@@ -18,7 +18,7 @@ from launcher.plan.hub import is_hub_name
 from trainer.config import distill_job
 from trainer.config import run as run_config
 from trainer.config.distill_job import DistillJob
-from trainer.config.run import RunConfig, anchored_path
+from trainer.config.run import RunConfig, anchor_path
 from trainer.planning.defaults import provisional
 
 DEFAULT_PRESET = "quickstart"
@@ -76,7 +76,9 @@ class JobRequest:
     @property
     def is_file(self) -> bool:
         """Whether the job is read from a file of the user's."""
-        presets = distill_job.presets() if self.leader == "student" else run_config.presets()
+        presets = (
+            distill_job.list_presets() if self.leader == "student" else run_config.list_presets()
+        )
         return self.source is not None and (
             self.source not in presets or Path(self.source).exists()
         )
@@ -118,17 +120,17 @@ def resolve_config(source: str | None, overrides: Mapping[str, Any], folder: Pat
     """
     own = source is None and not OWN_RUN_SETTINGS.isdisjoint(overrides)
     if own:
-        config = run_config.load(None, {**_rest_of_own(overrides), **overrides})
+        config = run_config.load_config(None, {**_rest_of_own(overrides), **overrides})
     else:
-        config = run_config.load(source or DEFAULT_PRESET, overrides)
+        config = run_config.load_config(source or DEFAULT_PRESET, overrides)
     path = config.model.path
     on_hub = is_hub_name(path, folder) and not path.startswith(f"{INPUTS}/")
-    return config.anchored(folder, model_on_hub=on_hub)
+    return config.anchor_paths(folder, model_on_hub=on_hub)
 
 
 def _rest_of_own(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the required settings that the user did not give: the quickstart's model or data."""
-    quickstart = run_config.load(DEFAULT_PRESET)
+    quickstart = run_config.load_config(DEFAULT_PRESET)
     rest: dict[str, Any] = {
         "model.path": quickstart.model.path,
         "data.train": quickstart.data.train,
@@ -148,22 +150,22 @@ def resolve_job(
     Raises:
         ConfigError: no such file or preset, or a key or value is wrong.
     """
-    job = distill_job.load(source, overrides)
+    job = distill_job.load_job(source, overrides)
     if not all(host.is_local for host in hosts):
         return job
     tree: dict[str, Any] = job.model_dump(mode="json", exclude_unset=True)
-    tree["teacher"]["data"] = [anchored_path(path, folder) for path in job.teacher.data]
-    tree["student"]["output"] = anchored_path(job.student.output, folder)
+    tree["teacher"]["data"] = [anchor_path(path, folder) for path in job.teacher.data]
+    tree["student"]["output"] = anchor_path(job.student.output, folder)
     if job.evaluation is not None:
-        tree["evaluation"]["data"] = [anchored_path(path, folder) for path in job.evaluation.data]
+        tree["evaluation"]["data"] = [anchor_path(path, folder) for path in job.evaluation.data]
     if not any(host.share_folder for host in hosts):
-        tree["logits"] = anchored_path(job.logits, folder)
-    if job.student.config is not None and distill_job.is_file_name(job.student.config):
-        tree["student"]["config"] = anchored_path(job.student.config, folder)
+        tree["logits"] = anchor_path(job.logits, folder)
+    if job.student.config is not None and distill_job.is_shape_file(job.student.config):
+        tree["student"]["config"] = anchor_path(job.student.config, folder)
     for section, name in _PATHS:
         settings: dict[str, Any] = tree.get(section) or {}
         if settings.get(name) is not None:
-            settings[name] = anchored_path(settings[name], folder)
+            settings[name] = anchor_path(settings[name], folder)
     return DistillJob.model_validate(tree)
 
 

@@ -21,7 +21,7 @@ from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import Role
 from launcher.plan.setting import PlanContext
-from trainer.config.distill_job import DistillJob, TeacherJob, is_file_name
+from trainer.config.distill_job import DistillJob, TeacherJob, is_shape_file
 from trainer.config.run import DATA_ON_HUB
 
 
@@ -105,7 +105,7 @@ def build_command(
 
 def _student_words(seat: Assignment, job: DistillJob, where: Paths) -> tuple[str, ...]:
     student, host = job.student, seat.host
-    settings = student.settings()
+    settings = student.collect_settings()
     if (folder := where.checkpoints_folder(host)) is not None:
         settings["checkpoint.folder"] = folder
     if student.validation is not None:
@@ -143,7 +143,7 @@ def _model_words(job: DistillJob, host: Host, where: Paths) -> tuple[str, ...]:
     assert student.config is not None
     assert tokenizer is not None
     shape = (
-        where.local_path(host, student.config) if is_file_name(student.config) else student.config
+        where.local_path(host, student.config) if is_shape_file(student.config) else student.config
     )
     return ("--student-config", shape, "--tokenizer", where.local_path(host, tokenizer))
 

@@ -44,7 +44,7 @@ def place_run(
     """
     refuse_unknown_devices(hosts)
     _refuse_shared_devices(hosts, setting)
-    head, ring = _coordinator_host(hosts), config.exchange.in_ring
+    head, ring = _coordinator_host(hosts), config.exchange.is_ring
     seats = _assign_workers(in_ring_order(hosts, head) if ring else hosts, expect_workers)
     check_ring(config.exchange, head, [(seat.host, seat.devices) for seat in seats])
     bind = _bind_address(head, seats, setting)

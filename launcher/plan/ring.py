@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from launcher.errors import ConfigError
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
-from trainer.config.exchange import FEWEST, RING_NOTE, ExchangeConfig
+from trainer.config.exchange import MIN_RING_SIZE, RING_NOTE, ExchangeConfig
 from trainer.system.backends import BACKENDS
 from trainer.system.errors import InputError
 
@@ -31,12 +31,13 @@ def check_ring(
         ConfigError: they are too few or not equal, or have devices that torch.distributed
             does not support.
     """
-    if not exchange.in_ring:
+    if not exchange.is_ring:
         return
     try:
-        exchange.check_size(len(workers))
+        exchange.check_worker_count(len(workers))
     except InputError as error:
-        remedy = f"; or give more: --expect-workers {FEWEST} where a host fills up with CPU workers"
+        count = f"--expect-workers {MIN_RING_SIZE}"
+        remedy = f"; or give more: {count} where a host fills up with CPU workers"
         raise ConfigError(f"{error}{remedy}") from None
     for rank, (host, devices) in enumerate(workers):
         if devices[0].group is not None:
@@ -66,7 +67,7 @@ def check_ring(
 
 def ring_notes(exchange: ExchangeConfig, run_id: str) -> list[str]:
     """Return the line for a start of a ring; none for a star."""
-    if not exchange.in_ring:
+    if not exchange.is_ring:
         return []
     return [f"{RING_NOTE}; after an end: launch cluster up --resume {run_id}"]
 

@@ -251,7 +251,7 @@ class Cluster:
                 raise InputError(message, error.details) from None
             if isinstance(job, RunConfig):
                 kept = replace(again, settings={}).resolve_job(self.hosts)
-                if isinstance(kept, RunConfig) and (changes := kept.changes(job)):
+                if isinstance(kept, RunConfig) and (changes := kept.list_changes(job)):
                     raise ConfigError(
                         f"--resume {run_id}: a run keeps these settings until its end: "
                         f"{', '.join(changes)}; leave them out, or start a new run"

@@ -17,7 +17,7 @@ from launcher.plan.plan import LaunchPlan, ProcessPlan
 from launcher.runs.planned import cluster_of, slowest_link
 from trainer.config import run as run_config
 from trainer.config.budget import BudgetConfig
-from trainer.config.distill_job import DistillJob, is_file_name
+from trainer.config.distill_job import DistillJob, is_shape_file
 from trainer.config.run import RunConfig
 from trainer.planning.cost import Cost, Prices, plan_cost
 from trainer.planning.devices import ClusterShape, LinkRates
@@ -68,7 +68,7 @@ def _of_fine_tune(
     rate = slowest_link(hosts)
     cluster = cluster_of(hosts, LinkRates(up=rate, down=rate) if rate else _USUAL_LINK)
     strategy = Strategy(world=cluster.world, data="motley", codec=config.exchange.codec)
-    if config.exchange.in_ring:
+    if config.exchange.is_ring:
         strategy = Strategy(world=cluster.world, data="ddp")
     strategy = Strategy() if cluster.world == 1 else strategy
     return _estimate_training(config, budget, work.shape, cluster, left * work.tokens, strategy)
@@ -90,8 +90,8 @@ def _of_distillation(
         return None
     length = job.student.max_seq_len or job.teacher.max_seq_len
     cut = {"data.max_seq_len": length} if length else {}
-    config = run_config.load("student", {**job.student.settings(), **cut})
-    samples = config.training.samples(scoring.windows)
+    config = run_config.load_config("student", {**job.student.collect_settings(), **cut})
+    samples = config.training.count_samples(scoring.windows)
     left = _remaining_fraction(config, done, samples)
     a_sample = min(scoring.tokens / scoring.windows, config.data.max_seq_len)
     seat = _process_shape(plan, plan.leader)
@@ -179,7 +179,7 @@ def _corpus_description(job: DistillJob, teacher: ProcessPlan) -> dict[str, Any]
 
 def _student_description(job: DistillJob, process: ProcessPlan) -> dict[str, Any]:
     config = job.student.config
-    if config is not None and is_file_name(config):
+    if config is not None and is_shape_file(config):
         config = _host_path(process, config)
     return {
         "model": _host_path(process, job.student.model),

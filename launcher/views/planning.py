@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from launcher.views.tables import Column, make_table
-from trainer.config.exchange import FEWEST
+from trainer.config.exchange import MIN_RING_SIZE
 from trainer.planning.decision import Pick
 from trainer.planning.devices import GIB, count_text, gib
 from trainer.planning.exchange_choice import ChosenExchange
@@ -202,7 +202,7 @@ def explain_option(option: StrategyOption) -> list[str]:
         for one in option.time.choice.candidates:
             when = "each step" if one.every == 1 else f"once in {one.every} steps"
             lines.append(f"    {one.codec} {when}: {one.exposed_ms:.3g} ms")
-    if strategy.title == "DDP" and strategy.world >= FEWEST:
+    if strategy.title == "DDP" and strategy.world >= MIN_RING_SIZE:
         lines.append(
             "as a run, on hosts whose network you trust: launch cluster up --set"
             " exchange.topology=ring"

@@ -103,7 +103,7 @@ class LinearReplica:
 
 def expected_moments(run_file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return both moments after a run of LinearReplicas in which every sample counted once."""
-    settings = run.load(run_file)
+    settings = run.load_config(run_file)
     inputs = read_inputs(settings, "any")
     replica, train = LinearReplica(inputs.layout), _dataset(settings)
     size, seed = settings.training.batch_size, settings.training.seed
@@ -225,7 +225,7 @@ def main() -> int:
     flags = _parse()
     if flags.protocol:
         wire.PROTOCOL_VERSION = flags.protocol
-    settings = run.load(flags.run_file)
+    settings = run.load_config(flags.run_file)
     inputs = read_inputs(settings, flags.run_id)
     choice = ReplicaChoice(LinearReplica(inputs.layout, flags.seconds), "cpu", "")
     request = build.make_request(inputs, choice, flags.rank)

@@ -16,7 +16,7 @@ import pytest
 from tests.ports import free_port
 from tests.project.command_blocks import CommandBlock, command_block
 from tests.trainer.small_model import SIZES
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.data.corpus import write_shell_safety
 from trainer.init_model import init_model
 
@@ -105,7 +105,7 @@ def test_a_model_and_data_alone(reader: Reader) -> None:
     assert done.returncode == 0, done.stderr
     file = reader.folder / "runs/output/run.yaml"
     assert f"settings by data and model, all of them in {file}:" in done.stderr
-    kept = load(file)
+    kept = load_config(file)
     assert (kept.task, kept.num_classes, kept.data.validation_fraction) == ("classify", 5, 0.1)
     assert (kept.training.epochs, kept.training.max_steps) == (1, None)
     status = json.loads((file.parent / "status.json").read_bytes())

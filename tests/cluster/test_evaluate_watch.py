@@ -23,7 +23,7 @@ from tests.waiting import wait_for
 from trainer.checkpoint.reader import BEST_EVALUATED, complete_checkpoints
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.checkpoint.trained_model import load_trained
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.evaluate.results import read_evaluations
 from trainer.evaluate.scoring import score
@@ -54,7 +54,7 @@ class Trainee:
             "data.max_seq_len": 64,
             "checkpoint.keep_last": keep_last,
         }
-        self.config = load(None, settings)
+        self.config = load_config(None, settings)
         self.layout = build_layout(self.bench.model, self.config)
         self.weights = initial_weights(self.layout, self.bench.model, self.config)
         place = (output or self.output) / "checkpoints"
@@ -65,7 +65,7 @@ class Trainee:
         zeros = np.zeros_like(self.weights)
         state = TrainState(self.weights + noise, zeros, zeros.copy(), step=step)
         tree = self.config.model_dump(mode="json")
-        return store.save(state.snapshot(), RunProgress("run", step, 0, 8, 0, 0, tree))
+        return store.save(state.take_snapshot(), RunProgress("run", step, 0, 8, 0, 0, tree))
 
     def status(self, state: str) -> None:
         self.output.mkdir(exist_ok=True)

@@ -19,7 +19,7 @@ from benchmarks.rig.resident import EXACT
 from tests.cluster.real_cluster import Bench, Cluster
 from tests.cluster.real_process import Process
 from tests.waiting import PATIENCE, wait_for
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.init_model import ModelSizes, init_model
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.planning.workers import RunMemory, coordinator_memory
@@ -95,7 +95,7 @@ def clusters(bench: Bench, large: Bench, tmp_path: Path) -> Iterator[tuple[Clust
 
 def of_run(cluster: Cluster) -> tuple[RunConfig, GradientLayout]:
     """Return a cluster's config and layout."""
-    config = load(cluster.run_file)
+    config = load_config(cluster.run_file)
     return config, build_layout(cluster.bench.model, config)
 
 

@@ -31,7 +31,7 @@ class Attacker:
         self.rank = rank
         self._encoder = FrameEncoder(run_tag(cluster.run_id))
         self._socket = socket.create_connection(("127.0.0.1", cluster.port), timeout=PATIENCE)
-        inputs = read_inputs(run.load(cluster.run_file), cluster.run_id)
+        inputs = read_inputs(run.load_config(cluster.run_file), cluster.run_id)
         self.request = build.make_request(inputs, _NO_REPLICA, rank)
 
     def frame(self, frame: Frame) -> bytes:

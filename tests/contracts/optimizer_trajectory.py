@@ -41,14 +41,14 @@ def trajectory() -> dict[str, object]:
     draw = np.random.Philox(key=20_24)
     shape = layout()
     optimizer = AdamW(OptimizerConfig(learning_rate=3e-3, weight_decay=0.1), shape)
-    state = TrainState.fresh(uniforms(draw, shape.size))
+    state = TrainState.create(uniforms(draw, shape.size))
     digests = {}
     for step in range(STEPS):
         gradient = uniforms(draw, shape.size) * np.float32(10.0 ** (step % 9 - 6))
         optimizer.apply(state, gradient, 3e-3 / (1 + step), 1.0 if step % 3 else 0.37)
         if step + 1 in (1, 10, STEPS):
             digests[str(step + 1)] = weights_digest(state.weights)
-    return {"weights": digests, "state": state.digest()}
+    return {"weights": digests, "state": state.compute_digest()}
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def test_a_late_joiner_takes_its_share(cluster: Cluster) -> None:
     assert after
     assert all(step["shares"] == {"0": 16, "2": 16} for step in after)
     # Worker 0 is the slowest: it sleeps before each of its blocks, and all but one hide something.
-    blocks = len(read_inputs(run.load(cluster.run_file), "any").layout.blocks)
+    blocks = len(read_inputs(run.load_config(cluster.run_file), "any").layout.blocks)
     for step in after:
         hidden = step["exchange_ms"] - step["exchange_exposed_ms"]
         assert hidden > 1e3 * 16 * 0.01 * (blocks - 1) / blocks

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.cluster.real_cluster import Bench, Cluster
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.run.composition import roles
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def test_two_workers_train_a_mixture_of_experts_as_one_process_does(
             run.configure(**settings, exchange__join_deadline=200.0)
         alone, two = runs
         # Here, where transformers is imported already to make the model.
-        assert roles.run_local(load(alone.run_file), "alone", ALONE) == 0
+        assert roles.run_local(load_config(alone.run_file), "alone", ALONE) == 0
         two.coordinator(2)
         for rank in range(2):
             two.torch_worker(rank, "--gpu-backend", "cpu")

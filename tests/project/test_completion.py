@@ -20,7 +20,7 @@ from launcher.plan.setting import PlanContext
 from launcher.runs.records.kept_configs import StartArguments
 from launcher.runs.records.queued import QueuedJob
 from trainer import cli as trainer
-from trainer.config.run import load
+from trainer.config.run import load_config
 
 BIN = Path(sys.executable).parent
 MAINS = {"launch": launch.main, "trainer": trainer.main}
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     host = Host(name="localhost", connection="local", fill_with_cpu=True, devices=())
     for run_id in RUNS:
         setting = PlanContext(run_id=run_id, trainer_command=("t",), state_folder="/s", routes={})
-        plan = place_run([host], load("quickstart", {"output": str(tmp_path)}), 1, setting)
+        plan = place_run([host], load_config("quickstart", {"output": str(tmp_path)}), 1, setting)
         kept = tmp_path / "state" / "runs" / run_id
         kept.mkdir(parents=True)
         (kept / "plan.json").write_text(json.dumps({**json.loads(plan.to_json()), "started": 1.0}))

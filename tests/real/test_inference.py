@@ -16,7 +16,7 @@ from tests.forked import run
 from tests.real.data import Described, write_lines
 from tests.real.peft_loop import PeftLoop, encode
 from tests.trainer.replica import driving
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.data import tokens
 from trainer.distill.answers.folder import AnswersFolder
 from trainer.distill.logits.dataset import LogitsFolder
@@ -151,7 +151,7 @@ def test_gradients_on_wgpu_are_within_1e_5_of_float64(
     torch.set_num_threads(1)
     row = min(sections[:100], key=lambda row: len(row.text)).conversation
     settings = {"model.path": str(first_layers), "data.train": "none.jsonl", "task": "causal-lm"}
-    config = load(None, settings)
+    config = load_config(None, settings)
     (encoded,) = encode(first_layers, [row], 96)
     weights = driving.drawn_weights(first_layers, config)
     loop = PeftLoop(first_layers, config, torch.float64)

@@ -15,7 +15,7 @@ from launcher.runs.certificates.authority import Authority
 from tests.cluster.real_cluster import Bench, Cluster
 from tests.real.data import Described, write_lines
 from tests.real.peft_loop import PeftLoop, encode
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 
 pytestmark = [
     pytest.mark.real,
@@ -99,7 +99,7 @@ def reference(
     def train(case: str) -> Trained:
         if case not in found:
             torch.set_num_threads(1)
-            config: RunConfig = load(started(case).run_file, {})
+            config: RunConfig = load_config(started(case).run_file, {})
             folder = first_layers if case == "full" else smollm2
             batch = encode(folder, rows[config.task], LENGTH)
             loop = PeftLoop(folder, config)

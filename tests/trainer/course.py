@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.distill.student.inputs import FreshStudent
 from trainer.run.composition.roles import Placement
 from trainer.run.composition.student_role import run_student
@@ -31,7 +31,7 @@ class Course:
 
     @property
     def config(self) -> RunConfig:
-        return load("student", self.settings)
+        return load_config("student", self.settings)
 
     def run(
         self,

@@ -51,7 +51,7 @@ def open_store(folder: Path, disk: Disk | None = None, keep_last: int = 1) -> Ch
 
 def save(store: CheckpointStore, step: int, generation: int = 3) -> None:
     progress = replace(tiny_progress(step), generation=generation)
-    store.save(tiny_state(step).snapshot(), progress, metric=float(step))
+    store.save(tiny_state(step).take_snapshot(), progress, metric=float(step))
 
 
 def prepare(folder: Path, again: bool) -> None:
@@ -95,7 +95,7 @@ def report(folder: Path, k: int, again: bool, exit_code: int) -> None:
         "exit_code": exit_code,
         "step": restored.progress.step if restored else None,
         "intact": restored is not None
-        and restored.state.digest() == tiny_state(restored.progress.step).digest(),
+        and restored.state.compute_digest() == tiny_state(restored.progress.step).compute_digest(),
         "best": best.name if best else None,
         "hidden": [path.name for path in folder.iterdir() if path.name.startswith(".")],
     }

@@ -46,7 +46,7 @@ class Run:
         zeros = np.zeros_like(weights)
         state = TrainState(weights, zeros, zeros.copy(), step=step)
         tree = self._config.model_dump(mode="json")
-        return self._store.save(state.snapshot(), RunProgress("run", step, 0, 8, 0, 0, tree))
+        return self._store.save(state.take_snapshot(), RunProgress("run", step, 0, 8, 0, 0, tree))
 
     def status(self, state: str) -> None:
         tree = {"schema": "motley.status/1", "state": state}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.config.run import SCRIPT, RunConfig, load
+from trainer.config.run import SCRIPT, RunConfig, load_config
 from trainer.data.order import epoch_order
-from trainer.optimizer.learning_rate import learning_rate_at
+from trainer.optimizer.learning_rate import compute_learning_rate
 from trainer.replica.script.source import read_script
 from trainer.run.composition import roles
 from trainer.tracking.metrics import read_metrics
@@ -63,7 +63,9 @@ def script_config(output: Path, **settings: Any) -> RunConfig:
         "optimizer.max_grad_norm": 1e9,
         "exchange.hash_every": 1,
     }
-    return load(None, values | {key.replace("__", "."): value for key, value in settings.items()})
+    return load_config(
+        None, values | {key.replace("__", "."): value for key, value in settings.items()}
+    )
 
 
 def run_script(path: Path, config: RunConfig, run_id: str = "run") -> int:
@@ -103,7 +105,7 @@ def plain_losses(path: Path, config: RunConfig) -> tuple[np.ndarray, torch.nn.Mo
         for start in range(0, len(data), size):
             samples = [data[int(index)] for index in order[start : start + size]]
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate_at(len(found), steps, settings)
+                group["lr"] = compute_learning_rate(len(found), steps, settings)
             optimizer.zero_grad()
             total, divisor = made["loss"](model, samples)
             (total / divisor).backward()

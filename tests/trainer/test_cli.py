@@ -19,7 +19,7 @@ from tests import forked
 from tests.trainer.small_model import write_data, write_model
 from tests.waiting import PATIENCE, wait_for
 from trainer.cli import COMMANDS, main, trainer
-from trainer.config.run import load
+from trainer.config.run import load_config
 
 TRAINER = (sys.executable, "-m", "trainer.cli")
 
@@ -123,7 +123,7 @@ def test_settings_follow_from_data_and_model_and_are_said(
     said = done.stderr.split("settings by data and model, all of them in out/run.yaml:")[1]
     assert "num_classes" in said
     assert "training.epochs" not in said, "it was given"
-    kept = load(tmp_path / "out/run.yaml")
+    kept = load_config(tmp_path / "out/run.yaml")
     assert (kept.task, kept.num_classes, kept.data.validation_fraction) == ("classify", 3, 0.1)
     assert kept.training.epochs == 1
     status = json.loads((tmp_path / "out/status.json").read_bytes())

@@ -65,4 +65,4 @@ def make_store(folder: Path, **options) -> CheckpointStore:
 def save(
     store: CheckpointStore, step: int, metric: float | None = None, run_id: str = "run-a"
 ) -> Path:
-    return store.save(tiny_state(step).snapshot(), tiny_progress(step, run_id), metric)
+    return store.save(tiny_state(step).take_snapshot(), tiny_progress(step, run_id), metric)

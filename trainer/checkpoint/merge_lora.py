@@ -14,7 +14,7 @@ import numpy as np
 
 from trainer.checkpoint.adapter import Adapter
 from trainer.checkpoint.generation_file import generation_file
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.model.expert_parameters import expert_place
 from trainer.model.families import BIASED_BY
 from trainer.model.hf_export import (
@@ -254,4 +254,4 @@ def _full_config(adapter: Adapter) -> RunConfig:
         settings["num_classes"] = adapter.num_classes
     if adapter.class_names is not None:
         settings["class_names"] = adapter.class_names
-    return load(None, settings)
+    return load_config(None, settings)

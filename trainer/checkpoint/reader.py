@@ -18,7 +18,7 @@ from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
 from trainer.model.formats import way_in
 from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE
 from trainer.optimizer.adamw import TrainState, Vector
-from trainer.optimizer.early_stopping import Validated
+from trainer.optimizer.early_stopping import ValidationHistory
 from trainer.system.errors import InputError, StorageError, convert_read_errors
 from trainer.system.regular_file import read_file
 from trainer.system.storage.atomic_folder import MANIFEST, read_manifest, verify_folder
@@ -61,7 +61,7 @@ class RunProgress:
     """`weights_digest` of it."""
     stream: dict[str, Any] | None = None
     """A student's position in its folder of logits; None for a run on a file."""
-    early: Validated | None = None
+    early: ValidationHistory | None = None
     """What early stopping had counted."""
 
 

@@ -16,7 +16,7 @@ from trainer.checkpoint.reader import (
 )
 from trainer.checkpoint.store import CheckpointStore, Found, RunProgress
 from trainer.config.run import SCRIPT, RunConfig
-from trainer.config.section import build
+from trainer.config.section import build_settings
 from trainer.system.errors import InputError
 from trainer.system.storage import lease
 
@@ -164,7 +164,7 @@ def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, job: Id
         what = f"its model has changed (other weights in {config.model.path})"
     elif progress.model != job.model:
         what = f"its model has changed (other config or tokenizer in {config.model.path})"
-    elif changes := _settings_of(path, progress).changes(config):
+    elif changes := _settings_of(path, progress).list_changes(config):
         what = f"its settings have changed ({', '.join(changes)})"
     else:
         return
@@ -176,6 +176,6 @@ def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, job: Id
 
 def _settings_of(path: Path, progress: RunProgress) -> RunConfig:
     try:
-        return build(RunConfig, progress.config, {}, path / RUN_FILE)
+        return build_settings(RunConfig, progress.config, {}, path / RUN_FILE)
     except InputError as error:
         raise InputError(f"{error}; it is of another version: give another -o") from None

@@ -253,7 +253,7 @@ class CheckpointStore:
                 weights_file(self._config),
                 chain(
                     [safetensors_header(shapes, self._about(progress))],
-                    _hashed(map(raw_bytes, snapshot.pieces("weights")), hashing),
+                    _hashed(map(raw_bytes, snapshot.iter_chunks("weights")), hashing),
                     map(raw_bytes, self._frozen_pieces()),
                 ),
             )
@@ -261,7 +261,7 @@ class CheckpointStore:
             moments: tuple[Vector, ...] = ("first_moment", "second_moment")
             about = {"format": "np", "step": str(snapshot.step), "layout": self._layout.digest}
             header = safetensors_header(dict.fromkeys(moments, (self._layout.size,)), about)
-            pieces = chain.from_iterable(map(snapshot.pieces, moments))
+            pieces = chain.from_iterable(map(snapshot.iter_chunks, moments))
             writer.write_file(OPTIMIZER_FILE, chain([header], map(raw_bytes, pieces)))
             snapshot.close()
             for companion, content in self._companions.items():

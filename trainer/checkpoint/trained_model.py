@@ -23,7 +23,7 @@ from trainer.checkpoint.merge_lora import merged_files
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, find_checkpoint, read_progress
 from trainer.config.data import LostText
 from trainer.config.lora import LoraSettings
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.model.architecture import fit_length
 from trainer.model.class_names import read_class_names
 from trainer.model.expert_parameters import FUSED, converted_targets
@@ -250,7 +250,7 @@ def _slot_values(
         return read_tensor(pair.down)
     up, scale = read_tensor(pair.up), lora.scale
     if module in experts:
-        scale = lora.scale_of(pair.rank, pair.rank // lora.lora_rank)
+        scale = lora.compute_scale(pair.rank, pair.rank // lora.lora_rank)
     return up if pair.scale == scale else up * np.float32(pair.scale / scale)
 
 
@@ -303,7 +303,9 @@ def _of_data(run: dict[str, Any], max_seq_len: int | None) -> dict[str, Any]:
 
 def _config(path: Path, settings: dict[str, Any]) -> RunConfig:
     try:
-        return load(None, {key: value for key, value in settings.items() if value is not None})
+        return load_config(
+            None, {key: value for key, value in settings.items() if value is not None}
+        )
     except InputError as error:
         reason = str(error).removeprefix("flags: ")
         raise InputError(f"{path}: cannot be read as a trained model: {reason}") from None

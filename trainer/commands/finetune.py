@@ -10,7 +10,7 @@ import click
 
 from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
-from trainer.config.budget import with_environment
+from trainer.config.budget import apply_environment
 from trainer.config.capabilities import check_backend, check_capability
 from trainer.config.notify_command import read_notify_command
 from trainer.config.parallel import GROUP_STRATEGIES, GroupStrategy
@@ -146,7 +146,7 @@ def finetune(
     if script_path is not None and given.setdefault("task", SCRIPT) != SCRIPT:
         raise InputError(f"--script: its loss is its task; leave out --task {given['task']}")
     derives = source is None and script_path is None
-    config = run_config.load(source, provisional(given) | given if derives else given)
+    config = run_config.load_config(source, provisional(given) | given if derives else given)
     if script_path is None and config.task == SCRIPT:
         raise InputError("task script: name the script with --script FILE; no config names one")
     if script_path is None and flags["script_digest"]:
@@ -163,7 +163,7 @@ def finetune(
     notify: tuple[str, ...] = ()
     if role != "worker":
         notify = read_notify_command(flags["notify"])
-        budget = with_environment(config.budget, os.environ)
+        budget = apply_environment(config.budget, os.environ)
         config = config.model_copy(update={"budget": budget})
     elif flags["notify"] is not None:
         raise InputError("--notify: a worker sends no notifications; give it to the coordinator")

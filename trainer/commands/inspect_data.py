@@ -50,7 +50,7 @@ def inspect_data(
     Settings that are not given are those that a run derives from the data.
     """
     from trainer.commands.run_options import overrides
-    from trainer.config.run import load
+    from trainer.config.run import load_config
     from trainer.data.encoder import Encoder
     from trainer.data.inspection import inspect
     from trainer.data.labelling import with_names
@@ -62,7 +62,7 @@ def inspect_data(
 
     given = overrides(flags, {"task": "task"}, settings)
     paths = {"model.path": model or "none", "data.train": str(file)}
-    config = load(None, {**paths, **provisional(given), **given})
+    config = load_config(None, {**paths, **provisional(given), **given})
     folder = resolve_model(model) if model is not None else None
     found = {part.key: part.value for part in derive(config, given, folder, ())}
     config = config.with_settings(found)

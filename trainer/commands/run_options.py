@@ -20,7 +20,7 @@ def _complete_presets(
     """Offer the shipped run configs, and files."""
     from trainer.config import run as run_config
 
-    named = [CompletionItem(name) for name in run_config.presets() if name.startswith(text)]
+    named = [CompletionItem(name) for name in run_config.list_presets() if name.startswith(text)]
     return [CompletionItem(text, type="file"), *named]
 
 

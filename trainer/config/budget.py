@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from trainer.config.section import Section, build
+from trainer.config.section import Section, build_settings
 from trainer.system.errors import InputError
 
 CEILING_VARIABLE = "MOTLEY_BUDGET_CEILING"
@@ -22,7 +22,7 @@ CURRENCY = r"[A-Z]{3}"
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-def _seconds(value: Any) -> Any:
+def _parse_seconds(value: Any) -> Any:
     """Read `90s`, `30m`, `2h` or `1d`; numbers are seconds."""
     if not isinstance(value, str):
         return value
@@ -61,7 +61,7 @@ class BudgetConfig(Section):
     ends."""
     currency: Annotated[str, Field(pattern=rf"^{CURRENCY}$")] | None = None
     """ISO 4217 code, such as `EUR`; a ceiling and prices need it."""
-    idle_stop: Annotated[float, BeforeValidator(_seconds), Field(gt=0)] | None = None
+    idle_stop: Annotated[float, BeforeValidator(_parse_seconds), Field(gt=0)] | None = None
     """Time without a completed step after which the run saves and ends: `90s`, `30m`, `2h`, or
     seconds."""
     hosts: tuple[HostRate, ...] = ()
@@ -71,7 +71,7 @@ class BudgetConfig(Section):
     """The file that records spending, called spend.jsonl; null: the one in `output`."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.ceiling is not None and self.currency is None:
             raise ValueError("a ceiling needs its currency, such as EUR")
         if self.ledger is not None and PurePath(self.ledger).name != LEDGER:
@@ -80,7 +80,7 @@ class BudgetConfig(Section):
             raise ValueError("prices need their currency, such as EUR")
         return self
 
-    def check_guarded(self) -> None:
+    def check_prices(self) -> None:
         """Check that the ceiling can be held.
 
         Raises:
@@ -100,10 +100,10 @@ def load_budget(tree: dict[str, Any], where: str) -> BudgetConfig:
     Raises:
         InputError: a value is wrong; names `where` and its key.
     """
-    return build(BudgetConfig, tree, {}, where)
+    return build_settings(BudgetConfig, tree, {}, where)
 
 
-def with_environment(
+def apply_environment(
     budget: BudgetConfig | None, environment: Mapping[str, str]
 ) -> BudgetConfig | None:
     """Return a budget with the environment's ceiling, unless it has one of its own.

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from trainer.config.exchange import FEWEST
+from trainer.config.exchange import MIN_RING_SIZE
 from trainer.system.backends import BACKENDS, RequestedBackend
 from trainer.system.errors import InputError
 
@@ -54,7 +54,7 @@ class Refusal:
     def explain(self, config: BaseModel) -> str | None:
         """Return the sentence if a config has a refused value."""
         method, task = getattr(config, "method", ""), getattr(config, "task", "")
-        if self.setting.startswith(_OF_ADAPTERS) and method != "lora" and task != "script":
+        if self.setting.startswith(_ADAPTER_SETTINGS) and method != "lora" and task != "script":
             return None
         value, default = _read_setting(config, self.setting)
         if only := self.name.partition(" ")[2]:
@@ -64,7 +64,7 @@ class Refusal:
         return self.sentence.format(name=self.name, value=value) if refused else None
 
 
-_OF_ADAPTERS = ("lora.", "model.adapter")
+_ADAPTER_SETTINGS = ("lora.", "model.adapter")
 """Begins the settings that have no effect where all weights train."""
 _WHOLE_MODEL = (
     "lora.freeze_a",
@@ -97,7 +97,7 @@ _ONE_PROCESS: tuple[Engine, ...] = ("exchange", "student")
 _CHOSEN_BY_SETTINGS: tuple[Engine, ...] = ("ring", "parallel")
 _STARTED_TOGETHER: tuple[Engine, ...] = ("ranks", "ddp", "fsdp", "tensor")
 _PARALLEL = ("parallel.data", "parallel.tensor", "parallel.pipeline.stages")
-_OF_A_COORDINATOR = (
+_COORDINATOR_SETTINGS = (
     "exchange.inner_steps",
     "exchange.rounds_after",
     "exchange.outer_learning_rate",
@@ -117,8 +117,8 @@ REFUSALS: tuple[Refusal, ...] = (
         "exchange.topology",
         _ONE_PROCESS,
         "exchange.topology ring: it has no coordinator, no worker that joins later, and at least"
-        f" {FEWEST} ranks; start them all with `launch cluster up`, or with `torchrun"
-        f" --nproc-per-node {FEWEST} -m trainer finetune --distributed`",
+        f" {MIN_RING_SIZE} ranks; start them all with `launch cluster up`, or with `torchrun"
+        f" --nproc-per-node {MIN_RING_SIZE} -m trainer finetune --distributed`",
     ),
     Refusal(
         "exchange.codec",
@@ -169,7 +169,7 @@ REFUSALS: tuple[Refusal, ...] = (
             ("ranks",),
             "{name} {value}: --distributed has no coordinator that would follow it; leave it out",
         )
-        for setting in _OF_A_COORDINATOR
+        for setting in _COORDINATOR_SETTINGS
     ),
     Refusal(
         "distillation",
@@ -265,7 +265,7 @@ REFUSALS: tuple[Refusal, ...] = (
 NEEDS_TORCH: tuple[Engine, ...] = ("ring", "ranks", "parallel", "ddp", "fsdp", "tensor")
 """Engines of torch.distributed: they refuse a backend on which torch does not compute."""
 
-_FOLLOWED = """
+_SUPPORTED = """
 name output tracking
 model.path data.train
 optimizer.learning_rate optimizer.scheduler optimizer.warmup_ratio optimizer.decay_ratio
@@ -282,7 +282,7 @@ distillation.on_policy.max_new_tokens distillation.on_policy.temperature
 distillation.on_policy.staleness distillation.on_policy.divergence distillation.on_policy.beta
 budget.ceiling budget.currency budget.idle_stop budget.hosts budget.ledger
 """
-FOLLOWED_BY_ALL = frozenset(_FOLLOWED.split())
+SUPPORTED_BY_ALL = frozenset(_SUPPORTED.split())
 """Settings that no engine refuses, if it has what they are about (`parallel.timeout`: several
 processes). A setting of a section that is refused as a whole is here too."""
 

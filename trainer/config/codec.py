@@ -8,22 +8,22 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator
 
 Planned = Literal["step", "rounds", ""]
-"""What a codec is chosen for: an exchange after each step, one of rounds, nothing."""
+"""Purpose for which planners choose a codec: exchange after each step, of rounds, or none."""
 
 
 @dataclass(frozen=True)
 class CodecKind:
-    """What is known of a codec before its first gradient."""
+    """Static properties of a codec."""
 
     made_by: str
     """Its class, below `trainer.exchange.protocol`, whose `id` is its number on the wire."""
     element_bytes: float
-    """Of a large tensor."""
+    """Bytes of an element of a large tensor."""
     rank: int
     """Planners and `auto` try the lowest first: what costs least of a run's loss is before what is
     smaller."""
     planned: Planned = ""
-    """What costs no loss of a run (docs/low-bandwidth.md) may be chosen after each step."""
+    """A codec that costs no loss of a run (docs/low-bandwidth.md) may be chosen after each step."""
     needs_feedback: bool = True
     """Whether what it drops has to be sent later."""
     is_exact: bool = False
@@ -48,11 +48,11 @@ FREE = tuple(
         key=lambda name: CODECS[name].rank,
     )
 )
-"""What planners try first, and `auto` takes; from the most bytes down."""
+"""Codecs that planners try first, and `auto` takes; from the most bytes down."""
 
 
-def codec_kind(name: str) -> CodecKind:
-    """Return what is known of a codec; of `AUTO`, what is known of the last that it takes.
+def find_codec(name: str) -> CodecKind:
+    """Return the properties of a codec; of `AUTO`, those of the last that it takes.
 
     Raises:
         ValueError: there is no such codec.
@@ -63,10 +63,10 @@ def codec_kind(name: str) -> CodecKind:
     return kind
 
 
-def _known(name: str) -> str:
-    codec_kind(name)
+def _check_codec(name: str) -> str:
+    find_codec(name)
     return name
 
 
-KnownCodec = Annotated[str, AfterValidator(_known)]
+CodecName = Annotated[str, AfterValidator(_check_codec)]
 """A setting that names a codec."""

@@ -34,7 +34,7 @@ class DataConfig(Section):
     The shapes of a record are in `trainer.data.shapes`.
     """
 
-    SHORT = "train"
+    SHORTHAND_KEY = "train"
     train: str = Field(min_length=1)
     """A file, folder or hub name with lines of a known shape; with `distillation` a folder of a
     teacher's logits."""
@@ -58,7 +58,7 @@ class DataConfig(Section):
     read."""
 
     @model_validator(mode="after")
-    def _one_validation(self) -> Self:
+    def _check_validation_source(self) -> Self:
         if self.validation is not None and self.validation_fraction:
             raise ValueError("a validation file is given, so validation_fraction must be 0")
         return self

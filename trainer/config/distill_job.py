@@ -19,6 +19,7 @@ from trainer.config.budget import BudgetConfig
 from trainer.config.data import Day, LostText
 from trainer.config.distillation import DistillationConfig
 from trainer.config.limits import HOTTEST, MOST_DRAWS, MOST_NEW_TOKENS, SHORTEST_WINDOW
+from trainer.config.notifications import Trackers
 from trainer.config.run import (
     CheckpointConfig,
     LoraSettings,
@@ -29,7 +30,6 @@ from trainer.config.run import (
 )
 from trainer.config.section import Section, load_settings
 from trainer.config.teacher_engines import TeacherEngine, explain_backend
-from trainer.config.telling import Trackers
 from trainer.system.errors import InputError
 
 
@@ -66,7 +66,7 @@ class TeacherJob(Section):
     seed: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
-    def _computes_where_it_is(self) -> Self:
+    def _check_backend(self) -> Self:
         if self.engine and (reason := explain_backend(self.engine, self.backend)):
             raise ValueError(reason)
         return self
@@ -100,14 +100,14 @@ class StudentJob(Section):
     """Seconds without a heartbeat after which a teacher counts as dead."""
 
     @model_validator(mode="after")
-    def _begins_somewhere(self) -> Self:
+    def _check_start(self) -> Self:
         if (self.model is None) == (self.config is None):
             raise ValueError("give model, or config for a new one")
         if self.columns and self.validation is None:
             raise ValueError("columns names keys of validation, which is not given")
         return self
 
-    def settings(self) -> dict[str, Any]:
+    def collect_settings(self) -> dict[str, Any]:
         """Return the run-config settings that were given, by dotted paths."""
         tree = self.model_dump(mode="json", exclude_unset=True)
         found = {key: tree[key] for key in ("method", "tracking") if key in tree}
@@ -116,8 +116,8 @@ class StudentJob(Section):
         return found
 
 
-def is_file_name(shape: str) -> bool:
-    """Whether a student's `config` is a file, not the name of a shipped shape."""
+def is_shape_file(shape: str) -> bool:
+    """Return whether a student's `config` is a file, not the name of a shipped shape."""
     return "/" in shape or shape.endswith(".json")
 
 
@@ -146,7 +146,7 @@ class EvaluationJob(Section):
     backend: Literal["cpu", "cuda", "wgpu"] = "cpu"
 
     @model_validator(mode="after")
-    def _has_data_for_columns(self) -> Self:
+    def _check_columns(self) -> Self:
         if self.columns and not (self.data or self.prompts):
             raise ValueError("columns names keys of data and prompts, which are not given")
         return self
@@ -163,12 +163,12 @@ class DistillJob(Section):
     evaluation: EvaluationJob | None = None
     """Null: no evaluation."""
     budget: BudgetConfig | None = None
-    """What it may cost, on all its hosts; null: the environment's, if there is one."""
+    """Its budget, on all its hosts; null: the environment's, if there is one."""
     start_deadline: float = Field(default=600.0, gt=0)
     """Seconds for every process to start: reading a big teacher takes long."""
 
     @model_validator(mode="after")
-    def _has_tokenizer(self) -> Self:
+    def _check_tokenizer(self) -> Self:
         if self.student.config is not None and self.teacher.tokenizer is None:
             raise ValueError("a student.config needs a teacher.tokenizer, which becomes its own")
         if self.student.distillation.on_policy and self.teacher.scheme == "sampled":
@@ -179,12 +179,12 @@ class DistillJob(Section):
         return self
 
     def to_yaml(self) -> str:
-        """Return the job as YAML that `load` reads back equal; unset stays unset."""
+        """Return the job as YAML that `load_job` reads back equal; unset stays unset."""
         tree = self.model_dump(mode="json", exclude_unset=True)
         return yaml.safe_dump(tree, sort_keys=False)
 
 
-def presets() -> dict[str, Path]:
+def list_presets() -> dict[str, Path]:
     """Return the shipped jobs by name."""
     folder = Path(str(resources.files("trainer.presets"))) / "distill"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
@@ -195,7 +195,7 @@ def setting_keys() -> list[str]:
     return settings.setting_keys(DistillJob)
 
 
-def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) -> DistillJob:
+def load_job(source: str | Path | None, overrides: Mapping[str, Any] | None = None) -> DistillJob:
     """Read a job from a YAML file or a preset's name and apply dotted overrides.
 
     `overrides` maps paths such as `teacher.top_k` to values; None is null.
@@ -205,7 +205,7 @@ def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) 
             code run, which only the operator's own words do.
     """
     given = overrides or {}
-    job = load_settings(DistillJob, source, presets(), given)
+    job = load_settings(DistillJob, source, list_presets(), given)
     allowed = not {"evaluation.run_code", "evaluation"}.isdisjoint(given)
     if job.evaluation is not None and job.evaluation.run_code and not allowed:
         raise InputError(

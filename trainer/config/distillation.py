@@ -22,7 +22,7 @@ class OnPolicyConfig(Section):
     max_new_tokens: int = Field(default=128, gt=0)
     """The most tokens of an answer."""
     temperature: float = Field(default=1.0, gt=0, le=HOTTEST)
-    """Of the draws; the divergence takes `distillation.temperature`."""
+    """Temperature of sampling; the divergence takes `distillation.temperature`."""
     staleness: int = Field(default=8, ge=0)
     """The most steps between the weights that wrote an answer and those that learn from it.
 
@@ -34,16 +34,16 @@ class OnPolicyConfig(Section):
     """The teacher's part in the mixture of `jsd`: near 0 as forward KL, near 1 as reverse KL."""
 
     @property
-    def round_steps(self) -> int:
-        """Steps that learn from one round of answers."""
+    def iteration_steps(self) -> int:
+        """Steps that learn from the answers of one iteration."""
         return max(1, (self.staleness + 1) // 2)
 
     @property
-    def rounds_ahead(self) -> int:
-        """Rounds that are written before they are needed."""
+    def prefetched_iterations(self) -> int:
+        """Iterations whose answers are generated before they are needed."""
         return 1 if self.staleness else 0
 
-    def answers(self, batch_size: int) -> int:
+    def count_answers(self, batch_size: int) -> int:
         """Return how many of a step's samples are answers."""
         return min(batch_size, max(1, round(self.fraction * batch_size)))
 
@@ -59,7 +59,7 @@ class DistillationConfig(Section):
     alpha_final: float | None = Field(default=None, ge=0, le=1)
     """Alpha at the last step, approached linearly; null: it is constant."""
     temperature: float = Field(default=1.0, gt=0, le=HOTTEST)
-    """Of teacher and student in the divergence."""
+    """Temperature of teacher and student in the divergence."""
     divergence: Divergence = "forward"
     """`forward`: KL(teacher || student); `reverse`: KL(student || teacher); `jsd`: their mean
     around the mixture."""

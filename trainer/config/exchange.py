@@ -6,20 +6,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.config.codec import KnownCodec
+from trainer.config.codec import CodecName
 from trainer.config.section import Section
 from trainer.config.training import Positive, Steps
 from trainer.system.errors import InputError
 
-FEWEST_ROUNDS = 20
+MIN_OUTER_STEPS = 20
 """Outer updates below which a run is refused: a momentum of 0.9 has a horizon of ten."""
-FEWEST = 4
+MIN_RING_SIZE = 4
 """Workers of a ring."""
 RING_NOTE = (
     "a ring is not elastic: a lost rank ends all, which start again at the newest checkpoint; and"
     " it is not encrypted: its network must be one you trust"
 )
-"""What is said at the start of each."""
+"""Note that is logged at the start of each ring."""
 
 
 class RoundSettings(Section):
@@ -52,12 +52,13 @@ class RoundSettings(Section):
         """Whether a step of the run may be a round."""
         return self.schedule == "rounds"
 
-    def settled_at(self, *saved_every: int) -> tuple[int, ...]:
+    def settled_at(self, *save_intervals: int) -> tuple[int, ...]:
         """Return the intervals of settled steps, with those at whose ends a run is saved."""
-        return tuple(sorted({every for every in (self.settle_every or 0, *saved_every) if every}))
+        intervals = {every for every in (self.settle_every or 0, *save_intervals) if every}
+        return tuple(sorted(intervals))
 
-    def agreed(self, *saved_every: int) -> dict[str, Any] | None:
-        """Return what all members must share; None if they exchange gradients at every step."""
+    def shared_settings(self, *save_intervals: int) -> dict[str, Any] | None:
+        """Return the settings that all members must share; None without rounds."""
         if not self.has_rounds:
             return None
         return {
@@ -65,7 +66,7 @@ class RoundSettings(Section):
             "rounds_after": self.rounds_after,
             "outer_learning_rate": self.outer_learning_rate,
             "outer_momentum": self.outer_momentum,
-            "settled_at": list(self.settled_at(*saved_every)),
+            "settled_at": list(self.settled_at(*save_intervals)),
         }
 
     def check_length(self, total_inner: int) -> None:
@@ -76,12 +77,12 @@ class RoundSettings(Section):
         """
         if not self.has_rounds:
             return
-        longest = total_inner // FEWEST_ROUNDS
+        longest = total_inner // MIN_OUTER_STEPS
         if self.inner_steps > longest:
             remedy = f"give at most {longest}, or leave" if longest else "leave"
             raise InputError(
                 f"exchange.inner_steps: {self.inner_steps} of the run's {total_inner} steps leave"
-                f" fewer than {FEWEST_ROUNDS} rounds, too few for the outer update; {remedy}"
+                f" fewer than {MIN_OUTER_STEPS} rounds, too few for the outer update; {remedy}"
                 " exchange.schedule at steps"
             )
         if self.rounds_after >= total_inner:
@@ -99,7 +100,7 @@ class ExchangeConfig(RoundSettings):
     torch.distributed.
 
     A ring has four or more and is unencrypted; a lost worker ends all."""
-    codec: KnownCodec = "fp32"
+    codec: CodecName = "fp32"
     """Encoding of gradients on the network: `fp32`, `bf16`, and for slow links `auto`, `int8` and
     `int4`."""
     shares: (
@@ -128,24 +129,25 @@ class ExchangeConfig(RoundSettings):
     TCP."""
 
     @property
-    def in_ring(self) -> bool:
+    def is_ring(self) -> bool:
         """Whether the topology is a ring."""
         return self.topology == "ring"
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.lost_after <= 2 * self.heartbeat:
             raise ValueError("lost_after must be more than twice heartbeat")
         return self
 
-    def check_size(self, world: int) -> None:
+    def check_worker_count(self, world: int) -> None:
         """Check a number of workers.
 
         Raises:
             InputError: they are too few for a ring.
         """
-        if self.in_ring and world < FEWEST:
+        if self.is_ring and world < MIN_RING_SIZE:
             raise InputError(
-                f"exchange.topology ring: {world} workers, and a ring has at least {FEWEST}: a star"
-                " of fewer is as fast, and goes on when one is lost; leave the topology at star"
+                f"exchange.topology ring: {world} workers, and a ring has at least {MIN_RING_SIZE}:"
+                " a star of fewer is as fast, and goes on when one is lost; leave the topology at"
+                " star"
             )

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from trainer.config.dataset_info import NotTakenError, data_set, listed_data
+from trainer.config.dataset_info import NoSettingError, make_list_rule, resolve_data_set
 from trainer.config.foreign_defaults import AXOLOTL_DEFAULTS, FACTORY_DEFAULTS
-from trainer.config.telling import Tracker
+from trainer.config.notifications import Tracker
 from trainer.system.key_table import KeyTable
 
 Settings = dict[str, Any]
@@ -26,18 +26,18 @@ Rule = Callable[[Any, Tree], Settings]
 """Returns the settings of a key's value; the tree has the other keys.
 
 Raises:
-    NotTakenError: there are none.
+    NoSettingError: there are none.
 """
 
 
 @dataclass
-class Taken:
-    """What became of a foreign config."""
+class ConvertedConfig:
+    """A config of another trainer, converted to settings."""
 
     settings: Settings = field(default_factory=dict[str, Any])
     """By their dotted paths."""
-    left: dict[str, str] = field(default_factory=dict[str, str])
-    """Keys that were not taken, with the reason and what to do."""
+    skipped: dict[str, str] = field(default_factory=dict[str, str])
+    """Keys that were not converted, with the reason and what to do."""
     assumed: dict[str, Any] = field(default_factory=dict[str, Any])
     """Keys that the config lacks, with the program's own defaults, which were taken."""
 
@@ -47,28 +47,28 @@ class Program:
     """A trainer whose configs are read."""
 
     name: str
-    signs: tuple[frozenset[str], ...]
-    """Keys that tell its configs: all of one group are there."""
+    signatures: tuple[frozenset[str], ...]
+    """Groups of keys that identify its configs: all of one group are present."""
     rules: Mapping[str, Rule]
     keys: KeyTable
     defaults: Mapping[str, Any]
-    """What the program assumes for keys that a config lacks, where that changes what is learned."""
+    """The program's defaults of keys that a config lacks, where they change what is learned."""
     named: Mapping[str, str] = field(default_factory=dict[str, str])
     """Keys whose value is a name in dataset_info.json, and the setting of each."""
 
 
-def recognise(tree: Tree) -> Program | None:
+def detect_program(tree: Tree) -> Program | None:
     """Return the program that a config of other keys than ours is written for."""
-    return next((one for one in PROGRAMS if any(s <= tree.keys() for s in one.signs)), None)
+    return next((one for one in PROGRAMS if any(s <= tree.keys() for s in one.signatures)), None)
 
 
-def take(program: Program, tree: Tree, folder: Path) -> Taken:
+def convert_config(program: Program, tree: Tree, folder: Path) -> ConvertedConfig:
     """Return the settings that a config of a program stands for, and the keys that are left.
 
     Args:
         folder: the config's.
     """
-    taken = Taken({"task": "causal-lm"})
+    taken = ConvertedConfig({"task": "causal-lm"})
     tree = {key: tree[key] for key in tree if tree[key] is not None or key not in program.defaults}
     assumed = {key: value for key, value in program.defaults.items() if key not in tree}
     if "lora_alpha" in assumed and assumed["lora_alpha"] is None:  # LLaMA-Factory: twice the rank
@@ -82,20 +82,20 @@ def take(program: Program, tree: Tree, folder: Path) -> Taken:
     for key, value in whole.items():
         try:
             if (refusal := program.keys.explain_refusal([key])) is not None and value not in _OFF:
-                taken.left[key] = refusal.removeprefix(f"'{key}' ")
+                taken.skipped[key] = refusal.removeprefix(f"'{key}' ")
             elif program.keys.find_unknown([key]):
-                taken.left[key] = "is not known"
+                taken.skipped[key] = "is not known"
             elif key in program.rules and value is not None:
                 taken.settings |= program.rules[key](value, whole)
             elif key in program.named and value is not None:
-                found = data_set(value, program.named[key], tree, folder)
+                found = resolve_data_set(value, program.named[key], tree, folder)
                 columns = found["data.columns"]
                 if taken.settings.get("data.columns", columns) != columns:
-                    raise NotTakenError(f"{value!r} has other columns; write both files alike")
+                    raise NoSettingError(f"{value!r} has other columns; write both files alike")
                 taken.settings |= found
-        except NotTakenError as why:
+        except NoSettingError as why:
             if key in tree:  # a default fails with the key given that its rule combines it with
-                taken.left[key] = str(why)
+                taken.skipped[key] = str(why)
     if "method" not in taken.settings:
         taken.settings["method"] = "full"
     if taken.settings["method"] == "full":
@@ -105,7 +105,7 @@ def take(program: Program, tree: Tree, folder: Path) -> Taken:
     if taken.settings["task"] == "dpo":
         for key, (setting, why) in _REFERENCE.items():
             if key in program.rules and taken.settings.pop(setting, None) is not None:
-                taken.left[key] = why
+                taken.skipped[key] = why
     taken.assumed = {key: assumed[key] for key in assumed if assumed[key] is not None}
     return taken
 
@@ -128,42 +128,42 @@ _REFERENCE = {
 _OFF = (None, False, 0, "", [], {}, "none", "no")
 
 
-def _is(setting: str) -> Rule:
+def _copy_to(setting: str) -> Rule:
     return lambda value, _: {setting: value}
 
 
-def _only(*accepted: Any, instead: str) -> Rule:
-    """A key whose other values would change the computation."""
+def _accept_only(*accepted: Any, instead: str) -> Rule:
+    """Return the rule of a key whose other values would change the computation."""
 
-    def rule(value: Any, _: Tree) -> Settings:
+    def convert(value: Any, _: Tree) -> Settings:
         if value not in accepted:
-            raise NotTakenError(f"{value!r}: {instead}")
+            raise NoSettingError(f"{value!r}: {instead}")
         return {}
 
-    return rule
+    return convert
 
 
-def _stage(value: Any, _: Tree) -> Settings:
+def _convert_stage(value: Any, _: Tree) -> Settings:
     if value == "dpo":
         return {"task": "dpo"}
     if value not in ("sft", "pt"):
-        raise NotTakenError(
+        raise NoSettingError(
             f"{value!r}: Motley fine-tunes (sft), pre-trains (pt) and compares (dpo)"
         )
     return {}
 
 
-def _samples(per_device: str) -> Rule:
-    def rule(_: Any, tree: Tree) -> Settings:
+def _make_batch_size_rule(per_device: str) -> Rule:
+    def convert(_: Any, tree: Tree) -> Settings:
         counts = (tree.get(per_device, 1), tree.get("gradient_accumulation_steps", 1))
         if not all(isinstance(count, int) for count in counts):
-            raise NotTakenError("is no number; set training.batch_size")
+            raise NoSettingError("is no number; set training.batch_size")
         return {"training.batch_size": counts[0] * counts[1]}
 
-    return rule
+    return convert
 
 
-def _adapter(value: Any, _: Tree) -> Settings:
+def _convert_adapter(value: Any, _: Tree) -> Settings:
     known: dict[Any, Settings] = {
         "lora": {"method": "lora"},
         "qlora": {"method": "lora", "model.quantization": "nf4"},
@@ -171,68 +171,70 @@ def _adapter(value: Any, _: Tree) -> Settings:
         "": {"method": "full"},
     }
     if value not in known:
-        raise NotTakenError(f"{value!r}: Motley trains lora, qlora or full; set method")
+        raise NoSettingError(f"{value!r}: Motley trains lora, qlora or full; set method")
     return known[value]
 
 
-def _bits(value: Any, _: Tree) -> Settings:
+def _convert_bits(value: Any, _: Tree) -> Settings:
     if value is False:
         return {}
     if value not in (4, True):
-        raise NotTakenError(f"{value!r}: a frozen base is stored in 4 bits (nf4) or 16")
+        raise NoSettingError(f"{value!r}: a frozen base is stored in 4 bits (nf4) or 16")
     return {"model.quantization": "nf4"}
 
 
-def _targets(value: Any, _: Tree) -> Settings:
+def _convert_targets(value: Any, _: Tree) -> Settings:
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if names in ("all", "all-linear", ["all"], ["all-linear"]):
         return {}  # the default, PEFT's `all-linear`
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise NotTakenError(f"{value!r}: name the linears, such as [q_proj, v_proj]")
+        raise NoSettingError(f"{value!r}: name the linears, such as [q_proj, v_proj]")
     other = [name for name in names if name in _TABLES or not re.fullmatch(r"[\w.]+", name)]
     if other:
-        raise NotTakenError(f"{', '.join(other)}: is no linear of a layer; set lora.target_modules")
+        raise NoSettingError(
+            f"{', '.join(other)}: is no linear of a layer; set lora.target_modules"
+        )
     return {"lora.target_modules": names}
 
 
-def _axolotl_targets(value: Any, tree: Tree) -> Settings:
-    return {} if tree.get("lora_target_linear") else _targets(value, tree)
+def _convert_axolotl_targets(value: Any, tree: Tree) -> Settings:
+    return {} if tree.get("lora_target_linear") else _convert_targets(value, tree)
 
 
-def _parameters(value: Any, _: Tree) -> Settings:
+def _convert_parameters(value: Any, _: Tree) -> Settings:
     return {"lora.target_parameters": [value] if isinstance(value, str) else list(value)}
 
 
-def _epochs(value: Any, _: Tree) -> Settings:
+def _convert_epochs(value: Any, _: Tree) -> Settings:
     if not isinstance(value, int | float) or value != int(value) or value < 1:
-        raise NotTakenError(f"{value!r} is no whole number of epochs; set training.max_steps")
+        raise NoSettingError(f"{value!r} is no whole number of epochs; set training.max_steps")
     return {"training.epochs": int(value)}
 
 
-def _whole(value: Any, _: Tree) -> Settings:
+def _convert_saved_modules(value: Any, _: Tree) -> Settings:
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     return {"lora.modules_to_save": list(names)}
 
 
-def _precision(name: str) -> Rule:
-    def rule(value: Any, _: Tree) -> Settings:
+def _make_precision_rule(name: str) -> Rule:
+    def convert(value: Any, _: Tree) -> Settings:
         if value in ("auto", False):
             return {}
         if value is not True:
-            raise NotTakenError(f"{value!r}: set training.precision")
+            raise NoSettingError(f"{value!r}: set training.precision")
         return {"training.precision": name}
 
-    return rule
+    return convert
 
 
-def _recompute(value: Any, _: Tree) -> Settings:
+def _convert_checkpointing(value: Any, _: Tree) -> Settings:
     return {"training.gradient_checkpointing": "on" if value else "off"}
 
 
-def _warmup_steps(value: Any, tree: Tree) -> Settings:
+def _convert_warmup_steps(value: Any, tree: Tree) -> Settings:
     steps = tree.get("max_steps")
     if not isinstance(value, int | float) or (value >= 1 and not isinstance(steps, int)):
-        raise NotTakenError("is a number of steps; set optimizer.warmup_ratio, a share of all")
+        raise NoSettingError("is a number of steps; set optimizer.warmup_ratio, a share of all")
     return {"optimizer.warmup_ratio": value if value < 1 else value / max(steps or 1, 1)}
 
 
@@ -245,63 +247,63 @@ _SCHEDULERS = {
 }
 
 
-def _scheduler(value: Any, tree: Tree) -> Settings:
+def _convert_scheduler(value: Any, tree: Tree) -> Settings:
     if value not in _SCHEDULERS:
-        raise NotTakenError(f"{value!r}: set optimizer.scheduler ({', '.join(_SCHEDULERS)})")
+        raise NoSettingError(f"{value!r}: set optimizer.scheduler ({', '.join(_SCHEDULERS)})")
     final = tree.get("cosine_min_lr_ratio") or 0  # of transformers' schedulers, if none is given
     return {"optimizer.scheduler": _SCHEDULERS[value], "optimizer.final_ratio": final}
 
 
-def _fraction(value: Any, _: Tree) -> Settings:
+def _convert_fraction(value: Any, _: Tree) -> Settings:
     if not isinstance(value, int | float) or not 0 <= value < 1:
-        raise NotTakenError("is a number of samples; set data.validation_fraction, a share of all")
+        raise NoSettingError("is a number of samples; set data.validation_fraction, a share of all")
     return {"data.validation_fraction": value}
 
 
-def _steps(setting: str) -> Rule:
-    def rule(value: Any, _: Tree) -> Settings:
+def _make_steps_rule(setting: str) -> Rule:
+    def convert(value: Any, _: Tree) -> Settings:
         if not isinstance(value, int) or value < 1:
-            raise NotTakenError(f"{value!r} is no number of steps; set {setting}")
+            raise NoSettingError(f"{value!r} is no number of steps; set {setting}")
         return {setting: value}
 
-    return rule
+    return convert
 
 
-def _trackers(value: Any, _: Tree) -> Settings:
+def _convert_trackers(value: Any, _: Tree) -> Settings:
     if value in ("all", ["all"]):  # of those that are installed, which is a matter of the machine
         return {}
     names = [] if value in ("none", ["none"]) else value if isinstance(value, list) else [value]
     known = get_args(Tracker)
     if not all(name in known for name in names):
-        raise NotTakenError(f"{value!r}: trackers are {', '.join(known)}; set tracking")
+        raise NoSettingError(f"{value!r}: trackers are {', '.join(known)}; set tracking")
     return {"tracking": names}
 
 
 _SHARED: dict[str, Rule] = {
-    "lora_alpha": _is("lora.lora_alpha"),
-    "lora_dropout": _only(0, 0.0, instead="adapters have no dropout; leave it out"),
-    "learning_rate": _is("optimizer.learning_rate"),
-    "weight_decay": _is("optimizer.weight_decay"),
-    "adam_beta1": _is("optimizer.beta1"),
-    "adam_beta2": _is("optimizer.beta2"),
-    "adam_epsilon": _is("optimizer.epsilon"),
-    "max_grad_norm": _is("optimizer.max_grad_norm"),
-    "warmup_ratio": _is("optimizer.warmup_ratio"),
-    "warmup_steps": _warmup_steps,
-    "max_steps": _steps("training.max_steps"),
-    "eval_steps": _steps("training.evaluate_every"),
-    "save_steps": _steps("checkpoint.every"),
-    "save_total_limit": _steps("checkpoint.keep_last"),
-    "seed": _is("training.seed"),
-    "output_dir": _is("output"),
-    "report_to": _trackers,
-    "bf16": _precision("bf16"),
-    "fp16": _precision("fp16"),
-    "gradient_checkpointing": _recompute,
-    "gradient_accumulation_steps": _samples("micro_batch_size"),
-    "train_on_inputs": _only(False, instead="only answers are learned"),
+    "lora_alpha": _copy_to("lora.lora_alpha"),
+    "lora_dropout": _accept_only(0, 0.0, instead="adapters have no dropout; leave it out"),
+    "learning_rate": _copy_to("optimizer.learning_rate"),
+    "weight_decay": _copy_to("optimizer.weight_decay"),
+    "adam_beta1": _copy_to("optimizer.beta1"),
+    "adam_beta2": _copy_to("optimizer.beta2"),
+    "adam_epsilon": _copy_to("optimizer.epsilon"),
+    "max_grad_norm": _copy_to("optimizer.max_grad_norm"),
+    "warmup_ratio": _copy_to("optimizer.warmup_ratio"),
+    "warmup_steps": _convert_warmup_steps,
+    "max_steps": _make_steps_rule("training.max_steps"),
+    "eval_steps": _make_steps_rule("training.evaluate_every"),
+    "save_steps": _make_steps_rule("checkpoint.every"),
+    "save_total_limit": _make_steps_rule("checkpoint.keep_last"),
+    "seed": _copy_to("training.seed"),
+    "output_dir": _copy_to("output"),
+    "report_to": _convert_trackers,
+    "bf16": _make_precision_rule("bf16"),
+    "fp16": _make_precision_rule("fp16"),
+    "gradient_checkpointing": _convert_checkpointing,
+    "gradient_accumulation_steps": _make_batch_size_rule("micro_batch_size"),
+    "train_on_inputs": _accept_only(False, instead="only answers are learned"),
 }
-_ADAMW = _only(
+_ADAMW = _accept_only(
     *("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_8bit", "adamw_bnb_8bit"),
     *("paged_adamw_8bit", "paged_adamw_32bit"),
     instead="the optimizer is AdamW; leave it out",
@@ -327,52 +329,52 @@ _SHARED_REFUSED = {
 }
 _AXOLOTL: dict[str, Rule] = {
     **_SHARED,
-    "base_model": _is("model.path"),
-    "lora_model_dir": _is("model.adapter"),
-    "datasets": listed_data("data.train"),
-    "test_datasets": listed_data("data.validation"),
-    "val_set_size": _fraction,
-    "adapter": _adapter,
-    "rl": _stage,
-    "rl_beta": _is("dpo.beta"),
-    "dpo_beta": _is("dpo.beta"),
-    "load_in_4bit": _bits,
-    "lora_r": _is("lora.lora_rank"),
-    "lora_modules_to_save": _whole,
-    "peft_use_dora": _is("lora.use_dora"),
-    "peft_use_rslora": _is("lora.use_rslora"),
-    "lora_target_modules": _axolotl_targets,
-    "lora_target_parameters": _parameters,
-    "early_stopping_patience": _steps("training.early_stopping_patience"),
-    "sequence_len": _is("data.max_seq_len"),
-    "sample_packing": _is("training.pack"),
-    "micro_batch_size": _samples("micro_batch_size"),
-    "num_epochs": _epochs,
-    "lr_scheduler": _scheduler,
+    "base_model": _copy_to("model.path"),
+    "lora_model_dir": _copy_to("model.adapter"),
+    "datasets": make_list_rule("data.train"),
+    "test_datasets": make_list_rule("data.validation"),
+    "val_set_size": _convert_fraction,
+    "adapter": _convert_adapter,
+    "rl": _convert_stage,
+    "rl_beta": _copy_to("dpo.beta"),
+    "dpo_beta": _copy_to("dpo.beta"),
+    "load_in_4bit": _convert_bits,
+    "lora_r": _copy_to("lora.lora_rank"),
+    "lora_modules_to_save": _convert_saved_modules,
+    "peft_use_dora": _copy_to("lora.use_dora"),
+    "peft_use_rslora": _copy_to("lora.use_rslora"),
+    "lora_target_modules": _convert_axolotl_targets,
+    "lora_target_parameters": _convert_parameters,
+    "early_stopping_patience": _make_steps_rule("training.early_stopping_patience"),
+    "sequence_len": _copy_to("data.max_seq_len"),
+    "sample_packing": _copy_to("training.pack"),
+    "micro_batch_size": _make_batch_size_rule("micro_batch_size"),
+    "num_epochs": _convert_epochs,
+    "lr_scheduler": _convert_scheduler,
     "optimizer": _ADAMW,
-    "cosine_min_lr_ratio": _is("optimizer.final_ratio"),
+    "cosine_min_lr_ratio": _copy_to("optimizer.final_ratio"),
 }
 _FACTORY: dict[str, Rule] = {
     **_SHARED,
-    "model_name_or_path": _is("model.path"),
-    "adapter_name_or_path": _is("model.adapter"),
-    "stage": _stage,
-    "pref_beta": _is("dpo.beta"),
-    "pref_loss": _only("sigmoid", instead="the loss is DPO's own; leave it out"),
-    "finetuning_type": _adapter,
-    "quantization_bit": _bits,
-    "lora_rank": _is("lora.lora_rank"),
-    "additional_target": _whole,
-    "use_dora": _is("lora.use_dora"),
-    "use_rslora": _is("lora.use_rslora"),
-    "lora_target": _targets,
-    "val_size": _fraction,
-    "cutoff_len": _is("data.max_seq_len"),
-    "packing": _is("training.pack"),
-    "per_device_train_batch_size": _samples("per_device_train_batch_size"),
-    "gradient_accumulation_steps": _samples("per_device_train_batch_size"),
-    "num_train_epochs": _epochs,
-    "lr_scheduler_type": _scheduler,
+    "model_name_or_path": _copy_to("model.path"),
+    "adapter_name_or_path": _copy_to("model.adapter"),
+    "stage": _convert_stage,
+    "pref_beta": _copy_to("dpo.beta"),
+    "pref_loss": _accept_only("sigmoid", instead="the loss is DPO's own; leave it out"),
+    "finetuning_type": _convert_adapter,
+    "quantization_bit": _convert_bits,
+    "lora_rank": _copy_to("lora.lora_rank"),
+    "additional_target": _convert_saved_modules,
+    "use_dora": _copy_to("lora.use_dora"),
+    "use_rslora": _copy_to("lora.use_rslora"),
+    "lora_target": _convert_targets,
+    "val_size": _convert_fraction,
+    "cutoff_len": _copy_to("data.max_seq_len"),
+    "packing": _copy_to("training.pack"),
+    "per_device_train_batch_size": _make_batch_size_rule("per_device_train_batch_size"),
+    "gradient_accumulation_steps": _make_batch_size_rule("per_device_train_batch_size"),
+    "num_train_epochs": _convert_epochs,
+    "lr_scheduler_type": _convert_scheduler,
     "optim": _ADAMW,
 }
 _NAMED = {"dataset": "data.train", "eval_dataset": "data.validation"}

@@ -1,4 +1,4 @@
-"""What other trainers assume for keys that a config lacks, where that changes what is learned.
+"""Defaults of other trainers for keys that a config lacks, where they change what is learned.
 
 Read in their sources, which `tests/trainer/config/test_foreign_defaults.py` names with commits.
 """
@@ -16,7 +16,7 @@ _TRANSFORMERS: Mapping[str, Any] = {
     "max_grad_norm": 1.0,
     "seed": 42,
 }
-"""Of `TrainingArguments`, which both hand on."""
+"""Defaults of `TrainingArguments`, which both hand on."""
 AXOLOTL_DEFAULTS: Mapping[str, Any] = {
     **_TRANSFORMERS,
     "micro_batch_size": 1,

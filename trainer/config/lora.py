@@ -63,13 +63,13 @@ class LoraSettings(Section):
     @property
     def scale(self) -> float:
         """The factor of B A."""
-        return self.scale_of(self.lora_rank)
+        return self.compute_scale(self.lora_rank)
 
-    def scale_of(self, rank: int, stacked: int = 1) -> float:
+    def compute_scale(self, rank: int, stacked: int = 1) -> float:
         """Return the factor of B A of a rank, whose alpha counts for each of `stacked` linears."""
         return stacked * self.lora_alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
-    def layers(self, count: int) -> tuple[int, ...]:
+    def select_layers(self, count: int) -> tuple[int, ...]:
         """Return the layers of `count` that get adapters, in order.
 
         Raises:
@@ -103,7 +103,7 @@ class LoraSettings(Section):
 
     @field_validator("target_modules", mode="before")
     @classmethod
-    def _is_list(cls, value: object) -> object:
+    def _check_list(cls, value: object) -> object:
         if isinstance(value, str):
             every = "all linears are the default: leave the setting out"
             close = get_close_matches(value, LINEARS, n=1)

@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from trainer.config.section import Section, build, read_yaml
-from trainer.config.telling import Command
+from trainer.config.notifications import Command
+from trainer.config.section import Section, build_settings, read_yaml
 from trainer.system.errors import InputError
 from trainer.system.process.notification import COMMAND_VARIABLE
 from trainer.system.untrusted_data import parse_json
@@ -17,7 +17,7 @@ class _NotifyFile(Section):
     command: Command
 
 
-def notify_file() -> Path:
+def notify_file_path() -> Path:
     """Return the file of this user's command: `notify.yaml` in $XDG_CONFIG_HOME/motley."""
     base = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config")
     if not base.is_absolute():  # as the specification of XDG_CONFIG_HOME says
@@ -31,7 +31,7 @@ def notify_file() -> Path:
 def read_notify_command(given: str | None) -> tuple[str, ...]:
     """Return the command of a start; empty for none.
 
-    It is `--notify`, else what a supervisor handed to this process, else that of `notify_file`.
+    It is `--notify`, else what a supervisor handed over, else that of `notify_file_path`.
     What was handed over is removed from the environment, so that no child sees it.
 
     Args:
@@ -42,10 +42,10 @@ def read_notify_command(given: str | None) -> tuple[str, ...]:
     """
     handed = os.environ.pop(COMMAND_VARIABLE, None)
     if given is not None:
-        return _command(given, "--notify") if given.strip() else ()
+        return _build_command(given, "--notify") if given.strip() else ()
     if handed is not None:
-        return _command(_parsed(handed), COMMAND_VARIABLE) if handed != "[]" else ()
-    path = notify_file()
+        return _build_command(_parse_variable(handed), COMMAND_VARIABLE) if handed != "[]" else ()
+    path = notify_file_path()
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -56,15 +56,15 @@ def read_notify_command(given: str | None) -> tuple[str, ...]:
         raise InputError(f"{path}: is no regular file")
     if found.st_uid not in (0, os.getuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InputError(f"{path}: other users can change this command; chown it, chmod go-w")
-    return build(_NotifyFile, read_yaml(path), {}, path).command
+    return build_settings(_NotifyFile, read_yaml(path), {}, path).command
 
 
-def _parsed(text: str) -> object:
+def _parse_variable(text: str) -> object:
     try:
         return parse_json(text, COMMAND_VARIABLE)
     except ValueError as error:
         raise InputError(f"{error}; give --notify COMMAND") from None
 
 
-def _command(value: object, where: str) -> tuple[str, ...]:
-    return build(_NotifyFile, {"command": value}, {}, where).command
+def _build_command(value: object, where: str) -> tuple[str, ...]:
+    return build_settings(_NotifyFile, {"command": value}, {}, where).command

@@ -39,14 +39,14 @@ class OptimizerConfig(Section):
     """Global norm above which the gradient is scaled down."""
 
     @model_validator(mode="after")
-    def _phases(self) -> Self:
+    def _check_phases(self) -> Self:
         if self.decay_ratio is not None and self.scheduler != "wsd":
             raise ValueError("decay_ratio is of scheduler wsd; leave it out, or set that")
-        if self.scheduler == "wsd" and self.warmup_ratio + self.decay > 1:
+        if self.scheduler == "wsd" and self.warmup_ratio + self.decay_fraction > 1:
             raise ValueError("warmup_ratio and decay_ratio are more than all steps together")
         return self
 
     @property
-    def decay(self) -> float:
-        """The share of all steps in which `wsd` falls."""
+    def decay_fraction(self) -> float:
+        """The fraction of all steps in which `wsd` falls."""
         return 0.1 if self.decay_ratio is None else self.decay_ratio

@@ -30,29 +30,31 @@ class PipelineConfig(Section):
     """Parts of a step's batch; null: twice the stages."""
 
     @model_validator(mode="after")
-    def _enough_microbatches(self) -> Self:
+    def _check_microbatches(self) -> Self:
         if self.stages == 1:
             return self
         least = self.stages if self.schedule == "1f1b" else 1
-        if self.parts < least:
+        if self.microbatch_count < least:
             raise ValueError(
                 f"schedule {self.schedule} over {self.stages} stages needs {least} microbatches or"
-                f" more, not {self.parts}"
+                f" more, not {self.microbatch_count}"
             )
-        if self.schedule == "interleaved" and self.parts % max(1, self.parts // self.stages):
+        if self.schedule == "interleaved" and self.microbatch_count % max(
+            1, self.microbatch_count // self.stages
+        ):
             raise ValueError(
                 f"schedule interleaved over {self.stages} stages needs a multiple of {self.stages}"
-                f" microbatches, not {self.parts}"
+                f" microbatches, not {self.microbatch_count}"
             )
         return self
 
     @property
-    def parts(self) -> int:
+    def microbatch_count(self) -> int:
         """Micro-batches of a step."""
         return self.microbatches or 2 * self.stages
 
     @property
-    def stages_each(self) -> int:
+    def stages_per_process(self) -> int:
         """Separate runs of layers on each process: two, for schedules that return to it."""
         return 2 if self.schedule in ("interleaved", "zbv") else 1
 
@@ -62,12 +64,12 @@ class PipelineConfig(Section):
         Raises:
             InputError: it does not.
         """
-        wanted = self.stages * self.stages_each
+        wanted = self.stages * self.stages_per_process
         if self.stages > 1 and num_layers < wanted:
             raise InputError(
                 f"parallel.pipeline: schedule {self.schedule} over {self.stages} stages needs"
                 f" {wanted} layers, the model has {num_layers}; set fewer stages"
-                + (", or schedule 1f1b" if self.stages_each > 1 else "")
+                + (", or schedule 1f1b" if self.stages_per_process > 1 else "")
             )
 
 
@@ -89,7 +91,7 @@ class ParallelConfig(Section):
     One that saves or loads keeps the others waiting."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.sequence and self.tensor == 1:
             raise ValueError("sequence needs tensor 2 or more: its processes share the tokens")
         if self.tensor > 1 and self.pipeline.stages > 1:
@@ -105,11 +107,11 @@ class ParallelConfig(Section):
         return self
 
     @property
-    def is_plain(self) -> bool:
+    def is_ddp_only(self) -> bool:
         """Whether every process holds the whole model: nothing but copies that share samples."""
         return self.data == "ddp" and self.tensor == 1 and self.pipeline.stages == 1
 
-    def copies(self, world: int) -> int:
+    def count_copies(self, world: int) -> int:
         """Return the number of data-parallel copies in a world of so many processes.
 
         Raises:

@@ -22,10 +22,10 @@ from trainer.config.data import DataConfig
 from trainer.config.distillation import DistillationConfig
 from trainer.config.exchange import ExchangeConfig, RoundSettings
 from trainer.config.lora import LoraSettings
+from trainer.config.notifications import Trackers
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.section import Section, load_settings
-from trainer.config.telling import Trackers
 from trainer.config.training import DpoConfig, Positive, Precision, TrainingConfig
 
 Task = Literal["classify", "causal-lm", "dpo", "script"]
@@ -75,13 +75,13 @@ MEMBERS_MAY_DIFFER = (
 """Settings and sections that members need not agree on: paths, timers, what only one of them reads,
 and how a gradient is computed, not which. All others, also later ones, must be equal."""
 RESUME_MAY_CHANGE = ("training.epochs", "training.max_steps")
-"""What members agree on and a resumed run may change: its length."""
+"""Settings that members agree on and a resumed run may change: its length."""
 
 
 class ModelConfig(Section):
     """The base model."""
 
-    SHORT = "path"
+    SHORTHAND_KEY = "path"
     path: str = Field(min_length=1)
     """A local Hugging Face folder, a GGUF file, or a hub name."""
     adapter: str | None = Field(default=None, min_length=1)
@@ -117,8 +117,8 @@ class RunConfig(Section):
     name: str = Field(default="run", pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
     """Prefix of the run id."""
     task: Task = "classify"
-    """What is learned: classes of texts, texts and conversations, preferences, or the loss of a
-    script, which is set by --script alone."""
+    """The task that is learned: classes of texts, texts and conversations, preferences, or the loss
+    of a script, which is set by --script alone."""
     method: Method = "lora"
     """`lora` trains adapters (and a classifier's head), `full` trains all weights."""
     num_classes: Annotated[int, Field(ge=2, le=MOST_CLASSES)] | None = None
@@ -139,14 +139,14 @@ class RunConfig(Section):
     """Learning from a teacher's logits; null: from data."""
     dpo: DpoConfig = DpoConfig()
     budget: BudgetConfig | None = None
-    """What the run may cost; null: no limit."""
+    """The budget of the run; null: no limit."""
     tracking: Trackers = ("tensorboard",)
-    """What gets the figures besides `metrics.jsonl`; all but `tensorboard` need an extra."""
+    """Trackers of the metrics, besides `metrics.jsonl`; all but `tensorboard` need an extra."""
 
     @model_validator(mode="before")
     @classmethod
-    def _counted(cls, tree: Any) -> Any:
-        """Names are counted, so that one setting is enough."""
+    def _count_class_names(cls, tree: Any) -> Any:
+        """Derive `num_classes` from the names, so that one setting is enough."""
         settings = cast("dict[str, Any]", tree) if isinstance(tree, dict) else {}
         names = settings.get("class_names")
         if settings.get("task") == SCRIPT:
@@ -161,7 +161,7 @@ class RunConfig(Section):
         return cast("object", tree)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.task == SCRIPT and {self.model.path, self.data.train} != {SCRIPT}:
             raise ValueError(
                 "model.path and data.train: a script has its own model and data; leave them out"
@@ -169,9 +169,9 @@ class RunConfig(Section):
         refused = explain_refusal(self, "script") if self.task == SCRIPT else None
         if refused:
             raise ValueError(refused)
-        in_ring = explain_refusal(self, "ring") if self.exchange.in_ring else None
-        in_parts = None if self.parallel.is_plain else explain_refusal(self, "parallel")
-        if refused := in_ring or in_parts:
+        for_ring = explain_refusal(self, "ring") if self.exchange.is_ring else None
+        for_parts = None if self.parallel.is_ddp_only else explain_refusal(self, "parallel")
+        if refused := for_ring or for_parts:
             raise ValueError(refused)
         if self.model.adapter is not None and (self.method == "full" or self.lora.freeze_a):
             raise ValueError("model.adapter needs method lora, without lora.freeze_a")
@@ -197,7 +197,7 @@ class RunConfig(Section):
             raise ValueError("method full needs model.quantization none: NF4 weights are frozen")
         if self.distillation is not None and self.task != "causal-lm":
             raise ValueError("distillation needs task causal-lm")
-        if self.own_answers == self.training.batch_size and not self.training.max_steps:
+        if self.on_policy_answers == self.training.batch_size and not self.training.max_steps:
             raise ValueError(
                 "training.max_steps is required where all samples of a step are answers"
                 " (distillation.on_policy.fraction): no corpus says how long the run is"
@@ -246,14 +246,14 @@ class RunConfig(Section):
         return self.task == "dpo" and self.model.adapter is not None
 
     @property
-    def own_answers(self) -> int:
-        """How many samples of a step a student writes itself."""
+    def on_policy_answers(self) -> int:
+        """Samples of a step that the student generates itself."""
         own = self.distillation.on_policy if self.distillation else None
-        return own.answers(self.training.batch_size) if own else 0
+        return own.count_answers(self.training.batch_size) if own else 0
 
     @property
-    def rows_each(self) -> int:
-        """The rows of a sample: its two answers for task `dpo`."""
+    def rows_per_sample(self) -> int:
+        """Rows of a sample: its two answers for task `dpo`."""
         return 2 if self.task == "dpo" else 1
 
     @property
@@ -266,8 +266,8 @@ class RunConfig(Section):
         """The classes of a `classify` task: their names, or how many there are."""
         return self.class_names or self.num_classes
 
-    def precision_on(self, *, accelerator: bool) -> Precision:
-        """Return the format of products by torch on a device."""
+    def resolve_precision(self, *, accelerator: bool) -> Precision:
+        """Return the precision of matrix products by torch on a device."""
         if self.training.precision != "auto":
             return self.training.precision
         if self.task == SCRIPT:
@@ -275,33 +275,33 @@ class RunConfig(Section):
         return "bf16" if accelerator or self.model.dtype == "bfloat16" else "fp32"
 
     @property
-    def saved_every(self) -> tuple[int, int]:
+    def save_intervals(self) -> tuple[int, int]:
         """The intervals at whose ends a run is saved, in steps; 0 for none."""
         return self.checkpoint.every, self.training.evaluate_every
 
-    def changes(self, other: RunConfig) -> list[str]:
+    def list_changes(self, other: RunConfig) -> list[str]:
         """Return the settings that differ and fix a run on resume, as `key: this -> that`."""
-        mine, theirs = self._agreed(), other._agreed()
+        mine, theirs = self._shared_settings(), other._shared_settings()
         return [
             f"{key}: {mine.get(key)} -> {theirs.get(key)}"
             for key in sorted({*mine, *theirs})
             if mine.get(key) != theirs.get(key) and key not in RESUME_MAY_CHANGE
         ]
 
-    def agreement(self) -> str:
+    def agreement_digest(self) -> str:
         """Return the BLAKE2b hex digest of every setting that all members must share.
 
         That is every setting but `MEMBERS_MAY_DIFFER`; model and data contents have digests of
         their own.
         """
-        text = json.dumps(self._agreed(), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(self._shared_settings(), sort_keys=True, separators=(",", ":"))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def leaves(self) -> dict[str, Any]:
+    def flatten_settings(self) -> dict[str, Any]:
         """Return every setting by its dotted path, as JSON has it."""
-        return _leaves(self.model_dump(mode="json"))
+        return _flatten(self.model_dump(mode="json"))
 
-    def _agreed(self) -> dict[str, Any]:
+    def _shared_settings(self) -> dict[str, Any]:
         """Return the settings that members share, by their dotted paths; unused ones left out."""
         tree = self.model_dump(mode="json")
         if self.method == "full":
@@ -311,11 +311,11 @@ class RunConfig(Section):
         if self.training.max_steps is not None:
             del tree["training"]["epochs"]  # the steps decide
         for name in RoundSettings.model_fields:
-            del tree["exchange"][name]  # what remains of them is in `agreed`
-        tree["exchange"]["rounds"] = self.exchange.agreed(*self.saved_every)
+            del tree["exchange"][name]  # what remains of them is in `shared_settings`
+        tree["exchange"]["rounds"] = self.exchange.shared_settings(*self.save_intervals)
         return {
             key: value
-            for key, value in _leaves(tree).items()
+            for key, value in _flatten(tree).items()
             if not any(f"{key}.".startswith(f"{path}.") for path in MEMBERS_MAY_DIFFER)
         }
 
@@ -325,9 +325,11 @@ class RunConfig(Section):
         Raises:
             InputError: a key or value is wrong (names its path).
         """
-        return settings.build(RunConfig, self.model_dump(exclude_unset=True), changes, "settings")
+        return settings.build_settings(
+            RunConfig, self.model_dump(exclude_unset=True), changes, "settings"
+        )
 
-    def anchored(self, folder: Path, *, model_on_hub: bool) -> RunConfig:
+    def anchor_paths(self, folder: Path, *, model_on_hub: bool) -> RunConfig:
         """Return the config with absolute paths; relative ones are taken from `folder`.
 
         `SCRIPT` is none.
@@ -336,47 +338,49 @@ class RunConfig(Section):
             model_on_hub: `model.path` is a hub name, and is kept.
         """
 
-        def section(part: Section, *names: str) -> Any:
+        def anchor_section(part: Section, *names: str) -> Any:
             given = {name: path for name in names if (path := getattr(part, name))}
             if self.task == SCRIPT:
                 given = {name: path for name, path in given.items() if path != SCRIPT}
-            paths = {name: anchored_path(path, folder) for name, path in given.items()}
+            paths = {name: anchor_path(path, folder) for name, path in given.items()}
             return part.model_copy(update=paths)
 
-        return section(self, "output").model_copy(
+        return anchor_section(self, "output").model_copy(
             update={
-                "model": section(self.model, *(() if model_on_hub else ("path",)), "adapter"),
-                "data": section(self.data, "train", "validation"),
-                "training": section(self.training, "sample_prompts"),
-                "checkpoint": section(self.checkpoint, "folder"),
+                "model": anchor_section(
+                    self.model, *(() if model_on_hub else ("path",)), "adapter"
+                ),
+                "data": anchor_section(self.data, "train", "validation"),
+                "training": anchor_section(self.training, "sample_prompts"),
+                "checkpoint": anchor_section(self.checkpoint, "folder"),
             }
         )
 
     def to_yaml(self, *, exclude_unset: bool = False) -> str:
-        """Return the config as YAML that `load` reads back equal."""
+        """Return the config as YAML that `load_config` reads back equal."""
         tree = self.model_dump(mode="json", exclude_unset=exclude_unset)
         return yaml.safe_dump(tree, sort_keys=False)
 
 
-def anchored_path(path: str, folder: Path) -> str:
+def anchor_path(path: str, folder: Path) -> str:
     """Return an absolute path, a relative one taken from `folder`; names on the hub are kept."""
     if path.startswith(DATA_ON_HUB):
         return path
     return str((folder / Path(path).expanduser()).absolute())
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the settings of sections under their dotted keys."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            found |= _leaves(cast("dict[str, Any]", value), f"{prefix}{key}.")
+            found |= _flatten(cast("dict[str, Any]", value), f"{prefix}{key}.")
         else:
             found[f"{prefix}{key}"] = value
     return found
 
 
-def presets() -> dict[str, Path]:
+def list_presets() -> dict[str, Path]:
     """Return the shipped presets by name."""
     folder = Path(str(resources.files("trainer.presets")))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
@@ -388,11 +392,11 @@ def setting_keys() -> list[str]:
 
 
 def is_preset(source: str | Path | None) -> bool:
-    """Whether a source is the name of a preset, and no file."""
-    return str(source) in presets() and not Path(str(source)).exists()
+    """Return whether a source is the name of a preset, and no file."""
+    return str(source) in list_presets() and not Path(str(source)).exists()
 
 
-def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
+def load_config(source: str | Path | None, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """Read a run config from a YAML file or a preset's name and apply dotted overrides.
 
     `overrides` maps paths such as `training.epochs` to values; None is null.
@@ -403,4 +407,4 @@ def load(source: str | Path | None, overrides: Mapping[str, Any] | None = None) 
     given = dict(overrides or {})
     if not {"data.train", "data"}.isdisjoint(given) and is_preset(source):
         given.setdefault("data.validation", None)  # a preset's is of its own data
-    return load_settings(RunConfig, source, presets(), given)
+    return load_settings(RunConfig, source, list_presets(), given)

@@ -12,8 +12,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
-from trainer.config.foreign import recognise
-from trainer.config.spelling import OF_THE_OPERATOR, explanation, hint, nearest_key
+from trainer.config.foreign import detect_program
+from trainer.config.spelling import (
+    OPERATOR_SETTINGS,
+    explain_setting,
+    find_nearest_key,
+    format_hint,
+)
 from trainer.system.errors import InputError, plain_reason
 from trainer.system.regular_file import read_text
 from trainer.system.yaml_tree import LONGEST, describe_error, parse_yaml
@@ -28,14 +33,14 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
     )
-    SHORT: ClassVar[str | None] = None
+    SHORTHAND_KEY: ClassVar[str | None] = None
     """The setting that is meant if a file has a text in place of the section: `model: DIR`."""
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_non_numbers(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse `yes` for a number: Python takes true as 1."""
-        kinds = set(_kinds(cls.model_fields[str(info.field_name)].annotation))
+        kinds = set(_iter_types(cls.model_fields[str(info.field_name)].annotation))
         if not kinds.isdisjoint((int, float)):
             parts: Sequence[Any] = value if isinstance(value, list | tuple) else (value,)
             if bool not in kinds and any(isinstance(part, bool) for part in parts):
@@ -63,11 +68,11 @@ def load_settings(
     Raises:
         InputError: the file cannot be read, or a key or value is wrong (names its path).
     """
-    tree = _read(source, presets) if source is not None else {}
-    return build(kind, tree, overrides or {}, source or "flags")
+    tree = _read_source(source, presets) if source is not None else {}
+    return build_settings(kind, tree, overrides or {}, source or "flags")
 
 
-def build(
+def build_settings(
     kind: type[AnySection], tree: dict[str, Any], overrides: Mapping[str, Any], where: str | Path
 ) -> AnySection:
     """Return settings of a kind from a tree, with dotted overrides.
@@ -77,21 +82,21 @@ def build(
     Raises:
         InputError: a key or value is wrong; names `where` and its path.
     """
-    tree |= {key: _spread(kind, key, value) for key, value in tree.items()}
+    tree |= {key: _expand_shorthand(kind, key, value) for key, value in tree.items()}
     for dotted, value in overrides.items():
-        short = _short(kind, dotted) if isinstance(value, str) else None
-        _set(
+        short = _shorthand_key(kind, dotted) if isinstance(value, str) else None
+        _set_dotted(
             tree,
             f"{dotted}.{short}" if short else dotted,
-            value if short else _spread(kind, dotted, value),
+            value if short else _expand_shorthand(kind, dotted, value),
         )
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        raise InputError(f"{where}: {_explain(error, kind)}") from None
+        raise InputError(f"{where}: {_explain_error(error, kind)}") from None
 
 
-def as_tree_text(settings: Mapping[str, Any]) -> str:
+def format_yaml(settings: Mapping[str, Any]) -> str:
     """Return YAML of settings by their dotted paths, unchecked."""
     tree: dict[str, Any] = {}
     for dotted, value in settings.items():
@@ -103,21 +108,21 @@ def as_tree_text(settings: Mapping[str, Any]) -> str:
     return yaml.safe_dump(tree, sort_keys=False)
 
 
-def _short(kind: type[Section], key: str) -> str | None:
-    inner = _inner(kind, key)
-    return inner.SHORT if inner is not None and issubclass(inner, Section) else None
+def _shorthand_key(kind: type[Section], key: str) -> str | None:
+    inner = _nested_section(kind, key)
+    return inner.SHORTHAND_KEY if inner is not None and issubclass(inner, Section) else None
 
 
-def _spread(kind: type[Section], key: str, value: Any) -> Any:
+def _expand_shorthand(kind: type[Section], key: str, value: Any) -> Any:
     """Return a section as a mapping: a text is the setting that it is short for, null is empty."""
-    if isinstance(value, str) and (short := _short(kind, key)):
+    if isinstance(value, str) and (short := _shorthand_key(kind, key)):
         return {short: value}
-    is_section = _inner(kind, key) is not None
+    is_section = _nested_section(kind, key) is not None
     return {} if value is None and is_section and not _may_be_null(kind, key) else value
 
 
 def _may_be_null(kind: type[Section], key: str) -> bool:
-    return NoneType in _kinds(kind.model_fields[key].annotation)
+    return NoneType in _iter_types(kind.model_fields[key].annotation)
 
 
 def parse_assignments(texts: Iterable[str], flag: str) -> dict[str, Any]:
@@ -142,7 +147,7 @@ def setting_keys(kind: type[Section]) -> list[str]:
     """Return the dotted paths of every setting of a kind."""
     keys: list[str] = []
     for name in kind.model_fields:
-        inner = _inner(kind, name)
+        inner = _nested_section(kind, name)
         if inner is not None and issubclass(inner, Section):
             keys += [f"{name}.{key}" for key in setting_keys(inner)]
         else:
@@ -150,16 +155,16 @@ def setting_keys(kind: type[Section]) -> list[str]:
     return keys
 
 
-def _read(source: str | Path, presets: Mapping[str, Path]) -> dict[str, Any]:
+def _read_source(source: str | Path, presets: Mapping[str, Path]) -> dict[str, Any]:
     path = Path(source)
     if not path.exists():
         if str(source) not in presets:
             names = ", ".join(presets) or "none"
-            nearest = hint(next(iter(get_close_matches(str(source), presets, n=1)), None))
+            nearest = format_hint(next(iter(get_close_matches(str(source), presets, n=1)), None))
             raise InputError(f"no config file and no preset '{source}' (presets: {names}){nearest}")
         path = presets[str(source)]
     tree = read_yaml(path)
-    if (program := recognise(tree)) is not None:
+    if (program := detect_program(tree)) is not None:
         raise InputError(
             f"{path}: is a config of {program.name}; write one of ours from it: launch init --from"
             f" {path}"
@@ -185,7 +190,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", tree)
 
 
-def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
+def _set_dotted(tree: dict[str, Any], dotted: str, value: Any) -> None:
     *parents, leaf = dotted.split(".")
     for parent in parents:
         if tree.get(parent) is None:
@@ -197,28 +202,28 @@ def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
     tree[leaf] = value
 
 
-def _explain(error: ValidationError, kind: type[Section]) -> str:
+def _explain_error(error: ValidationError, kind: type[Section]) -> str:
     """Return one line for the first wrong key: its path, what is wrong, what is allowed."""
     by_path: dict[str, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
-        by_path.setdefault(_path(detail["loc"], kind), []).append(detail)
+        by_path.setdefault(_dotted_path(detail["loc"], kind), []).append(detail)
     (path, details), *rest = by_path.items()
     first = details[0]
-    if path in OF_THE_OPERATOR and first["type"] == "extra_forbidden":
-        return f"{path}: {OF_THE_OPERATOR[path]}"
+    if path in OPERATOR_SETTINGS and first["type"] == "extra_forbidden":
+        return f"{path}: {OPERATOR_SETTINGS[path]}"
     if first["type"] == "extra_forbidden":
         keys = setting_keys(kind)
         sections = {key[:end] for key in keys for end, sign in enumerate(key) if sign == "."}
-        nearest = nearest_key(path, [*keys, *sorted(sections)])
-        allowed = ", ".join(_siblings(first["loc"], kind))
-        message = f"unknown key (allowed: {allowed}){hint(nearest)}"
-        message += explanation(path, first["input"])
+        nearest = find_nearest_key(path, [*keys, *sorted(sections)])
+        allowed = ", ".join(_list_siblings(first["loc"], kind))
+        message = f"unknown key (allowed: {allowed}){format_hint(nearest)}"
+        message += explain_setting(path, first["input"])
     else:
         # A value of several allowed kinds has one message for each of them.
         messages = dict.fromkeys(detail["msg"].removeprefix("Value error, ") for detail in details)
         message = ", or ".join(text[0].lower() + text[1:] for text in messages)
         if first["type"] == "model_type":
-            keys = ", ".join(_siblings((*first["loc"], ""), kind))
+            keys = ", ".join(_list_siblings((*first["loc"], ""), kind))
             message = f"a mapping of settings is needed ({keys})"
         elif first["type"] == "tuple_type":
             message = "a list is needed"
@@ -230,7 +235,7 @@ def _explain(error: ValidationError, kind: type[Section]) -> str:
     return f"{path}: {message}{more}"
 
 
-def _path(location: tuple[int | str, ...], kind: type[Section]) -> str:
+def _dotted_path(location: tuple[int | str, ...], kind: type[Section]) -> str:
     """Return the dotted path of a setting, without pydantic's names for a union's branches."""
     parts: list[str] = []
     section: type[BaseModel] | None = kind
@@ -238,26 +243,26 @@ def _path(location: tuple[int | str, ...], kind: type[Section]) -> str:
         if isinstance(part, str) and section is None:
             break
         parts.append(str(part))
-        section = _inner(section, part)
+        section = _nested_section(section, part)
     return ".".join(parts) or "config"
 
 
-def _siblings(location: tuple[int | str, ...], kind: type[Section]) -> list[str]:
+def _list_siblings(location: tuple[int | str, ...], kind: type[Section]) -> list[str]:
     section: type[BaseModel] | None = kind
     for part in location[:-1]:
-        section = _inner(section, part)
+        section = _nested_section(section, part)
     return list(section.model_fields) if section is not None else []
 
 
-def _kinds(annotation: Any) -> Iterator[type]:
+def _iter_types(annotation: Any) -> Iterator[type]:
     """Yield the plain types of an annotation; of a literal none."""
     if isinstance(annotation, type):
         yield annotation
     for part in get_args(annotation):
-        yield from _kinds(part)
+        yield from _iter_types(part)
 
 
-def _inner(section: type[BaseModel] | None, part: int | str) -> type[BaseModel] | None:
+def _nested_section(section: type[BaseModel] | None, part: int | str) -> type[BaseModel] | None:
     """Return the group that a setting holds, also an optional one; None for a plain value."""
     field = section.model_fields.get(str(part)) if section is not None else None
     if field is None:

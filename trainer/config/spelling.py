@@ -64,51 +64,53 @@ EXPLAINED = {
     " cards of a host as one worker with --strategy ddp",
 }
 """Settings of other trainers and of earlier versions without a counterpart, and why."""
-OF_THE_OPERATOR = {
+OPERATOR_SETTINGS = {
     "notify": "is not taken from a config, which people share, since it is executed; give your own"
-    " command as --notify COMMAND, or in ~/.config/motley/notify.yaml (docs/telling.md)",
+    " command as --notify COMMAND, or in ~/.config/motley/notify.yaml (docs/notifications.md)",
 }
-"""What once was a setting and is this operator's alone, by its path."""
+"""Former settings that are the operator's alone, by their paths."""
 _FLAGS = {"train": "data", "path": "model", "output": "out", "f": "watch", "watch": "wait"}
 """Names whose option has another name in some commands."""
 _FOLDERS = {"out": "into", "directory": "into", "to_dir": "into"}
 """Names of the folder that a command writes, where `--output` is something else."""
 
 
-def nearest_key(name: str, keys: Sequence[str]) -> str | None:
+def find_nearest_key(name: str, keys: Sequence[str]) -> str | None:
     """Return the dotted key that is closest to `name`."""
-    leaf = _plain(name.rpartition(".")[2])
+    leaf = _normalize_name(name.rpartition(".")[2])
     leaf = FAMILIAR.get(leaf, leaf)
-    return _same_leaf(leaf, keys) or _close(leaf, {key.rpartition(".")[2]: key for key in keys})
+    return _same_leaf(leaf, keys) or _find_closest(
+        leaf, {key.rpartition(".")[2]: key for key in keys}
+    )
 
 
-def nearest_option(name: str, options: Iterable[str], keys: Sequence[str]) -> str | None:
+def find_nearest_option(name: str, options: Iterable[str], keys: Sequence[str]) -> str | None:
     """Return the option that is closest to `name`.
 
     `keys` are those that the command takes with `--set`; `--set KEY=VALUE` is an answer too.
     """
-    by_name = {_plain(option): option for option in options if option.startswith("--")}
-    typed = _plain(name)
+    by_name = {_normalize_name(option): option for option in options if option.startswith("--")}
+    typed = _normalize_name(name)
     wanted = FAMILIAR.get(typed, typed)
     for known in (_FOLDERS.get(typed), wanted, _FLAGS.get(wanted), _FLAGS.get(typed)):
         if known in by_name:
             return by_name[known]
     key = _same_leaf(wanted, keys)
-    return f"--set {key}=VALUE" if key else _close(wanted, by_name)
+    return f"--set {key}=VALUE" if key else _find_closest(wanted, by_name)
 
 
-def explanation(name: str, value: object) -> str:
-    """Return what a setting of other trainers means here, as the end of a message; else nothing."""
-    text = EXPLAINED.get(_plain(name.rpartition(".")[2]), "")
+def explain_setting(name: str, value: object) -> str:
+    """Return why another trainer's setting has no counterpart, as the end of a message."""
+    text = EXPLAINED.get(_normalize_name(name.rpartition(".")[2]), "")
     return f"; {text.format(value=value)}" if text else ""
 
 
-def hint(found: str | None) -> str:
+def format_hint(found: str | None) -> str:
     """Return the end of a message that suggests a name; empty for none."""
     return f"; did you mean: {found}" if found else ""
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return name.lstrip("-").replace("-", "_").lower()
 
 
@@ -116,6 +118,6 @@ def _same_leaf(leaf: str, keys: Sequence[str]) -> str | None:
     return next((key for key in keys if key.rpartition(".")[2] == leaf), None)
 
 
-def _close(name: str, names: Mapping[str, str]) -> str | None:
+def _find_closest(name: str, names: Mapping[str, str]) -> str | None:
     found = get_close_matches(name, names, n=1, cutoff=0.7)
     return names[found[0]] if found else None

@@ -19,11 +19,11 @@ EXPERTS, RECURRENCE = "a mixture of experts", "recurrent layers"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """What is known of an engine before it is opened."""
+    """Static properties of an engine."""
 
     quantization: str | None
-    """Of the weights, as the description of a folder of logits names it; None: the one of the GGUF
-    file, without which the engine cannot be."""
+    """The weights' quantization, as the description of a folder of logits names it; None: that of
+    the GGUF file, without which the engine cannot be."""
     is_reference: bool = False
     """Whether it computes as transformers does without a proof at each start."""
     backends: tuple[Literal["cpu", "cuda"], ...] = ("cpu",)

@@ -44,7 +44,7 @@ class TrainingConfig(Section):
     """`on` keeps only inputs of layers and computes layers twice: a third more time; `auto`: if
     memory is short."""
     seed: int = Field(default=0, ge=0)
-    """Of the order of samples and the initial adapters."""
+    """Seed of the order of samples and the initial adapters."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Fraction of each target that is spread over all classes, as in torch's `cross_entropy`; for
     `classify`."""
@@ -67,11 +67,11 @@ class TrainingConfig(Section):
 
     @field_validator("gradient_checkpointing", mode="before")
     @classmethod
-    def _is_word(cls, value: object) -> object:
+    def _restore_word(cls, value: object) -> object:
         """Return the word for what YAML 1.1 makes of an unquoted `on` or `off`."""
         return ("on" if value else "off") if isinstance(value, bool) else value
 
-    def samples(self, epoch: float) -> float:
+    def count_samples(self, epoch: float) -> float:
         """Return the samples of all steps, with `epoch` samples in an epoch."""
         return self.epochs * epoch if self.max_steps is None else self.max_steps * self.batch_size
 

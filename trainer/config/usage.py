@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from trainer.config.spelling import hint, nearest_option
+from trainer.config.spelling import find_nearest_option, format_hint
 
 ADVICE = {
     "bf16": "--set training.precision=bf16",
@@ -20,7 +20,7 @@ ADVICE = {
 }
 """Options of other trainers, and what to give instead."""
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
-"""What word processors and web pages make of a hyphen."""
+"""Characters to which word processors and web pages change a hyphen."""
 _NO_NUMBER = re.compile(r"is not a valid (integer|float|number)(?: range)?\.")
 
 
@@ -34,7 +34,7 @@ def usage_line(
         keys: returns the settings that a command with these options takes with `--set`.
     """
     context = getattr(error, "ctx", None)
-    message = _NO_NUMBER.sub(_no_number, error.format_message())
+    message = _NO_NUMBER.sub(_reword_number, error.format_message())
     parameters = context.command.params if context else []
     options = [name for parameter in parameters for name in parameter.opts]
     dashed = next((word for word in arguments if re.match(f"-?[{_DASHES}]+[a-zA-Z]", word)), None)
@@ -44,8 +44,8 @@ def usage_line(
         message = f"{dashed} begins with a dash that is no hyphen; type {meant}"
     elif isinstance(error, click.NoSuchOption):
         advice = ADVICE.get(error.option_name.lstrip("-").replace("-", "_").lower())
-        nearest = nearest_option(error.option_name, options, keys(options))
-        instead = f"; give {advice}" if advice and "--set" in options else hint(nearest)
+        nearest = find_nearest_option(error.option_name, options, keys(options))
+        instead = f"; give {advice}" if advice and "--set" in options else format_hint(nearest)
         message = f"no option {error.option_name}{instead}"
     elif "--config" in options and (file := re.search(r"argument \((\S+\.ya?ml)\)", message)):
         message = f"{message.rstrip('.')}; did you mean: --config {file[1]}"
@@ -54,5 +54,5 @@ def usage_line(
     return f"{message} (see: {context.command_path} --help)" if context else message
 
 
-def _no_number(found: re.Match[str]) -> str:
+def _reword_number(found: re.Match[str]) -> str:
     return "is not a whole number." if found[1] == "integer" else "is not a number."

@@ -100,7 +100,7 @@ def taught_work(config: RunConfig) -> tuple[float, float]:
         InputError: the folder has no usable description.
     """
     there = LogitsFolder(Path(config.data.train)).description
-    samples = config.training.samples(there.windows)
+    samples = config.training.count_samples(there.windows)
     return samples, samples * min(there.tokens / max(there.windows, 1), config.data.max_seq_len)
 
 

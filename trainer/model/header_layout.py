@@ -88,7 +88,7 @@ class StoredModel:
         Raises:
             InputError: a name is none of a linear, or a layer does not exist.
         """
-        wanted, layers = lora.target_modules, lora.layers(len(self.layers))
+        wanted, layers = lora.target_modules, lora.select_layers(len(self.layers))
         stacked = converted_targets(self.family)  # PEFT takes these names for experts alone
         every = [
             (layer, *found)
@@ -133,7 +133,7 @@ class StoredModel:
                 name for name in names if any(_ends(path, name) for of in shapes for path in of)
             )
         adapted = self.named_parameters(names)
-        layers = set(lora.layers(len(self.layers)))
+        layers = set(lora.select_layers(len(self.layers)))
         return [(layer, target) for layer, target in adapted if layer in layers]
 
     def named_parameters(self, names: Collection[str]) -> list[tuple[int, AdaptedParameter]]:

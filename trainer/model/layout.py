@@ -358,7 +358,7 @@ def _lora_tensors(model_dir: Path, model: Architecture, config: RunConfig) -> Te
         if name not in LINEARS:
             raise InputError(unknown_linear(model_dir, name, LINEARS))
     targets = [linear for linear in LINEARS if linear in wanted]
-    for layer in config.lora.layers(model.num_layers):
+    for layer in config.lora.select_layers(model.num_layers):
         slots: list[Named] = []
         for linear in targets:
             rows, columns = model.linear_shape(linear)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CHUNK = 64 * 1024
 """Floats handled at a time: the six arrays of 256 KiB that an update touches stay in the cache."""
-_PIECE = 8 * 1024
+_CHUNK_SQUARED = 8 * 1024
 """Floats squared at a time: their doubles stay in the cache, and BLAS adds them in one thread."""
 
 
@@ -42,7 +42,7 @@ VECTORS: tuple[Vector, ...] = ("weights", "first_moment", "second_moment")
 
 
 class Gradient(Protocol):
-    """The gradient of an update: fp32 [N], a flat array or one in pieces."""
+    """The gradient of an update: fp32 [N], a flat array or a chunked one."""
 
     @property
     def size(self) -> int:
@@ -64,12 +64,12 @@ class SavedState(Protocol):
         """`weights_digest` of the weights; None if they are not there yet."""
         ...
 
-    def pieces(self, vector: Vector) -> Iterator[Flat]:
-        """Yield a vector in consecutive pieces; weights first, then both moments, each once."""
+    def iter_chunks(self, vector: Vector) -> Iterator[Flat]:
+        """Yield a vector in consecutive chunks; weights first, then both moments, each once."""
         ...
 
     def close(self) -> None:
-        """Nothing more is read."""
+        """Release all arrays: nothing more is read."""
         ...
 
 
@@ -93,21 +93,21 @@ class Snapshot:
     @property
     def weights(self) -> Flat:
         """The trainable weights, [N]."""
-        return self._held("weights")
+        return self._get_vector("weights")
 
     @property
     def first_moment(self) -> Flat:
         """The running mean of the gradient, [N]."""
-        return self._held("first_moment")
+        return self._get_vector("first_moment")
 
     @property
     def second_moment(self) -> Flat:
         """The running mean of the squared gradient, [N]."""
-        return self._held("second_moment")
+        return self._get_vector("second_moment")
 
     @property
-    def closed(self) -> bool:
-        """Whether all arrays were given back."""
+    def is_closed(self) -> bool:
+        """Whether all arrays were released."""
         return not self._arrays
 
     @property
@@ -115,24 +115,24 @@ class Snapshot:
         """`weights_digest` of the weights."""
         return weights_digest(self.weights)
 
-    def holds(self, vector: Vector) -> bool:
+    def has_vector(self, vector: Vector) -> bool:
         """Return whether a vector is still to be read."""
         return vector in self._arrays
 
-    def pieces(self, vector: Vector) -> Iterator[Flat]:
-        """Yield a vector as one piece, and release it when the next one is asked for."""
-        yield self._held(vector)
+    def iter_chunks(self, vector: Vector) -> Iterator[Flat]:
+        """Yield a vector as one chunk, and release it when the next one is requested."""
+        yield self._get_vector(vector)
         self.release(vector)
 
     def release(self, vector: Vector) -> None:
-        """Give a vector back; reading it through this snapshot is an error from now on."""
+        """Release a vector; reading it through this snapshot is an error from now on."""
         self._arrays.pop(vector, None)
 
     def close(self) -> None:
-        """Give all arrays back."""
+        """Release all arrays."""
         self._arrays.clear()
 
-    def _held(self, vector: Vector) -> Flat:
+    def _get_vector(self, vector: Vector) -> Flat:
         assert vector in self._arrays, f"the snapshot was closed, or {vector} released"
         return self._arrays[vector]
 
@@ -158,28 +158,28 @@ class TrainState:
             assert array.shape == (self.weights.size,), array.shape
 
     @classmethod
-    def fresh(cls, weights: Flat) -> TrainState:
+    def create(cls, weights: Flat) -> TrainState:
         """Return the state before the first update; it takes `weights` over."""
         return cls(weights, np.zeros_like(weights), np.zeros_like(weights), step=0)
 
-    def snapshot(self) -> Snapshot:
+    def take_snapshot(self) -> Snapshot:
         """Return an immutable view of this state; nothing is copied unless the state moves on."""
         assert self.whole, f"update {self.step} broke off in the middle: the state is neither"
         snapshot = Snapshot(self.weights, self.first_moment, self.second_moment, self.step)
         self._readers.add(snapshot)
         return snapshot
 
-    def digest(self) -> str:
+    def compute_digest(self) -> str:
         """Return the BLAKE3 hex digest of weights, both moments and the step."""
         hasher = blake3()
         for array in (self.weights, self.first_moment, self.second_moment):
             hasher.update(_little_endian(array))
         return hasher.update(struct.pack("<Q", self.step)).hexdigest()
 
-    def detach(self) -> None:
+    def detach_snapshots(self) -> None:
         """Move to private copies of the arrays that a live snapshot still holds."""
         for vector in VECTORS:
-            if any(reader.holds(vector) for reader in self._readers):
+            if any(reader.has_vector(vector) for reader in self._readers):
                 setattr(self, vector, getattr(self, vector).copy())
         self._readers.clear()
 
@@ -194,7 +194,7 @@ class AdamW:
     def __init__(self, settings: OptimizerConfig, layout: GradientLayout) -> None:
         self.settings = settings
         self.size = layout.size
-        self._spans = tuple(_spans(layout))
+        self._spans = tuple(_iter_spans(layout))
         width = min(CHUNK, layout.size)
         self._a = np.empty(width, dtype=np.float32)
         self._b = np.empty(width, dtype=np.float32)
@@ -222,7 +222,7 @@ class AdamW:
             restarted: the step at which the first moment was zero; its bias counts from there.
         """
         assert (gradient.size,) == state.weights.shape == (self.size,), gradient.size
-        state.detach()
+        state.detach_snapshots()
         state.whole = False
         state.step += 1
         # Scalars are computed in double and rounded to fp32 once. `**` of a double is the same on
@@ -270,12 +270,12 @@ class AdamW:
 
 
 def square_sum(values: Flat) -> float:
-    """Return the sum of squares in double precision, in pieces that cost little memory."""
+    """Return the sum of squares in double precision, chunk by chunk to save memory."""
     if compiled.PASSES:
         return compiled.PASSES.square_sum(values)
-    starts = range(0, values.size, _PIECE)
-    pieces = (values[start : start + _PIECE].astype(np.float64) for start in starts)
-    return math.fsum(float(np.dot(piece, piece)) for piece in pieces)
+    starts = range(0, values.size, _CHUNK_SQUARED)
+    chunks = (values[start : start + _CHUNK_SQUARED].astype(np.float64) for start in starts)
+    return math.fsum(float(np.dot(chunk, chunk)) for chunk in chunks)
 
 
 def weights_digest(flat: Flat) -> str:
@@ -294,7 +294,7 @@ def power(base: float, exponent: int) -> float:
     return result
 
 
-def _spans(layout: GradientLayout) -> Iterator[tuple[int, int, bool]]:
+def _iter_spans(layout: GradientLayout) -> Iterator[tuple[int, int, bool]]:
     """Yield (start, stop, whether it decays), a chunk at most; a gradient may lie in blocks."""
     for block in layout.blocks:
         for decays, neighbours in groupby(block.tensors, key=_is_matrix):
@@ -307,7 +307,7 @@ def _is_matrix(slot: TensorSlot) -> bool:
     return len(slot.shape) >= 2
 
 
-def decaying_spans(layout: GradientLayout) -> list[tuple[int, int]]:
+def find_decaying_spans(layout: GradientLayout) -> list[tuple[int, int]]:
     """Return the flat ranges of all tensors with two or more dimensions, neighbours merged."""
     spans: list[tuple[int, int]] = []
     for slot in layout.tensors():

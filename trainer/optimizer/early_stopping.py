@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Validated:
-    """What early stopping has counted, as a checkpoint keeps it."""
+class ValidationHistory:
+    """The validations so far, as a checkpoint stores them."""
 
     lowest: float | None = None
     lowest_step: int = 0
     behind: int = 0
     """Validations since the lowest loss."""
     step: int = -1
-    """Of the last one."""
+    """The step of the last validation."""
 
 
 @dataclass
@@ -23,22 +23,22 @@ class EarlyStopping:
 
     patience: int | None
     """Validations without a lower loss that end a run; None: none do."""
-    counted: Validated = Validated()
+    counted: ValidationHistory = ValidationHistory()
 
-    def validated(self, step: int, loss: float | None) -> None:
+    def record_validation(self, step: int, loss: float | None) -> None:
         """Count a validation; that of a step which was counted already, before a resume, is not."""
         before = self.counted
         if step <= before.step:
             return
         if loss is not None and (before.lowest is None or loss < before.lowest):
-            self.counted = Validated(loss, step, 0, step)
+            self.counted = ValidationHistory(loss, step, 0, step)
         else:
             behind = before.behind + 1
-            self.counted = Validated(before.lowest, before.lowest_step, behind, step)
+            self.counted = ValidationHistory(before.lowest, before.lowest_step, behind, step)
 
     @property
-    def reason(self) -> str | None:
-        """Why the run ends now; None: it goes on."""
+    def stop_reason(self) -> str | None:
+        """The reason to stop now; None: the run continues."""
         counted = self.counted
         if self.patience is None or counted.behind < self.patience:
             return None

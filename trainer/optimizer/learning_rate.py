@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from trainer.config.optimizer import OptimizerConfig
 
 
-def learning_rate_at(step: int, total_steps: int, config: OptimizerConfig) -> float:
+def compute_learning_rate(step: int, total_steps: int, config: OptimizerConfig) -> float:
     """Return the learning rate of update `step` of `total_steps`, counted from 0.
 
     Linear warmup to the peak over `warmup_ratio` of all steps, then `scheduler`. The values are
@@ -24,7 +24,7 @@ def learning_rate_at(step: int, total_steps: int, config: OptimizerConfig) -> fl
         return config.learning_rate
     falls_from = warmup
     if config.scheduler == "wsd":
-        falls_from = max(warmup, total_steps - max(1, round(config.decay * total_steps)))
+        falls_from = max(warmup, total_steps - max(1, round(config.decay_fraction * total_steps)))
     progress = max(0, step + 1 - falls_from) / (total_steps - falls_from)
     shape = 1 - progress if config.scheduler == "linear" else (1 + math.cos(math.pi * progress)) / 2
     return config.learning_rate * (config.final_ratio + (1 - config.final_ratio) * shape)

@@ -1,6 +1,6 @@
 """The update that all members apply after a commit: AdamW, or the outer update of DiLoCo.
 
-DiLoCo's (arXiv:2311.08105) is Nesterov momentum on how far workers moved.
+DiLoCo's (arXiv:2311.08105) is Nesterov momentum on the workers' deltas of the weights.
 
 As deterministic as `AdamW`, and for the same reason: separate NumPy operations.
 """
@@ -42,17 +42,17 @@ class OuterNesterov:
                 the workers' second moments.
         """
         assert average.size in (self._size, 2 * self._size), average.size
-        state.detach()
+        state.detach_snapshots()
         state.whole = False
         state.step += 1
         for start in range(0, self._size, CHUNK):
             span = slice(start, min(start + CHUNK, self._size))
-            moved, momentum, weights = average[span], state.first_moment[span], state.weights[span]
-            scratch = self._scratch[: moved.size]
+            delta, momentum, weights = average[span], state.first_moment[span], state.weights[span]
+            scratch = self._scratch[: delta.size]
             np.multiply(momentum, self._momentum, out=momentum)
-            np.add(momentum, moved, out=momentum)
+            np.add(momentum, delta, out=momentum)
             np.multiply(momentum, self._momentum, out=scratch)
-            np.add(scratch, moved, out=scratch)
+            np.add(scratch, delta, out=scratch)
             np.multiply(scratch, self._rate, out=scratch)
             np.subtract(weights, scratch, out=weights)
         if average.size > self._size:
@@ -93,6 +93,6 @@ class Update:
             self._inner.apply(state, average, learning_rate, scale)
             return
         if state.step == first_round:
-            state.detach()
+            state.detach_snapshots()
             state.first_moment[...] = 0.0
         self._outer.apply(state, average)

@@ -133,7 +133,7 @@ def run_work(config: RunConfig, model_dir: Path) -> tuple[float, float]:
         1 - config.data.validation_fraction
     )
     lengths = [min(length, limit) for length in _lengths(config, model_dir)]
-    samples = config.training.samples(left)
+    samples = config.training.count_samples(left)
     return samples, samples * (sum(lengths) / len(lengths) if lengths else limit)
 
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainer.config.codec import AUTO, CODECS, FREE, codec_kind
+from trainer.config.codec import AUTO, CODECS, FREE, find_codec
 from trainer.planning.devices import LinkRates
 from trainer.planning.term import Term, term
 from trainer.system.errors import InputError
@@ -102,7 +102,7 @@ class ChosenExchange:
     @property
     def is_exact(self) -> bool:
         """Whether gradients travel as they are, which needs no setting."""
-        return codec_kind(self.codec).is_exact
+        return find_codec(self.codec).is_exact
 
     @property
     def setting(self) -> str:
@@ -224,6 +224,6 @@ def element_bytes(codec: str) -> float:
         InputError: there is no such codec.
     """
     try:
-        return codec_kind(codec).element_bytes
+        return find_codec(codec).element_bytes
     except ValueError as error:
         raise InputError(str(error)) from None

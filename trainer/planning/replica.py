@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from trainer.config.codec import codec_kind
+from trainer.config.codec import find_codec
 from trainer.config.exchange import ExchangeConfig
 from trainer.config.parallel import ParallelConfig
 from trainer.config.run import RunConfig
@@ -69,7 +69,7 @@ def training_of(
     config: RunConfig, *, accelerator: bool, recompute: bool, coordinates: bool = False
 ) -> TrainingSetup:
     """Return what a run config trains, on one sample at a time."""
-    narrow = config.precision_on(accelerator=accelerator) != "fp32"
+    narrow = config.resolve_precision(accelerator=accelerator) != "fp32"
     frozen = 2 if config.model.dtype == "bfloat16" else 4
     return TrainingSetup(
         method="qlora" if config.model.quantization == "nf4" else config.method,
@@ -90,7 +90,7 @@ def training_of(
         classes=config.num_classes,
         taught=config.distillation is not None,
         compared=config.task == "dpo",
-        rows=config.rows_each,
+        rows=config.rows_per_sample,
     )
 
 
@@ -121,7 +121,7 @@ def plan_memory(
     if config.method != "full":
         training = replace(training, adapters=layout.size)
     if config.training.micro_batch_size != "auto":  # the logits of all of its rows are held
-        rows = config.training.micro_batch_size * config.rows_each
+        rows = config.training.micro_batch_size * config.rows_per_sample
         training = replace(training, rows=rows)
     parts = plan_memory_by_part(
         replace(model, counted=_counted(headers, config)), training, Strategy(data="motley")
@@ -139,7 +139,7 @@ def plan_memory(
         state=0 if evaluates else state,
         workspace=size["logits"] + size["buffers"] + scaled + reference,
         per_token=math.ceil(size["activations"] / training.tokens),
-        sample_tokens=config.data.max_seq_len * config.rows_each,
+        sample_tokens=config.data.max_seq_len * config.rows_per_sample,
         recompute=recompute,
     )
 
@@ -155,7 +155,10 @@ def busy_tokens(config: RunConfig, *, accelerator: bool) -> int:
 
     A processor is as busy with one sample as with several.
     """
-    rows, length = config.training.micro_batch_size, config.data.max_seq_len * config.rows_each
+    rows, length = (
+        config.training.micro_batch_size,
+        config.data.max_seq_len * config.rows_per_sample,
+    )
     if rows != "auto":
         return rows * length
     return max(BUSY_TOKENS, length) if accelerator else length
@@ -229,7 +232,7 @@ def strategy_of(parallel: ParallelConfig, world: int) -> Strategy:
         sequence=parallel.sequence,
         stages=parallel.pipeline.stages,
         schedule=parallel.pipeline.schedule,
-        microbatches=parallel.pipeline.parts,
+        microbatches=parallel.pipeline.microbatch_count,
     )
 
 
@@ -267,7 +270,7 @@ def _beside_state(exchange: ExchangeConfig, *, coordinates: bool) -> float:
     rounds a worker has three vectors of its own. In one process averages that are not in fp32 stay
     encoded, and of rounds there are a sum and an average.
     """
-    kind = codec_kind(exchange.codec)
+    kind = find_codec(exchange.codec)
     residual = 4 if kind.needs_feedback else 0
     if exchange.has_rounds:
         return 12 + (8 if coordinates else residual)

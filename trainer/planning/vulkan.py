@@ -100,7 +100,7 @@ def frozen_tensors(
         quantised = config.model.quantization == "nf4" and name.endswith(linears)
         yield name, shape, "nf4" if quantised else matrix if len(shape) == 2 else "f32"
     if config.freezes_a:
-        for layer in config.lora.layers(model.num_layers):
+        for layer in config.lora.select_layers(model.num_layers):
             for linear in config.lora.linears:
                 stem = f"{PEFT_PREFIX}model.layers.{layer}.{module_of(linear)}"
                 shape = config.lora.lora_rank, model.linear_shape(linear)[1]
@@ -190,7 +190,7 @@ class _Work:
         linears, lora = self.adapted, self.config.lora
         layers = [linears] * 2
         if lora.layers_to_transform is not None and linears:
-            chosen = lora.layers(self.model.num_layers)
+            chosen = lora.select_layers(self.model.num_layers)
             layers = [linears if n in chosen else () for n in range(self.model.num_layers)]
         for self.adapted in layers:
             self._recompute()

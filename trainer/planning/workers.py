@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.config.capabilities import explain_refusal
-from trainer.config.codec import codec_kind
+from trainer.config.codec import find_codec
 from trainer.config.exchange import ExchangeConfig
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, read_architecture
@@ -112,7 +112,7 @@ def coordinator_memory(layout: GradientLayout, workers: int, exchange: ExchangeC
     """
     if exchange.has_rounds:
         return 4 * layout.size * (workers + 3)
-    kind = codec_kind(exchange.codec)
+    kind = find_codec(exchange.codec)
     residual = 4 if kind.needs_feedback else 0
     element = max(kind.element_bytes, 2) if kind.needs_feedback else kind.element_bytes
     each = 12 + residual + element * max(1, workers - 1)

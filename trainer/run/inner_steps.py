@@ -20,7 +20,7 @@ from trainer.config.optimizer import OptimizerConfig
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import AdamW, TrainState, power, square_sum
-from trainer.optimizer.learning_rate import learning_rate_at
+from trainer.optimizer.learning_rate import compute_learning_rate
 from trainer.replica.base import Replica, StepResult
 
 Float32 = NDArray[np.float32]
@@ -154,7 +154,7 @@ class InnerSteps:
         blocks = self._layout.blocks
         norm = math.sqrt(math.fsum(square_sum(self._gradient[b.start : b.stop]) for b in blocks))
         at = inner.start + int(progress * len(inner) + 1e-9)
-        rate = learning_rate_at(at, self._plan.total_inner, self._settings)
+        rate = compute_learning_rate(at, self._plan.total_inner, self._settings)
         scale = self._optimizer.clip_scale(norm)
         self._optimizer.apply(own, self._gradient, rate, scale, self._restarted)
 

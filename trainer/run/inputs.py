@@ -71,7 +71,7 @@ class RunInputs:
     def samples(self) -> int:
         """Samples in an epoch."""
         train, training = self.train, self.config.training
-        if self.config.own_answers == training.batch_size:  # the answers of all steps
+        if self.config.on_policy_answers == training.batch_size:  # the answers of all steps
             return training.batch_size * (training.max_steps or 0)
         return train.description.windows if isinstance(train, LogitsFolder) else len(train)
 
@@ -81,7 +81,7 @@ class RunInputs:
         training, exchange = self.config.training, self.config.exchange
         return StepPlan(
             self.samples,
-            training.batch_size - self.config.own_answers or training.batch_size,
+            training.batch_size - self.config.on_policy_answers or training.batch_size,
             training.epochs,
             training.max_steps,
             settle_every=settle_periods(self.config),
@@ -186,7 +186,7 @@ def read_script_inputs(
     facts, layout = start.facts, start.layout
     job = Job(
         run_id=run_id,
-        agreement=config.agreement(),
+        agreement=config.agreement_digest(),
         layout=layout.digest,
         model=blake3(f"{facts.script}\0{facts.frozen}".encode()).hexdigest(),
         data=facts.data,
@@ -253,7 +253,7 @@ def _read_prompts(config: RunConfig, encoder: Encoder, model_dir: Path) -> Sampl
 def _job(config: RunConfig, run_id: str, layout: GradientLayout, model_dir: Path, data: str) -> Job:
     return Job(
         run_id=run_id,
-        agreement=config.agreement(),
+        agreement=config.agreement_digest(),
         layout=layout.digest,
         model=model_digest(model_dir),
         data=data,

@@ -24,7 +24,7 @@ def write_run_file(config: RunConfig, run_id: str) -> None:
     folder = Path(config.output)
     path = folder / RUN_FILE
     model_on_hub = not Path(config.model.path).expanduser().is_dir()
-    whole = config.anchored(Path.cwd(), model_on_hub=model_on_hub)
+    whole = config.anchor_paths(Path.cwd(), model_on_hub=model_on_hub)
     checkpoint = whole.checkpoint
     if Path(checkpoint.folder or "").name == run_id != config.name:  # the name is its default
         checkpoint = checkpoint.model_copy(update={"folder": None})

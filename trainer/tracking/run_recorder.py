@@ -20,8 +20,8 @@ from trainer.config.run import RunConfig
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.optimizer.early_stopping import EarlyStopping, Validated
-from trainer.optimizer.learning_rate import learning_rate_at
+from trainer.optimizer.early_stopping import EarlyStopping, ValidationHistory
+from trainer.optimizer.learning_rate import compute_learning_rate
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.commandline.sanitize import sanitize_text
 from trainer.system.errors import (
@@ -120,7 +120,7 @@ class RunRecorder:
         A run that ended before its first checkpoint restarts at step 0.
         """
         if resumed:
-            self.early.counted = resumed.progress.early or Validated()
+            self.early.counted = resumed.progress.early or ValidationHistory()
             step, path = resumed.progress.step, str(resumed.path)
             self.emit({"event": "resumed", "step": step, "path": path})
             if line := self._new_schedule(resumed.progress):
@@ -138,7 +138,7 @@ class RunRecorder:
         if last >= old.total_inner:
             return None
         rates = [
-            learning_rate_at(step, total, self._config.optimizer)
+            compute_learning_rate(step, total, self._config.optimizer)
             for step, total in ((last, old.total_inner), (following, plan.total_inner))
         ]
         change = "extended" if plan.total_inner > old.total_inner else "shortened"
@@ -247,7 +247,7 @@ class RunRecorder:
                 log.warning("%s", error)
         if self._budget:
             self._budget.close(ended=exit_code not in RESTARTED)
-        early = self.early.reason is not None and reason == self.early.reason
+        early = self.early.stop_reason is not None and reason == self.early.stop_reason
         unfinished = exit_code == 0 and self._status["step"] < self._plan.total_steps and not early
         if unfinished or exit_code == BudgetStopError.exit_code:
             self._status["state"] = "stopped"
@@ -303,7 +303,7 @@ class RunRecorder:
             self._budget.progressed()
         self._notifier.progressed()
         self._metrics.validation(step, **details)
-        self.early.validated(step, details["loss"])
+        self.early.record_validation(step, details["loss"])
         self._status["validation"] = {
             "step": step,
             "loss": details["loss"],

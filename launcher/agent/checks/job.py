@@ -24,7 +24,7 @@ from launcher.inventory.facts.devices import available_memory
 from launcher.plan.configuration import DEFAULT_PRESET
 from launcher.plan.hub import cache_folder, cached_snapshot, is_offline
 from launcher.plan.plan import LaunchPlan
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.data.formats import read_records
 from trainer.data.records import Problems
 from trainer.data.shards import holds_logits
@@ -117,7 +117,7 @@ def model_content(config: RunConfig, state_folder: Path) -> dict[str, str]:
 def _absent_model(path: str) -> Finding:
     own = "give --model DIR: a Hugging Face folder, or make a small one: trainer init-model"
     if Path(path).is_absolute():
-        if path.endswith(f"/{load(DEFAULT_PRESET).model.path}"):
+        if path.endswith(f"/{load_config(DEFAULT_PRESET).model.path}"):
             own = f"it belongs to the quickstart: make demo makes it; for another, {own}"
         return Finding("fail", f"no model folder {path}", own)
     owner = path.partition("/")[0]

@@ -35,7 +35,7 @@ def authorise_start(
     budget = job.budget
     if budget is None or budget.ceiling is None:
         return
-    budget.check_guarded()
+    budget.check_prices()
     there = found.connections[plan.leader.host]
     spent = _read_earlier_cost(there, plan, budget)
     with working("estimating the cost"):

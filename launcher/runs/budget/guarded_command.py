@@ -16,7 +16,7 @@ from launcher.files import default_state_folder, make_private_folder
 from launcher.inventory.hosts import Host
 from launcher.plan.budget import currency_of, rates_of, refuse_unknown_rents
 from launcher.runs.records.registry import new_run_id
-from trainer.config.budget import BudgetConfig, load_budget, with_environment
+from trainer.config.budget import BudgetConfig, apply_environment, load_budget
 from trainer.planning.budget.ledger import SPEND_FILE
 from trainer.planning.budget.watch import BudgetWatch
 from trainer.system.process.child import signal_group, start_child
@@ -50,14 +50,14 @@ def command_budget(
     if ceiling is not None and currency is None:
         raise ConfigError(f"--ceiling {ceiling:g} needs its currency: --currency EUR")
     flags = load_budget({"ceiling": ceiling, "currency": currency}, "flags")
-    budget = with_environment(flags, environment)
+    budget = apply_environment(flags, environment)
     if budget is None or budget.ceiling is None:
         raise ConfigError("give --ceiling 5 --currency EUR, or set MOTLEY_BUDGET_CEILING")
     tree = budget.model_dump() | {"currency": currency_of(hosts, budget.currency)}
     here = {"name": platform.node() or "localhost", **own}
     tree["hosts"] = [rate.model_dump() for rate in rates_of(hosts, {})] if hosts else [here]
     budget = load_budget(tree, "flags")
-    budget.check_guarded()
+    budget.check_prices()
     return budget
 
 

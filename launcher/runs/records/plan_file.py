@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from launcher.inventory.facts.devices import Device
 from launcher.inventory.hosts import Host
 from launcher.plan.plan import PLAN_SCHEMA, LaunchPlan, ProcessPlan, Role
-from trainer.config.exchange import FEWEST
+from trainer.config.exchange import MIN_RING_SIZE
 from trainer.system.commandline.run_id import RUN_ID
 from trainer.system.untrusted_data import UnixTime, parse_json, validate_data
 
@@ -108,7 +108,7 @@ class _Plan(BaseModel):
             raise ValueError("two hosts or processes have the same name")
         # A ring's leader is its rank 0.
         ring = [process.rank for process in self.processes] == list(range(len(names)))
-        ring = ring and len(names) >= FEWEST
+        ring = ring and len(names) >= MIN_RING_SIZE
         if self.processes[0].role not in ("coordinator", "student") and not ring:
             raise ValueError(f"{names[0]} cannot lead a run")
         for process in self.processes:

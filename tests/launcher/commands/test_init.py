@@ -10,7 +10,7 @@ import yaml
 
 from launcher.cli import run
 from tests.trainer.small_model import write_data, write_model
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 
 HOSTILE = (
     "\nnotify: [touch, pwned]\n#",
@@ -37,7 +37,7 @@ def test_a_config_by_the_data(capsys: pytest.CaptureFixture[str]) -> None:
     Path("d: x.jsonl").write_text("".join(lines))
     assert run(["init", "--model", "m", "--data", "d: x.jsonl"]) == 0
     assert "launch cluster up --config run.yaml" in capsys.readouterr().out
-    config = load("run.yaml")
+    config = load_config("run.yaml")
     wanted = {
         "num_classes": 5,
         "model": {"path": "m"},
@@ -47,14 +47,14 @@ def test_a_config_by_the_data(capsys: pytest.CaptureFixture[str]) -> None:
     assert config == RunConfig.model_validate(wanted)
     text = Path("run.yaml").read_text()
     Path("all.yaml").write_text(re.sub(r"^(  )# (\w+: )", r"\1\2", text, flags=re.MULTILINE))
-    assert load("all.yaml") == config, "each commented line shows its default"
+    assert load_config("all.yaml") == config, "each commented line shows its default"
     assert len(Path("all.yaml").read_text()) < len(text) - 10
 
 
 def test_a_config_by_the_model_too() -> None:
     write_model(Path("model"), write_data(Path("train.jsonl"), 60))
     assert run(["init"]) == 0
-    config = load("run.yaml")
+    config = load_config("run.yaml")
     assert (config.num_classes, config.data.max_seq_len) == (3, 64)
     assert config.optimizer.learning_rate == 1e-3
 
@@ -64,11 +64,11 @@ def test_labels_that_are_words(capsys: pytest.CaptureFixture[str]) -> None:
     data = Path("train.jsonl")
     data.write_text("".join(lines))
     assert run(["init"]) == 0
-    config = load("run.yaml")
+    config = load_config("run.yaml")
     assert (config.task, config.num_classes, config.class_names) == ("classify", 2, None)
     write_model(Path("model"), data)
     assert run(["init", "named.yaml"]) == 0
-    assert load("named.yaml").class_names == ("no: x", "yes")
+    assert load_config("named.yaml").class_names == ("no: x", "yes")
     data.write_text('{"text": "x"}\n' + data.read_text())
     capsys.readouterr()
     assert run(["init", "mixed.yaml"]) == 2
@@ -80,7 +80,7 @@ def test_text_is_a_language_model_and_nothing_is_overwritten(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["init", "mine.yaml"]) == 0
-    config = load("mine.yaml")
+    config = load_config("mine.yaml")
     assert (config.task, config.data.validation_fraction) == ("causal-lm", 0.1)
     before = Path("mine.yaml").read_bytes()
     capsys.readouterr()
@@ -116,7 +116,7 @@ def test_no_text_of_a_foreign_config_becomes_a_setting(
     assert (plain["model"].pop("path"), plain["data"].pop("train")) == ("mx", "dx")
     assert tree == plain
     written = Path("run.yaml").read_text()
-    assert load("run.yaml").model.path == f"m{text}"
+    assert load_config("run.yaml").model.path == f"m{text}"
     first = written.index("task:")
     assert all(line.startswith("# ") for line in written[:first].splitlines())
     assert all(line.startswith("not taken over: ") for line in lines[:2])
@@ -132,7 +132,7 @@ def test_no_path_and_no_name_of_a_class_becomes_a_setting(text: str) -> None:
     write_model(Path("m"), data)
     Path("m").rename(f"m{text}")
     assert run(["init", str(file), "--model", f"m{text}", "--data", str(data)]) == 0
-    config = load(file)
+    config = load_config(file)
     assert (config.model.path, config.data.train) == (f"m{text}", str(data))
     assert config.class_names == (f"a{name}", f"b{name}")
     assert set(yaml.safe_load(file.read_text())) <= set(RunConfig.model_fields)

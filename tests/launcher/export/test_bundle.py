@@ -20,7 +20,7 @@ from tests.launcher.handmade import make_wheel
 from tests.trainer.replica.torch.parallel.models import write_drawn_model
 from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.store import CheckpointStore, RunProgress
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_headers
 from trainer.optimizer.adamw import TrainState
@@ -88,7 +88,7 @@ def write_output(
         zeros = np.zeros_like(weights)
         state_then = TrainState(weights, zeros, zeros.copy(), step=step)
         tree = config.model_dump(mode="json")
-        store.save(state_then.snapshot(), RunProgress(run_id, step, 0, 8, 0, 0, tree))
+        store.save(state_then.take_snapshot(), RunProgress(run_id, step, 0, 8, 0, 0, tree))
     status = {"run_id": run_id, "state": state, "step": steps[-1], "total_steps": 8}
     (output / "status.json").write_text(json.dumps(status))
     lines = ({"kind": "step", "step": step, "loss": 1.0} for step in range(1, steps[-1] + 1))
@@ -107,7 +107,7 @@ def test_a_folder_has_all_that_a_run_needs_under_names_of_its_own(
     export: Export, tmp_path: Path
 ) -> None:
     folder = export("it's $(touch away); here")
-    config = load(folder / "run.yaml")
+    config = load_config(folder / "run.yaml")
     assert (config.model.path, config.data.train) == ("inputs/model", "inputs/train.jsonl")
     assert (config.output, config.checkpoint.folder) == ("output", None)
     assert config.training.max_steps == 8
@@ -137,7 +137,7 @@ def test_a_budget_goes_along_with_prices_of_the_target_alone(
     }
     own = tmp_path / "own.yaml"
     own.write_text(yaml.safe_dump({"task": "causal-lm", "budget": budget}))
-    found = load(export("priced", "--config", str(own)) / "run.yaml").budget
+    found = load_config(export("priced", "--config", str(own)) / "run.yaml").budget
     assert found is not None
     assert (found.ceiling, found.ledger) == (5.0, None)
     assert [(one.name, one.price_hour) for one in found.hosts] == [("rack", 3.0)]
@@ -150,7 +150,7 @@ def test_a_budget_goes_along_with_prices_of_the_target_alone(
 @pytest.fixture
 def own(export: Export, tmp_path: Path) -> RunConfig:
     """Return the config of the run `own`, which was started here and stopped at step 4."""
-    settings = load(export("first") / "run.yaml").model_dump(mode="json")
+    settings = load_config(export("first") / "run.yaml").model_dump(mode="json")
     settings["model"]["path"] = str(tmp_path / "model")
     settings["data"]["train"] = str(tmp_path / "train.jsonl")
     settings["budget"] = {"ceiling": 5.0, "currency": "EUR"}
@@ -221,7 +221,7 @@ def test_a_gguf_file_goes_as_the_folder_that_it_stands_for(
     file = write_gguf(tmp_path / "m.gguf", model)
     command = ["export", "--to", "slurm", *TARGET, *inputs, "--model", str(file)]
     assert run([*command, "--into", str(tmp_path / "away")]) == 0
-    config = load(tmp_path / "away/run.yaml")
+    config = load_config(tmp_path / "away/run.yaml")
     assert config.model.path == "inputs/model"
     assert read_headers(tmp_path / "away/inputs/model").keys() == read_headers(model).keys()
 
@@ -269,7 +269,7 @@ def test_data_of_the_hub_is_downloaded_by_the_run_itself(
     more = ("--data", hub, "--set", f"data.validation={hub}/test.jsonl", "--set", "task=causal-lm")
     command = ["export", "--to", "slurm", *TARGET, *inputs, *more, "--into", str(tmp_path / "away")]
     assert run(command) == 0, capsys.readouterr().err
-    config = load(tmp_path / "away/run.yaml")
+    config = load_config(tmp_path / "away/run.yaml")
     assert (config.data.train, config.data.validation) == (hub, f"{hub}/test.jsonl")
     assert [path.name for path in (tmp_path / "away/inputs").iterdir()] == ["model"]
 

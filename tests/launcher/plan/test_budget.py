@@ -16,7 +16,7 @@ from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
 from tests.launcher.plan.places import SETTING
 from trainer.config import distill_job
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 
 CARD = Device("cuda", "GPU-1", "NVIDIA GeForce RTX 4090", 24 << 30)
 RACK = Host(name="rack", devices=(CARD, replace(CARD, id="GPU-2")), price_hour=2.4, currency="USD")
@@ -33,7 +33,7 @@ HOME = Host(
 
 
 def plan_of(*hosts: Host) -> LaunchPlan:
-    return place_run(hosts, load("quickstart"), None, SETTING)
+    return place_run(hosts, load_config("quickstart"), None, SETTING)
 
 
 def settled(config: RunConfig, *hosts: Host, **environment: str) -> tuple[RunConfig, list[str]]:
@@ -69,7 +69,7 @@ def test_a_rented_host_without_a_price_is_refused() -> None:
 
 
 def test_a_run_gets_the_prices_of_its_hosts_the_coordinators_first() -> None:
-    config, remarks = settled(load("quickstart", {"budget.idle_stop": "30m"}), RACK, HOME)
+    config, remarks = settled(load_config("quickstart", {"budget.idle_stop": "30m"}), RACK, HOME)
     budget = config.budget
     assert budget is not None
     assert remarks == []
@@ -83,26 +83,26 @@ def test_a_run_gets_the_prices_of_its_hosts_the_coordinators_first() -> None:
 
 def test_a_run_on_hosts_without_prices_is_unchanged() -> None:
     plain = replace(HOME, watts=None, price_kwh=None, currency=None)
-    assert settled(load("quickstart"), plain)[0] == load("quickstart")
+    assert settled(load_config("quickstart"), plain)[0] == load_config("quickstart")
 
 
 def test_a_ceiling_of_the_environment() -> None:
     given = {"MOTLEY_BUDGET_CEILING": "5", "MOTLEY_BUDGET_CURRENCY": "USD"}
-    budget = settled(load("quickstart"), HOME, **given)[0].budget
+    budget = settled(load_config("quickstart"), HOME, **given)[0].budget
     assert budget is not None
     assert budget.ceiling == 5.0
 
 
 def test_two_currencies() -> None:
-    euros = load("quickstart", {"budget": {"ceiling": 5, "currency": "EUR"}})
+    euros = load_config("quickstart", {"budget": {"ceiling": 5, "currency": "EUR"}})
     with pytest.raises(ConfigError, match="two currencies: the budget has EUR, host home has USD"):
         settled(euros, HOME)
     with pytest.raises(ConfigError, match="two currencies: host home has USD, host rack has EUR"):
-        settled(load("quickstart"), HOME, replace(RACK, currency="EUR"))
+        settled(load_config("quickstart"), HOME, replace(RACK, currency="EUR"))
 
 
 def test_owned_hosts_that_add_nothing_are_named() -> None:
-    dollars = load("quickstart", {"budget": {"ceiling": 5, "currency": "USD"}})
+    dollars = load_config("quickstart", {"budget": {"ceiling": 5, "currency": "USD"}})
     plain = replace(RACK, price_hour=None, currency=None)
     _, remarks = settled(dollars, HOME, plain)
     assert remarks == [
@@ -121,7 +121,7 @@ def test_two_names_of_one_machine_are_billed_once() -> None:
 
 def test_a_distillation_gets_the_prices_of_all_its_hosts_the_students_first() -> None:
     rack, home = replace(RACK, share_folder="/share"), replace(HOME, share_folder="/share")
-    job = distill_job.load(
+    job = distill_job.load_job(
         None,
         {
             "teacher.model": "t",

@@ -59,7 +59,7 @@ LEAST: dict[str, Any] = {
 
 
 def job(**settings: Any) -> DistillJob:
-    return distill_job.load(None, LEAST | settings)
+    return distill_job.load_job(None, LEAST | settings)
 
 
 def flags(process: ProcessPlan, name: str) -> list[str]:
@@ -101,7 +101,7 @@ def test_with_a_budget_all_end_with_the_student_and_it_waits_for_the_scores() ->
     assert "--with-student" in teacher.argv
     assert "--with-student" in evaluator.argv
     (said,) = [text for text in flags(student, "--set") if text.startswith("budget=")]
-    told = run_config.load("student", parse_assignments([said], "--set"))
+    told = run_config.load_config("student", parse_assignments([said], "--set"))
     assert told.budget == with_one.budget
     without = with_one.model_copy(update={"evaluation": None})
     alone = place_distillation([INTEL, LAMBDA], without, SETTING)
@@ -339,7 +339,7 @@ def test_the_prompts_of_a_student_that_answers_are_on_its_host() -> None:
     plan = place_distillation([replace(HERE, share_folder=None)], given, SETTING)
     student = named(plan, "student")
     found = parse_assignments(flags(student, "--set"), "--set")
-    config = run_config.load(
+    config = run_config.load_config(
         "student", {**found, "model.path": "m", "data.train": "l", "output": "o"}
     )
     assert config.distillation is not None

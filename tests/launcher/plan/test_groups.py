@@ -9,7 +9,7 @@ from launcher.inventory.facts.devices import Device
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
 from tests.launcher.plan.places import LOCAL, SETTING, flag
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.system.untrusted_data import validate_data
 
 RTX = Device("cuda", "GPU-4090", "RTX 4090", 24 << 30)
@@ -17,7 +17,7 @@ RTX = Device("cuda", "GPU-4090", "RTX 4090", 24 << 30)
 
 @pytest.fixture
 def config() -> RunConfig:
-    return load("quickstart", {"output": "/out"})
+    return load_config("quickstart", {"output": "/out"})
 
 
 def test_a_replica_group_is_one_worker_with_members(config: RunConfig) -> None:

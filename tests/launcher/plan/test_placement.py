@@ -11,7 +11,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
 from tests.launcher.plan.places import LOCAL, SETTING, flag
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.system.process.child import FALLBACK_VARIABLE
 from trainer.system.untrusted_data import validate_data
 
@@ -30,7 +30,7 @@ LAMBDA = Host(name="lambda", address="10.0.0.3", devices=(RTX,))
 
 @pytest.fixture
 def config() -> RunConfig:
-    return load("quickstart", {"output": "/out"})
+    return load_config("quickstart", {"output": "/out"})
 
 
 def seats(plan: LaunchPlan) -> list[tuple[str, str, int | None]]:

@@ -15,7 +15,7 @@ from launcher.plan.plan import LaunchPlan
 from launcher.plan.ring import ring_notes
 from launcher.runs.records.plan_file import read_record
 from tests.launcher.plan.places import LOCAL, SETTING, flag
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 
 CARDS = tuple(Device("cuda", f"GPU-{number}", "RTX 4090", 24 << 30) for number in range(2))
 FAR = Host(name="far", address="10.0.0.3", devices=CARDS)
@@ -26,7 +26,7 @@ HEAD = Host(
 
 @pytest.fixture
 def config() -> RunConfig:
-    return load("quickstart", {"output": "/out", "exchange.topology": "ring"})
+    return load_config("quickstart", {"output": "/out", "exchange.topology": "ring"})
 
 
 def test_a_ring_has_ranks_alone_and_meets_at_rank_0(config: RunConfig) -> None:
@@ -116,7 +116,7 @@ def test_what_makes_no_ring_is_named_with_the_remedy(
 
 
 def test_the_same_hosts_make_a_star() -> None:
-    plan: LaunchPlan = place_run([LOCAL], load("quickstart", {"output": "/out"}), 3, SETTING)
+    plan: LaunchPlan = place_run([LOCAL], load_config("quickstart", {"output": "/out"}), 3, SETTING)
     assert plan.leader.role == "coordinator"
 
 
@@ -125,4 +125,4 @@ def test_a_start_says_what_a_ring_is_not(config: RunConfig) -> None:
     assert "not elastic" in line
     assert "not encrypted" in line
     assert line.endswith("launch cluster up --resume run-1")
-    assert ring_notes(load("quickstart", {}).exchange, "run-1") == []
+    assert ring_notes(load_config("quickstart", {}).exchange, "run-1") == []

@@ -79,7 +79,7 @@ class Start:
             "budget.ceiling": 5,
             "budget.currency": "EUR",
         }
-        self.job: DistillJob = distill_job.load(None, given | dict(settings or {}))
+        self.job: DistillJob = distill_job.load_job(None, given | dict(settings or {}))
 
     def settled(self) -> tuple[LaunchPlan, DistillJob, Survey]:
         setting = PlanContext(

@@ -27,7 +27,7 @@ from launcher.runs.records.registry import Registry
 from launcher.runs.status import RunMonitor, find_run
 from launcher.views.render import format_progress
 from tests.launcher.sshd import Server
-from trainer.config.run import load
+from trainer.config.run import load_config
 
 RUN_ID = "demo-20261120-110300-7f3a"
 Tree = dict[str, Any]
@@ -77,7 +77,7 @@ class Lab:
         setting = PlanContext(run_id=RUN_ID, trainer_command=("t",), state_folder="/s", routes={})
         self.output = folder / "evil" / "output"
         plan = place_run(
-            self.inventory[:2], load("quickstart", {"output": str(self.output)}), 2, setting
+            self.inventory[:2], load_config("quickstart", {"output": str(self.output)}), 2, setting
         )
         self.tree: Tree = {**json.loads(plan.to_json()), "started": 1795172580.0}
 

@@ -22,7 +22,7 @@ from launcher.runs.records.run import StateFolder
 from launcher.runs.status import RunMonitor, RunView
 from launcher.runs.up import deliver_run
 from tests.launcher.played_hosts import Disk
-from trainer.config.run import load
+from trainer.config.run import load_config
 
 CPU = Device("cpu", "cpu")
 
@@ -51,7 +51,7 @@ def hosts() -> tuple[Host, ...]:
 def make_plan(tmp_path: Path, hosts: tuple[Host, ...], run_id: str) -> LaunchPlan:
     there = [replace(host, state_folder=str(tmp_path / host.name)) for host in hosts]
     setting = PlanContext(run_id=run_id, trainer_command=("t",), state_folder="/s", routes={})
-    return place_run(there, load("quickstart", {"output": str(tmp_path)}), None, setting)
+    return place_run(there, load_config("quickstart", {"output": str(tmp_path)}), None, setting)
 
 
 def keep(registry: Registry, tmp_path: Path, hosts: tuple[Host, ...], run_id: str) -> None:

@@ -23,7 +23,7 @@ from launcher.session.processes import ProcessIdentity, identify_process
 from launcher.views.processes import processes_table
 from launcher.views.render import status_tree
 from trainer.config import distill_job
-from trainer.config.run import load
+from trainer.config.run import load_config
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def plan(tmp_path: Path) -> LaunchPlan:
 
     host = Host(name="localhost", connection="local", fill_with_cpu=True, devices=())
     setting = PlanContext(run_id="run-1", trainer_command=("t",), state_folder="/s", routes={})
-    return place_run([host], load("quickstart", {"output": str(tmp_path)}), 1, setting)
+    return place_run([host], load_config("quickstart", {"output": str(tmp_path)}), 1, setting)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ class Distillation:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("launcher.hosts.ssh.connect_host", lambda _host: LocalConnection())
         host = Host(name="localhost", connection="local", devices=())
-        job = distill_job.load(
+        job = distill_job.load_job(
             None,
             {
                 "teacher.model": "/t",
@@ -237,7 +237,7 @@ def reads_of_a_view(workers: int) -> int:
     """Return how many reads of workers' reports a status and a look of a start take."""
     host = Host(name="localhost", connection="local", fill_with_cpu=True, devices=())
     setting = PlanContext(run_id="run-1", trainer_command=("t",), state_folder="/s", routes={})
-    plan = place_run([host], load("quickstart", {}), workers, setting)
+    plan = place_run([host], load_config("quickstart", {}), workers, setting)
     reports = [
         CountedReport(rank=rank, state="active", samples=3) for rank in reversed(range(workers))
     ]

@@ -41,7 +41,7 @@ def test_what_is_saved_comes_back(store: CheckpointStore):
         "manifest.json",
     }
     state, progress = store.load(path)
-    assert state.digest() == tiny_state(120).digest()
+    assert state.compute_digest() == tiny_state(120).compute_digest()
     assert progress == tiny_progress(120)
     assert store.latest() == path
     assert (store.folder / "latest").resolve() == path.resolve()
@@ -49,20 +49,20 @@ def test_what_is_saved_comes_back(store: CheckpointStore):
 
 def test_saving_closes_the_snapshot_and_leaves_the_state_alone(store: CheckpointStore):
     state = tiny_state(1)
-    digest = state.digest()
-    snapshot = state.snapshot()
+    digest = state.compute_digest()
+    snapshot = state.take_snapshot()
     store.save(snapshot, tiny_progress(1))
-    assert snapshot.closed
-    assert state.digest() == digest
+    assert snapshot.is_closed
+    assert state.compute_digest() == digest
 
 
 def test_the_snapshot_is_given_back_before_the_disk_is_waited_for(tmp_path: Path):
-    snapshot = tiny_state(1).snapshot()
+    snapshot = tiny_state(1).take_snapshot()
     waited: list[bool] = []
 
     class Watching(Disk):
         def sync(self, descriptor: int) -> None:
-            waited.append(snapshot.closed)
+            waited.append(snapshot.is_closed)
             super().sync(descriptor)
 
     store = CheckpointStore(tmp_path, tiny_layout(), tiny_config(), Path("base"), disk=Watching())
@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(store: CheckpointStor
     path = save(store, 1)
     (path / "optimizer.safetensors").write_bytes(b"")
     save(store, 1)
-    assert store.load(path)[0].digest() == tiny_state(1).digest()
+    assert store.load(path)[0].compute_digest() == tiny_state(1).compute_digest()
     assert [p.name for p in store.folder.iterdir() if p.name.startswith(".")] == []
 
 
@@ -202,17 +202,17 @@ from trainer.system.errors import StorageError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 layout = tiny_layout(1024)
 store = CheckpointStore(Path(sys.argv[1]), layout, tiny_config(), Path("base"))
-store.save(tiny_state(1, layout).snapshot(), tiny_progress(1))
+store.save(tiny_state(1, layout).take_snapshot(), tiny_progress(1))
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
 try:
-    store.save(tiny_state(2, layout).snapshot(), tiny_progress(2))
+    store.save(tiny_state(2, layout).take_snapshot(), tiny_progress(2))
 except StorageError as error:
     print("refused:", error)
 print(sorted(path.name for path in store.folder.iterdir()))
 resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 print(store.restore().progress.step)
-store.save(tiny_state(3, layout).snapshot(), tiny_progress(3))
+store.save(tiny_state(3, layout).take_snapshot(), tiny_progress(3))
 print(store.restore().progress.step)
 """
 
@@ -251,18 +251,18 @@ def small_disk(tmp_path: Path):
 def test_a_full_disk_keeps_the_old_one_and_recovers(small_disk: Path):
     layout = tiny_layout(2048)  # 270 KB a checkpoint
     store = CheckpointStore(small_disk, layout, tiny_config(keep_last=1), Path("base"))
-    store.save(tiny_state(1, layout).snapshot(), tiny_progress(1))
+    store.save(tiny_state(1, layout).take_snapshot(), tiny_progress(1))
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 600_000)
     free = os.statvfs(small_disk).f_bavail
     with pytest.raises(StorageError, match="No space left on device"):
-        store.save(tiny_state(2, layout).snapshot(), tiny_progress(2))
+        store.save(tiny_state(2, layout).take_snapshot(), tiny_progress(2))
     assert os.statvfs(small_disk).f_bavail == free, "the failed save gave its space back"
     restored = store.restore()
     assert restored is not None
-    assert restored.state.digest() == tiny_state(1, layout).digest()
+    assert restored.state.compute_digest() == tiny_state(1, layout).compute_digest()
     ballast.unlink()
-    store.save(tiny_state(3, layout).snapshot(), tiny_progress(3))
+    store.save(tiny_state(3, layout).take_snapshot(), tiny_progress(3))
     assert store.latest() == small_disk / "step-000003"
 
 
@@ -274,7 +274,7 @@ def test_no_second_copy_of_the_tensors_in_memory(tmp_path: Path):
     state = tiny_state(1, layout)
     tracemalloc.start()
     try:
-        store.save(state.snapshot(), tiny_progress(1))
+        store.save(state.take_snapshot(), tiny_progress(1))
         saving = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
@@ -284,7 +284,7 @@ def test_no_second_copy_of_the_tensors_in_memory(tmp_path: Path):
         tracemalloc.stop()
     assert saving < 0.1 * state.weights.nbytes
     assert loading < 3.3 * state.weights.nbytes, "the three arrays themselves"
-    assert loaded.digest() == state.digest()
+    assert loaded.compute_digest() == state.compute_digest()
     assert np.array_equal(loaded.weights, state.weights)
 
 

@@ -14,7 +14,7 @@ from trainer.checkpoint.adapter import open_adapter
 from trainer.checkpoint.merge_lora import merge
 from trainer.checkpoint.publication import write_publication
 from trainer.checkpoint.reader import find_checkpoint
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.data.documents import Documents
 from trainer.data.encoder import Encoder
 from trainer.data.shapes import Sample
@@ -48,7 +48,7 @@ def trained(base: Path, tmp_path: Path, method: str) -> RunConfig:
     (tmp_path / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n' * 4)
     settings = {"task": "causal-lm", "method": method, "num_classes": None, "model.path": str(base)}
     settings |= {"data.train": str(tmp_path / "train.jsonl"), "output": str(tmp_path / method)}
-    config = load(None, {**settings, "training.max_steps": 1})
+    config = load_config(None, {**settings, "training.max_steps": 1})
     assert roles.run_local(config, "run", ALONE) == 0
     return config
 

@@ -20,7 +20,7 @@ from trainer.checkpoint.merge_lora import merge
 from trainer.checkpoint.publication import model_card, write_publication
 from trainer.checkpoint.reader import find_checkpoint
 from trainer.checkpoint.trained_model import load_trained
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.run.composition import roles
 from trainer.run.composition.roles import Placement
 from trainer.system.errors import InputError, StorageError
@@ -51,7 +51,7 @@ def trained(tmp_path: Path, **settings: Any) -> RunConfig:
         "output": str(tmp_path / "out"),
         "training.max_steps": 2,
     }
-    config = load(None, {k: v for k, v in (given | settings).items() if v is not None})
+    config = load_config(None, {k: v for k, v in (given | settings).items() if v is not None})
     assert roles.run_local(config, "run", ALONE) == 0
     return config
 
@@ -127,7 +127,7 @@ def test_a_card_shows_any_text_as_it_is(tmp_path: Path, text: str, place: str) -
         "hub": {"model.path": f"owner/{text.replace('/', '_')}"},
         "classes": {"task": "classify", "class_names": [text, "other"], "num_classes": 2},
     }[place]
-    config = load(
+    config = load_config(
         None, {"model.path": "owner/name", "data.train": "d", "task": "causal-lm"} | settings
     )
     for method in ("lora", "full"):

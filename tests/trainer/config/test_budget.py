@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from trainer.config.budget import BudgetConfig, with_environment
-from trainer.config.run import load, setting_keys
+from trainer.config.budget import BudgetConfig, apply_environment
+from trainer.config.run import load_config, setting_keys
 from trainer.system.errors import InputError
 
 
@@ -30,7 +30,7 @@ from trainer.system.errors import InputError
 )
 def test_a_budget_that_cannot_be_used(budget: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as found:
-        load("quickstart", {"budget": budget})
+        load_config("quickstart", {"budget": budget})
     assert words in str(found.value)
     assert "\n" not in str(found.value)
 
@@ -38,34 +38,34 @@ def test_a_budget_that_cannot_be_used(budget: dict[str, Any], words: str) -> Non
 def test_a_budget_survives_being_written(tmp_path: Path) -> None:
     given = {"ceiling": 5, "currency": "EUR", "idle_stop": "30m"}
     given["hosts"] = [{"name": "a", "price_hour": 1.5, "ranks": [0, 1]}]
-    config = load("quickstart", {"budget": given})
+    config = load_config("quickstart", {"budget": given})
     assert config.budget is not None
     assert config.budget.idle_stop == 1800.0
     path = tmp_path / "run.yaml"
     path.write_text(config.to_yaml())
-    assert load(path) == config
+    assert load_config(path) == config
     assert "budget.ceiling" in setting_keys()
     assert not any(key.startswith("budget.hosts.") for key in setting_keys())
 
 
 def test_a_higher_ceiling_may_continue_a_run() -> None:
-    before = load("quickstart", {"budget": {"ceiling": 5, "currency": "EUR"}})
-    after = load("quickstart", {"budget": {"ceiling": 9, "currency": "EUR"}})
-    assert before.changes(after) == []
-    assert before.agreement() == after.agreement()
+    before = load_config("quickstart", {"budget": {"ceiling": 5, "currency": "EUR"}})
+    after = load_config("quickstart", {"budget": {"ceiling": 9, "currency": "EUR"}})
+    assert before.list_changes(after) == []
+    assert before.agreement_digest() == after.agreement_digest()
 
 
 def test_the_environments_ceiling_is_for_configs_without_one() -> None:
     given = {"MOTLEY_BUDGET_CEILING": "7.5", "MOTLEY_BUDGET_CURRENCY": "EUR"}
-    found = with_environment(None, given)
+    found = apply_environment(None, given)
     assert found is not None
     assert (found.ceiling, found.currency) == (7.5, "EUR")
     own = BudgetConfig(ceiling=1, currency="USD")
-    assert with_environment(own, given) == own
-    idle = with_environment(BudgetConfig(idle_stop=60.0), given)
+    assert apply_environment(own, given) == own
+    idle = apply_environment(BudgetConfig(idle_stop=60.0), given)
     assert idle is not None
     assert (idle.ceiling, idle.idle_stop) == (7.5, 60.0)
-    assert with_environment(None, {}) is None
+    assert apply_environment(None, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -81,5 +81,5 @@ def test_the_environments_ceiling_is_for_configs_without_one() -> None:
 def test_an_environment_that_cannot_be_used(ceiling: str, currency: str, words: str) -> None:
     given = {"MOTLEY_BUDGET_CEILING": ceiling, "MOTLEY_BUDGET_CURRENCY": currency}
     with pytest.raises(InputError) as found:
-        with_environment(BudgetConfig(currency="EUR"), given)
+        apply_environment(BudgetConfig(currency="EUR"), given)
     assert words in str(found.value)

@@ -8,14 +8,14 @@ import pytest
 
 from trainer.config.capabilities import (
     ENGINE_TITLES,
-    FOLLOWED_BY_ALL,
     NEEDS_TORCH,
     REFUSALS,
+    SUPPORTED_BY_ALL,
     Engine,
     check_backend,
     explain_refusal,
 )
-from trainer.config.run import SCRIPT, RunConfig, load, setting_keys
+from trainer.config.run import SCRIPT, RunConfig, load_config, setting_keys
 from trainer.system.errors import InputError
 
 DISTILLS = {"task": "causal-lm", "num_classes": None, "data.validation_fraction": 0.0}
@@ -81,7 +81,7 @@ CASES = [(row.setting, engine) for row in REFUSALS for engine in row.engines]
 
 def script_with(setting: str) -> RunConfig:
     """Return a script's run with a setting, which the whole config's own check would refuse."""
-    whole, value = load(None, {"task": SCRIPT}), VALUES[setting]
+    whole, value = load_config(None, {"task": SCRIPT}), VALUES[setting]
     *sections, name = setting.split(".")
     if not sections:
         return whole.model_copy(update={name: value})
@@ -102,15 +102,15 @@ def config_with(setting: str, engine: Engine) -> RunConfig:
         more = {"task": "causal-lm", "num_classes": None}
     elif setting == "training.class_weights":
         more = {"num_classes": 2}
-    return load("quickstart", more | {setting: VALUES[setting]})
+    return load_config("quickstart", more | {setting: VALUES[setting]})
 
 
 def test_every_setting_is_in_the_table_once() -> None:
     """A new setting is followed by all engines, or refused by some of them."""
     refused = {row.setting for row in REFUSALS}
     sections = {key.rpartition(".")[0] for key in setting_keys()}
-    assert refused - sections | FOLLOWED_BY_ALL == {*setting_keys()}
-    assert not refused & FOLLOWED_BY_ALL
+    assert refused - sections | SUPPORTED_BY_ALL == {*setting_keys()}
+    assert not refused & SUPPORTED_BY_ALL
     assert {*VALUES} == refused
 
 
@@ -127,24 +127,26 @@ def test_a_refusal_is_one_line_that_names_what_is_refused(setting: str, engine: 
 
 @pytest.mark.parametrize("engine", ENGINE_TITLES)
 def test_what_is_left_at_its_default_is_refused_by_no_engine(engine: Engine) -> None:
-    config = load(None, {"task": SCRIPT}) if engine == "script" else load("quickstart")
+    config = (
+        load_config(None, {"task": SCRIPT}) if engine == "script" else load_config("quickstart")
+    )
     assert explain_refusal(config, engine) is None
 
 
 def test_a_config_of_a_script_is_refused_what_a_script_has_itself() -> None:
     with pytest.raises(InputError, match=r"lora\.lora_rank: a script has its own model"):
-        load(None, {"task": SCRIPT, "lora.lora_rank": 8})
+        load_config(None, {"task": SCRIPT, "lora.lora_rank": 8})
     for key in ("model.path", "data.train"):
         with pytest.raises(InputError, match="a script has its own model and data"):
-            load(None, {"task": SCRIPT, key: "elsewhere"})
+            load_config(None, {"task": SCRIPT, key: "elsewhere"})
     for key in ("script", "model.script"):  # no config names what runs
         with pytest.raises(InputError, match=key.rpartition(".")[2]):
-            load(None, {"task": SCRIPT, key: "train.py"})
+            load_config(None, {"task": SCRIPT, key: "train.py"})
 
 
 def test_settings_of_adapters_do_not_count_where_all_weights_train() -> None:
     given = {"method": "full", "lora.use_dora": True}
-    assert explain_refusal(load("quickstart", given), "wgpu", "parallel") is None
+    assert explain_refusal(load_config("quickstart", given), "wgpu", "parallel") is None
 
 
 @pytest.mark.parametrize("engine", ENGINE_TITLES)

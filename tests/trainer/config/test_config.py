@@ -3,19 +3,25 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer.config.run import MEMBERS_MAY_DIFFER, RunConfig, load, presets, setting_keys
+from trainer.config.run import (
+    MEMBERS_MAY_DIFFER,
+    RunConfig,
+    list_presets,
+    load_config,
+    setting_keys,
+)
 from trainer.config.training import TrainingConfig
 from trainer.system.errors import InputError
 
 
 def config(**overrides: object) -> RunConfig:
     base = {"num_classes": 5, "model.path": "model", "data.train": "train.jsonl"}
-    return load(None, base | overrides)
+    return load_config(None, base | overrides)
 
 
 def test_yaml_round_trip():
     original = config(**{"exchange.shares": (1.0, 2.0), "training.micro_batch_size": 4})
-    assert load(None, yaml.safe_load(original.to_yaml())) == original
+    assert load_config(None, yaml.safe_load(original.to_yaml())) == original
 
 
 def test_a_file_and_the_flags_over_it(tmp_path: Path):
@@ -24,7 +30,7 @@ def test_a_file_and_the_flags_over_it(tmp_path: Path):
         "num_classes: 3\nmodel: {path: m}\ndata: {train: t, validation: v}\n"
         "optimizer: {learning_rate: 5e-5}\n"
     )
-    loaded = load(path, {"training.epochs": 7, "data.validation": None})
+    loaded = load_config(path, {"training.epochs": 7, "data.validation": None})
     assert (loaded.training.epochs, loaded.optimizer.learning_rate) == (7, 5e-5)
     assert loaded.data.validation is None
 
@@ -133,7 +139,7 @@ def test_a_section_in_short(tmp_path: Path):
         "training:\ndistillation: null\nexchange: null\n"
     )
     given = {"model.dtype": "bfloat16", "data": "b.jsonl", "lora": None, "exchange.hash_every": 3}
-    found = load(path, given)
+    found = load_config(path, given)
     assert (found.model.path, found.model.dtype) == ("base", "bfloat16")
     assert (found.data.train, found.training.epochs, found.lora.lora_rank) == ("b.jsonl", 1, 16)
     assert found.distillation is None
@@ -145,7 +151,7 @@ def test_yaml_of_any_editor_and_keys_that_occur_twice(tmp_path: Path):
     least = "model: m\ndata: t\nnum_classes: 2\n"
     text = f"\ufeff{least}optimizer: {{learning_rate: 2e-4}}\n".replace("\n", "\r\n")
     path.write_bytes(text.encode())
-    assert load(path).optimizer.learning_rate == 2e-4
+    assert load_config(path).optimizer.learning_rate == 2e-4
     for lines, message in (
         ("training: {seed: 1}\ntraining: {seed: 3}", r"5:1: .*the key 'training' occurs twice"),
         ("training: {seed: 4, seed: 2}", r"4:21: .*the key 'seed' occurs twice"),
@@ -153,21 +159,21 @@ def test_yaml_of_any_editor_and_keys_that_occur_twice(tmp_path: Path):
     ):
         path.write_text(f"{least}{lines}\n")
         with pytest.raises(InputError, match=message):
-            load(path)
+            load_config(path)
 
 
 def test_a_preset_with_data_of_ones_own_has_no_validation_of_others():
-    assert load("quickstart", {"model.path": "mine"}).data.validation is not None
-    assert load("quickstart", {"data.train": "mine.jsonl"}).data.validation is None
+    assert load_config("quickstart", {"model.path": "mine"}).data.validation is not None
+    assert load_config("quickstart", {"data.train": "mine.jsonl"}).data.validation is None
     given = {"data": "mine.jsonl", "data.validation": "v.jsonl"}
-    assert load("quickstart", given).data.validation == "v.jsonl"
+    assert load_config("quickstart", given).data.validation == "v.jsonl"
 
 
 def test_a_missing_setting_is_named():
     with pytest.raises(InputError, match=r"model: field required \(and 1 more\)"):
-        load(None, {"num_classes": 5})
+        load_config(None, {"num_classes": 5})
     with pytest.raises(InputError, match="num_classes is required when task is classify"):
-        load(None, {"model.path": "m", "data.train": "t"})
+        load_config(None, {"model.path": "m", "data.train": "t"})
 
 
 @pytest.mark.parametrize(
@@ -184,7 +190,7 @@ def test_a_missing_setting_is_named():
 )
 def test_an_unknown_key_gets_the_nearest_real_one(key: str, meant: str | None) -> None:
     with pytest.raises(InputError, match="unknown key") as caught:
-        load("quickstart", {key: 1})
+        load_config("quickstart", {key: 1})
     assert str(caught.value).endswith(f"; did you mean: {meant}" if meant else ")")
 
 
@@ -203,7 +209,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path, text: bytes, message: str):
     path = tmp_path / "run.yaml"
     path.write_bytes(text)
     with pytest.raises(InputError, match=message) as caught:
-        load(path)
+        load_config(path)
     assert "\n" not in str(caught.value)
 
 
@@ -211,16 +217,16 @@ def test_no_such_file_lists_the_presets():
     with pytest.raises(
         InputError, match=r"no config file and no preset 'nope' \(presets: .*quickstart"
     ):
-        load("nope")
-    assert "quickstart" in presets()
+        load_config("nope")
+    assert "quickstart" in list_presets()
 
 
 def test_the_agreement_covers_what_changes_the_weights_and_nothing_else():
     base = config()
     same = config(**{"output": "elsewhere", "model.path": "other/place", "checkpoint.every": 7})
-    assert same.agreement() == base.agreement()
+    assert same.agreement_digest() == base.agreement_digest()
     again = config(**{"training.gradient_checkpointing": "on"})
-    assert again.agreement() == base.agreement()
+    assert again.agreement_digest() == base.agreement_digest()
     for change in (
         {"training.batch_size": 8},
         {"training.seed": 1},
@@ -232,9 +238,9 @@ def test_the_agreement_covers_what_changes_the_weights_and_nothing_else():
         {"optimizer.learning_rate": 1.0},
         {"num_classes": 4},
     ):
-        assert config(**change).agreement() != base.agreement(), change
+        assert config(**change).agreement_digest() != base.agreement_digest(), change
         ((key, value),) = change.items()
-        (said,) = base.changes(config(**change))
+        (said,) = base.list_changes(config(**change))
         assert said.startswith(f"{key}: ")
         assert said.endswith(f" -> {value}")
 
@@ -257,22 +263,28 @@ def test_members_agree_on_a_setting_that_is_in_no_list():
         LaterConfig.model_validate(tree | {"training": tree["training"] | {"later": later}})
         for later in (0, 1)
     )
-    assert this.agreement() != that.agreement()
-    assert this.changes(that) == ["training.later: 0 -> 1"]
+    assert this.agreement_digest() != that.agreement_digest()
+    assert this.list_changes(that) == ["training.later: 0 -> 1"]
 
 
 def test_members_agree_on_the_length_and_a_resumed_run_may_change_it():
     base = config()
     for change in ({"training.epochs": 9}, {"training.max_steps": 9}):
-        assert config(**change).agreement() != base.agreement()
-        assert base.changes(config(**change)) == []
+        assert config(**change).agreement_digest() != base.agreement_digest()
+        assert base.list_changes(config(**change)) == []
     steps = {"training.max_steps": 9}
-    assert config(**steps).agreement() == config(**steps, **{"training.epochs": 7}).agreement()
+    assert (
+        config(**steps).agreement_digest()
+        == config(**steps, **{"training.epochs": 7}).agreement_digest()
+    )
 
 
 def test_lora_settings_do_not_matter_for_full_fine_tuning():
     full = {"method": "full"}
-    assert config(**full).agreement() == config(**full, **{"lora.lora_rank": 2}).agreement()
+    assert (
+        config(**full).agreement_digest()
+        == config(**full, **{"lora.lora_rank": 2}).agreement_digest()
+    )
 
 
 @pytest.mark.parametrize(
@@ -311,21 +323,21 @@ def test_checkpointing_is_on_or_off_also_without_quotes(
         "model: {path: m}\ndata: {train: t}\nnum_classes: 2\n"
         f"training: {{gradient_checkpointing: {word}}}\n"
     )
-    found = load(path)
+    found = load_config(path)
     assert found.training.gradient_checkpointing == setting
     assert found.training.recompute == (setting == "on")
     path.write_text(found.to_yaml())
-    assert load(path) == found
+    assert load_config(path) == found
 
 
 def test_the_precision_of_a_device() -> None:
-    assert config().precision_on(accelerator=False) == "fp32"
-    assert config().precision_on(accelerator=True) == "bf16"
+    assert config().resolve_precision(accelerator=False) == "fp32"
+    assert config().resolve_precision(accelerator=True) == "bf16"
     narrow = {"model.dtype": "bfloat16"}
-    assert config(**narrow).precision_on(accelerator=False) == "bf16"
+    assert config(**narrow).resolve_precision(accelerator=False) == "bf16"
     for word in ("bf16", "fp16"):
         fixed = config(**narrow, **{"training.precision": word})
-        assert fixed.precision_on(accelerator=False) == word
+        assert fixed.resolve_precision(accelerator=False) == word
     with pytest.raises(InputError, match="precision fp32 needs"):
         config(**narrow, **{"training.precision": "fp32"})
 
@@ -335,7 +347,7 @@ def test_a_date_is_a_day_with_or_without_quotes(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.yaml"
         path.write_text(f"task: causal-lm\nmodel: m\ndata: {{train: d, date: {written}}}\n")
         if number < 2:
-            assert load(path).data.date == "2031-02-03"
+            assert load_config(path).data.date == "2031-02-03"
         else:
             with pytest.raises(InputError, match=r"data\.date: give a day, such as"):
-                load(path)
+                load_config(path)

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from launcher.cli import run
-from trainer.config.foreign import PROGRAMS, Program, recognise, take
-from trainer.config.run import load
+from trainer.config.foreign import PROGRAMS, Program, convert_config, detect_program
+from trainer.config.run import load_config
 from trainer.system.errors import InputError
 
 AXOLOTL = """
@@ -70,16 +70,16 @@ bf16: true
 
 def taken(text: str, folder: Path = Path()) -> tuple[Program, dict[str, Any], dict[str, str]]:
     tree = yaml.safe_load(text)
-    program = recognise(tree)
+    program = detect_program(tree)
     assert program is not None
-    found = take(program, tree, folder)
-    return program, found.settings, found.left
+    found = convert_config(program, tree, folder)
+    return program, found.settings, found.skipped
 
 
 def test_axolotl() -> None:
     program, settings, left = taken(AXOLOTL)
     assert program.name == "axolotl"
-    config = load(None, settings)
+    config = load_config(None, settings)
     assert (config.task, config.method, config.model.quantization) == ("causal-lm", "lora", "nf4")
     assert (config.model.path, config.data.train, config.output) == (
         "models/llama",
@@ -101,7 +101,7 @@ def test_axolotl() -> None:
 def test_llama_factory() -> None:
     program, settings, left = taken(FACTORY)
     assert program.name == "LLaMA-Factory"
-    config = load(None, settings | {"data.train": "d.jsonl"})
+    config = load_config(None, settings | {"data.train": "d.jsonl"})
     assert (config.method, config.lora.lora_rank, config.data.max_seq_len) == ("lora", 8, 2048)
     assert config.lora.modules_to_save == ("embed_tokens", "lm_head")
     assert (config.training.batch_size, config.training.epochs) == (8, 3)
@@ -169,7 +169,7 @@ def test_a_data_set_that_dataset_info_describes(
         assert "data.train" not in settings
         return
     assert "dataset" not in left
-    config = load(None, settings)
+    config = load_config(None, settings)
     assert (config.data.train, config.data.columns) == (str(folder / "mine.json"), columns)
     _, settings, _ = taken(f"{text}eval_dataset: alpaca_en_demo\n", tmp_path)
     assert settings["data.validation"] == settings["data.train"]
@@ -237,18 +237,22 @@ def test_trackers_are_those_of_report_to(given: str, trackers: tuple[str, ...]) 
     for text in (AXOLOTL, FACTORY):
         _, settings, left = taken(f"{text}report_to: {given}\n")
         assert "report_to" not in left
-        assert load(None, settings | {"data.train": "d.jsonl"}).tracking == trackers
+        assert load_config(None, settings | {"data.train": "d.jsonl"}).tracking == trackers
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_every_key_of_a_table(program: Program) -> None:
-    signs = dict.fromkeys(program.signs[0], "m")
+    signs = dict.fromkeys(program.signatures[0], "m")
     for key in program.keys.refused:
-        found = take(program, signs | {key: True}, Path())
-        assert key in found.left
-        assert key not in take(program, signs | {key: False}, Path()).left
-    assert take(program, signs | {"nope": 1}, Path()).left["nope"] == "is not known"
-    assert not {key for key in program.keys.harmless if key in take(program, {key: 1}, Path()).left}
+        found = convert_config(program, signs | {key: True}, Path())
+        assert key in found.skipped
+        assert key not in convert_config(program, signs | {key: False}, Path()).skipped
+    assert convert_config(program, signs | {"nope": 1}, Path()).skipped["nope"] == "is not known"
+    assert not {
+        key
+        for key in program.keys.harmless
+        if key in convert_config(program, {key: 1}, Path()).skipped
+    }
 
 
 def test_the_command_writes_a_config_and_lists_the_rest(
@@ -257,18 +261,18 @@ def test_the_command_writes_a_config_and_lists_the_rest(
     monkeypatch.chdir(tmp_path)
     Path("ax.yml").write_text(AXOLOTL)
     with pytest.raises(InputError, match=r"ax\.yml: is a config of axolotl; .* --from ax\.yml"):
-        load("ax.yml")
+        load_config("ax.yml")
     assert run(["init", "--from", "ax.yml"]) == 0
     said = capsys.readouterr().out
     assert "not taken over: lora_dropout: 0.05: adapters have no dropout" in said
     text = Path("run.yaml").read_text()
     assert "#   special_tokens: change the vocabulary" in text
-    assert load("run.yaml") == load(None, taken(AXOLOTL)[1])
+    assert load_config("run.yaml") == load_config(None, taken(AXOLOTL)[1])
     assert run(["init", "other.yaml", "--from", "ax.yml", "--model", "mine"]) == 0
-    assert load("other.yaml").model.path == "mine"
+    assert load_config("other.yaml").model.path == "mine"
     Path("lf.yml").write_text(FACTORY)
     assert run(["init", "lf.yaml", "--from", "lf.yml"]) == 0
-    assert load("lf.yaml").data.train == "train.jsonl"
+    assert load_config("lf.yaml").data.train == "train.jsonl"
     capsys.readouterr()
     assert run(["init", "more.yaml", "--from", "run.yaml"]) == 2
     assert "run.yaml: not a config of axolotl or LLaMA-Factory" in capsys.readouterr().err
@@ -288,7 +292,7 @@ def test_preferences(text: str) -> None:
         "trains a table whole"
         in left[next(key for key in left if "target" in key or "save" in key)]
     )
-    config = load(None, settings | {"data.train": "d.jsonl"})
+    config = load_config(None, settings | {"data.train": "d.jsonl"})
     assert (config.task, config.dpo.beta) == ("dpo", 0.3)
     assert not {"rl", "stage", "pref_beta", "rl_beta", "pref_loss"} & left.keys()
     other = text.replace("rl: dpo", "rl: kto").replace("stage: dpo", "stage: kto")
@@ -351,9 +355,9 @@ def test_a_config_is_written_even_if_it_is_refused_as_it_is(
     assert f"# R{reason[1:]}" in text
     assert "# Not given there, so axolotl's defaults: weight_decay 0.0, " in text
     with pytest.raises(InputError, match=r"training\.pack needs task causal-lm"):
-        load("run.yaml")
+        load_config("run.yaml")
     Path("run.yaml").write_text(text.replace("pack: true", "pack: false"))
-    assert load("run.yaml").task == "dpo"
+    assert load_config("run.yaml").task == "dpo"
 
 
 @pytest.mark.parametrize("epochs", ["0.5", "0", "x"])

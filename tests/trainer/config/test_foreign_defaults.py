@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import transformers
 
-from trainer.config.foreign import PROGRAMS, take
+from trainer.config.foreign import PROGRAMS, convert_config
 from trainer.config.foreign_defaults import AXOLOTL_DEFAULTS, FACTORY_DEFAULTS
-from trainer.config.run import load
+from trainer.config.run import load_config
 
 RECORDED: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "LLaMA-Factory": {
@@ -78,12 +78,12 @@ def test_the_table_has_the_defaults_of_their_sources(program: str) -> None:
 
 def settings_of(name: str, tree: dict[str, Any]) -> dict[str, Any]:
     (program,) = (program for program in PROGRAMS if program.name == name)
-    return take(program, tree, Path()).settings
+    return convert_config(program, tree, Path()).settings
 
 
 def test_keys_that_are_absent_or_null_have_their_defaults() -> None:
     tree: dict[str, Any] = {"model_name_or_path": "m", "stage": "sft"}
-    config = load(None, settings_of("LLaMA-Factory", tree) | {"data.train": "d.jsonl"})
+    config = load_config(None, settings_of("LLaMA-Factory", tree) | {"data.train": "d.jsonl"})
     assert (config.method, config.lora.lora_rank, config.lora.lora_alpha) == ("lora", 8, 16)
     assert (config.training.epochs, config.training.batch_size) == (3, 8)
     optimizer = config.optimizer
@@ -100,7 +100,7 @@ def test_keys_that_are_absent_or_null_have_their_defaults() -> None:
     assert (steps["training.max_steps"], steps["optimizer.warmup_ratio"]) == (40, 0.25)
     assert "training.epochs" not in steps
     found = settings_of("axolotl", {"base_model": "m", "learning_rate": 1e-4, "adapter": "lora"})
-    config = load(None, found | {"data.train": "d.jsonl"})
+    config = load_config(None, found | {"data.train": "d.jsonl"})
     assert (config.training.epochs, config.training.batch_size, config.data.max_seq_len) == (
         *(1, 1, 512),
     )

@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.tiny_run import tiny_config
 from trainer.config import distill_job
 from trainer.config import run as run_config
-from trainer.config.notify_command import notify_file, read_notify_command
+from trainer.config.notify_command import notify_file_path, read_notify_command
 from trainer.system.errors import InputError
 from trainer.system.process.notification import COMMAND_VARIABLE
 
@@ -78,7 +78,7 @@ def test_a_relative_folder_of_configs_is_not_followed(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", "configs")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert notify_file() == tmp_path / ".config/motley/notify.yaml"
+    assert notify_file_path() == tmp_path / ".config/motley/notify.yaml"
 
 
 @pytest.mark.parametrize("value", ["touch /tmp/x", ["touch", "/tmp/x"], None])
@@ -87,12 +87,12 @@ def test_no_run_config_and_no_job_names_a_command(tmp_path: Path, value: object)
     path = tmp_path / "run.yaml"
     path.write_text(own.to_yaml() + f"notify: {value or 'null'}\n")
     for load in (
-        lambda: run_config.load(path),
+        lambda: run_config.load_config(path),
         lambda: own.with_settings({"notify": value}),
-        lambda: run_config.load("quickstart", {"notify": value}),
-        lambda: distill_job.load("albor-350m", {"notify": value}),
+        lambda: run_config.load_config("quickstart", {"notify": value}),
+        lambda: distill_job.load_job("albor-350m", {"notify": value}),
     ):
         with pytest.raises(InputError, match=REFUSAL) as error:
             load()
         assert "--notify COMMAND, or in ~/.config/motley/notify.yaml" in str(error.value)
-    assert "notify" not in own.leaves()
+    assert "notify" not in own.flatten_settings()

@@ -1,23 +1,23 @@
 import pytest
 
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.system.errors import InputError
 
 
 def config(**settings: object) -> RunConfig:
     base = {"num_classes": 5, "model.path": "model", "data.train": "train.jsonl"}
-    return load(None, base | {f"parallel.{key}": value for key, value in settings.items()})
+    return load_config(None, base | {f"parallel.{key}": value for key, value in settings.items()})
 
 
 def test_what_is_not_given_is_one_whole_model_a_process() -> None:
-    assert config().parallel.is_plain
-    assert config().parallel.copies(3) == 3
+    assert config().parallel.is_ddp_only
+    assert config().parallel.count_copies(3) == 3
 
 
 def test_members_need_not_agree_on_it_and_a_run_resumes_under_another() -> None:
     plain, cut = config(), config(data="fsdp", tensor=2, sequence=True)
-    assert plain.agreement() == cut.agreement()
-    assert plain.changes(cut) == []
+    assert plain.agreement_digest() == cut.agreement_digest()
+    assert plain.list_changes(cut) == []
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_members_need_not_agree_on_it_and_a_run_resumes_under_another() -> None:
     ],
 )
 def test_sizes_multiply_to_the_world(settings: dict[str, object], world: int, copies: int) -> None:
-    assert config(**settings).parallel.copies(world) == copies
+    assert config(**settings).parallel.count_copies(world) == copies
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_does_not_divide_is_refused(
     settings: dict[str, object], world: int, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        config(**settings).parallel.copies(world)
+        config(**settings).parallel.count_copies(world)
 
 
 @pytest.mark.parametrize(

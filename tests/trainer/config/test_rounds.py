@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 
 from trainer.config.capabilities import check_capability
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.system.errors import InputError
 
 
 def rounds(**settings: object) -> RunConfig:
     keys = {key.replace("__", "."): value for key, value in settings.items()}
-    return load("quickstart", {"exchange.schedule": "rounds", **keys})
+    return load_config("quickstart", {"exchange.schedule": "rounds", **keys})
 
 
 def test_members_agree_on_rounds_and_on_which_are_settled():
     config = rounds()
-    assert config.agreement() != load("quickstart").agreement()
+    assert config.agreement_digest() != load_config("quickstart").agreement_digest()
     for settings in (
         {"exchange__inner_steps": 21},
         {"exchange__rounds_after": 1},
@@ -29,22 +29,22 @@ def test_members_agree_on_rounds_and_on_which_are_settled():
         {"checkpoint__every": 3},
         {"training__evaluate_every": 3},
     ):
-        assert rounds(**settings).agreement() != config.agreement(), settings
+        assert rounds(**settings).agreement_digest() != config.agreement_digest(), settings
     other = rounds(exchange__settle_every=3)
-    (change,) = config.changes(other)
+    (change,) = config.list_changes(other)
     assert change == "exchange.rounds.settled_at: [140] -> [3, 140]"
 
 
 def test_without_rounds_their_settings_are_not_compared():
-    plain = load("quickstart")
+    plain = load_config("quickstart")
     unused = {"exchange.inner_steps": 7, "exchange.rounds_after": 3}
     for settings in (unused, {"checkpoint.every": 9}):
-        assert load("quickstart", settings).agreement() == plain.agreement()
+        assert load_config("quickstart", settings).agreement_digest() == plain.agreement_digest()
 
 
 def test_rounds_are_settled_wherever_a_run_is_saved():
     config = rounds(exchange__settle_every=7, checkpoint__every=10, training__evaluate_every=0)
-    assert config.exchange.settled_at(*config.saved_every) == (7, 10)
+    assert config.exchange.settled_at(*config.save_intervals) == (7, 10)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_run_of_too_few_rounds_is_refused(total: int, remedy: str):
     assert f"20 of the run's {total} steps leave fewer than 20 rounds" in str(refused.value)
     assert remedy in str(refused.value)
     exchange.check_length(400)
-    load("quickstart").exchange.check_length(1)
+    load_config("quickstart").exchange.check_length(1)
 
 
 def test_published_rounds_of_500_steps_need_a_run_of_10000():
@@ -74,7 +74,7 @@ def test_published_rounds_of_500_steps_need_a_run_of_10000():
 def test_what_rounds_do_not_go_with():
     with pytest.raises(InputError, match="--distributed has no rounds"):
         check_capability(rounds(), "ranks")
-    check_capability(load("quickstart"), "ranks")
+    check_capability(load_config("quickstart"), "ranks")
 
 
 def test_rounds_that_would_never_begin_are_refused():
@@ -101,7 +101,7 @@ def test_what_has_no_coordinator_has_no_rounds():
     ],
 )
 def test_what_ranks_without_a_coordinator_cannot_follow_is_refused(name: str, value: Any) -> None:
-    config = load("quickstart", {f"exchange.{name}": value})
+    config = load_config("quickstart", {f"exchange.{name}": value})
     with pytest.raises(InputError, match=rf"exchange\.{name} {value}: --distributed has no coord"):
         check_capability(config, "ranks")
 
@@ -109,4 +109,4 @@ def test_what_ranks_without_a_coordinator_cannot_follow_is_refused(name: str, va
 def test_what_ranks_follow_is_taken() -> None:
     given = {"hash_every": 3, "join_deadline": 7.0, "topology": "ring"}
     settings = {f"exchange.{name}": value for name, value in given.items()}
-    check_capability(load("quickstart", settings), "ranks")
+    check_capability(load_config("quickstart", settings), "ranks")

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from trainer.commands.finetune import finetune
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.system.errors import InputError
 
 RANK = ("--distributed", "--rank", "0", "--master", "127.0.0.1:29500")
@@ -17,14 +17,16 @@ RANK = ("--distributed", "--rank", "0", "--master", "127.0.0.1:29500")
 
 def ring(**settings: Any) -> RunConfig:
     named = {name.replace("__", "."): value for name, value in settings.items()}
-    return load("quickstart", {"exchange.topology": "ring", **named})
+    return load_config("quickstart", {"exchange.topology": "ring", **named})
 
 
 def test_a_star_is_the_default_and_both_are_the_same_run() -> None:
-    star = load("quickstart", {})
-    assert not star.exchange.in_ring
-    assert ring().exchange.in_ring
-    assert star.agreement() == ring().agreement(), "a ring's run can continue as a star"
+    star = load_config("quickstart", {})
+    assert not star.exchange.is_ring
+    assert ring().exchange.is_ring
+    assert star.agreement_digest() == ring().agreement_digest(), (
+        "a ring's run can continue as a star"
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,9 +59,9 @@ def test_what_needs_a_star_is_refused_with_the_reason(
 @pytest.mark.parametrize("world", [1, 3])
 def test_a_small_ring_is_refused_with_the_reason(world: int) -> None:
     with pytest.raises(InputError, match=f"{world} workers, and a ring has at least 4: a star of"):
-        ring().exchange.check_size(world)
-    ring().exchange.check_size(4)
-    load("quickstart", {}).exchange.check_size(world)
+        ring().exchange.check_worker_count(world)
+    ring().exchange.check_worker_count(4)
+    load_config("quickstart", {}).exchange.check_worker_count(world)
 
 
 @pytest.mark.parametrize(

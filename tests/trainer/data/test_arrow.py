@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.data import arrow
 from trainer.data.formats import read_records
 from trainer.data.labelling import Labelling, find_labels, with_names
@@ -118,7 +118,9 @@ def test_classes_that_a_file_names_keep_names_and_order(
     assert find_labels(path, (), columns) == Labelling("classify", names)
     assert find_labels(path, tuple("axyz"), columns) == Labelling("classify", tuple("axyz"))
     settings = {"model.path": "m", "data.train": str(path), "num_classes": 3}
-    assert with_names(load(None, settings | {"data.columns": columns}), ()).class_names == names
+    assert (
+        with_names(load_config(None, settings | {"data.columns": columns}), ()).class_names == names
+    )
     for classes, labels in (
         (names, [1, 0]),
         (tuple("axz"), [0, 2]),

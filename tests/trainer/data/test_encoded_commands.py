@@ -25,7 +25,7 @@ pytestmark = pytest.mark.long
 MEASURED = """
 import json, re, sys
 from pathlib import Path
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.data.encoder import Encoder
 from trainer.data.inspection import inspect
 from trainer.data import encoded_rows
@@ -39,7 +39,7 @@ def own():
 path, model = sys.argv[1:]
 settings = {"data.train": path, "data.validation": path, "data.max_seq_len": 64}
 settings |= {"model.path": model, "task": "causal-lm", "num_classes": None}
-config, encoder = load("quickstart").with_settings(settings), Encoder(Path(model))
+config, encoder = load_config("quickstart").with_settings(settings), Encoder(Path(model))
 before = own()
 found = inspect(config, encoder, 2)
 file = read_data(path, config, encoder)

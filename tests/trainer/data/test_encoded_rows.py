@@ -28,7 +28,7 @@ from tests.trainer.data.encoded_formats import (
     write_as,
 )
 from tests.waiting import wait_for
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.data import encoded_rows, row_entry
 from trainer.data.data_file import DataFile
 from trainer.data.encoded_rows import EncodedFile, open_encoded, read_data
@@ -52,7 +52,7 @@ LIMIT = 48
 ELSEWHERE = """
 import sys
 from pathlib import Path
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.data import encoded_rows, row_entry
 from trainer.data.encoder import Encoder
 encoded_rows.LEAST_BYTES = 0
@@ -90,7 +90,7 @@ def configured(path: Path, model: Path, task: str = "causal-lm", classes: Any = 
     own = {"data.train": str(path), "data.validation": None, "data.max_seq_len": LIMIT}
     own |= {"model.path": str(model), "task": task, "num_classes": None}
     own |= {"class_names": classes}
-    return load("quickstart").with_settings(own)
+    return load_config("quickstart").with_settings(own)
 
 
 def write(path: Path, found: list[dict[str, Any]]) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.data.test_tokens import write
-from trainer.config.run import Classes, load
+from trainer.config.run import Classes, load_config
 from trainer.data import labelling
 from trainer.data.labelling import Labelling, find_labels, with_names
 from trainer.data.records import DataError
@@ -293,17 +293,19 @@ def test_a_config_without_names_takes_the_datas_words(
 ) -> None:
     path = labelled(tmp_path / "a.jsonl", labels)
     settings = {"model.path": "m", "data.train": str(path), "num_classes": 2}
-    assert with_names(load(None, settings), base).class_names == names
-    given = load(None, {**settings, "class_names": ["x", "y"]})
+    assert with_names(load_config(None, settings), base).class_names == names
+    given = load_config(None, {**settings, "class_names": ["x", "y"]})
     assert with_names(given, base) is given
 
 
 def test_data_without_labels_names_the_settings_of_its_task(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"text": "one"}, {"text": "two"})
-    config = load("quickstart", {"data.train": str(path)})
+    config = load_config("quickstart", {"data.train": str(path)})
     with pytest.raises(InputError, match=r"a\.jsonl: no line has a 'label', and task is classify"):
         with_names(config, ())
-    other = load("quickstart", {"data.train": str(path), "task": "causal-lm", "num_classes": None})
+    other = load_config(
+        "quickstart", {"data.train": str(path), "task": "causal-lm", "num_classes": None}
+    )
     assert with_names(other, ()) is other
 
 
@@ -312,7 +314,7 @@ def test_as_many_words_as_classes(tmp_path: Path) -> None:
     settings = {"model.path": "m", "data.train": str(path), "num_classes": 3}
     told = r"2 words \('a', 'b'\), and num_classes is 3; set it to 2"
     with pytest.raises(InputError, match=told):
-        with_names(load(None, settings), ())
+        with_names(load_config(None, settings), ())
 
 
 @pytest.mark.parametrize(
@@ -327,13 +329,13 @@ def test_as_many_words_as_classes(tmp_path: Path) -> None:
 )
 def test_names_that_are_no_names(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
-        load(None, {"model.path": "m", "data.train": "d", **settings})
+        load_config(None, {"model.path": "m", "data.train": "d", **settings})
 
 
 def test_names_are_counted_and_agreed_on() -> None:
     paths = {"model.path": "m", "data.train": "d"}
     named, other, counted = (
-        load(None, {**paths, **more})
+        load_config(None, {**paths, **more})
         for more in (
             {"class_names": ["a", "b"]},
             {"class_names": ["b", "a"]},
@@ -341,5 +343,5 @@ def test_names_are_counted_and_agreed_on() -> None:
         )
     )
     assert (named.num_classes, named.classes, counted.classes) == (2, ("a", "b"), 2)
-    assert len({config.agreement() for config in (named, other, counted)}) == 3
-    assert named.changes(other) == ["class_names: ['a', 'b'] -> ['b', 'a']"]
+    assert len({config.agreement_digest() for config in (named, other, counted)}) == 3
+    assert named.list_changes(other) == ["class_names: ['a', 'b'] -> ['b', 'a']"]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.trainer.bigram_teacher import BigramTeacher
 from tests.trainer.small_model import write_data, write_model
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.data.encoder import IGNORED
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme, Window
@@ -47,7 +47,9 @@ def configure(model: Path, train: Path, **settings: Any) -> RunConfig:
         "data.train": str(train),
         "distillation.alpha": 0.7,
     }
-    return load(None, tree | {key.replace("__", "."): value for key, value in settings.items()})
+    return load_config(
+        None, tree | {key.replace("__", "."): value for key, value in settings.items()}
+    )
 
 
 def samples(folder: LogitsFolder, config: RunConfig) -> TaughtDataset:
@@ -119,7 +121,10 @@ def test_the_digest_is_of_the_bytes(
     ]
     assert jobs[0] == jobs[1]
     assert jobs[0].data != jobs[2].data
-    assert config.agreement() != configure(model, logits.path, distillation__alpha=0.6).agreement()
+    assert (
+        config.agreement_digest()
+        != configure(model, logits.path, distillation__alpha=0.6).agreement_digest()
+    )
 
 
 def test_a_folder_that_is_not_whole_is_refused(
@@ -152,7 +157,9 @@ def test_a_damaged_shard_is_an_error_and_no_sample(model: Path, logits: LogitsFo
 def test_config_and_data_fit_together(
     model: Path, data: Path, logits: LogitsFolder, tmp_path: Path
 ) -> None:
-    plain = load(None, {"task": "causal-lm", "model.path": str(model), "data.train": str(data)})
+    plain = load_config(
+        None, {"task": "causal-lm", "model.path": str(model), "data.train": str(data)}
+    )
     assert taught_folder(plain, model) is None
     with pytest.raises(InputError, match=r"data\.train is a folder that `trainer distill teacher`"):
         taught_folder(configure(model, data), model)
@@ -160,7 +167,7 @@ def test_config_and_data_fit_together(
         taught_folder(configure(model, tmp_path), model)
     tree = {"task": "causal-lm", "model.path": str(model), "data.train": str(logits.path)}
     with pytest.raises(InputError, match=r"--set distillation\.alpha"):
-        taught_folder(load(None, tree), model)
+        taught_folder(load_config(None, tree), model)
     bare = BigramTeacher(model, shards=1, scheme=Scheme(kind="topk", top_k=6, tail_samples=0))
     config = configure(model, bare.write(tmp_path / "bare").path, distillation__temperature=2.0)
     with pytest.raises(InputError, match="cannot be re-tempered"):
@@ -181,7 +188,7 @@ def test_the_coordinator_needs_neither_parquet_nor_torch(
         "from trainer.run.composition import run as build\n"
         "from trainer.config import run as config\n"
         "from trainer.run.inputs import read_inputs\n"
-        "settings = config.load(sys.argv[1])\n"
+        "settings = config.load_config(sys.argv[1])\n"
         "inputs = read_inputs(settings, 'run')\n"
         "_, recorder = build.make_coordinator(inputs, 1, 0.0)\n"
         "recorder.close(0, 'done')\n"

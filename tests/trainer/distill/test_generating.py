@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from tests.trainer.small_teacher import teach, wish, write_corpus, write_teacher
 from trainer.commands.distill.generate import generate
 from trainer.commands.distill.verify import verify
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.data.samples import read_samples
 from trainer.distill.answers.answer import Answer
 from trainer.distill.answers.description import faults
@@ -174,9 +174,9 @@ def test_the_folder_is_data_for_students_and_teachers(
         "model.path": str(model),
         "data.train": str(assignment.folder.path),
     }
-    assert taught_folder(load(None, tree), model) is None, "trained on as any other data"
+    assert taught_folder(load_config(None, tree), model) is None, "trained on as any other data"
     with pytest.raises(InputError, match="holds generated answers, not logits"):
-        taught_folder(load(None, tree | {"distillation.alpha": 0.5}), model)
+        taught_folder(load_config(None, tree | {"distillation.alpha": 0.5}), model)
     (assignment.folder.shard_path(1) / "manifest.json").unlink()
     with pytest.raises(InputError, match="1 of 3 shards are missing, such as shard-00001"):
         read_samples(assignment.folder.path, "causal-lm")

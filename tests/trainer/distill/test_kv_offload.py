@@ -45,12 +45,12 @@ class Seen(Sampling):
 def generator_for(folder: Path, dtype: str = "float32") -> TorchGenerator:
     import torch
 
-    from trainer.config.run import load
+    from trainer.config.run import load_config
     from trainer.distill.teacher.torch_engine import TorchEngine
     from trainer.replica.torch.generator import generator_of
 
     engine = TorchEngine(folder, getattr(torch, dtype))
-    config = load(
+    config = load_config(
         None,
         {
             "task": "causal-lm",

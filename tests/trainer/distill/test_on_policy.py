@@ -28,7 +28,7 @@ from tests.trainer.small_teacher import (
 )
 from tests.waiting import wait_for
 from trainer.config.capabilities import check_capability
-from trainer.config.run import load as load_config
+from trainer.config.run import load_config as load_config
 from trainer.data.encoder import Encoder
 from trainer.distill.answers.author import Author
 from trainer.distill.answers.opened import open_shards

@@ -51,7 +51,7 @@ def draw(size: int, seed: int) -> np.ndarray:
 def test_it_moves_as_every_run_does(layout: GradientLayout) -> None:
     """Against the NumPy twin, with decay on matrices alone and a gradient that is clipped."""
     student = Trained(layout, draw(layout.size, 0))
-    twin, state = AdamW(SETTINGS, layout), TrainState.fresh(draw(layout.size, 0))
+    twin, state = AdamW(SETTINGS, layout), TrainState.create(draw(layout.size, 0))
     for step in range(1, 21):
         gradient = 7 * draw(layout.size, step) / (1 + step % 3) ** 2
         norm = float(np.linalg.norm(gradient.astype(np.float64) / 7))

@@ -49,7 +49,7 @@ def write_adapter(output: Path, model: Path, make_config: MakeConfig, **settings
     state = TrainState(weights, zeros, zeros.copy(), step=4)
     store = CheckpointStore(output / "checkpoints", layout, config, model)
     progress = RunProgress("run", 4, 0, 8, 0, 0, config.model_dump(mode="json"))
-    store.save(state.snapshot(), progress, metric=0.5)
+    store.save(state.take_snapshot(), progress, metric=0.5)
     return output
 
 

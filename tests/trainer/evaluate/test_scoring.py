@@ -50,7 +50,7 @@ def train(output: Path, model: Path, make_config: MakeConfig, **settings: Any) -
     state = TrainState(weights, zeros, zeros.copy(), step=4)
     store = CheckpointStore(output / "checkpoints", layout, config, model)
     progress = RunProgress("run", 4, 0, 8, 0, 0, config.model_dump(mode="json"))
-    return store.save(state.snapshot(), progress, metric=0.5)
+    return store.save(state.take_snapshot(), progress, metric=0.5)
 
 
 def test_a_full_model_is_evaluated_where_it_could_not_be_trained(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.coordinator.prompt_generation import PromptSet
 from trainer.exchange.protocol.actions import Save
@@ -24,7 +24,7 @@ from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer.adamw import Snapshot, TrainState
 from trainer.optimizer.early_stopping import EarlyStopping
-from trainer.optimizer.learning_rate import learning_rate_at
+from trainer.optimizer.learning_rate import compute_learning_rate
 from trainer.optimizer.nesterov import Update
 
 NUM_CLASSES = 5
@@ -88,7 +88,7 @@ class ExactProblem:
             "optimizer.learning_rate": 0.01,
         }
         settings |= {key.replace("__", "."): value for key, value in overrides.items()}
-        config = load("quickstart", settings)
+        config = load_config("quickstart", settings)
         steps = settings.get("training.max_steps")  # the preset's own would win over the epochs
         training = config.training.model_copy(update={"max_steps": steps})
         self.config: RunConfig = config.model_copy(update={"training": training})
@@ -120,7 +120,7 @@ class ExactProblem:
     def fresh_state(self) -> TrainState:
         """Return the state before the first update."""
         weights = np.linspace(-1, 1, self.layout.size, dtype=np.float32)
-        return TrainState.fresh(weights)
+        return TrainState.create(weights)
 
     def coordinator(self, workers: int, now: float, last: Save | None = None) -> Coordinator:
         """Return the coordinator of a run from its last checkpoint, or from the beginning."""
@@ -236,7 +236,7 @@ class ExactProblem:
                 squares.append(float(np.dot(doubles, doubles)))
             norm = math.sqrt(math.fsum(squares[: len(self.layout.blocks)]))
             last = self.plan.inner(step)[-1]
-            rate = learning_rate_at(last, self.plan.total_inner, self.config.optimizer)
+            rate = compute_learning_rate(last, self.plan.total_inner, self.config.optimizer)
             scale = update.clip_scale(norm, is_round=self.plan.is_round(step))
             update.apply(state, average, rate, scale, self.plan.first_round)
             self.norms.append(norm)

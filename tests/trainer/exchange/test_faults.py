@@ -227,7 +227,7 @@ def test_a_joiner_past_the_first_step_gets_the_moments(problem: ExactProblem):
     cluster.connect(late)
     cluster.settle_down()
     assert late.state
-    assert late.state.digest() == cluster.machine.training.state.digest()
+    assert late.state.compute_digest() == cluster.machine.training.state.compute_digest()
     assert 0 < len(late.commits) < problem.plan.total_steps
 
 

@@ -37,12 +37,12 @@ OWED = 5**0.5
 def session() -> Session:
     """Return a session that has its state and a shard."""
     made = Session(join_request(1), LAYOUT, CODEC)
-    state = TrainState.fresh(np.zeros(LAYOUT.size, np.float32))
+    state = TrainState.create(np.zeros(LAYOUT.size, np.float32))
     accepted = JoinAccepted(
         rank=1, generation=GENERATION, step=0, moments=False, heartbeat=0.5, lost_after=3.0
     )
     made.receive(accepted.to_frame(GENERATION))
-    for frame in state_frames(state.snapshot(), GENERATION, moments=False):
+    for frame in state_frames(state.take_snapshot(), GENERATION, moments=False):
         made.receive(frame)
     made.receive(SHARD.to_frame(GENERATION))
     return made

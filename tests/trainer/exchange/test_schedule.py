@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.exchange.protocol.schedule import StepPlan, settle_periods
 
 
@@ -45,7 +45,7 @@ def test_checkpoints_validations_and_the_end_are_settled():
         ({**ends, **codec, **between}, {3, 4, 5, 7, 9, 10}),
         ({"checkpoint.every": 100, **codec}, {10}),
     ):
-        config = load("quickstart", {"training.evaluate_every": 0, **changes})
+        config = load_config("quickstart", {"training.evaluate_every": 0, **changes})
         plan = StepPlan(20, 8, 2, 11, 1, settle_periods(config))
         assert {step for step in range(11) if plan.settles(step)} == settled
 

@@ -60,7 +60,7 @@ def joined(step: int = 3) -> Session:
     session = Session(join_request(1), PROBLEM.layout, "fp32")
     state = state_at(step)
     session.receive(accepted(state, moments=True))
-    for frame in state_frames(state.snapshot(), GENERATION, moments=True):
+    for frame in state_frames(state.take_snapshot(), GENERATION, moments=True):
         session.receive(frame)
     return session
 
@@ -93,22 +93,22 @@ def test_a_state_arrives_whole_and_is_proved(moments: bool):
     state = state_at(5) if moments else PROBLEM.fresh_state()
     delivery = Delivery()
     assert session.receive(accepted(state, moments)) == ([], [])
-    *some, last = delivery.state(state.snapshot(), GENERATION, moments)
+    *some, last = delivery.state(state.take_snapshot(), GENERATION, moments)
     assert len(some) == (3 if moments else 1) * 8 - 1
     for frame in some:
         assert session.receive(frame) == ([], [])
     (restored,), (proof,) = session.receive(last)
     assert isinstance(restored, Admitted)
     assert restored.rank == 1
-    assert restored.state.digest() == state.digest()
+    assert restored.state.compute_digest() == state.compute_digest()
     assert proof.type is MessageType.STATE_LOADED
     assert delivery.digest.encode() in bytes(proof.payload)
-    assert not moments or delivery.digest == state.digest()
+    assert not moments or delivery.digest == state.compute_digest()
 
 
 def test_a_state_in_another_order_or_too_much_of_it():
     state = state_at(5)
-    frames = list(state_frames(state.snapshot(), GENERATION, moments=True))
+    frames = list(state_frames(state.take_snapshot(), GENERATION, moments=True))
     for wrong in ([frames[1]], [frames[0], frames[0]], [frames[0], frames[8]], [frames[8]]):
         session = Session(join_request(1), PROBLEM.layout, "fp32")
         session.receive(accepted(state, moments=True))
@@ -123,14 +123,14 @@ def test_a_state_in_another_order_or_too_much_of_it():
 def test_a_state_of_another_step():
     session = Session(join_request(1), PROBLEM.layout, "fp32")
     session.receive(accepted(state_at(5), moments=False))
-    frame = next(state_frames(state_at(6).snapshot(), GENERATION, moments=False))
+    frame = next(state_frames(state_at(6).take_snapshot(), GENERATION, moments=False))
     assert "out of turn" in refused(session, frame)
 
 
 def test_the_digest_is_there_before_the_last_frame_leaves():
     """The proof can be back before the link asks for more."""
     delivery = Delivery()
-    frames = delivery.counted(delivery.state(state_at(5).snapshot(), GENERATION, moments=True))
+    frames = delivery.counted(delivery.state(state_at(5).take_snapshot(), GENERATION, moments=True))
     digests = [delivery.digest for _ in frames]
     assert digests[-1]
     assert not any(digests[:-1])

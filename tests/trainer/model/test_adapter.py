@@ -28,7 +28,7 @@ def saved(model_dir: Path, folder: Path, config) -> tuple[Path, dict[str, np.nda
     draw = np.random.default_rng(3)
     flat = (0.05 * draw.standard_normal(layout.size)).astype(np.float32)
     store = CheckpointStore(folder, layout, config, model_dir)
-    path = store.save(TrainState.fresh(flat).snapshot(), tiny_progress(0))
+    path = store.save(TrainState.create(flat).take_snapshot(), tiny_progress(0))
     return path, {s.name: flat[s.start : s.stop].reshape(s.shape) for s in layout.tensors()}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.adapter import find_adapter, open_adapter
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.data.encoder import Encoder
 from trainer.model.config_keys import notices
 from trainer.model.files import resolve_model
@@ -29,7 +29,7 @@ def model(tmp_path: Path) -> Path:
 
 def refusal(path: Path) -> str:
     """Return what a run says of a model."""
-    settings = load(None, {"model.path": str(path), "data.train": "none", "num_classes": 2})
+    settings = load_config(None, {"model.path": str(path), "data.train": "none", "num_classes": 2})
     with pytest.raises(InputError) as caught:
         build_layout(resolve_model(str(path)), settings)
     assert "\n" not in str(caught.value)

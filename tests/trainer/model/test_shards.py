@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.trainer.replica.torch.parallel.models import write_drawn_model
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.model.shards import check_shards
 from trainer.system.errors import InputError
 
@@ -30,7 +30,7 @@ def test_refusals(
     tmp_path: Path, model: dict[str, int], settings: dict[str, int], message: str
 ) -> None:
     folder = write_drawn_model(tmp_path / "model", "qwen3", **model)
-    config = load(
+    config = load_config(
         None,
         {
             "model.path": str(folder),

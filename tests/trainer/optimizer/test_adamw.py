@@ -33,7 +33,7 @@ def test_follows_torch_adamw(weight_decay: float, scale: float):
     layout = make_layout(*SHAPES)
     settings = OptimizerConfig(weight_decay=weight_decay, beta1=0.8, beta2=0.95, epsilon=1e-6)
     optimizer = AdamW(settings, layout)
-    state = TrainState.fresh(draw(layout.size))
+    state = TrainState.create(draw(layout.size))
 
     parameters = [
         torch.nn.Parameter(torch.from_numpy(state.weights[slot.start : slot.stop].copy()))
@@ -64,10 +64,10 @@ def test_chunks_do_not_change_the_bits(monkeypatch: pytest.MonkeyPatch):
 
     def run() -> str:
         optimizer = AdamW(OptimizerConfig(weight_decay=0.1), layout)
-        state = TrainState.fresh(draw(layout.size))
+        state = TrainState.create(draw(layout.size))
         for step in range(3):
             optimizer.apply(state, draw(layout.size, step), 1e-2, 0.5)
-        return state.digest()
+        return state.compute_digest()
 
     whole = run()
     monkeypatch.setattr("trainer.optimizer.adamw.CHUNK", 1000)
@@ -78,13 +78,13 @@ def test_the_gradient_is_left_alone():
     layout = make_layout((10, 10))
     gradient = draw(100)
     before = gradient.copy()
-    AdamW(OptimizerConfig(), layout).apply(TrainState.fresh(draw(100)), gradient, 0.1, 0.5)
+    AdamW(OptimizerConfig(), layout).apply(TrainState.create(draw(100)), gradient, 0.1, 0.5)
     np.testing.assert_array_equal(gradient, before)
 
 
 def test_only_matrices_decay():
     layout = make_layout((4, 4), (4,), (2, 2, 2))
-    state = TrainState.fresh(np.ones(layout.size, dtype=np.float32))
+    state = TrainState.create(np.ones(layout.size, dtype=np.float32))
     optimizer = AdamW(OptimizerConfig(weight_decay=0.5), layout)
     optimizer.apply(state, np.zeros(layout.size, dtype=np.float32), 0.1, 1.0)
     np.testing.assert_array_equal(state.weights[:16], np.float32(0.95))
@@ -95,14 +95,14 @@ def test_only_matrices_decay():
 def test_a_snapshot_never_changes():
     layout = make_layout((100, 100), (7,))
     optimizer = AdamW(OptimizerConfig(), layout)
-    state = TrainState.fresh(draw(layout.size))
+    state = TrainState.create(draw(layout.size))
     optimizer.apply(state, draw(layout.size, 1), 1e-2, 1.0)
-    snapshot = state.snapshot()
+    snapshot = state.take_snapshot()
     frozen = [snapshot.weights.copy(), snapshot.first_moment.copy(), snapshot.second_moment.copy()]
     second = None
     for step in range(3):
         optimizer.apply(state, draw(layout.size, step), 1e-2, 1.0)
-        second = second or state.snapshot()
+        second = second or state.take_snapshot()
     assert snapshot.step == 1
     assert second is not None
     assert second.step == 2
@@ -118,14 +118,14 @@ def test_a_snapshot_never_changes():
 def test_copies_only_while_a_snapshot_lives():
     layout = make_layout((100, 100))
     optimizer = AdamW(OptimizerConfig(), layout)
-    state = TrainState.fresh(draw(layout.size))
+    state = TrainState.create(draw(layout.size))
     gradient = draw(layout.size, 1)
 
     arrays = state.weights
     optimizer.apply(state, gradient, 1e-2, 1.0)
     assert state.weights is arrays, "nobody reads: in place"
 
-    snapshot = state.snapshot()
+    snapshot = state.take_snapshot()
     assert np.shares_memory(snapshot.weights, state.weights), "a snapshot copies nothing"
     optimizer.apply(state, gradient, 1e-2, 1.0)
     assert not np.shares_memory(snapshot.weights, state.weights)
@@ -133,16 +133,16 @@ def test_copies_only_while_a_snapshot_lives():
     optimizer.apply(state, gradient, 1e-2, 1.0)
     assert state.weights is arrays, "one copy for one snapshot, not one a step"
 
-    dropped = state.snapshot()
+    dropped = state.take_snapshot()
     del dropped
     gc.collect()
     optimizer.apply(state, gradient, 1e-2, 1.0)
     assert state.weights is arrays
 
-    state.snapshot().close()
-    closed = state.snapshot()
+    state.take_snapshot().close()
+    closed = state.take_snapshot()
     closed.close()
-    assert closed.closed
+    assert closed.is_closed
     optimizer.apply(state, gradient, 1e-2, 1.0)
     assert state.weights is arrays
     with pytest.raises(AssertionError, match="closed"):
@@ -152,14 +152,14 @@ def test_copies_only_while_a_snapshot_lives():
 def test_only_vectors_that_are_still_to_be_read_are_copied():
     layout = make_layout((100, 100))
     optimizer = AdamW(OptimizerConfig(), layout)
-    state = TrainState.fresh(draw(layout.size))
+    state = TrainState.create(draw(layout.size))
     optimizer.apply(state, draw(layout.size, 1), 1e-2, 1.0)
     weights, first, second = state.weights, state.first_moment, state.second_moment
-    snapshot, other = state.snapshot(), state.snapshot()
+    snapshot, other = state.take_snapshot(), state.take_snapshot()
     expected = second.copy()
     for reader in (snapshot, other):
-        assert len(list(reader.pieces("weights"))) == 1
-    pieces = snapshot.pieces("first_moment")
+        assert len(list(reader.iter_chunks("weights"))) == 1
+    pieces = snapshot.iter_chunks("first_moment")
     held = next(pieces)
     before = held.copy()
     other.close()
@@ -171,7 +171,7 @@ def test_only_vectors_that_are_still_to_be_read_are_copied():
     assert state.second_moment is not second, "it comes next"
     np.testing.assert_array_equal(held, before)
     assert next(pieces, None) is None
-    np.testing.assert_array_equal(next(snapshot.pieces("second_moment")), expected)
+    np.testing.assert_array_equal(next(snapshot.iter_chunks("second_moment")), expected)
     with pytest.raises(AssertionError, match="weights released"):
         _ = snapshot.weights
 
@@ -179,14 +179,14 @@ def test_only_vectors_that_are_still_to_be_read_are_copied():
 def test_an_update_allocates_nothing_but_the_copy_of_a_live_snapshot():
     layout = make_layout((1000, 1000))
     optimizer = AdamW(OptimizerConfig(), layout)
-    state = TrainState.fresh(draw(layout.size))
+    state = TrainState.create(draw(layout.size))
     gradient = draw(layout.size, 1)
     tracemalloc.start()
     try:
         optimizer.apply(state, gradient, 1e-2, 1.0)
         plain = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
-        snapshot = state.snapshot()
+        snapshot = state.take_snapshot()
         optimizer.apply(state, gradient, 1e-2, 1.0)
         copied = tracemalloc.get_traced_memory()[1]
     finally:
@@ -199,7 +199,7 @@ def test_an_update_allocates_nothing_but_the_copy_of_a_live_snapshot():
 def test_a_reader_in_another_thread_sees_one_step():
     layout = make_layout((200, 200))
     optimizer = AdamW(OptimizerConfig(), layout)
-    state = TrainState.fresh(draw(layout.size))
+    state = TrainState.create(draw(layout.size))
     started, torn = threading.Event(), []
 
     def read(snapshot, expected: str) -> None:
@@ -207,7 +207,7 @@ def test_a_reader_in_another_thread_sees_one_step():
         torn.extend(1 for _ in range(20) if weights_digest(snapshot.weights) != expected)
 
     reader = threading.Thread(
-        target=read, args=(state.snapshot(), weights_digest(state.weights)), daemon=True
+        target=read, args=(state.take_snapshot(), weights_digest(state.weights)), daemon=True
     )
     reader.start()
     assert started.wait(10)
@@ -222,10 +222,10 @@ def test_digests():
     assert weights_digest(zeros) == weights_digest(zeros.astype(">f4"))
     assert weights_digest(zeros) != weights_digest(ones)
     assert weights_digest(zeros) != weights_digest(-zeros), "signed zeros are different bits"
-    state = TrainState.fresh(ones.copy())
-    digest = state.digest()
+    state = TrainState.create(ones.copy())
+    digest = state.compute_digest()
     state.step += 1
-    assert state.digest() != digest
+    assert state.compute_digest() != digest
 
 
 @pytest.mark.parametrize("base", [0.9, 0.999, 0.0])

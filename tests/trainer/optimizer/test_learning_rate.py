@@ -9,7 +9,7 @@ import torch
 from transformers.optimization import get_scheduler
 
 from trainer.config.optimizer import OptimizerConfig, Scheduler
-from trainer.optimizer.learning_rate import learning_rate_at
+from trainer.optimizer.learning_rate import compute_learning_rate
 
 THEIRS: dict[Scheduler, tuple[str, str | None, dict[str, Any]]] = {
     "constant": ("constant_with_warmup", None, {}),
@@ -39,7 +39,7 @@ def test_rates_are_those_of_transformers_one_step_on(scheduler: Scheduler, final
         if scheduler == "wsd" and step < 9:
             continue  # its warmup begins at the final rate
         expected = theirs.get_last_lr()[0]
-        assert learning_rate_at(step, 100, config) == pytest.approx(expected), step
+        assert compute_learning_rate(step, 100, config) == pytest.approx(expected), step
 
 
 def test_a_decay_that_nothing_has_is_refused() -> None:
@@ -51,7 +51,7 @@ def test_a_decay_that_nothing_has_is_refused() -> None:
 
 def test_schedule_warms_up_then_falls_to_the_final_ratio():
     config = OptimizerConfig(learning_rate=2.0, warmup_ratio=0.1, final_ratio=0.25)
-    rates = [learning_rate_at(step, 100, config) for step in range(100)]
+    rates = [compute_learning_rate(step, 100, config) for step in range(100)]
     assert rates[0] == pytest.approx(0.2)
     assert rates[9] == pytest.approx(2.0)
     assert rates[-1] == pytest.approx(0.5)
@@ -68,6 +68,6 @@ def test_schedule_of_very_short_runs(scheduler: Scheduler, total: int, warmup: f
     config = OptimizerConfig(
         learning_rate=1.0, scheduler=scheduler, warmup_ratio=warmup, decay_ratio=decay
     )
-    rates = [learning_rate_at(step, total, config) for step in range(total)]
+    rates = [compute_learning_rate(step, total, config) for step in range(total)]
     assert all(0 < rate <= 1.0 for rate in rates)
     assert max(rates) == 1.0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.small_model import SIZES, write_data, write_hollow_weights, write_model
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.init_model import init_model
 from trainer.planning.defaults import derive, provisional, table
 from trainer.planning.workers import Room
@@ -34,7 +34,7 @@ def follow(model: Path | None, data: Path, *rooms: Room, **given: object) -> dic
     """Return what `derive` settles beside the settings that are `given`."""
     paths = {"model.path": str(model), "data.train": str(data)}
     flags = {key.replace("__", "."): value for key, value in given.items()}
-    config = load(None, paths | provisional(flags) | flags)
+    config = load_config(None, paths | provisional(flags) | flags)
     return {part.key: part.value for part in derive(config, flags, model, rooms)}
 
 
@@ -75,7 +75,7 @@ def test_classes_alone_make_a_classifier(home: Path) -> None:
     found = follow(home / "model", home / "labels.jsonl", num_classes=7)
     assert (found["task"], "num_classes" in found) == ("classify", False)
     paths = {"model.path": str(home / "model"), "data.train": str(home / "labels.jsonl")}
-    config = load(None, paths | {"num_classes": 7})
+    config = load_config(None, paths | {"num_classes": 7})
     why = {part.key: part.why for part in derive(config, {"num_classes": 7}, home / "model", ())}
     assert why["task"] == "num_classes is given"
 
@@ -114,7 +114,7 @@ def test_a_task_that_is_given_needs_no_labels_on_all_lines(home: Path, tmp_path:
 
 def test_no_validation_is_a_choice_too(home: Path) -> None:
     paths = {"model.path": "m", "data.train": str(home / "labels.jsonl"), "num_classes": 3}
-    found = derive(load(None, paths), {"data.validation"}, home / "model", ())
+    found = derive(load_config(None, paths), {"data.validation"}, home / "model", ())
     assert "data.validation_fraction" not in {part.key for part in found}
 
 
@@ -195,11 +195,11 @@ def test_a_share_of_a_long_file_is_measured(home: Path, tmp_path: Path) -> None:
 
 def test_what_is_settled_holds_and_is_shown(home: Path) -> None:
     paths = {"model.path": str(home / "model"), "data.train": str(home / "labels.jsonl")}
-    config = load(None, paths | provisional({}))
+    config = load_config(None, paths | provisional({}))
     found = derive(config, paths, home / "model", ())
     settled = config.with_settings({part.key: part.value for part in found})
     assert (settled.task, settled.num_classes, settled.lora.lora_rank) == ("classify", 3, 16)
-    assert load(None, settled.model_dump(mode="json")) == settled
+    assert load_config(None, settled.model_dump(mode="json")) == settled
     heading, *lines = table(found, "out")
     assert heading == "settings by data and model, all of them in out/run.yaml:"
     assert len(lines) == len(found)

@@ -85,15 +85,15 @@ def _rows(sample: Any) -> tuple[torch.Tensor, torch.Tensor]:
 def test_half_is_exchanged_and_all_is_saved(tiny: Tiny, tmp_path: Path) -> None:
     folder = tiny.model()
     config = tiny.config(folder, **LORA, lora__freeze_a=True)
-    assert config.agreement() != tiny.config(folder, **LORA).agreement()
+    assert config.agreement_digest() != tiny.config(folder, **LORA).agreement_digest()
     layout, weights = build_layout(folder, config), drawn_weights(folder, config)
     store = CheckpointStore(tmp_path / "checkpoints", layout, config, folder)
-    state = TrainState.fresh(weights.copy())
+    state = TrainState.create(weights.copy())
     state.step = 7
-    path = store.save(state.snapshot(), tiny_progress(7))
+    path = store.save(state.take_snapshot(), tiny_progress(7))
     restored = store.restore()
     assert restored is not None
-    assert restored.state.digest() == state.digest()
+    assert restored.state.compute_digest() == state.compute_digest()
 
     saved = load_file(path / ADAPTER_FILE)
     whole = build_layout(folder, tiny.config(folder, **LORA))
@@ -115,7 +115,7 @@ def test_peft_opens_what_is_saved_and_it_merges(tiny: Tiny, tmp_path: Path) -> N
     replica, weights = tiny.start(folder, **LORA, lora__freeze_a=True)
     config = tiny.config(folder, **LORA, lora__freeze_a=True)
     store = CheckpointStore(tmp_path / "checkpoints", replica.layout, config, folder)
-    path = store.save(TrainState.fresh(weights).snapshot(), tiny_progress(0))
+    path = store.save(TrainState.create(weights).take_snapshot(), tiny_progress(0))
     batch = tiny.batch(3, "causal-lm")
     expected = replica.evaluate(batch)
 

@@ -63,7 +63,7 @@ def test_losses_are_those_of_peft(
 
     replica = TorchReplica(folder, config, layout, threads=1)
     optimizer = AdamW(config.optimizer, layout)
-    state = TrainState.fresh(initial_weights(layout, folder, config))
+    state = TrainState.create(initial_weights(layout, folder, config))
     found: list[float] = []
     for step in range(STEPS):
         replica.write_trainable(state.weights)
@@ -91,7 +91,7 @@ def test_peft_opens_what_is_saved(tiny: Tiny, names: list[str], tied: bool, tmp_
     weights += generator.normal(0, 0.05, weights.shape).astype(np.float32)
     replica.write_trainable(weights)
     store = CheckpointStore(tmp_path / "checkpoints", layout, config, folder)
-    path = store.save(TrainState.fresh(weights.copy()).snapshot(), tiny_progress(0))
+    path = store.save(TrainState.create(weights.copy()).take_snapshot(), tiny_progress(0))
 
     batch = tiny.batch(1, "causal-lm")
     ids = torch.from_numpy(batch[0].input_ids.astype(np.int64))[None]

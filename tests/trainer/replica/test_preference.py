@@ -202,7 +202,9 @@ def test_ranks_of_distributed_refuse_it(tiny: Tiny) -> None:
 
 
 def test_members_agree_on_beta(tiny: Tiny) -> None:
-    plain, other = (tiny.config(**DPO, dpo__beta=beta).agreement() for beta in (0.1, 0.2))
+    plain, other = (tiny.config(**DPO, dpo__beta=beta).agreement_digest() for beta in (0.1, 0.2))
     assert plain != other
-    language = [tiny.config(task="causal-lm", dpo__beta=beta).agreement() for beta in (0.1, 0.2)]
+    language = [
+        tiny.config(task="causal-lm", dpo__beta=beta).agreement_digest() for beta in (0.1, 0.2)
+    ]
     assert language[0] == language[1]

@@ -15,7 +15,7 @@ from tests.trainer.exchange.exact_problem import tiny_layout
 from trainer.config.optimizer import OptimizerConfig
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.optimizer.adamw import AdamW, TrainState
-from trainer.optimizer.learning_rate import learning_rate_at
+from trainer.optimizer.learning_rate import compute_learning_rate
 from trainer.optimizer.nesterov import OuterNesterov
 from trainer.replica.base import OnBlock, StepResult
 from trainer.run import inner_steps
@@ -60,7 +60,7 @@ def plan(inner: int, rounds: int = 3, batch: int = 4, settle: tuple[int, ...] = 
 
 
 def worker(plan: StepPlan, state: TrainState | None = None) -> tuple[InnerSteps, TrainState]:
-    state = state or TrainState.fresh(START.copy())
+    state = state or TrainState.create(START.copy())
     return InnerSteps(Quadratic(), SETTINGS, plan, state), state  # pyright: ignore[reportArgumentType]
 
 
@@ -75,7 +75,11 @@ def mean(total: Any) -> Any:
 
 def plain_steps(steps: StepPlan, numbers: range) -> TrainState:
     """Return the state after AdamW steps on consecutive batches, as one process takes them."""
-    state, optimizer, replica = TrainState.fresh(START.copy()), AdamW(SETTINGS, LAYOUT), Quadratic()
+    state, optimizer, replica = (
+        TrainState.create(START.copy()),
+        AdamW(SETTINGS, LAYOUT),
+        Quadratic(),
+    )
     gradient = np.empty(LAYOUT.size, np.float32)
 
     def keep(index: int, part: np.ndarray) -> None:
@@ -88,7 +92,7 @@ def plain_steps(steps: StepPlan, numbers: range) -> TrainState:
         replica.forward_backward(list(batch), keep)
         gradient /= np.float32(4)
         scale = optimizer.clip_scale(float(np.linalg.norm(gradient.astype(np.float64))))
-        rate = learning_rate_at(number, steps.total_inner, SETTINGS)
+        rate = compute_learning_rate(number, steps.total_inner, SETTINGS)
         optimizer.apply(state, gradient, rate, scale)
     return state
 
@@ -141,7 +145,7 @@ def torch_diloco(rounds: int, shares: tuple[int, int], inner_batch: int) -> np.n
                 start += inner_batch
                 at = task * planned + index * planned // steps
                 for group in optimizer.param_groups:
-                    group["lr"] = learning_rate_at(at, 12, SETTINGS)
+                    group["lr"] = compute_learning_rate(at, 12, SETTINGS)
                 optimizer.zero_grad()
                 whole = torch.empty(LAYOUT.size)
                 whole[matrix], whole[vector] = a, b
@@ -212,7 +216,7 @@ def test_second_moments_of_workers_of_different_speed_have_one_bias():
 
     settings = SETTINGS.model_copy(update={"max_grad_norm": 1e9})
     for share in (12, 4):
-        state = TrainState.fresh(START.copy())
+        state = TrainState.create(START.copy())
         inner = InnerSteps(Constant(), settings, steps, state)  # pyright: ignore[reportArgumentType]
         moved = inner.run(list(SAMPLES[:share]), 0, 2)
         second = summed(moved, 8)[LAYOUT.size :] / share

@@ -16,7 +16,7 @@ from tests.trainer.small_model import write_model
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.distill.teacher import teacher
 from trainer.commands.evaluate import evaluate
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.distill.teacher.assignment import Assignment, ScoringRequest, assign
 from trainer.run.composition import roles
@@ -44,7 +44,7 @@ def config(model: Path, folder: Path, **changes: Any) -> RunConfig:
     data = write_data(folder / "train.jsonl", (ONE, None), (CUT, None), (ONE, None))
     settings = {"task": "causal-lm", "model.path": str(model), "data.train": str(data)}
     more = {"output": str(folder / "output"), "training.max_steps": 1}
-    return load(None, settings | more | changes)
+    return load_config(None, settings | more | changes)
 
 
 def test_a_line_that_a_template_cuts_is_refused(model: Path, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_where_it_is_accepted_it_is_counted_once(model: Path, tmp_path: Path) ->
     accepting = config(model, tmp_path, **{"data.lost_text": "accept"})
     read_inputs(accepting, "run", said.append)
     assert said.count(ACCEPTED) == 1
-    assert accepting.agreement() != config(model, tmp_path).agreement()
+    assert accepting.agreement_digest() != config(model, tmp_path).agreement_digest()
 
 
 def test_a_checkpoint_is_scored_as_it_was_trained(model: Path, tmp_path: Path) -> None:

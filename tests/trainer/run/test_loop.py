@@ -12,7 +12,7 @@ import pytest
 
 from tests.trainer.clock import Clock
 from tests.trainer.exchange.exact_problem import tiny_layout
-from trainer.config.run import OptimizerConfig, load
+from trainer.config.run import OptimizerConfig, load_config
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.messages import (
     PartialShard,
@@ -101,7 +101,7 @@ def test_a_round_is_sent_at_its_end_and_handed_in_early_at_its_limit(
     clock = Clock()
     sample = Encoded(np.arange(3, dtype=np.int32), 1)
     shard = SHARD.model_copy(update={"step": 0, "stop": 8, "inner_batch": 4, "limit": limit})
-    state = TrainState.fresh(np.ones(tiny_layout().size, np.float32))
+    state = TrainState.create(np.ones(tiny_layout().size, np.float32))
     exchange = OneShard(shard)
     exchange.sent = exchange.blocks = order = []  # both in one order
     exchange._events.insert(0, Admitted(0, state))
@@ -110,7 +110,7 @@ def test_a_round_is_sent_at_its_end_and_handed_in_early_at_its_limit(
     worker = Worker(
         replica,
         exchange,  # pyright: ignore[reportArgumentType]
-        Update(load("quickstart"), tiny_layout()),
+        Update(load_config("quickstart"), tiny_layout()),
         StepPlan(8, 4, 1, None, 2),
         [sample] * 8,  # pyright: ignore[reportArgumentType]
         None,
@@ -140,7 +140,7 @@ def test_a_gradient_is_gone_once_it_was_applied() -> None:
         settled=True,
         next=None,
     )
-    state = TrainState.fresh(np.ones(layout.size, np.float32))
+    state = TrainState.create(np.ones(layout.size, np.float32))
     exchange = OneShard(SHARD.model_copy(update={"step": 1}))
     exchange._events[:0] = [Admitted(0, state), Committed(commit, gradient)]
     del gradient
@@ -153,7 +153,7 @@ def test_a_gradient_is_gone_once_it_was_applied() -> None:
     worker = Worker(
         replica,
         exchange,  # pyright: ignore[reportArgumentType]
-        Update(load("quickstart"), layout),
+        Update(load_config("quickstart"), layout),
         StepPlan(4, 2, 1),
         [sample] * 4,  # pyright: ignore[reportArgumentType]
         None,

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.trainer.small_model import write_data, write_model
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.run.composition import roles
 from trainer.run.composition.roles import Placement
 from trainer.system.errors import InputError, RefusedError
@@ -25,7 +25,9 @@ def run(output: Path, model: Path, data: Path, settings: dict[str, Any]) -> list
     given = {"method": "lora", "lora.lora_rank": 4, "model.path": str(model)}
     given |= {"data.train": str(data), "output": str(output), "optimizer.scheduler": "constant"}
     given |= {"optimizer.warmup_ratio": 0, "optimizer.learning_rate": 0.01}
-    config = load(None, {**given, "training.batch_size": 4, "checkpoint.every": 1, **settings})
+    config = load_config(
+        None, {**given, "training.batch_size": 4, "checkpoint.every": 1, **settings}
+    )
     assert roles.run_local(config, "run", ALONE) == 0
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 

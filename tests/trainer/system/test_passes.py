@@ -111,13 +111,13 @@ def test_updates_have_numpys_bits(passes, monkeypatch, weight_decay):
     for used in (passes, None):
         monkeypatch.setattr(compiled, "PASSES", used)
         draw = np.random.default_rng(3)
-        state = TrainState.fresh(draw.standard_normal(start).astype(np.float32))
+        state = TrainState.create(draw.standard_normal(start).astype(np.float32))
         optimizer = AdamW(OptimizerConfig(weight_decay=weight_decay), layout)
         for step in range(5):
             scale = np.float32(10.0 ** draw.integers(-44, 10))  # subnormal gradients too
             gradient = draw.standard_normal(start).astype(np.float32) * scale
             optimizer.apply(state, gradient, 1e-3 / (step + 1), 0.7)
-        results.append(state.digest())
+        results.append(state.compute_digest())
     assert results[0] == results[1]
 
 

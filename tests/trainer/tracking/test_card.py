@@ -110,7 +110,7 @@ def test_a_loss_that_is_not_finite_does_no_harm(tmp_path: Path) -> None:
     config = tiny_config(output=str(tmp_path))
     state, progress = tiny_state(2), tiny_progress(2)
     CheckpointStore(tmp_path / "checkpoints", tiny_layout(), config, Path("base")).save(
-        state.snapshot(), progress, 0.5
+        state.take_snapshot(), progress, 0.5
     )
     lines = [{**step(2), "loss": None}, {"kind": "validation", "step": 2, "loss": None}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -138,7 +138,7 @@ def test_a_model_is_asked_as_its_data_asks(
     changes = {"output": str(tmp_path), "task": "causal-lm", "num_classes": None}
     config = tiny_config(**changes, data={"train": str(data)})
     CheckpointStore(tmp_path / "checkpoints", tiny_layout(), config, Path("base")).save(
-        tiny_state(2).snapshot(), tiny_progress(2), 0.5
+        tiny_state(2).take_snapshot(), tiny_progress(2), 0.5
     )
     assert any(f" generate {tmp_path} {asks} Hello" in command for command in make_card(config))
 

@@ -274,7 +274,7 @@ def test_one_liners_have_the_event_in_variables(tmp_path: Path) -> None:
 
 def test_the_documented_one_liners_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With programs that write down their arguments and stdin."""
-    page = (ROOT / "docs/telling.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/notifications.md").read_text(encoding="utf-8")
     lines = re.findall(r"^command: .*$", page, re.MULTILINE)
     programs = ("curl", "mail", "notify-send")
     assert len(lines) == len(programs)

@@ -112,7 +112,7 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def save_of(step: int, validation: dict[str, Any] | None = None) -> Save:
-    return Save(tiny_state(step, tiny_layout()).snapshot(), 1, validation)
+    return Save(tiny_state(step, tiny_layout()).take_snapshot(), 1, validation)
 
 
 def test_a_slow_disk_does_not_pile_up_snapshots(recorder: RunRecorder, store: StuckStore) -> None:
@@ -123,7 +123,7 @@ def test_a_slow_disk_does_not_pile_up_snapshots(recorder: RunRecorder, store: St
     for save in saves[1:]:
         recorder.save(save)
     snapshots = [cast("Snapshot", save.snapshot) for save in saves]
-    assert [snapshot.closed for snapshot in snapshots] == [False, True, True, True, False]
+    assert [snapshot.is_closed for snapshot in snapshots] == [False, True, True, True, False]
     store.free.set()
     assert recorder.close(0, "done") == 0
     assert store.saved == [1, 5]
@@ -198,10 +198,10 @@ def test_a_resumed_run_goes_on_counting_validations(tmp_path: Path) -> None:
     after = recorder_of(store, tmp_path / "after", config)
     after.go_on(Resumed(Path("step-000002"), store.kept[0], ()))
     for step in (2, 3):
-        assert after.early.reason is None
+        assert after.early.stop_reason is None
         after.emit({"event": "validation", "at": step, "loss": 1.0})
-    assert after.early.reason is not None
-    assert after.close(0, after.early.reason) == 0
+    assert after.early.stop_reason is not None
+    assert after.close(0, after.early.stop_reason) == 0
     assert read_status(tmp_path / "after" / "status.json")["state"] == "completed"
 
 

@@ -11,7 +11,7 @@ import click
 from trainer.commands.place import place_options
 from trainer.commands.run_options import overrides, run_options
 from trainer.config import run as run_config
-from trainer.config.budget import with_environment
+from trainer.config.budget import apply_environment
 from trainer.config.notify_command import read_notify_command
 from trainer.system.commandline.number import Number
 from trainer.system.errors import InputError
@@ -91,11 +91,11 @@ def student(
             "give --teacher-logits DIR, and --student MODEL or --student-config and --tokenizer"
         )
     given = overrides(flags, _SETTINGS, settings)
-    config = run_config.load(source, given)
+    config = run_config.load_config(source, given)
     if shape:
         given["model.path"] = str(Path(config.output) / "student")
-        config = run_config.load(source, given)
-    budget = with_environment(config.budget, os.environ)
+        config = run_config.load_config(source, given)
+    budget = apply_environment(config.budget, os.environ)
     config = config.model_copy(update={"budget": budget})
     from trainer.distill.student.inputs import FreshStudent
     from trainer.model.files import local_model

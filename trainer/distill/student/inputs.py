@@ -138,7 +138,7 @@ def check_student(config: RunConfig, description: Description, model_dir: Path) 
     if objective is None:
         raise InputError("a student's run config needs a section `distillation`")
     targets.check(description.scheme, objective.temperature, objective.divergence)
-    if not description.windows and config.own_answers < config.training.batch_size:
+    if not description.windows and config.on_policy_answers < config.training.batch_size:
         raise InputError(f"{folder}: its corpus is empty, there is nothing to learn from")
     if config.data.max_seq_len < description.max_seq_len:
         log.info(

@@ -19,7 +19,7 @@ from trainer.distill.student.prefetch import Batch, Feed
 from trainer.exchange.coordinator.prompt_generation import PromptSet
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.optimizer.learning_rate import learning_rate_at
+from trainer.optimizer.learning_rate import compute_learning_rate
 from trainer.replica.base import EvalResult, StepResult
 from trainer.replica.torch.replica import TorchReplica
 from trainer.system.errors import NonFiniteError, TrainerError
@@ -88,13 +88,13 @@ class Student:
         finally:
             self.feed.close()
         self._save()
-        done = self.recorder.early.reason or "all steps are done"
+        done = self.recorder.early.stop_reason or "all steps are done"
         return done if self.is_done else self.stop.reason
 
     @property
     def is_done(self) -> bool:
         """Whether all steps are done, or no more are worth it."""
-        return self.step >= self.plan.total_steps or self.recorder.early.reason is not None
+        return self.step >= self.plan.total_steps or self.recorder.early.stop_reason is not None
 
     def _train(self, batch: Batch, own: Sequence[Encoded], waited: float) -> None:
         """Forward, backward and update over one batch, and answers of the student's own."""
@@ -103,7 +103,7 @@ class Student:
         objective = self.config.distillation
         assert objective is not None
         alpha = alpha_at(objective, number, self.plan.total_steps)
-        rate = learning_rate_at(self.step, self.plan.total_steps, self.config.optimizer)
+        rate = compute_learning_rate(self.step, self.plan.total_steps, self.config.optimizer)
         # 2. Forward and backward.
         result, answers = self.replica.accumulate_with(batch.samples, alpha, own)
         loss_sum, weight = result.loss_sum + answers.loss_sum, result.weight + answers.weight

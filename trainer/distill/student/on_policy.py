@@ -100,8 +100,8 @@ class OnPolicy:
         assert config.distillation.on_policy is not None
         own = config.distillation.on_policy
         self.run, self._config, self._own = run, config, own
-        self._each = config.own_answers
-        self._last_round = (steps - 1) // own.round_steps
+        self._each = config.on_policy_answers
+        self._last_round = (steps - 1) // own.iteration_steps
         self._prompts, self._stop, self._timeout = prompts, stop, timeout
         sampling = Sampling(temperature=own.temperature, seed=config.training.seed)
         self._author = Author(generate, prompts, sampling, own.max_new_tokens)
@@ -138,10 +138,12 @@ class OnPolicy:
             NonFiniteError: the model computes NaN or Inf.
         """
         own, self.waited, self.wrote = self._own, 0.0, 0.0
-        number, place = divmod(step, own.round_steps)
+        number, place = divmod(step, own.iteration_steps)
         if self._held is None or self._held[0] != number:
             try:
-                for due in range(number, min(number + own.rounds_ahead, self._last_round) + 1):
+                for due in range(
+                    number, min(number + own.prefetched_iterations, self._last_round) + 1
+                ):
                     self._answers(due, tell)
                 self._held = number, self._scored(number, tell)
             except _Stopped:
@@ -254,7 +256,7 @@ def _description(
         ),
         tokenizer=teachers.tokenizer,
         corpus=CorpusInfo(digest=prompts_digest(prompts.samples), documents=0),
-        samples=config.own_answers * own.round_steps,
+        samples=config.on_policy_answers * own.iteration_steps,
         max_new_tokens=own.max_new_tokens,
         drawing=Drawing(
             temperature=own.temperature, top_k=None, top_p=None, seed=config.training.seed

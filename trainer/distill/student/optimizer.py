@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from trainer.config.optimizer import OptimizerConfig
 from trainer.model.layout import GradientLayout
-from trainer.optimizer.adamw import Snapshot, TrainState, decaying_spans
+from trainer.optimizer.adamw import Snapshot, TrainState, find_decaying_spans
 from trainer.replica.torch.adamw import FusedAdamW
 from trainer.system.errors import NonFiniteError
 
@@ -110,7 +110,7 @@ class _Span:
 
 def _spans(layout: GradientLayout) -> list[_Span]:
     """Return the stretches of the flat vector that decay, and those that do not."""
-    decaying = decaying_spans(layout)
+    decaying = find_decaying_spans(layout)
     edges = sorted({0, layout.size, *itertools.chain.from_iterable(decaying)})
     begins = {start for start, _ in decaying}
     return [_Span(start, stop, decays=start in begins) for start, stop in itertools.pairwise(edges)]

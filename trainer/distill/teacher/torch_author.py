@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.distill.answers.author import Generate
 from trainer.distill.teacher.torch_engine import open_torch
 from trainer.model.architecture import read_architecture
@@ -49,7 +49,7 @@ def open_generate(
         "data.train": "none",
         "training.precision": "fp32",  # products take the weights' own dtype
     }
-    config = load(None, settings)
+    config = load_config(None, settings)
     generator = generator_of(engine.model, model_dir, config, engine.device, batch=batch)
     if offload is None:
         return generator.generate

@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.codec import codec_kind
+from trainer.config.codec import find_codec
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
 from trainer.exchange.protocol.codecs import AgreedCodec, Codec
@@ -273,7 +273,7 @@ class GradientSum:
 
     @property
     def _is_exact(self) -> bool:
-        return codec_kind(self._agreed.codec.name).is_exact
+        return find_codec(self._agreed.codec.name).is_exact
 
     def _sum_buffer(self, block: int, *, stays: bool = False) -> Float32:
         """Return the buffer of a block's sum; other than in fp32 it does not stay there.
@@ -293,7 +293,7 @@ class GradientSum:
 
     def _decode_contribution(self, block: int, whole: BlockAssembly) -> Float32:
         """Return a contribution that is not in the sum's buffer; valid until the next one."""
-        if codec_kind(whole.codec.name).is_exact:
+        if find_codec(whole.codec.name).is_exact:
             return whole.bytes.view(np.float32)
         values = self._memory.decoded[: self.layout.blocks[block].size]
         whole.codec.decode(whole.bytes, values)
@@ -303,7 +303,7 @@ class GradientSum:
         self, block: int, whole: BlockAssembly, decode: Callable[[], Float32], source: str
     ) -> float:
         """Return the sum of squares, inf where that overflows, of values that are all finite."""
-        if compiled.PASSES and codec_kind(whole.codec.name).sums_encoded:
+        if compiled.PASSES and find_codec(whole.codec.name).sums_encoded:
             squares = compiled.PASSES.bf16_square_sum(whole.bytes)
             if math.isfinite(squares):  # no finite singles overflow a double
                 return squares

@@ -236,7 +236,7 @@ class Coordinator:
             lost_after=self._settings.lost_after,
         )
         self._outbox.send(member, accepted)
-        frames = member.delivery.state(state.snapshot(), member.generation, moments)
+        frames = member.delivery.state(state.take_snapshot(), member.generation, moments)
         self._outbox.send_frames(member, frames)
         self.training.send_averages(member)
 

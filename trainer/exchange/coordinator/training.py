@@ -228,7 +228,7 @@ class Training:
         self._saved_step = self.state.step
         self.policy.residuals.saved(self.state.step)
         scores = self._validation.find_scores(self.state.step)
-        self._outbox.add(Save(self.state.snapshot(), self._membership.generation, scores))
+        self._outbox.add(Save(self.state.take_snapshot(), self._membership.generation, scores))
 
     # Inside
 

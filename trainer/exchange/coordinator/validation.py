@@ -62,7 +62,7 @@ class Validation:
         if self._measures:
             scores |= task.compute_figures()
         self._last = (task.step, scores)
-        self._early.validated(task.step, scores["loss"])
+        self._early.record_validation(task.step, scores["loss"])
         return scores
 
     def can_end_run(self, step: int, last_step: int) -> bool:
@@ -72,7 +72,7 @@ class Validation:
     @property
     def early_end(self) -> str | None:
         """The reason why the run ends before its last step; None: it goes on."""
-        return self._early.reason
+        return self._early.stop_reason
 
     def find_scores(self, step: int) -> dict[str, Any] | None:
         """Return the scores of the state after `step` updates, if it was validated."""

@@ -12,7 +12,7 @@ from trainer.exchange.policies.residuals import Residuals
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import Gradient, TrainState
-from trainer.optimizer.learning_rate import learning_rate_at
+from trainer.optimizer.learning_rate import compute_learning_rate
 from trainer.optimizer.nesterov import Update
 
 
@@ -61,7 +61,7 @@ class EveryStep:
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of the last inner step of a step."""
         plan = self.plan
-        return learning_rate_at(plan.inner(step)[-1], plan.total_inner, self._optimizer)
+        return compute_learning_rate(plan.inner(step)[-1], plan.total_inner, self._optimizer)
 
     def clip_scale(self, step: int, norm: float) -> float:
         """Return the factor for a step's average of this norm."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from trainer.config.codec import codec_kind
+from trainer.config.codec import find_codec
 from trainer.exchange.protocol.codecs import AgreedCodec, Bf16, Bytes, Codec, Float32, make_codec
 from trainer.model.layout import GradientLayout
 from trainer.system.errors import ProtocolError
@@ -106,5 +106,5 @@ class ErrorFeedback(AgreedCodec):
 
 def agreed_codec(name: str, layout: GradientLayout) -> AgreedCodec:
     """Return the codec of a run, of one sender, with error feedback where it needs that."""
-    made = ErrorFeedback if codec_kind(name).needs_feedback else AgreedCodec
+    made = ErrorFeedback if find_codec(name).needs_feedback else AgreedCodec
     return made(make_codec(name), [block.size for block in layout.blocks])

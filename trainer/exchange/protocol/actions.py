@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.exchange.protocol.wire import Frame
 from trainer.optimizer.adamw import SavedState
-from trainer.optimizer.early_stopping import Validated
+from trainer.optimizer.early_stopping import ValidationHistory
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Save:
     validation: dict[str, Any] | None
     stream: dict[str, Any] | None = None
     """Where a student stands in its folder of logits."""
-    early: Validated | None = None
+    early: ValidationHistory | None = None
     """What early stopping has counted."""
 
 

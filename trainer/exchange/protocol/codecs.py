@@ -13,7 +13,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
-from trainer.config.codec import codec_kind
+from trainer.config.codec import find_codec
 from trainer.system.errors import InputError, ProtocolError
 from trainer.system.passes import compiled
 
@@ -144,7 +144,7 @@ def make_codec(name: str) -> Codec:
         InputError: there is no such codec.
     """
     try:
-        made_by = codec_kind(name).made_by
+        made_by = find_codec(name).made_by
     except ValueError as error:
         raise InputError(str(error)) from None
     made: Codec = pkgutil.resolve_name(f"trainer.exchange.protocol.{made_by}")()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainer.config.codec import codec_kind
+from trainer.config.codec import find_codec
 from trainer.config.run import RunConfig
 
 
@@ -120,6 +120,6 @@ class StepPlan:
 def settle_periods(config: RunConfig) -> tuple[int, ...]:
     """Return a plan's `settle_every`: checkpoints, also those of validations, are settled."""
     exchange = config.exchange
-    if not exchange.has_rounds and not codec_kind(exchange.codec).needs_feedback:
+    if not exchange.has_rounds and not find_codec(exchange.codec).needs_feedback:
         return (1,)
-    return exchange.settled_at(*config.saved_every)
+    return exchange.settled_at(*config.save_intervals)

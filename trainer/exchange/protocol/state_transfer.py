@@ -24,7 +24,7 @@ def state_frames(snapshot: Snapshot, generation: int, moments: bool) -> Iterator
     sent = VECTORS if moments else VECTORS[:1]
     for vector in VECTORS[len(sent) :]:
         snapshot.release(vector)
-    for index, array in enumerate(chain.from_iterable(map(snapshot.pieces, sent))):
+    for index, array in enumerate(chain.from_iterable(map(snapshot.iter_chunks, sent))):
         view = array.view(np.uint8).data
         for offset in range(0, len(view), CHUNK):
             yield Frame(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.config.codec import codec_kind
+from trainer.config.codec import find_codec
 from trainer.data.metrics import Rewards
 from trainer.exchange.policies.feedback import agreed_codec
 from trainer.exchange.protocol import messages
@@ -150,7 +150,7 @@ class Session:
             return iter(())
         if self.codec.has_feedback:
             return self._encode_late(shard, index, gradient.copy(), weight)
-        if self.shared and codec_kind(self.codec.codec.name).is_exact:
+        if self.shared and find_codec(self.codec.codec.name).is_exact:
             encoded = self.codec.codec, gradient.view(np.uint8)
         else:
             encoded = self.codec.encode(index, gradient)

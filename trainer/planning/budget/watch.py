@@ -46,7 +46,7 @@ class BudgetWatch:
         wall: Callable[[], float] = time.time,
         meter: PowerMeter | None = None,
     ) -> None:
-        budget.check_guarded()
+        budget.check_prices()
         self.budget = budget
         self._run_id = run_id
         self._ledger = SpendLedger(ledger)

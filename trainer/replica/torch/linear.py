@@ -215,7 +215,7 @@ def add_adapters(
         path, _, last = target.parameter.rpartition(".")
         above, _, name = path.rpartition(".")
         parent = model.get_submodule(above)
-        scale = lora.scale_of(rank, rank // lora.lora_rank)
+        scale = lora.compute_scale(rank, rank // lora.lora_rank)
         setattr(
             parent, name, LoraParameter(getattr(parent, name), last, target, rank, scale, device)
         )

@@ -52,7 +52,7 @@ def load_model(
     dtype = base_dtype(config)
     nf4 = compute_dtype(config, device) if config.model.quantization == "nf4" else None
 
-    adapted = config.lora.layers(architecture.num_layers)
+    adapted = config.lora.select_layers(architecture.num_layers)
 
     def finish(number: int, layer: Layer) -> None:
         prepare(layer, model_dir, config, device, None if number in adapted else ())

@@ -23,7 +23,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def compute_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
     """Return the dtype of matmuls."""
-    return _DTYPES[config.precision_on(accelerator=device.type == "cuda")]
+    return _DTYPES[config.resolve_precision(accelerator=device.type == "cuda")]
 
 
 def autocast(config: RunConfig, device: torch.device) -> torch.autocast:

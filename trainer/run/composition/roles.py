@@ -179,8 +179,8 @@ def run_distributed(
     notify: Sequence[str] = (),
 ) -> int:
     """Train as one of equal processes, without a coordinator; for the last two see `run_local`."""
-    config.parallel.copies(environment.world_size)
-    config.exchange.check_size(environment.world_size)
+    config.parallel.count_copies(environment.world_size)
+    config.exchange.check_worker_count(environment.world_size)
     first = environment.rank == 0
     if first:
         _check_output(config)

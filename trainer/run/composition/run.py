@@ -68,7 +68,7 @@ def make_coordinator(
             first = inputs.first
             if first is None:
                 first = starting_weights(layout, inputs.model_dir, config)
-            state, generation = TrainState.fresh(first), 0
+            state, generation = TrainState.create(first), 0
         write_run_file(config, job.run_id)
         recorder = make_recorder(plan)
     recorder.go_on(restored)
@@ -242,7 +242,7 @@ def make_student(
         )
 
     def source(feed: Feed) -> Iterator[Batch]:
-        if config.own_answers == config.training.batch_size:
+        if config.on_policy_answers == config.training.batch_size:
             return (Batch([], [], position) for _ in range(step, plan.total_steps))
         stream = ShardStream(
             folder,

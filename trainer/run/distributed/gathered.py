@@ -97,7 +97,7 @@ class StreamedState:
         """Let the writer fail: the rest does not come."""
         self.put(OSError("the other ranks' parts did not come"))
 
-    def pieces(self, vector: Vector) -> Iterator[np.ndarray]:
+    def iter_chunks(self, vector: Vector) -> Iterator[np.ndarray]:
         """Yield the tensors of the next vector."""
         del vector  # they come in the order in which they are written
         while (piece := self._queue.get()) is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from trainer.checkpoint.trained_model import Trained
 from trainer.config.parallel import ParallelConfig
 from trainer.config.run import RunConfig
-from trainer.config.section import build, parse_assignments
+from trainer.config.section import build_settings, parse_assignments
 from trainer.model.files import weights_digest
 from trainer.model.shards import check_shards
 from trainer.replica.backend import Compute
@@ -42,7 +42,7 @@ def read_parallel(text: str) -> ParallelConfig:
         InputError: a key or value is wrong.
     """
     given = parse_assignments(text.split(","), "--parallel")
-    return build(ParallelConfig, {}, given, f"--parallel {text}")
+    return build_settings(ParallelConfig, {}, given, f"--parallel {text}")
 
 
 class Ranks:
@@ -75,7 +75,7 @@ class Ranks:
                 " host, or the CPU; leave it out"
             )
         self._environment = read_environment(variables)
-        self._copies = self.parallel.copies(self._environment.world_size)
+        self._copies = self.parallel.count_copies(self._environment.world_size)
         self._compute = compute
         self._joined = ExitStack()
 

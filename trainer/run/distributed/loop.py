@@ -17,7 +17,7 @@ from trainer.data.order import epoch_order
 from trainer.data.tokens import Dataset, Encoded
 from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.schedule import StepPlan
-from trainer.optimizer.learning_rate import learning_rate_at
+from trainer.optimizer.learning_rate import compute_learning_rate
 from trainer.replica.base import EvalResult
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.run.distributed.optimizer import ParallelAdamW
@@ -99,7 +99,7 @@ class DistributedRun:
 
     def _train_until_stopped(self) -> tuple[str, int]:
         """Apply all updates that are left; return why these were the last, and the exit code."""
-        if self.config.exchange.in_ring:
+        if self.config.exchange.is_ring:
             self._prove()
         while self.step < self.plan.total_steps:
             if ended := self._stops():
@@ -116,7 +116,7 @@ class DistributedRun:
         """
         failure = self.recorder and self.recorder.failure
         ending = self.recorder and self.recorder.ending
-        early = self.recorder and self.recorder.early.reason
+        early = self.recorder and self.recorder.early.stop_reason
         mine = _FAILED if failure else _SPENT if ending else _STOP if self.stop else _GO_ON
         mine = _EARLY if early and mine == _GO_ON else mine
         worst = torch.tensor(mine)
@@ -136,7 +136,7 @@ class DistributedRun:
         """Forward, backward and update over one batch."""
         # 1. What the step takes.
         began, number = time.monotonic(), self.step + 1
-        rate = learning_rate_at(self.step, self.plan.total_steps, self.config.optimizer)
+        rate = compute_learning_rate(self.step, self.plan.total_steps, self.config.optimizer)
         at = self.plan.at(self.step)
         # 2. Forward and backward over this copy's samples.
         result = self.replica.accumulate(self._samples(at.epoch, range(at.start, at.stop)))
@@ -166,7 +166,7 @@ class DistributedRun:
 
     def _look_up(self) -> None:
         """Compare weights, validate and save if that is due."""
-        if self.config.exchange.in_ring and self.step % self.config.exchange.hash_every == 0:
+        if self.config.exchange.is_ring and self.step % self.config.exchange.hash_every == 0:
             self._prove()
         every = self.config.training.evaluate_every
         due = self.step == self.plan.total_steps or (every > 0 and self.step % every == 0)

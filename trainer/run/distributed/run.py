@@ -65,7 +65,7 @@ def run(
     store = meet()
     me = RankReport(environment.rank, socket.gethostname(), str(device), _facts(inputs, device))
     members = call_roll(store, me, environment.world_size, patience)
-    if exchange.in_ring and environment.rank == 0:
+    if exchange.is_ring and environment.rank == 0:
         log.info("%s", RING_NOTE)
     output = Path(inputs.config.output)
     watch = Watch(store, me.rank, [member.host for member in members], me.device, output)
@@ -93,7 +93,7 @@ def _facts(inputs: RunInputs, device: torch.device) -> dict[str, str]:
     return {
         "version of Motley": job.version,
         "version of torch": torch.__version__,
-        "kind of device": _kind(device) if inputs.config.exchange.in_ring else device.type,
+        "kind of device": _kind(device) if inputs.config.exchange.is_ring else device.type,
         "exchange.topology": inputs.config.exchange.topology,
         "config": job.agreement,
         "section parallel": json.dumps(inputs.config.parallel.model_dump(), sort_keys=True),

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainer.config.notifications import Tracker as Name
 from trainer.config.run import RunConfig
-from trainer.config.telling import Tracker as Name
 from trainer.system.errors import InputError
 from trainer.tracking.trackers.background import Background
 from trainer.tracking.trackers.base import Tracker
@@ -62,6 +62,8 @@ def open_trackers(config: RunConfig, run_id: str, output: Path) -> list[Tracker]
         if name == "tensorboard":
             found.append(TensorBoardFile(output / TENSORBOARD_FOLDER, logger.warning))
             continue
-        opens = partial(TRACKERS[name].opens, config.name, run_id, config.leaves(), output)
+        opens = partial(
+            TRACKERS[name].opens, config.name, run_id, config.flatten_settings(), output
+        )
         found.append(Background(name, opens))
     return found

@@ -29,7 +29,7 @@ from launcher.plan.placement import place_run
 from launcher.plan.setting import PlanContext
 from tests.launcher.hollow_model import make_model
 from tests.trainer.small_model import write_data, write_model
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.model.layout import build_layout
 from trainer.replica.wgpu.planning import budget
 
@@ -60,15 +60,17 @@ def test_a_missing_data_file_and_a_missing_model(tmp_path: Path) -> None:
     finding = check_data(tmp_path / "absent", "--data FILE")
     assert "no such data file" in finding.detail
     assert finding.remedy == "give --data FILE"
-    config = load("quickstart", {"model.path": str(tmp_path / "absent")})
+    config = load_config("quickstart", {"model.path": str(tmp_path / "absent")})
     assert f"no model folder {tmp_path / 'absent'}" in check_model(config).detail
     (tmp_path / "config.json").write_text("{")
-    broken = load("quickstart", {"model.path": str(tmp_path)})
+    broken = load_config("quickstart", {"model.path": str(tmp_path)})
     assert check_model(broken).status == "fail"
 
 
 def training(path: Path, **settings: object) -> RunConfig:
-    return load(None, {"task": "causal-lm", "model.path": "m", "data.train": str(path)} | settings)
+    return load_config(
+        None, {"task": "causal-lm", "model.path": "m", "data.train": str(path)} | settings
+    )
 
 
 def test_training_data_is_a_file_without_a_teacher_and_its_folder_with_one(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_a_run_that_wgpu_does_not_compute_is_not_placed_on_it(
     def check(model_type: str, **settings: bool) -> Finding:
         given = {"model.path": str(tiny_model(model_type))}
         named = {f"lora.{name}": value for name, value in settings.items()}
-        config = load("quickstart", given | named)
+        config = load_config("quickstart", given | named)
         return check_memory(place_run([card], config, None, SETTING), config, ["localhost"])
 
     assert check("mistral").status == "ok"
@@ -176,7 +178,7 @@ def test_a_plan_above_the_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F-HET-002: before anything is started, for the main memory and for a card."""
-    config = load("quickstart", {"model.path": str(make_model(tmp_path))})
+    config = load_config("quickstart", {"model.path": str(make_model(tmp_path))})
     assert check_model(config).status == "ok"
     host = Host(
         name="localhost",
@@ -201,7 +203,7 @@ def test_launcher_and_worker_judge_a_vulkan_device_by_the_same_figure(
 ) -> None:
     """F-HET-002: what the launcher lets start there, the worker does not refuse."""
     folder = make_model(tmp_path)
-    config = load("quickstart", {"model.path": str(folder)})
+    config = load_config("quickstart", {"model.path": str(folder)})
     needed = budget(folder, config, build_layout(folder, config), 1, recompute=True).total
     monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 1 << 40)
     for spare, status in ((1, "ok"), (-(1 << 20), "fail")):
@@ -216,7 +218,7 @@ def test_launcher_and_worker_judge_a_vulkan_device_by_the_same_figure(
 def test_each_host_answers_for_its_own_share_of_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load("quickstart", {"model.path": str(make_model(tmp_path))})
+    config = load_config("quickstart", {"model.path": str(make_model(tmp_path))})
     cpu = (Device("cpu", "cpu"),)
     head = Host(name="head", coordinator=True, bind_address="10.0.0.1", devices=cpu)
     plan = place_run([head, Host(name="big", devices=cpu * 3)], config, None, SETTING)
@@ -238,11 +240,11 @@ def test_the_content_of_a_model_is_config_weights_and_tokenizer(tmp_path: Path) 
     templates = ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
     for name in ("config.json", "tokenizer.json", "added_tokens.json", *templates, "README.md"):
         (folder / name).write_text("{}")
-    config = load("quickstart", {"model.path": str(folder)})
+    config = load_config("quickstart", {"model.path": str(folder)})
     found = model_content(config, tmp_path)
     names = {"config.json", "model.safetensors", "tokenizer.json", "added_tokens.json"}
     assert set(found) == {*names, *templates}
-    absent = load("quickstart", {"model.path": str(tmp_path / "absent")})
+    absent = load_config("quickstart", {"model.path": str(tmp_path / "absent")})
     assert model_content(absent, tmp_path) == {}
 
 
@@ -255,7 +257,7 @@ def test_a_gguf_file_is_a_model_and_a_damaged_one_is_not(
     monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
     model = write_model(tmp_path / "model", write_data(tmp_path / "train.jsonl"))
     file = write_gguf(tmp_path / "small.gguf", model)
-    config = load("quickstart", {"model.path": str(file)})
+    config = load_config("quickstart", {"model.path": str(file)})
     finding = check_model(config)
     assert finding.status == "ok", finding
     assert f"{build_layout(model, config).size:,} trainable values" in finding.detail
@@ -264,7 +266,7 @@ def test_a_gguf_file_is_a_model_and_a_damaged_one_is_not(
     plan = place_run([host], config, None, SETTING)
     assert check_memory(plan, config, ["localhost"]).status == "ok"
     assert check_model_folder(file).status == "ok"
-    damaged = load("quickstart", {"model.path": str(tmp_path / "damaged.gguf")})
+    damaged = load_config("quickstart", {"model.path": str(tmp_path / "damaged.gguf")})
     (tmp_path / "damaged.gguf").write_bytes(file.read_bytes()[:100])
     assert "damaged.gguf" in check_model(damaged).detail
     assert check_memory(plan, damaged, ["localhost"]).status == "warn"

@@ -13,7 +13,7 @@ import pytest
 
 from launcher.agent.checks.logits_folder import check_logits, logits_content
 from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.student.distributed_dataset import content_digest
 
@@ -108,7 +108,7 @@ def test_folders_are_equal_as_the_trainer_finds_them(logits: LogitsFolder, tmp_p
 
 def test_an_agent_needs_neither_torch_nor_pyarrow(logits: LogitsFolder, tmp_path: Path) -> None:
     given = {"task": "causal-lm", "model.path": "m", "data.train": str(logits.path)}
-    config = load(None, {**given, "distillation.alpha": 0.7})
+    config = load_config(None, {**given, "distillation.alpha": 0.7})
     questions = {
         "training_data": {"config": config.model_dump(mode="json")},
         "logits_content": {"path": str(logits.path), "state_folder": str(tmp_path / "state")},

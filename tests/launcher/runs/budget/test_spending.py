@@ -29,7 +29,7 @@ from launcher.runs.estimate import estimate_cost
 from tests import ROOT
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.budget import BudgetConfig
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.planning.budget.ledger import SpendLedger, SpendRecord
 
 pytestmark = pytest.mark.cluster
@@ -209,7 +209,7 @@ class Start:
             {"ceiling": 5, "currency": "EUR", "hosts": hosts, "ledger": str(self.ledger)}
         )
         self.others: list[Host] = []
-        self.config: RunConfig = load(
+        self.config: RunConfig = load_config(
             None,
             {
                 "num_classes": 3,

@@ -13,7 +13,7 @@ from launcher.errors import ConfigError
 from launcher.runs.certificates import bundle
 from launcher.runs.certificates.authority import Authority
 from launcher.runs.certificates.bundle import write_bundle
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.exchange.transport import tls
 from trainer.run.composition.roles import Placement, run_coordinator, run_worker
 from trainer.system.errors import InputError
@@ -144,7 +144,7 @@ def test_a_process_refuses_to_start_with_a_certificate_of_another_run(
 ) -> None:
     write_bundle(authority, tmp_path / "tls", "first", 1, [], replace=False)
     place = Placement(gpus=[], backend="cpu", threads=1, rank=0, tls_dir=str(tmp_path / "tls"))
-    config = load("quickstart")
+    config = load_config("quickstart")
     refusal = r"cert\.pem is not of run second; .* launch certificates --run-id second"
     with pytest.raises(InputError, match=refusal):
         run_coordinator(config, "second", place, "127.0.0.1:9000", 1)
@@ -155,4 +155,6 @@ def test_a_process_refuses_to_start_with_a_certificate_of_another_run(
 def test_without_more_words_both_programs_mean_the_same_run(tmp_path: Path) -> None:
     """`launch certificates` and `trainer finetune` of the README name none."""
     (default,) = [p.default for p in certificates.params if p.name == "run_id"]
-    assert default == load(None, {"model.path": "m", "data.train": "d", "num_classes": 2}).name
+    assert (
+        default == load_config(None, {"model.path": "m", "data.train": "d", "num_classes": 2}).name
+    )

@@ -24,7 +24,7 @@ from launcher.runs.preflight.check import CheckContext, HostCheck
 from launcher.runs.preflight.inspection import CHECKS
 from tests.launcher.hollow_model import make_model
 from tests.launcher.played_hosts import Units
-from trainer.config.distill_job import load
+from trainer.config.distill_job import load_job
 
 SETTING = PlanContext(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
 CPU = (Device("cpu", "cpu"),)
@@ -50,7 +50,7 @@ class Pair:
         gpu = Host(name="gpu", state_folder=state, devices=CPU, share_folder=str(students_share))
         hosts = (replace(ram, teacher=True), replace(gpu, student=True))
         settings = {"teacher.model": "inputs/t", "teacher.data": ["inputs/text"]}
-        self.job = job = load(
+        self.job = job = load_job(
             None,
             settings
             | {"student.model": "inputs/s", "evaluation.data": ["inputs/h"]}

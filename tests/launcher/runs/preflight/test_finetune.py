@@ -22,7 +22,7 @@ from launcher.runs.preflight.content import HostDigests, compare_content
 from launcher.runs.preflight.inspection import CHECKS
 from tests.launcher.played_hosts import Units
 from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 
 FINE = Finding("ok", "/data/train.jsonl")
 LESSON = {"task": "causal-lm", "distillation.alpha": 0.7}
@@ -103,7 +103,7 @@ def test_what_lies_on_the_share_is_one_file(
         replace(host, share_folder=shared) for host in (head, Host(name="b", devices=cpu))
     )
     paths = {"model.path": f"{folder}/model", "data.train": f"{folder}/t", "data.validation": None}
-    config = load(None, {**paths, **job, "output": "/out"})
+    config = load_config(None, {**paths, **job, "output": "/out"})
     here = describe_machine()
     found = Survey(
         hosts=hosts,
@@ -145,7 +145,7 @@ def test_a_folder_of_logits_is_compared_by_its_shards(tmp_path: Path) -> None:
     head = Host(name="a", coordinator=True, bind_address="10.0.0.1", devices=cpu)
     hosts = (head, *(Host(name=name, devices=cpu) for name in "bcd"))
     paths = {"model.path": "/srv/model", "data.train": "/srv/logits", "output": "/out"}
-    config = load(None, {**paths, **LESSON})
+    config = load_config(None, {**paths, **LESSON})
     here = describe_machine()
     found = Survey(
         hosts=hosts,
@@ -179,7 +179,7 @@ def test_units_are_asked_about_every_folder_of_the_run() -> None:
     hosts = (head, Host(name="b", devices=cpu))
     paths = {"model.path": "Qwen/Qwen3-4B", "data.train": "/t", "data.validation": "/v"}
     places = {"output": "/out", "checkpoint.folder": "/srv/motley/checkpoints/x"}
-    config = load("quickstart", paths | places)
+    config = load_config("quickstart", paths | places)
     here = describe_machine()
     found = Survey(
         hosts=hosts,

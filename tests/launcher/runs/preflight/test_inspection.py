@@ -29,7 +29,7 @@ from launcher.runs.up import make_plan
 from tests.launcher.hollow_model import make_model
 from tests.launcher.separate_hosts import SeparateHosts, missing
 from tests.ports import free_port
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 
 pytestmark = pytest.mark.cluster
 
@@ -55,7 +55,7 @@ def config(tmp_path: Path) -> RunConfig:
     (tmp_path / "model").mkdir()
     data = tmp_path / "train.jsonl"
     data.write_text('{"input": "ls", "label": 0}\n')
-    return load(
+    return load_config(
         "quickstart",
         {
             "model.path": str(make_model(tmp_path / "model", hidden=640, vocabulary=300)),
@@ -71,7 +71,7 @@ NAMES = list(dict.fromkeys(check.name for check in CHECKS))
 
 def plan_of(found: Survey, config: RunConfig | None = None) -> LaunchPlan:
     raise_all([*found.failures.values()])
-    return make_plan(found, config or load("quickstart"), None)
+    return make_plan(found, config or load_config("quickstart"), None)
 
 
 def of(checks: list[Result], host: str, name: str) -> Result:
@@ -202,7 +202,7 @@ def test_two_names_of_this_machine_are_one_machine(config: RunConfig) -> None:
 
 def test_a_plan_that_cannot_be_made_is_a_finding() -> None:
     hosts = [replace(HEAD, connection="local", coordinator=False, name=name) for name in "ab"]
-    checks = check_hosts(hosts, load("quickstart"), None, whole=False)
+    checks = check_hosts(hosts, load_config("quickstart"), None, whole=False)
     assert of(checks, "cluster", "plan").detail.startswith("set motley_coordinator: true on one")
 
 

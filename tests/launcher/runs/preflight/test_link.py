@@ -9,7 +9,7 @@ from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan
 from launcher.plan.setting import PlanContext
 from launcher.runs.preflight.link import judge_crossing
-from trainer.config.run import load
+from trainer.config.run import load_config
 
 TARGET = "10.0.0.1:9000"
 
@@ -21,7 +21,7 @@ def plan() -> LaunchPlan:
         Host(name="lambda", devices=cpu),
     ]
     setting = PlanContext(run_id="x-1", trainer_command=("t",), state_folder="/s", routes={})
-    return place_run(hosts, load("quickstart"), None, setting)
+    return place_run(hosts, load_config("quickstart"), None, setting)
 
 
 CROSSINGS: dict[str, tuple[ProbeResult, bool, str, str]] = {

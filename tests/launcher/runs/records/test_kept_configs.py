@@ -18,7 +18,7 @@ from launcher.plan.setting import PlanContext
 from launcher.runs.records.kept_configs import StartArguments, config_of, keep_config
 from launcher.runs.records.registry import Registry
 from tests.launcher.played_hosts import Disk
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 
 RUN_ID = "demo-20261120-110300-7f3a"
 HOSTS = (Host(name="intel", coordinator=True), Host(name="big", share_folder="/net/share"))
@@ -45,7 +45,7 @@ def registry(
     monkeypatch.setattr("launcher.hosts.ssh.connect_host", lambda host: Disk(tmp_path / host.name))
     listed = [Host(name="intel", coordinator=True, devices=(), fill_with_cpu=True)]
     setting = PlanContext(run_id=RUN_ID, trainer_command=("t",), state_folder="/s", routes={})
-    plan = place_run(listed, load("quickstart", {"output": "/o"}), 1, setting)
+    plan = place_run(listed, load_config("quickstart", {"output": "/o"}), 1, setting)
     folder = tmp_path / "intel" / "runs" / RUN_ID
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(json.dumps({**json.loads(plan.to_json()), "started": 1.0}))

@@ -16,7 +16,7 @@ from launcher.plan.plan import LaunchPlan
 from launcher.plan.setting import PlanContext
 from launcher.runs.records.registry import Registry
 from trainer.config import distill_job
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.exchange.protocol.actions import Step
 from trainer.tracking.metrics import MetricsLog
 from trainer.tracking.status import StatusFile, first_status
@@ -66,7 +66,7 @@ class RecordedRun:
         self.logs = folder / "runs" / run_id / "processes"
         self.output = folder / f"output-{run_id}"
         self.output.mkdir(parents=True)
-        job = load("quickstart", {"output": str(self.output)})
+        job = load_config("quickstart", {"output": str(self.output)})
         record(place_run([here(folder)], job, 3, setting(run_id, folder)), folder)
         self._now = BEGAN
         self.metrics = MetricsLog(self.output, clock=lambda: self._now)
@@ -182,7 +182,7 @@ class RecordedDistillation:
     def __init__(self, folder: Path) -> None:
         """Take the state folder, which the launcher is to have as well."""
         self.output, self.logits = folder / "taught", folder / "logits" / "taught"
-        job = distill_job.load(
+        job = distill_job.load_job(
             None,
             {
                 "logits": "taught",

@@ -8,7 +8,7 @@ import pytest
 
 from tests.trainer.exchange.exact_problem import join_request
 from trainer.config.codec import FREE
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.exchange.coordinator.outbox import Outbox
 from trainer.exchange.policies.auto_codec import CodecChoice
 from trainer.exchange.protocol.actions import Emit, Step
@@ -45,7 +45,7 @@ class Run:
         self.wire, self.done = wire, 0
         settings = {"exchange.codec": codec, "exchange.schedule": schedule}
         settings |= {f"exchange.{name}": value for name, value in rounds.items()}
-        exchange = load("quickstart", settings).exchange
+        exchange = load_config("quickstart", settings).exchange
         plan = StepPlan(total, 1, 1).with_rounds(exchange.rounds)
         self.outbox = Outbox()
         self.choice = CodecChoice(exchange, LAYERS, plan, self.outbox.emit)

@@ -57,7 +57,7 @@ def test_residuals_are_of_lossy_codecs_alone(codec: str) -> None:
 def test_an_outer_step_moves_weights_by_the_mean_displacement() -> None:
     made = policy(**OUTER, exchange__outer_learning_rate=1.0, exchange__outer_momentum=0.0)
     size = made.wire_layout.size // 2
-    state = TrainState.fresh(np.ones(size, np.float32))
+    state = TrainState.create(np.ones(size, np.float32))
     state.step = 3
     made.apply(state, np.full(size, 0.25, np.float32), 1e-3, 1.0)
     assert state.step == 4

@@ -13,7 +13,7 @@ import pytest
 from tests.trainer.clock import Clock
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.budget import BudgetConfig
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.planning.budget.ledger import SpendLedger
 from trainer.planning.budget.power import PowerMeter
 from trainer.planning.budget.watch import BudgetWatch
@@ -263,7 +263,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(model: Path, output: Path, ceiling: float) -> RunConfig:
     budget = {"ceiling": ceiling, "currency": "EUR"}
     budget["hosts"] = [{"name": "here", "price_hour": 3600.0}]
-    return load(
+    return load_config(
         None,
         {
             "num_classes": 3,

@@ -80,7 +80,7 @@ def test_losses_of_some_steps_are_those_of_peft(
         trained, lr=1e-2, betas=(rule.beta1, rule.beta2), eps=rule.epsilon, weight_decay=0.0
     )
     replica, _ = start(folder, config)
-    state, update = TrainState.fresh(weights.copy()), AdamW(rule, layout)
+    state, update = TrainState.create(weights.copy()), AdamW(rule, layout)
     batch = tiny.batch(6, "causal-lm")
     losses: list[tuple[float, float]] = []
     for _ in range(4):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.trained_model import load_trained
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.data.samples import read_prompts
 from trainer.evaluate.generation import complete
 from trainer.replica.backend import Compute
@@ -49,7 +49,9 @@ def config(folder: Path, **settings: Any) -> RunConfig:
         "training.sample_tokens": 6,
         "optimizer.learning_rate": 1e-2,
     }
-    return load(None, values | {key.replace("__", "."): value for key, value in settings.items()})
+    return load_config(
+        None, values | {key.replace("__", "."): value for key, value in settings.items()}
+    )
 
 
 def test_a_run_answers_before_between_and_after(
@@ -94,6 +96,6 @@ def test_prompts_that_cannot_be_asked_are_refused_before_training(
 
 def test_paths_are_anchored_and_members_need_not_agree(folder: Path) -> None:
     asks = config(folder, training__sample_prompts="prompts.jsonl")
-    assert asks.agreement() == config(folder, training__sample_every=5).agreement()
-    anchored = asks.anchored(folder, model_on_hub=False)
+    assert asks.agreement_digest() == config(folder, training__sample_every=5).agreement_digest()
+    anchored = asks.anchor_paths(folder, model_on_hub=False)
     assert anchored.training.sample_prompts == str(folder / "prompts.jsonl")

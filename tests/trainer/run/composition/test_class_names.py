@@ -12,7 +12,7 @@ from tests.trainer.small_model import WORDS, write_model
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
 from trainer.commands.merge import merge
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.run.composition import roles
 from trainer.run.composition.roles import Placement
 from trainer.run.inputs import read_inputs
@@ -42,7 +42,7 @@ def output(data: Path) -> Path:
         "output": str(data.parent / "output"),
         "training.max_steps": 2,
     }
-    assert roles.run_local(load(None, settings), "run", ALONE) == 0
+    assert roles.run_local(load_config(None, settings), "run", ALONE) == 0
     return data.parent / "output"
 
 
@@ -75,7 +75,7 @@ def test_scores_card_and_settings_have_the_names(output: Path, data: Path) -> No
     assert (
         f"classes: {', '.join(NAMES)}" in json.loads((output / "status.json").read_bytes())["card"]
     )
-    assert load(output / "run.yaml").class_names == NAMES
+    assert load_config(output / "run.yaml").class_names == NAMES
 
 
 def test_a_merged_model_has_the_names_and_knows_them_as_a_base(output: Path, data: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_merged_model_has_the_names_and_knows_them_as_a_base(output: Path, dat
     renamed = data.parent / "renamed.jsonl"
     renamed.write_text(data.read_text().replace("eggs", "spam"))
     settings = {"num_classes": 3, "model.path": str(merged), "data.train": str(renamed)}
-    assert read_inputs(load(None, settings), "run").config.class_names == NAMES
+    assert read_inputs(load_config(None, settings), "run").config.class_names == NAMES
 
 
 def test_validation_has_the_same_classes(output: Path, data: Path) -> None:
@@ -101,4 +101,4 @@ def test_validation_has_the_same_classes(output: Path, data: Path) -> None:
     ):
         path.write_text(json.dumps({"input": "x", "label": label}) + "\n")
         with pytest.raises(InputError, match=problem):
-            read_inputs(load(None, settings), "run")
+            read_inputs(load_config(None, settings), "run")

@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.exchange.transport.local import LocalExchange
 from trainer.exchange.worker.session import Session
 from trainer.init_model import ModelSizes, init_model
@@ -36,7 +36,7 @@ def _inputs(folder: Path, output: str) -> RunInputs:
         "checkpoint.every": 2,
         "output": str(folder / output),
     }
-    return read_inputs(load(None, settings), "run")
+    return read_inputs(load_config(None, settings), "run")
 
 
 def _train(inputs: RunInputs, *, shared: bool) -> tuple[TorchReplica, TrainState]:
@@ -56,6 +56,6 @@ def test_one_process_has_one_state_and_the_bits_of_two(tmp_path: Path) -> None:
     alone, one = _train(_inputs(tmp_path, "one"), shared=True)
     apart, two = _train(_inputs(tmp_path, "two"), shared=False)
     assert one.step == two.step == 6
-    assert one.digest() == two.digest()
+    assert one.compute_digest() == two.compute_digest()
     assert alone.weights.data_ptr() == one.weights.ctypes.data
     assert apart.weights.data_ptr() != two.weights.ctypes.data

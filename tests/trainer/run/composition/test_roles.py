@@ -17,7 +17,7 @@ from trainer.checkpoint.adapter import open_adapter
 from trainer.checkpoint.reader import find_checkpoint, read_progress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.merge import merge
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.exchange.protocol.actions import Step
 from trainer.run.composition import record, roles
 from trainer.run.composition import run as build
@@ -53,7 +53,7 @@ def config(model: Path, output: Path, **settings: object) -> RunConfig:
         "exchange.hash_every": 2,
         "checkpoint.every": 2,
     }
-    return load(None, overrides | settings)
+    return load_config(None, overrides | settings)
 
 
 def weights(output: Path) -> str:
@@ -133,7 +133,7 @@ def test_a_share_of_the_data_is_held_out(model: Path, tmp_path: Path):
 def test_the_settings_of_a_run_stand_beside_its_results(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    short = load(
+    short = load_config(
         None,
         {
             "model.path": "model",
@@ -147,16 +147,16 @@ def test_the_settings_of_a_run_stand_beside_its_results(
     monkeypatch.chdir(model.parent)
     assert roles.run_local(short, "run", ALONE) == 0
     monkeypatch.chdir("/")
-    kept = load(file)
+    kept = load_config(file)
     assert (kept.model.path, kept.data.train) == (str(model), str(model.parent / "train.jsonl"))
     assert (kept.training, kept.output) == (short.training, str(tmp_path))
-    more = load(file, {"training.max_steps": 2})
+    more = load_config(file, {"training.max_steps": 2})
     assert roles.run_local(more, "run", ALONE) == 0
-    assert load(file) == more
+    assert load_config(file) == more
 
     file.write_text(f"# my own\n{more.to_yaml()}")
     before = file.read_bytes()
-    assert roles.run_local(load(file, {"training.max_steps": 3}), "run", ALONE) == 0
+    assert roles.run_local(load_config(file, {"training.max_steps": 3}), "run", ALONE) == 0
     assert file.read_bytes() == before
 
 
@@ -227,7 +227,7 @@ def test_a_run_from_the_file_of_one_on_a_share_has_checkpoints_of_its_own(
     short = config(model, tmp_path / "first", **{"training.max_steps": 1})
     first = with_shared_checkpoints(short, str(share), "run-1")
     assert roles.run_local(first, "run-1", ALONE) == 0
-    again = load(tmp_path / "first" / "run.yaml", {"output": str(tmp_path / "second")})
+    again = load_config(tmp_path / "first" / "run.yaml", {"output": str(tmp_path / "second")})
     second = with_shared_checkpoints(again, str(share), "run-2")
     assert roles.run_local(second, "run-2", ALONE) == 0
     for output, run_id in (("first", "run-1"), ("second", "run-2")):
@@ -240,7 +240,7 @@ def test_a_run_from_the_file_of_one_on_a_share_has_checkpoints_of_its_own(
 def test_a_checkpoint_folder_of_the_users_stays_in_the_run_file(model: Path, tmp_path: Path):
     short: dict[str, object] = {"training.max_steps": 1, "checkpoint.folder": str(tmp_path / "c")}
     assert roles.run_local(config(model, tmp_path / "first", **short), "run-1", ALONE) == 0
-    again = load(tmp_path / "first" / "run.yaml", {"output": str(tmp_path / "second")})
+    again = load_config(tmp_path / "first" / "run.yaml", {"output": str(tmp_path / "second")})
     inputs = read_inputs(again, "run-2")
     with pytest.raises(InputError, match=r"of run run-1; give another checkpoint\.folder and -o"):
         build.make_coordinator(inputs, 1, 0.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.init_model import ModelSizes, init_model
 from trainer.replica.backend import ReplicaChoice
 from trainer.run.composition import run as build
@@ -37,7 +37,7 @@ def test_a_worker_has_read_its_data_when_it_connects(tmp_path: Path) -> None:
     data.write_text(json.dumps({"input": "ls -l", "label": 0}) + "\n")
     model = init_model(data, tmp_path / "model", ModelSizes(hidden_size=64, num_layers=1), 0)
     settings = {"model.path": str(model), "data.train": str(data), "num_classes": 2}
-    inputs = read_inputs(load(None, settings), "run")
+    inputs = read_inputs(load_config(None, settings), "run")
     data.write_text("no JSON\n")
 
     def connect() -> None:
@@ -46,4 +46,4 @@ def test_a_worker_has_read_its_data_when_it_connects(tmp_path: Path) -> None:
     with pytest.raises(_ConnectedError):  # and not for the data, which is another by now
         build.make_worker(inputs, ReplicaChoice(_Nothing(), "cpu", ""), connect)  # pyright: ignore[reportArgumentType]  # fails before it is used
     with pytest.raises(InputError, match=r"train\.jsonl:1"):
-        read_inputs(load(None, settings), "run")
+        read_inputs(load_config(None, settings), "run")

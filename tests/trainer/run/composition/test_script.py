@@ -83,11 +83,11 @@ def test_a_coordinator_has_the_start_of_a_child_and_no_torch(script: Path) -> No
     assert inputs.first.tobytes() == start.weights.tobytes()
     assert (start.facts.samples, start.facts.validation) == (48, 12)
     asked = (
-        "import sys\nfrom pathlib import Path\nfrom trainer.config.run import load\n"
+        "import sys\nfrom pathlib import Path\nfrom trainer.config.run import load_config\n"
         "from trainer.replica.script.source import read_script\n"
         "from trainer.run.inputs import read_script_inputs\n"
         f"script = read_script(Path({str(script)!r}))\n"
-        "config = load(None, {'task': 'script'})\n"
+        "config = load_config(None, {'task': 'script'})\n"
         "found = read_script_inputs(config, 'run', script, computes=False)\n"
         "assert 'torch' not in sys.modules\nprint(found.job.model, found.job.data)"
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.data.tokens import Encoded
 from trainer.run.distributed.group import member as group_member
 from trainer.run.distributed.group import setup as group_setup
@@ -39,14 +39,14 @@ def main(folder: Path) -> None:
     groups = [Members(["cpu"] * task["processes"], serve) for task in tasks]
     odd_group = Members(["cpu", "cpu"], serve_with_another_torch)
     starved = start_starved_group(folder)
-    hung = start_hung_group(folder, tasks[0], load(cases[0].with_suffix(".yaml")))
+    hung = start_hung_group(folder, tasks[0], load_config(cases[0].with_suffix(".yaml")))
     for case, task, members in zip(cases, tasks, groups, strict=True):
         batch = unpack_samples(load_file(case.with_suffix(".safetensors")))
-        config = load(case.with_suffix(".yaml"))
+        config = load_config(case.with_suffix(".yaml"))
         np.savez(case.with_suffix(".npz"), **answer(task, config, batch, members))  # type: ignore[arg-type]  # the stubs take no names from a dict
         assert not any(is_running(pid) for pid in members.pids)
     case, task = cases[0], tasks[0]
-    setup = make_setup(task, load(case.with_suffix(".yaml")), odd_group)
+    setup = make_setup(task, load_config(case.with_suffix(".yaml")), odd_group)
     (folder / "refused").write_text(refusal(setup, odd_group))
     code = os.waitstatus_to_exitcode(os.waitpid(starved, 0)[1])
     (folder / "starved.json").write_text(json.dumps([code, (folder / "starved").read_text()]))

@@ -39,7 +39,7 @@ def resumed(folder: str, output: str, settings: dict[str, Any]) -> list[Any]:
     found = None
     if dist.get_rank() == 0:
         store = CheckpointStore(Path(output), replica.layout, config, Path(folder))
-        store.save(state.snapshot(), RunProgress("run", 2, 0, 8, 0, 0, {}))
+        store.save(state.take_snapshot(), RunProgress("run", 2, 0, 8, 0, 0, {}))
         found = store.reopen("run")
     made: list[int] = []
     make = torch.empty

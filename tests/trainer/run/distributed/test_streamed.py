@@ -64,7 +64,7 @@ def test_the_files_are_those_of_a_snapshot(open_store: Open, layout: GradientLay
     with ThreadPoolExecutor(1) as writer:
         path = writer.submit(streamed.save, stream, PROGRESS)
         put_all(stream, layout, state)
-    wanted = whole.save(state.snapshot(), PROGRESS)
+    wanted = whole.save(state.take_snapshot(), PROGRESS)
     found = {file.name: file.read_bytes() for file in path.result().iterdir()}
     assert found == {file.name: file.read_bytes() for file in wanted.iterdir()}
 

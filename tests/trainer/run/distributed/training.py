@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from tests.trainer.replica.torch.parallel.one_process import device, mesh_of, samples
 from trainer.checkpoint.trained_model import load_trained
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.generator import load_generator
 from trainer.replica.torch.replica import TorchReplica
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def run_config(folder: str, data: str, output: str, settings: dict[str, Any]) -> RunConfig:
-    return load(
+    return load_config(
         None,
         {
             "model.path": folder,

@@ -229,7 +229,7 @@ def open_store(folder: Path, held: Lease, disk: CountingDisk | None = None) -> C
 
 def save(store: CheckpointStore, step: int, generation: int) -> None:
     progress = replace(tiny_progress(step), generation=generation)
-    store.save(tiny_state(step).snapshot(), progress, metric=float(step))
+    store.save(tiny_state(step).take_snapshot(), progress, metric=float(step))
 
 
 def save_until(folder: Path, k: int) -> None:

@@ -20,5 +20,5 @@ def make_mesh(parallel: ParallelConfig, world: int, device_type: str) -> DeviceM
     Raises:
         InputError: the sizes do not multiply to the world size.
     """
-    shape = parallel.pipeline.stages, parallel.copies(world), parallel.tensor
+    shape = parallel.pipeline.stages, parallel.count_copies(world), parallel.tensor
     return init_device_mesh(device_type, shape, mesh_dim_names=DIMENSIONS)

@@ -65,7 +65,7 @@ class Pipeline:
         recompute: bool,
     ) -> None:
         settings, architecture = config.parallel.pipeline, read_architecture(model_dir)
-        self._kind, self._microbatches = SCHEDULES[settings.schedule], settings.parts
+        self._kind, self._microbatches = SCHEDULES[settings.schedule], settings.microbatch_count
         self._group, self._copies = mesh.get_group("pipeline"), mesh.get_group("data")
         self._device, self._width = device, architecture.hidden_size
         self._autocast = autocast(config, device)

@@ -52,7 +52,7 @@ def placement(settings: PipelineConfig) -> list[int]:
     down = list(range(settings.stages))
     if SCHEDULES[settings.schedule].v_shaped:
         return down + down[::-1]
-    return down * settings.stages_each
+    return down * settings.stages_per_process
 
 
 class Stage(nn.Module):

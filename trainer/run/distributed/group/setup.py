@@ -62,7 +62,7 @@ class Setup:
 def identity(setup: Setup) -> dict[str, str]:
     """Return what must be the same in all processes of a group."""
     return {
-        "config": setup.config.agreement(),
+        "config": setup.config.agreement_digest(),
         "layout": build_layout(setup.model_dir, setup.config).digest,
         "model": model_digest(setup.model_dir),
         "torch": version("torch"),

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tests.distributed_ranks import device_of
 from tests.trainer.replica.driving import drawn_weights, gradient
 from trainer.config.parallel import ParallelConfig, PipelineConfig
-from trainer.config.run import RunConfig, load
+from trainer.config.run import RunConfig, load_config
 from trainer.data.tokens import Encoded
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.replica.torch.batch import IGNORED
@@ -40,7 +40,7 @@ def run_config(folder: str, settings: dict[str, Any]) -> RunConfig:
     }
     if overrides["task"] == "classify":
         overrides["num_classes"] = CLASSES
-    return load(None, overrides)
+    return load_config(None, overrides)
 
 
 def samples(config: RunConfig, count: int, vocabulary: int, seed: int = 0) -> list[Encoded]:

@@ -61,7 +61,7 @@ def trained(folder: str, settings: dict[str, Any], output: str) -> dict[str, Any
         zeros = np.zeros_like(weights)
         store = CheckpointStore(Path(output), layout, config, Path(folder))
         progress = RunProgress("run", 2, 0, 6, 0, 0, config.model_dump(mode="json"))
-        store.save(TrainState(weights, zeros, zeros.copy(), step=2).snapshot(), progress)
+        store.save(TrainState(weights, zeros, zeros.copy(), step=2).take_snapshot(), progress)
     kept = {
         storage.data_ptr(): storage.nbytes()
         for storage in (flat.local(part).untyped_storage() for part in replica.parameters.values())
