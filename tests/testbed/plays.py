@@ -1,10 +1,15 @@
-"""What a play says of itself: which tasks changed something, on which host."""
+"""A play's words, and what it says of itself: which tasks changed something, on which host."""
 
 from __future__ import annotations
 
 import re
 
 from tests.testbed.processes import Completed
+
+
+def tagged(*tags: str) -> tuple[str, ...]:
+    """Return the words that play these tags of the recipe, and no refusals."""
+    return "recipes/gpu-training.yml", "--tags", ",".join(tags), "--skip-tags", "validate"
 
 
 def changed(done: Completed) -> dict[str, int]:

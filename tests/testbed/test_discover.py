@@ -11,6 +11,7 @@ import pytest
 
 from tests.testbed.conftest import NewHost, Play
 from tests.testbed.lab import Lab
+from tests.testbed.plays import tagged
 from tests.testbed.processes import wait_until
 from tests.testbed.training import PROGRAMS, ROOT
 
@@ -43,7 +44,7 @@ def test_hosts_that_appear_vanish_and_change_their_key(
     config = tmp_path / "ssh_config"
     config.write_text(lab.ssh_config.read_text().partition("Host *")[2].join(("Host *", "")))
     flags = ("--ssh-config", config)
-    announce = ("playbooks/base.yml", "--tags", "base_packages,base_announce", "--limit")
+    announce = (*tagged("base_packages", "base_announce"), "--limit")
     play(*announce, "first")
     assert "_motley._tcp" in first.exec(["cat", SERVICE]).stdout
     owner = first.exec(["stat", "--format=%U %a", SERVICE]).stdout

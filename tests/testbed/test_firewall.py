@@ -17,7 +17,7 @@ from tests.testbed.conftest import NewHost
 from tests.testbed.firewalls import switch_nftables_on, switch_ufw_on
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
-from tests.testbed.plays import changed, changing_tasks
+from tests.testbed.plays import changed, changing_tasks, tagged
 from tests.testbed.processes import Completed, run
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(900)]
@@ -69,8 +69,7 @@ def test_ports_are_open_to_the_cluster_only(
         stranger = ["python3", "-c", CONNECT, wall.ip, str(NFS), str(PATIENCE[False])]
         assert lab.run(stranger, check=False).returncode != 0
 
-    both = ("playbooks/share.yml", "playbooks/trainer.yml")
-    both += ("--tags", "share_firewall,trainer_firewall")
+    both = tagged("share_firewall", "trainer_firewall")
 
     assert changed(play(*both, "--check", "--diff"))["wall"] > 0
     only_open()

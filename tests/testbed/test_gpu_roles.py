@@ -16,7 +16,7 @@ import pytest
 from tests import ROOT
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
-from tests.testbed.plays import changed, changing_tasks
+from tests.testbed.plays import changed, changing_tasks, tagged
 from tests.testbed.processes import Completed
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(600)]
@@ -45,6 +45,7 @@ def play(lab: Lab, hosts: dict[str, Host], tmp_path_factory: pytest.TempPathFact
 
     def call(*arguments: str, fails: bool = False, **extra: object) -> Completed:
         variables = {"vulkan_allow_software": True, "verify_summary": str(folder / "all.json")}
+        variables |= {"share_mode": "rsync"}  # role share refuses no server, whatever the tags
         inventory = lab.write_inventory(
             folder / "hosts.yml",
             {**variables, **extra},
@@ -56,29 +57,29 @@ def play(lab: Lab, hosts: dict[str, Host], tmp_path_factory: pytest.TempPathFact
         assert (done.returncode != 0) == fails, done.stdout[-6000:] + done.stderr[-2000:]
         return done
 
-    call("playbooks/base.yml")
+    call(*tagged("base"))
     return call
 
 
 def test_without_a_card_the_nvidia_role_says_so_and_does_nothing(play: Play) -> None:
-    first = play("playbooks/nvidia.yml")
+    first = play(*tagged("nvidia"))
     assert "twelve: no NVIDIA card on the PCI bus, role nvidia is skipped" in first.stdout
     assert "thirteen: no NVIDIA card" in first.stdout
-    assert changed(play("playbooks/nvidia.yml")) == NOTHING
+    assert changed(play(*tagged("nvidia"))) == NOTHING
 
 
 def test_software_vulkan_converges_and_is_asked_as_the_run_user(
     play: Play, hosts: dict[str, Host]
 ) -> None:
-    refused = play("playbooks/vulkan.yml", vulkan_allow_software=False)
+    refused = play(*tagged("vulkan"), vulkan_allow_software=False)
     assert "role vulkan is skipped" in refused.stdout
-    assert all(changed(play("playbooks/vulkan.yml", "--check", "--diff")).values())
-    assert all(changed(play("playbooks/vulkan.yml")).values())
-    again = play("playbooks/vulkan.yml")
+    assert all(changed(play(*tagged("vulkan"), "--check", "--diff")).values())
+    assert all(changed(play(*tagged("vulkan"))).values())
+    again = play(*tagged("vulkan"))
     assert changed(again) == NOTHING, changing_tasks(again)
     assert again.stdout.count("software") >= 2
     assert "as motley:" in again.stdout
-    assert changed(play("playbooks/vulkan.yml", "--check", "--diff")) == NOTHING
+    assert changed(play(*tagged("vulkan"), "--check", "--diff")) == NOTHING
     for host in hosts.values():
         assert {"render", "video"} <= set(host.exec(["id", "-nG", "motley"]).stdout.split())
 
@@ -89,10 +90,10 @@ def test_verify_prints_one_table_and_writes_reports(
     for host in hosts.values():
         host.exec(["install", "-d", "-o", "motley", "/srv/motley", "/srv/motley/checkpoints"])
     summary = tmp_path / "reports.json"
-    first = play("playbooks/verify.yml", verify_summary=str(summary))
+    first = play(*tagged("verify"), verify_summary=str(summary))
     assert re.search(r"^ +host +system +python +motley +devices", first.stdout, re.MULTILINE)
 
-    again = play("playbooks/verify.yml", verify_summary=str(summary))
+    again = play(*tagged("verify"), verify_summary=str(summary))
     assert changed(again) == NOTHING, changing_tasks(again)
     reports = {report["host"]: report for report in json.loads(summary.read_text())}
     assert list(reports) == ["twelve", "thirteen"]

@@ -32,6 +32,7 @@ CALLBACKS = {
     "ANSIBLE_CALLBACKS_ENABLED": "killed_after_change",
 }
 RESET = "recipes/reset.yml"
+ROLE = "recipes/gpu-training.yml --skip-tags validate --tags"
 MOST = 80
 """Interruptions of one play: more means that a task changes something each time."""
 FIRMWARE = "tests/testbed/firmware.yml"
@@ -85,16 +86,16 @@ CASES = {
     "base": Case(
         {"node": "bookworm"},
         [
-            ("playbooks/base.yml", {}),
-            ("playbooks/base.yml", {"base_open_files": 4096}),
+            (f"{ROLE} base", {}),
+            (f"{ROLE} base", {"base_open_files": 4096}),
             (f"{RESET} --tags base", {}),
         ],
     ),
     "share": Case(
         {"store": "bookworm", "reader": "trixie"},
         [
-            ("playbooks/share.yml", SHARE),
-            ("playbooks/share.yml", MORE),
+            (f"{ROLE} share", SHARE),
+            (f"{ROLE} share", MORE),
             (f"{RESET} --tags share", MORE),
         ],
         make=_two,
@@ -102,11 +103,11 @@ CASES = {
     "trainer": Case(
         {"node": "trixie"},
         [
-            ("playbooks/trainer.yml", {}),
-            ("playbooks/trainer.yml", {"motley_port": 9001}),
+            (f"{ROLE} trainer", {}),
+            (f"{ROLE} trainer", {"motley_port": 9001}),
             (f"{RESET} --tags trainer", {}),
         ],
-        before=[("playbooks/base.yml", {})],
+        before=[(f"{ROLE} base", {})],
         make=switch_nftables_on,
     ),
     "nvidia": Case(
@@ -118,10 +119,10 @@ CASES = {
         {"node": "bookworm"},
         [
             (FIRMWARE, {}),
-            ("playbooks/vulkan.yml", {"vulkan_allow_software": True}),
+            (f"{ROLE} vulkan", {"vulkan_allow_software": True}),
             (f"{RESET} --tags vulkan", {}),
         ],
-        before=[("playbooks/base.yml", {})],
+        before=[(f"{ROLE} base", {})],
     ),
 }
 

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.testbed.host import Host
+from tests.testbed.plays import tagged
 from tests.testbed.processes import wait_until
 from tests.testbed.training import PATIENCE, ROOT, STATE, Cluster, Operator, Running, leftovers
 from tests.testbed.training import up_flags as job
@@ -38,7 +39,7 @@ def guest(cluster: Cluster) -> Iterator[Operator]:
         host.exec(owned)
         host.exec(["cp", "-a", rule, "/root/rule"])
     operators = json.dumps({"trainer_operators": ["ops", "guest"]})
-    cluster.operator.play("playbooks/trainer.yml", "--tags", "trainer_operators", "-e", operators)
+    cluster.operator.play(*tagged("trainer_operators"), "-e", operators)
     operator = cluster.another_operator("guest")
     inventory: dict[str, Any] = yaml.safe_load(operator.inventory.read_text())
     inventory["all"]["vars"]["ansible_user"] = "guest"

@@ -12,6 +12,7 @@ import pytest
 from tests.testbed.conftest import NewHost, Play
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
+from tests.testbed.plays import tagged
 from tests.testbed.processes import Completed
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(1800)]
@@ -37,7 +38,7 @@ PLAYS = ("base", "share", "trainer", "verify")
 def host(lab: Lab, play: Play) -> Iterator[Host]:
     """Return a host that the recipe has made, with a folder of root's to lead to."""
     host = lab.add_host("planted")
-    run(host, play, *(f"playbooks/{name}.yml" for name in PLAYS))
+    run(host, play, *tagged(*PLAYS))
     host.exec(["mkdir", "--mode=0700", VICTIM])
     host.exec(["mkdir", "--parents", "/var/spool/cron"])  # where jobs of root's would be planted
     host.exec(["tee", PREY], input="root's own\n")
@@ -79,7 +80,7 @@ def test_no_link_leads_root_outside(host: Host, play: Play, target: str) -> None
     plant(host, target)
     before = outside(host)
     for name in PLAYS:
-        done = run(host, play, f"playbooks/{name}.yml", fails=None)
+        done = run(host, play, *tagged(name), fails=None)
         assert outside(host) == before, f"{name}: {done.stdout[-3000:]}"
         # It mends what it finds, or refuses in a line; a module that crashed has said neither.
         assert "MODULE FAILURE" not in done.stdout
@@ -93,7 +94,7 @@ cat >/opt/motley/current/bin/python
 chmod 755 /opt/motley/current/bin/python"""
     host.exec(["sh", "-c", make], user="motley", input=PYTHON)
     for name in ("verify", "trainer", "share"):
-        run(host, play, f"playbooks/{name}.yml", fails=None)
+        run(host, play, *tagged(name), fails=None)
     assert set(host.exec(["cat", RAN]).stdout.split()) == {"motley"}
 
 
@@ -107,10 +108,10 @@ def test_the_reset_removes_links_and_not_what_they_point_to(host: Host, play: Pl
 def test_the_recipe_mends_what_it_can(new_host: NewHost, play: Play) -> None:
     """A report that became a link is written again, as the run user."""
     host = new_host(name="mended")
-    run(host, play, "playbooks/base.yml")
+    run(host, play, *tagged("base"))
     make = "ln -s /etc/hostname /var/lib/motley/verify.json"
     host.exec(["sh", "-c", make], user="motley")
-    run(host, play, "playbooks/verify.yml")
+    run(host, play, *tagged("verify"))
     kind = ["stat", "--format=%F %U %a", "/var/lib/motley/verify.json"]
     assert host.exec(kind).stdout == "regular file motley 644\n"
     assert host.exec(["cat", "/etc/hostname"]).stdout == "mended\n"

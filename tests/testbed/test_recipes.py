@@ -19,7 +19,7 @@ from tests.testbed.conftest import COORDINATES, NewHost, Play
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
 from tests.testbed.nfs import AUTOFS, install_client
-from tests.testbed.plays import changed, changing_tasks
+from tests.testbed.plays import changed, changing_tasks, tagged
 from tests.testbed.processes import Completed, wait_until
 from tests.testbed.training import PROGRAMS, Operator
 
@@ -39,7 +39,7 @@ def head(lab: Lab, play: Play) -> Iterator[Host]:
     keys = [f"/home/{user}/.ssh/authorized_keys" for user in ("ops", "guest")]
     host.exec(["install", "-D", "--owner=guest", "--mode=600", *keys])
     only = ("--limit", host.name)  # other hosts of the lab are other tests'
-    play("playbooks/base.yml", "playbooks/trainer.yml", *only, trainer_operators=["ops", "guest"])
+    play(*tagged("base", "trainer"), *only, trainer_operators=["ops", "guest"])
     yield host
     host.remove()
 
@@ -79,7 +79,7 @@ def test_needrestart_leaves_units_alone(head: Host, play: Play) -> None:
     install = ["apt-get", "install", "--yes", "--no-install-recommends", "needrestart"]
     head.exec(["apt-get", "update"])
     head.exec(["env", "DEBIAN_FRONTEND=noninteractive", *install])
-    play("playbooks/trainer.yml", "--limit", head.name, "--tags", "trainer_units")
+    play(*tagged("trainer_units"), "--limit", head.name)
     code = (
         "our %nrconf; do '/etc/needrestart/needrestart.conf'; my $rules = $nrconf{override_rc};"
         "for my $unit (@ARGV) {"
@@ -119,7 +119,7 @@ def test_passwords_are_off_and_keys_work(lab: Lab, head: Host) -> None:
 
 @pytest.mark.parametrize(("mode", "folders"), [("none", []), ("rsync", ["checkpoints", "logits"])])
 def test_a_share_without_nfs(head: Host, play: Play, mode: str, folders: list[str]) -> None:
-    only = ("playbooks/share.yml", "--limit", "provisioned")
+    only = (*tagged("share"), "--limit", "provisioned")
     settings = {"share_mode": mode, "share_operators": ["guest"]}
     assert changed(play(*only, **settings))["provisioned"] > 0
     again = play(*only, **settings)
@@ -178,12 +178,12 @@ def test_no_key_no_hardening(new_host: NewHost, play: Play) -> None:
     """The connection of the play is open; a fresh one would need a password."""
     host = new_host(name="locked")
     hide = ["mv", "/home/ops/.ssh/authorized_keys", "/home/ops/.ssh/kept"]
-    base = ("playbooks/base.yml", "--limit", "locked", "--tags", "base_sshd")
+    base = (*tagged("base_sshd"), "--limit", "locked")
     stays_open = {
         "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=yes",
         "ANSIBLE_SSH_CONTROL_PATH_DIR": "/run/locked",
     }
-    play("playbooks/validate.yml", "--limit", "locked", env=stays_open)
+    play("recipes/gpu-training.yml", "--tags", "validate", "--limit", "locked", env=stays_open)
     host.exec(hide)
 
     done = play(*base, fails=True, env=stays_open)
@@ -206,7 +206,7 @@ def test_hardening_is_taken_back(new_host: NewHost, play: Play, line: str, messa
     host = new_host(name="back")
     host.exec(["tee", "/etc/ssh/sshd_config.d/10-local.conf"], input=f"{line}\n")
 
-    done = play("playbooks/base.yml", "--limit", "back", "--tags", "base_sshd", fails=True)
+    done = play(*tagged("base_sshd"), "--limit", "back", fails=True)
 
     assert "back: sshd is as it was before" in done.stdout
     assert host.exec(["test", "-e", DROP_IN], check=False).returncode != 0
@@ -239,7 +239,7 @@ def test_bare_hosts_converge_and_can_be_undone(lab: Lab, new_host: NewHost, play
 
     # Check mode tells the truth about a difference, too, and does not make it.
     told = play(
-        "playbooks/base.yml", *limit, "--check", "--diff", **{**settings, "base_open_files": 8192}
+        *tagged("base"), *limit, "--check", "--diff", **{**settings, "base_open_files": 8192}
     )
     assert changed(told) == {"intel": 1, "lambda": 1}, changing_tasks(told)
     assert "-motley - nofile 4096\n+motley - nofile 8192" in told.stdout

@@ -21,7 +21,7 @@ from tests.testbed.host import Host
 from tests.testbed.lab import Lab
 from tests.testbed.nfs import AUTOFS, install_client
 from tests.testbed.plan import Plan
-from tests.testbed.plays import changed, changing_tasks
+from tests.testbed.plays import changed, changing_tasks, tagged
 from tests.testbed.processes import Completed, wait_until
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(1800)]
@@ -96,7 +96,7 @@ def share(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Share]
         lab.inside("mkdir", code)
         lab.inside("cp", "--recursive", ROOT / "launcher", code)
     install_client(client)
-    play("playbooks/share.yml")
+    play(*tagged("share"))
     yield Share(lab, server, client, play)
     for host in hosts:
         host.remove()

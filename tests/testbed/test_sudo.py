@@ -12,7 +12,7 @@ from tests.testbed.conftest import COORDINATES, Play
 from tests.testbed.host import Host
 from tests.testbed.image import SUITES
 from tests.testbed.lab import Lab
-from tests.testbed.plays import changed, changing_tasks
+from tests.testbed.plays import changed, changing_tasks, tagged
 from tests.testbed.test_operators import findings
 from tests.testbed.test_units import install
 from tests.testbed.training import Operator
@@ -58,7 +58,7 @@ class Station:
 
     def play_rules(self, **options: Any) -> Any:
         """Run the recipe's part that writes the rule and calls it."""
-        only = ("playbooks/trainer.yml", "--tags", "trainer_operators", "--limit", self.host.name)
+        only = (*tagged("trainer_operators"), "--limit", self.host.name)
         return self._play(*only, ansible_become_password="secret", **options)
 
     def reachable(self) -> dict[str, str]:

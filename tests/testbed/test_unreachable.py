@@ -14,7 +14,7 @@ from tests.testbed.conftest import COORDINATES, NewHost
 from tests.testbed.host import Host
 from tests.testbed.lab import Lab
 from tests.testbed.nfs import AUTOFS, install_client
-from tests.testbed.plays import changed
+from tests.testbed.plays import changed, tagged
 from tests.testbed.processes import Completed
 from tests.testbed.training import RECIPE
 
@@ -83,13 +83,13 @@ def test_a_server_that_does_not_answer_costs_no_proof_of_its_clients(
     units = ["find", "/etc/systemd/system", "-name", "srv-motley-*.mount"]
 
     away = {"nas": {**NAMED, **COORDINATES}}
-    done = play(at, host, away, "playbooks/share.yml", share_server="nas")
+    done = play(at, host, away, *tagged("share"), share_server="nas")
     assert outcome(done) == (4, {"nas"}, set()), done.stdout[-6000:]
     assert "nas did not answer, and its address is unknown: the mounts stay" in words(done)
     assert host.exec(units).stdout == ""
 
     away = {"nas": {**CLOSED, **COORDINATES}}
-    done = play(at, host, away, "playbooks/share.yml", share_server="nas")
+    done = play(at, host, away, *tagged("share"), share_server="nas")
     assert outcome(done) == (4, {"nas"}, set()), done.stdout[-6000:]
     assert "nas did not answer: the mounts are written but not proven" in words(done)
     assert len(host.exec(units).stdout.split()) == 2
