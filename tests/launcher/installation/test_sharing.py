@@ -2,14 +2,18 @@
 
 import json
 import os
+import random
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from launcher.installation import environments
 from tests.launcher.handmade import lock_of, make_uv, make_wheel
 from tests.launcher.installation.small import Install, motley, running
 from tests.waiting import wait_for
@@ -179,3 +183,46 @@ def test_an_installation_that_is_killed_leaves_the_version_that_ran(
     assert running(root) == "2.0"
     assert install("rollback")["version"] == first["version"]
     assert running(root) == "1.0"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Make the root a file system that holds some versions of the small Motley."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small tmpfs")
+    folder = tmp_path / "root"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", folder]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"needs root that may mount: {mounted.stderr.strip()}")
+    monkeypatch.setitem(environments._SIZES, None, 1e6)  # else it is refused before uv starts
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_fills_while_uv_installs_leaves_the_version_that_ran(
+    tmp_path: Path, small_disk: Path, shelf: Path, install: Install
+) -> None:
+    first = install("install", "--wheel", motley(tmp_path, "1.0"), "--extras", "coordinator")
+    noise = random.Random(0).randbytes(16 << 20)
+    twig = make_wheel(shelf, "twig", "1.0", {"twig.py": "", "twig.bin": noise})
+    leaf = shelf / "leaf-1.0-py3-none-any.whl"
+    lock = {"launcher/locks/coordinator.txt": lock_of(leaf, twig)}
+    wheel = motley(tmp_path, "2.0", files=lock)
+    ballast = small_disk / "ballast"
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(small_disk).free - (8 << 20))
+
+    failure = install("install", "--wheel", wheel, code=1)
+
+    assert failure["error"].startswith("uv pip sync failed: "), failure
+    assert "No space left on device" in failure["error"]
+    assert (install("show")["version"], running(small_disk)) == (first["version"], "1.0")
+    assert len(list((small_disk / "versions").iterdir())) == 1
+    ballast.unlink()
+    assert install("install", "--wheel", wheel)["previous"] == first["version"]
+    assert running(small_disk) == "2.0"
+    assert (packages(small_disk) / "twig.bin").stat().st_size == len(noise)
+    assert install("rollback")["version"] == first["version"]
+    assert running(small_disk) == "1.0"
