@@ -194,8 +194,8 @@ class Adapter:
 
     @property
     def tokenizer_dir(self) -> Path:
-        """The folder of the tokenizer that it was trained with: its own, else its base's."""
-        return self.path if (self.path / TOKENIZER_FILE).is_file() else self.base_dir
+        """The folder of the tokenizer that it was trained with."""
+        return find_tokenizer(self.base_dir, self.path)
 
     @property
     def num_classes(self) -> int | None:
@@ -225,6 +225,19 @@ def find_adapter(path: Path) -> Path | None:
     if not any((path / name).is_file() for name in (ADAPTER_CONFIG, "config.json", RUN_FILE)):
         path = find_checkpoint(path)
     return path if (path / ADAPTER_CONFIG).is_file() else None
+
+
+def find_tokenizer(base_dir: Path, adapter: str | Path | None) -> Path:
+    """Return the folder of the tokenizer and templates that a model was trained with.
+
+    It is the adapter's if that has one, else the base's.
+
+    Args:
+        adapter: an output folder, a checkpoint or an adapter; None: there is none. The folder may
+            be missing: of `model.adapter` members that do not read its factors need none.
+    """
+    folder = find_adapter(Path(adapter)) if adapter and Path(adapter).is_dir() else None
+    return folder if folder and (folder / TOKENIZER_FILE).is_file() else base_dir
 
 
 def read_base_name(adapter: Path) -> str:

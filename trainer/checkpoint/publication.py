@@ -17,12 +17,11 @@ from typing import Any
 import yaml
 
 from trainer import __version__
-from trainer.checkpoint.generation_file import generation_file
 from trainer.checkpoint.reader import RUN_FILE, read_run
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE
 from trainer.config.run import SCRIPT, RunConfig
 from trainer.model.formats import lasting_name
-from trainer.model.hf_export import ADAPTER_CONFIG, CLASSIFIER_CONFIG, file_pieces, tokenizer_files
+from trainer.model.hf_export import ADAPTER_CONFIG, CLASSIFIER_CONFIG, file_pieces
 from trainer.system.commandline.markdown_text import code_block, code_span, escape_markdown
 from trainer.system.errors import StorageError
 from trainer.system.regular_file import read_file
@@ -47,8 +46,6 @@ def write_publication(checkpoint: Path, config: RunConfig, model_dir: Path) -> P
     records = read_manifest(checkpoint)
     kept = {name: record for name, record in records.items() if name not in _OF_A_RUN}
     texts = {CARD: model_card(read_run(checkpoint), config, model_dir)}
-    if config.method == "lora" and config.task != "classify":
-        texts |= {name: text.decode() for name, text in generation_file(model_dir).items()}
     if ADAPTER_CONFIG in kept and (name := _hub_name(config)):
         tree = json.loads(read_file(checkpoint / ADAPTER_CONFIG))
         texts[ADAPTER_CONFIG] = json.dumps({**tree, "base_model_name_or_path": name}, indent=2)
@@ -63,10 +60,6 @@ def write_publication(checkpoint: Path, config: RunConfig, model_dir: Path) -> P
                     writer.adopt_file(name, record)
                 except OSError:  # another file system, or one without links
                     writer.write_file(name, file_pieces(checkpoint / name))
-            of_model = {} if config.task == SCRIPT else tokenizer_files(model_dir)
-            for name, path in of_model.items():
-                if name not in kept and name not in texts:
-                    writer.write_file(name, file_pieces(path))
             for name, text in texts.items():
                 writer.write_file(name, [text.encode()])
             return writer.publish()

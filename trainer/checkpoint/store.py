@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from blake3 import blake3
 
+from trainer.checkpoint.adapter import find_tokenizer
 from trainer.checkpoint.generation_file import generation_file
 from trainer.checkpoint.publication import write_publication
 from trainer.checkpoint.reader import (
@@ -43,7 +44,6 @@ from trainer.config.run import SCRIPT
 from trainer.model.hf_export import (
     BASE_DIGEST,
     companions,
-    file_pieces,
     raw_bytes,
     safetensors_header,
     weights_file,
@@ -52,7 +52,8 @@ from trainer.model.initialization import initial_tensor
 from trainer.model.layout import frozen_adapters
 from trainer.model.safetensors_headers import read_headers
 from trainer.optimizer.adamw import SavedState, TrainState, Vector
-from trainer.system.errors import StorageError
+from trainer.system.errors import InputError, StorageError, readable
+from trainer.system.regular_file import read_file
 from trainer.system.storage import atomic_folder, removal
 from trainer.system.storage.atomic_folder import Disk, FolderWriter, verify_folder
 
@@ -112,9 +113,16 @@ class CheckpointStore:
         self._config = config
         self._disk = disk or Disk()
         self._model_dir = model_dir
-        self._companions = {} if config.task == SCRIPT else companions(config, model_dir)
-        if config.method == "full" and config.task not in ("classify", SCRIPT):
-            self._companions |= generation_file(model_dir)
+        tokenizer_dir = find_tokenizer(model_dir, config.model.adapter)
+        beside = {} if config.task == SCRIPT else companions(config, model_dir, tokenizer_dir)
+        if config.task not in ("classify", SCRIPT):
+            beside |= generation_file(model_dir, tokenizer_dir)
+        # Read now: the model's folder may change while the run goes on.
+        with readable(model_dir, InputError):
+            self._companions = {
+                name: read_file(each) if isinstance(each, Path) else each
+                for name, each in beside.items()
+            }
         self._frozen = frozen_adapters(model_dir, config)
         atomic_folder.prepare_folder(folder)
         try:
@@ -265,8 +273,7 @@ class CheckpointStore:
             writer.write_file(OPTIMIZER_FILE, chain([header], map(raw_bytes, pieces)))
             snapshot.close()
             for companion, content in self._companions.items():
-                pieces = file_pieces(content) if isinstance(content, Path) else [content]
-                writer.write_file(companion, pieces)
+                writer.write_file(companion, [content])
             text = json.dumps(run, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
             writer.write_file(RUN_FILE, [text.encode()])
             return writer.publish()

@@ -16,7 +16,6 @@ from trainer.system.storage.progress import report_progress
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model")
 _DIGESTED = (
-    "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -58,10 +57,13 @@ def local_model(path: Path) -> Path | None:
     return path.resolve() if path.is_dir() else None
 
 
-def model_digest(model_dir: Path) -> str:
+def model_digest(model_dir: Path, tokenizer_dir: Path | None = None) -> str:
     """Return the BLAKE3 hex digest of a model folder: config, weights and tokenizer.
 
     It includes the tokenizer: another one makes other samples of the same data.
+
+    Args:
+        tokenizer_dir: the folder of a tokenizer that replaces the model's.
 
     Raises:
         InputError: a file is missing or cannot be read.
@@ -69,17 +71,22 @@ def model_digest(model_dir: Path) -> str:
     from blake3 import blake3  # a launcher's machine may have none, and asks for folders alone
 
     hasher = blake3(weights_digest(model_dir).encode())
-    for path in digested_files(model_dir):
+    for folder, name in _digested(model_dir, tokenizer_dir or model_dir):
         # Framed by name and size, so that bytes cannot move from one file to the next.
-        hasher.update(f"{path.relative_to(model_dir)}\0{path.stat().st_size}\0".encode())
-        hasher.update(_bytes(path))
+        hasher.update(f"{name}\0{(folder / name).stat().st_size}\0".encode())
+        hasher.update(_bytes(folder / name))
     return hasher.hexdigest()
 
 
 def digested_files(model_dir: Path) -> list[Path]:
     """Return a model's files beside its weights that decide what is computed and learned."""
-    names = [name for name in _DIGESTED if (model_dir / name).is_file()]
-    return [model_dir / name for name in (*names, *template_files(model_dir).values())]
+    return [folder / name for folder, name in _digested(model_dir, model_dir)]
+
+
+def _digested(model_dir: Path, tokenizer_dir: Path) -> list[tuple[Path, str]]:
+    named = [(tokenizer_dir, name) for name in _DIGESTED]
+    found = [each for each in ((model_dir, "config.json"), *named) if Path(*each).is_file()]
+    return [*found, *((tokenizer_dir, name) for name in template_files(tokenizer_dir).values())]
 
 
 def weights_digest(model_dir: Path) -> str:

@@ -64,8 +64,11 @@ def companions(
 ) -> dict[str, bytes | Path]:
     """Return the files beside the weights: their bytes, or the file to copy.
 
+    The tokenizer and its templates are among them, so that a model is used with those that it was
+    trained with, whatever becomes of its base's.
+
     Args:
-        tokenizer_dir: a tokenizer that replaces the model's.
+        tokenizer_dir: the folder of the tokenizer; None: the model's.
 
     Raises:
         InputError: the model directory has no usable config.json.
@@ -76,13 +79,11 @@ def companions(
         }
         if config.task == "classify" and (model_dir / MODEL_CONFIG).is_file():
             files[CLASSIFIER_CONFIG] = _pretty(model_config(config, model_dir))
-        return files
-    files = {MODEL_CONFIG: _pretty(model_config(config, model_dir))}
-    of_model = tokenizer_files(model_dir)
-    if tokenizer_dir is not None and tokenizer_dir != model_dir:
-        kept = {name: path for name, path in of_model.items() if name == GENERATION_FILE}
-        of_model = {**tokenizer_files(tokenizer_dir), **kept}
-    return {**files, **of_model}
+    else:
+        files = {MODEL_CONFIG: _pretty(model_config(config, model_dir))}
+    if (model_dir / GENERATION_FILE).is_file():
+        files[GENERATION_FILE] = model_dir / GENERATION_FILE
+    return {**files, **tokenizer_files(tokenizer_dir or model_dir)}
 
 
 def tokenizer_files(model_dir: Path) -> dict[str, Path]:

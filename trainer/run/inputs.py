@@ -11,6 +11,7 @@ import numpy as np
 from blake3 import blake3
 
 from trainer import __version__
+from trainer.checkpoint.adapter import find_tokenizer
 from trainer.checkpoint.trained_model import starting_weights
 from trainer.config.run import RunConfig
 from trainer.data.data_file import DataFile
@@ -106,7 +107,8 @@ def read_inputs(
     config, given = fit_length(config, model_dir), config
     layout = build_layout(model_dir, config)
     taught = taught_folder(config, model_dir)
-    encoder = Encoder(model_dir, config.data.lost_text, config.data.date)
+    tokenizer_dir = find_tokenizer(model_dir, config.model.adapter)
+    encoder = Encoder(tokenizer_dir, config.data.lost_text, config.data.date, model_dir)
     length = config.data.max_seq_len
 
     def dataset(file: DataFile | None) -> Dataset | None:
@@ -230,7 +232,8 @@ def read_student_inputs(
         tell(f"data.max_seq_len is lowered to {length}: {model_dir} has no more positions")
     check_student(config, folder.description, model_dir)
     layout = build_layout(model_dir, config)
-    encoder = Encoder(model_dir, config.data.lost_text, config.data.date)
+    tokenizer_dir = find_tokenizer(model_dir, config.model.adapter)
+    encoder = Encoder(tokenizer_dir, config.data.lost_text, config.data.date, model_dir)
     for line in (*notices(model_dir), *encoder.unused):
         tell(line)
     validation = None
@@ -255,7 +258,7 @@ def _job(config: RunConfig, run_id: str, layout: GradientLayout, model_dir: Path
         run_id=run_id,
         agreement=config.agreement_digest(),
         layout=layout.digest,
-        model=model_digest(model_dir),
+        model=model_digest(model_dir, find_tokenizer(model_dir, config.model.adapter)),
         data=data,
         version=__version__,
         base=weights_digest(model_dir),
