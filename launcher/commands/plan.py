@@ -126,7 +126,7 @@ def plan(
 
     With --distill: of each engine that may compute a teacher.
 
-    Exits with 4 if nothing fits.
+    Exits with 2 for a model that does not train, with 4 if nothing fits.
     """
     from launcher.errors import ConfigError
     from launcher.runs.planned import inventory_cluster, model_shape, untrained_model
@@ -141,7 +141,7 @@ def plan(
     if (price_kwh is not None or price_hour is not None) and not currency:
         raise ConfigError("a price needs its currency: add --currency EUR")
     model = None if model is None else untrained_model(model)
-    found = model_shape(model, shape)
+    found = model_shape(model, shape, None if distill else "full" if method == "full" else "lora")
     if distill:
         kept = Kept(scheme=scheme, top_k=top_k)
         print_distillation_plan(

@@ -87,7 +87,7 @@ def print_distillation_plan(
     """
     from launcher.errors import PreflightError
     from launcher.runs import teaching
-    from launcher.runs.planned import named_or_read
+    from launcher.runs.planned import named_student
     from launcher.views import render
     from launcher.views import teaching as view
     from trainer.planning.devices import parse_cluster
@@ -101,7 +101,7 @@ def print_distillation_plan(
     given, measured = teaching.read_rates(rates, seats.found)
     request = teaching.DistillationRequest(
         shape=shape,
-        student=None if student is None else named_or_read(student),
+        student=None if student is None else named_student(student),
         tokens=tokens,
         length=length if _is_given("length") else WINDOW,
         kept=kept,

@@ -7,7 +7,7 @@ import json
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,8 +21,10 @@ from launcher.terminal import note, working
 from trainer.checkpoint.adapter import find_adapter, read_base_name
 from trainer.checkpoint.reader import FOLDER as CHECKPOINTS
 from trainer.checkpoint.reader import RUN_FILE, find_checkpoint
+from trainer.model.families import family_of
 from trainer.model.files import local_model
 from trainer.model.hf_export import ADAPTER_CONFIG
+from trainer.model.safetensors_headers import read_config
 from trainer.planning import devices as known
 from trainer.planning.cost import Prices
 from trainer.planning.device_models import DeviceModel, find_device
@@ -55,11 +57,15 @@ def untrained_model(name: str) -> str:
     return base
 
 
-def model_shape(model: str | None, shape: str | None) -> ModelShape:
+def model_shape(model: str | None, shape: str | None, method: str | None = None) -> ModelShape:
     """Return the shape of a folder, a GGUF file, a hub name or a named shape.
+
+    Args:
+        method: how it is trained; None: it is not, as a teacher.
 
     Raises:
         ConfigError: neither or both are given, or it cannot be read.
+        InputError: it is known that no such model trains by the method.
         UnreachableError: the hub does not answer.
     """
     if (model is None) == (shape is None):
@@ -68,26 +74,39 @@ def model_shape(model: str | None, shape: str | None) -> ModelShape:
         return named_shape(shape)
     assert model is not None
     if (folder := local_model(Path(model))) is not None:
+        _check_trained(folder, model, method)
         return replace(read_shape(folder), name=Path(model).name or folder.name)
     if not is_hub_name(model, Path.cwd()):
         raise ConfigError(f"no model folder {model}, and it is no hub name such as Qwen/Qwen3-4B")
     snapshot = cached_snapshot(model)
     if snapshot is not None and (snapshot / "config.json").is_file():
+        _check_trained(snapshot, model, method)
         return replace(read_shape(snapshot), name=model)
-    return _from_hub(model)
+    return _from_hub(model, method)
 
 
-def named_or_read(name: str) -> ModelShape:
-    """Return a named shape, else that of a folder, a GGUF file or a hub name.
+def _check_trained(folder: Path, name: str, method: str | None) -> None:
+    if method is not None and (folder / "config.json").is_file():
+        _check_config(read_config(folder), name, method)
+
+
+def _check_config(tree: Mapping[str, Any], name: str, method: str) -> None:
+    """Refuse what the trainer refuses before it reads weights, with the same words."""
+    family = family_of(tree, f"{name}/config.json")
+    family.check_trained(str(tree["model_type"]), name, method)
+
+
+def named_student(name: str) -> ModelShape:
+    """Return a named shape, else that of a folder, a GGUF file or a hub name, which trains.
 
     Raises:
         ConfigError: it is none of them.
         UnreachableError: the hub does not answer.
     """
-    return NAMED[name] if name in NAMED else model_shape(untrained_model(name), None)
+    return NAMED[name] if name in NAMED else model_shape(untrained_model(name), None, "lora")
 
 
-def _from_hub(name: str) -> ModelShape:
+def _from_hub(name: str, method: str | None) -> ModelShape:
     """Fetch a config.json alone, by HTTPS."""
     if is_offline():
         raise ConfigError(
@@ -103,7 +122,10 @@ def _from_hub(name: str) -> ModelShape:
         raise UnreachableError(f"{address}: {error}; give a folder with its config.json") from None
     if not isinstance(tree, dict):
         raise ConfigError(f"{address}: not a JSON object")
-    return parse_shape(cast("dict[str, Any]", tree), address, name)
+    tree = cast("dict[str, Any]", tree)
+    if method is not None:
+        _check_config(tree, name, method)
+    return parse_shape(tree, address, name)
 
 
 def cluster_of(hosts: Sequence[Host], between: LinkRates | None) -> ClusterShape:

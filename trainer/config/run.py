@@ -88,7 +88,7 @@ class ModelConfig(Section):
     """Folder of a LoRA adapter of this model from whose factors the run begins; null: from new
     ones.
 
-    The coordinator alone reads it; for task `dpo` every member does."""
+    The coordinator alone needs it; for task `dpo`, or with a tokenizer of its own, every member."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Storage of the frozen base weights; trainable weights are always fp32 masters."""
     quantization: Literal["none", "nf4"] = "none"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainer.model.family import Family, Kept
-from trainer.model.family_refusals import FULL_REFUSED, REFUSED
+from trainer.model.family_refusals import FULL_REFUSED, REFUSED, RENAMED
 from trainer.model.safetensors_headers import positions_of
 from trainer.system.errors import InputError
 
@@ -294,6 +294,8 @@ FAMILIES: dict[str, Family] = {
 
 for _kind, _why in REFUSED.items():
     FAMILIES[_kind] = replace(_OTHER, refused=_why)
+for _kind, _parts in RENAMED.items():
+    FAMILIES[_kind] = replace(_OTHER, renamed=_parts, gated=_kind != "nemotron_h")
 for _kind, _why in FULL_REFUSED.items():
     FAMILIES[_kind] = replace(FAMILIES.get(_kind, _OTHER), full_refused=_why)
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trainer.system.errors import InputError
+
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
@@ -37,6 +39,8 @@ class Family:
     """Why none of its models trains; empty if they may."""
     full_refused: str = ""
     """Why they do not train whole, but by adapters alone."""
+    renamed: tuple[str, ...] = ()
+    """Parts of the names of linears that transformers renames when it loads them."""
     causal: str = ""
     """The class of language models; empty if it is the one that config.json names."""
     classifier: str = ""
@@ -107,6 +111,20 @@ class Family:
         for part, own in self.moved:
             stored = stored.replace(part, own)
         return stored
+
+    def check_trained(self, model_type: str, where: str, method: str) -> None:
+        """Check what is known of a model without its weights.
+
+        Raises:
+            InputError: no model of this type trains, or none by this method; `where` begins it.
+        """
+        if self.refused:
+            raise InputError(f"{where}: {model_type} is not trained here: {self.refused}")
+        if method == "full" and self.full_refused:
+            raise InputError(
+                f"{where}: method full: {self.full_refused}; set method lora, which leaves the rest"
+                " as it is"
+            )
 
     @property
     def has_windows(self) -> bool:

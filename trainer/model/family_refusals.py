@@ -32,6 +32,17 @@ REFUSED = {
 }
 """Why no model of these types trains, whatever its sizes."""
 
+RENAMED = {
+    "axk2": ("W_down", "W_up", "q_b_proj"),
+    "bailing_hybrid": ("attention",),
+    "hy_v3": ("shared_mlp",),
+    "hy_v4": ("linear_gate",),
+    "kimi_linear": ("block_sparse_moe", "f_a_proj", "f_b_proj", "shared_experts"),
+    "laguna": ("shared_expert",),
+    "nemotron_h": ("mixer",),
+}
+"""Parts of the names of linears that transformers renames when it loads models of these types."""
+
 FULL_REFUSED = {
     **dict.fromkeys(
         (

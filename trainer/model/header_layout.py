@@ -105,12 +105,28 @@ class StoredModel:
                 )
             if name not in stacked and not any(_ends(path, name) for _, path, _, _ in every):
                 raise InputError(unknown_linear(self.model_dir, name, [*known, *stacked]))
-        return [
+        chosen = [
             found
             for found in every
             if found[0] in layers
             and (wanted is None or any(_ends(found[1], name) for name in wanted))
         ]
+        self._refuse_renamed({path for _, path, _, _ in chosen}, {path for _, path, _, _ in every})
+        return chosen
+
+    def _refuse_renamed(self, chosen: Collection[str], every: Collection[str]) -> None:
+        renamed = {
+            path for path in every if not set(self.family.renamed).isdisjoint(path.split("."))
+        }
+        if not (first := min(renamed.intersection(chosen), default=None)):
+            return
+        ends = {path.rpartition(".")[2] for path in renamed}
+        others = sorted({path.rpartition(".")[2] for path in every} - ends)
+        raise InputError(
+            f"{self.model_dir}: lora.target_modules: transformers renames {first} of its files when"
+            " it loads them, so that no adapter has its name; "
+            + (f"name others: {', '.join(others)}" if others else "it has no others")
+        )
 
     def target_parameters(self, lora: LoraSettings) -> list[tuple[int, AdaptedParameter]]:
         """Return layer and parameter of the experts and routers that get an adapter.

@@ -186,13 +186,7 @@ def build_layout(model_dir: Path, config: RunConfig) -> GradientLayout:
     """
     tree = read_config(model_dir)
     family = family_of(tree, str(model_dir / "config.json"))
-    if family.refused:
-        raise InputError(f"{model_dir}: {tree['model_type']} is not trained here: {family.refused}")
-    if config.method == "full" and family.full_refused:
-        raise InputError(
-            f"{model_dir}: method full: {family.full_refused}; set method lora, which leaves the"
-            " rest as it is"
-        )
+    family.check_trained(tree["model_type"], str(model_dir), config.method)
     if config.training.pack and not family.packs:
         raise InputError(
             f"{model_dir}: training.pack: its layers would not keep the samples of a row apart;"

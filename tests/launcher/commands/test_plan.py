@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.cli import run
 from tests.launcher.hollow_model import make_model
+from trainer.config.run import load
+from trainer.model.layout import build_layout
+from trainer.system.errors import InputError
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
 
 CARDS = ("--cluster", "2xRTX4090")
@@ -113,6 +117,41 @@ def test_an_unknown_architecture_is_planned_and_said_so(
     (tmp_path / "config.json").write_text(json.dumps(tree))
     assert run(["plan", "--model", str(tmp_path), "--cluster", "1xT4"]) == 0
     assert "architecture mamba9 is not known here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("tree", "method"),
+    [
+        ({"model_type": "bert"}, "lora"),
+        ({"model_type": "bert"}, "qlora"),
+        ({"model_type": "bert"}, "full"),
+        ({"model_type": "deepseek_v3"}, "full"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "lora"),
+        ({"model_type": "qwen3", "quantization_config": {"bits": 4}}, "lora"),
+    ],
+)
+def test_what_does_not_train_is_refused_as_by_the_trainer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tree: dict[str, Any], method: str
+) -> None:
+    sizes = {"hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
+    tree = {"vocab_size": 1000, "intermediate_size": 2048, **sizes, **tree}
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    given = {"model.path": str(tmp_path), "data.train": "none", "task": "causal-lm"}
+    config = load(None, {**given, "method": "full" if method == "full" else "lora"})
+    with pytest.raises(InputError) as refusal:
+        build_layout(tmp_path, config)
+    asked = ["plan", "--model", str(tmp_path), "--cluster", "1xT4"]
+    assert run([*asked, "--method", method]) == 2
+    shown = capsys.readouterr()
+    assert shown.err == f"launch: {refusal.value}\n"
+    assert shown.out == ""
+    # A teacher does not train, its student does.
+    assert run([*asked, "--distill"]) == 0
+    if method != "full":
+        student = ["plan", "--shape", "7b", "--cluster", "1xT4", "--distill"]
+        capsys.readouterr()
+        assert run([*student, "--student", str(tmp_path)]) == 2
+        assert capsys.readouterr().err == f"launch: {refusal.value}\n"
 
 
 def test_of_an_adapter_b_may_train_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,9 @@ def test_a_run_that_begins_from_it_learns_by_it(
     after = read_inputs(onward, "one")
     assert isinstance(before.train, Dataset)
     assert isinstance(after.train, Dataset)
-    assert [list(each.ids) for each in after.train] == [list(each.ids) for each in before.train]
+    assert [list(each.input_ids) for each in after.train] == [
+        list(each.input_ids) for each in before.train
+    ]
     assert after.job.model == before.job.model
     # A member that does not have the adapter would learn other tokens, and is refused.
     assert read_inputs(absent, "one").job.model != before.job.model

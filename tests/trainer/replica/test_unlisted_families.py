@@ -26,7 +26,7 @@ from tests.trainer.replica.test_families import (
 )
 from tests.trainer.replica.unlisted_models import SEES, write_tiny
 from trainer.model.families import FAMILIES, PLAIN
-from trainer.model.family_refusals import FULL_REFUSED, REFUSED
+from trainer.model.family_refusals import FULL_REFUSED, REFUSED, RENAMED
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_headers
 from trainer.replica.torch.linear import LoraLinear
@@ -71,13 +71,10 @@ MERGED = {
     "gemma3n_text": "correction_coefs",
 }
 """Whose classes read the weights of such linears themselves."""
-_RENAMED = "of its files when it loads them, so that no adapter has its name; name other linears"
+_RENAMED = "of its files when it loads them, so that no adapter has its name; "
 _NO_TABLE = "has a row for each of vocab_size tokens, as an embedding has"
 BY_FILES: dict[str, str] = {
-    **dict.fromkeys(
-        ("axk2", "bailing_hybrid", "hy_v3", "hy_v4", "kimi_linear", "laguna", "nemotron_h"),
-        _RENAMED,
-    ),
+    **dict.fromkeys(RENAMED, _RENAMED),
     **dict.fromkeys(("cpmant", "inkling2_text", "rembert", "rwkv"), _NO_TABLE),
     "hrm_text": "2 layers lie in no single list of modules, but in model.H_module.layers",
     "xlm": "2 layers lie in no single list of modules, but in transformer.attentions",
@@ -191,9 +188,27 @@ def test_others_are_refused_with_a_reason(tiny: Tiny, tmp_path: Path, model_type
     folder = write_tiny(tmp_path / "model", model_type)
     config = tiny.config(folder, task="causal-lm")
     with pytest.raises(InputError) as refusal:
-        start(folder, config)
+        build_layout(folder, config)  # no weight is loaded
     assert BY_FILES[model_type] in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model_type", ["hy_v3", "hy_v4", "kimi_linear", "laguna"])
+def test_the_linears_that_a_class_does_not_rename_train(
+    tiny: Tiny, tmp_path: Path, model_type: str
+) -> None:
+    folder = write_tiny(tmp_path / "model", model_type)
+    config = tiny.config(folder, task="causal-lm")
+    with pytest.raises(InputError) as refusal:
+        build_layout(folder, config)
+    reason, _, others = str(refusal.value).partition("; name others: ")
+    renamed = re.search(r"renames (\S+) of", reason)
+    assert renamed is not None
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    paths = [name for name, _ in model.named_modules()]
+    assert not any(path.endswith(renamed[1]) for path in paths)
+    start(folder, tiny.config(folder, task="causal-lm", lora__target_modules=others.split(", ")))
 
 
 @pytest.mark.parametrize("model_type", [*REFUSED, *ENCODERS])
