@@ -52,7 +52,7 @@ from trainer.model.initialization import initial_tensor
 from trainer.model.layout import frozen_adapters
 from trainer.model.safetensors_headers import read_headers
 from trainer.optimizer.adamw import SavedState, TrainState, Vector
-from trainer.system.errors import InputError, StorageError, readable
+from trainer.system.errors import InputError, StorageError, convert_read_errors
 from trainer.system.regular_file import read_file
 from trainer.system.storage import atomic_folder, removal
 from trainer.system.storage.atomic_folder import Disk, FolderWriter, verify_folder
@@ -118,7 +118,7 @@ class CheckpointStore:
         if config.task not in ("classify", SCRIPT):
             beside |= generation_file(model_dir, tokenizer_dir)
         # Read now: the model's folder may change while the run goes on.
-        with readable(model_dir, InputError):
+        with convert_read_errors(model_dir, InputError):
             self._companions = {
                 name: read_file(each) if isinstance(each, Path) else each
                 for name, each in beside.items()
