@@ -7,7 +7,7 @@ import json
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,15 +21,19 @@ from launcher.terminal import note, working
 from trainer.checkpoint.adapter import find_adapter, read_base_name
 from trainer.checkpoint.reader import FOLDER as CHECKPOINTS
 from trainer.checkpoint.reader import RUN_FILE, find_checkpoint
-from trainer.model.families import family_of
 from trainer.model.files import local_model
 from trainer.model.hf_export import ADAPTER_CONFIG
-from trainer.model.safetensors_headers import read_config
 from trainer.planning import devices as known
 from trainer.planning.cost import Prices
 from trainer.planning.device_models import DeviceModel, find_device
 from trainer.planning.devices import CORE_FLOPS, PCIE, ClusterShape, HostPool, LinkRates
-from trainer.planning.model_config import named_shape, parse_shape, read_shape
+from trainer.planning.model_config import (
+    check_folder_trains,
+    check_trains,
+    named_shape,
+    parse_shape,
+    read_shape,
+)
 from trainer.planning.shapes import NAMED, ModelShape
 from trainer.planning.workers import MAIN_MEMORY
 from trainer.system.errors import InputError
@@ -74,26 +78,15 @@ def model_shape(model: str | None, shape: str | None, method: str | None = None)
         return named_shape(shape)
     assert model is not None
     if (folder := local_model(Path(model))) is not None:
-        _check_trained(folder, model, method)
+        check_folder_trains(folder, model, method)
         return replace(read_shape(folder), name=Path(model).name or folder.name)
     if not is_hub_name(model, Path.cwd()):
         raise ConfigError(f"no model folder {model}, and it is no hub name such as Qwen/Qwen3-4B")
     snapshot = cached_snapshot(model)
     if snapshot is not None and (snapshot / "config.json").is_file():
-        _check_trained(snapshot, model, method)
+        check_folder_trains(snapshot, model, method)
         return replace(read_shape(snapshot), name=model)
     return _from_hub(model, method)
-
-
-def _check_trained(folder: Path, name: str, method: str | None) -> None:
-    if method is not None and (folder / "config.json").is_file():
-        _check_config(read_config(folder), name, method)
-
-
-def _check_config(tree: Mapping[str, Any], name: str, method: str) -> None:
-    """Refuse what the trainer refuses before it reads weights, with the same words."""
-    family = family_of(tree, f"{name}/config.json")
-    family.check_trained(str(tree["model_type"]), name, method)
 
 
 def named_student(name: str) -> ModelShape:
@@ -124,7 +117,7 @@ def _from_hub(name: str, method: str | None) -> ModelShape:
         raise ConfigError(f"{address}: not a JSON object")
     tree = cast("dict[str, Any]", tree)
     if method is not None:
-        _check_config(tree, name, method)
+        check_trains(tree, name, method)
     return parse_shape(tree, address, name)
 
 

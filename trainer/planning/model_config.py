@@ -55,6 +55,26 @@ def named_shape(name: str) -> ModelShape:
     return found
 
 
+def check_trains(config: Mapping[str, Any], name: str, method: str) -> None:
+    """Refuse a model that the trainer refuses before it reads weights, with the same words.
+
+    Args:
+        config: its config.json.
+        name: the model, as errors name it.
+
+    Raises:
+        InputError: it does not train by this method.
+    """
+    family = family_of(config, f"{name}/config.json")
+    family.check_trained(str(config["model_type"]), name, method)
+
+
+def check_folder_trains(folder: Path, name: str, method: str | None) -> None:
+    """Check a model's folder by `check_trains`; without a method or a config.json nothing is."""
+    if method is not None and (folder / "config.json").is_file():
+        check_trains(read_config(folder), name, method)
+
+
 def read_shape(folder: Path) -> ModelShape:
     """Return the shape of a model's folder; parameters are counted where weights lie there.
 
