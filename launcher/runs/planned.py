@@ -18,7 +18,7 @@ from launcher.plan.budget import currency_of, rates_of
 from launcher.plan.hub import cached_snapshot, is_hub_name, is_offline
 from launcher.runs.up import look_around
 from launcher.terminal import note, working
-from trainer.checkpoint.adapter import find_adapter, read_base_name
+from trainer.checkpoint.adapter_folder import find_adapter, read_base_name
 from trainer.checkpoint.reader import FOLDER as CHECKPOINTS
 from trainer.checkpoint.reader import RUN_FILE, find_checkpoint
 from trainer.model.files import local_model

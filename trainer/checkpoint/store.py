@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from blake3 import blake3
 
-from trainer.checkpoint.adapter import find_tokenizer
+from trainer.checkpoint.adapter_folder import find_tokenizer
 from trainer.checkpoint.generation_file import generation_file
 from trainer.checkpoint.publication import write_publication
 from trainer.checkpoint.reader import (

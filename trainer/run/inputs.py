@@ -11,7 +11,7 @@ import numpy as np
 from blake3 import blake3
 
 from trainer import __version__
-from trainer.checkpoint.adapter import find_tokenizer
+from trainer.checkpoint.adapter_folder import find_tokenizer
 from trainer.checkpoint.trained_model import starting_weights
 from trainer.config.run import RunConfig
 from trainer.data.data_file import DataFile

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.cli import run
 from tests.launcher.hollow_model import make_model
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.model.layout import build_layout
 from trainer.system.errors import InputError
 from trainer.system.storage.atomic_folder import Disk, FolderWriter
@@ -137,7 +137,7 @@ def test_what_does_not_train_is_refused_as_by_the_trainer(
     tree = {"vocab_size": 1000, "intermediate_size": 2048, **sizes, **tree}
     (tmp_path / "config.json").write_text(json.dumps(tree))
     given = {"model.path": str(tmp_path), "data.train": "none", "task": "causal-lm"}
-    config = load(None, {**given, "method": "full" if method == "full" else "lora"})
+    config = load_config(None, {**given, "method": "full" if method == "full" else "lora"})
     with pytest.raises(InputError) as refusal:
         build_layout(tmp_path, config)
     asked = ["plan", "--model", str(tmp_path), "--cluster", "1xT4"]

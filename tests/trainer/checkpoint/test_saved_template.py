@@ -17,7 +17,7 @@ import pytest
 from tests.trainer.small_model import write_data, write_model
 from tests.waiting import PATIENCE
 from trainer.checkpoint.trained_model import load_trained
-from trainer.config.run import load
+from trainer.config.run import load_config
 from trainer.data.shapes import Sample
 from trainer.data.tokens import Dataset
 from trainer.data.turns import ChatMessage
@@ -83,7 +83,7 @@ def test_a_run_that_begins_from_it_learns_by_it(
     base, data, out = files
     base = shutil.copytree(base, tmp_path / "base")
     settings = {"task": "causal-lm", "model.path": str(base), "data.train": str(data)}
-    config = load(None, settings)
+    config = load_config(None, settings)
     onward, absent = (
         config.with_settings({"model.adapter": str(path)}) for path in (out, tmp_path / "none")
     )

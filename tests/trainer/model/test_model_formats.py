@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.small_model import write_data, write_model
-from trainer.checkpoint.adapter import find_adapter, open_adapter
+from trainer.checkpoint.adapter import open_adapter
+from trainer.checkpoint.adapter_folder import find_adapter
 from trainer.config.run import load_config
 from trainer.data.encoder import Encoder
 from trainer.model.config_keys import notices
