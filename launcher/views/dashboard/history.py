@@ -10,14 +10,13 @@ thinned out in the same way, and of checkpoints and answers the last of each gro
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import threading
 from array import array
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, groupby
 from typing import Annotated, Any, Literal
@@ -27,7 +26,6 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from launcher.hosts import ssh
 from launcher.runs.processes.log_pages import LogPage, line_pages
 from launcher.runs.records.run import Run
-from launcher.views.dashboard.running_totals import RunningTotals, Sums, count_samples
 from trainer.config.run import MOST_CLASSES
 from trainer.system.untrusted_data import LARGEST_FLOAT, drop_odd_values, parse_json
 
@@ -38,6 +36,8 @@ workers, of which a screen is a few thousand pixels wide."""
 _STEP, _PROOF, _VALIDATION, _CHECKPOINT, _ANSWER = range(1, 6)
 """Kinds of lines that are thinned out, each by itself; beyond the last one answers by prompt."""
 _MOST_RANKS = 4096
+_MOST_BACK = 20_000
+"""Steps behind the last one to which a resumed run can return without losing the sums."""
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 _Figure = Annotated[float, Field(gt=-LARGEST_FLOAT, lt=LARGEST_FLOAT)]
@@ -124,10 +124,11 @@ class _EventLine(_Line):
     to: _Ranks | None = None
 
 
+_Sums = tuple[int, int, int, int, int]
 _Known = _StepLine | _ValidationLine | _AnswerLine | _EventLine
 _LINE: TypeAdapter[_Known] = TypeAdapter(Annotated[_Known, Field(discriminator="kind")])
 _read_line = _LINE.validator.validate_json
-_Added = tuple[()] | tuple[int] | tuple[list[int], Sums]
+_Added = tuple[()] | tuple[int] | tuple[list[int], _Sums]
 """Values added to a line: none, the number of proofs, or a step's ledger and the running sums."""
 
 
@@ -243,8 +244,7 @@ class History:
                 return connection.read(path, offset, limit)
 
             for page in line_pages(read_metrics, self._offset, whole=False):
-                with postponed_collections():
-                    self._append_page(page, is_far=size - page.end > 2 * self._most, size=size)
+                self._append_page(page, is_far=size - page.end > 2 * self._most, size=size)
                 self._offset = page.end
                 while self._size > self._most and self._thin_out():
                     pass
@@ -332,18 +332,6 @@ class History:
         return dropped
 
 
-@contextmanager
-def postponed_collections() -> Generator[None]:
-    """Put off garbage collections: lines have no cycles, and looking for some costs a quarter."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 def _select_extremes(lines: list[int], figures: Sequence[Sequence[float]]) -> Iterable[int]:
     """Return of some lines those with the least and the greatest of each figure."""
     if len(lines) <= 2 * len(figures):
@@ -353,6 +341,50 @@ def _select_extremes(lines: list[int], figures: Sequence[Sequence[float]]) -> It
         if known := [at for at in lines if not math.isnan(each[at])]:
             found |= {min(known, key=each.__getitem__), max(known, key=each.__getitem__)}
     return found or lines[:1]
+
+
+class RunningTotals:
+    """Sums over the steps that count: samples, missing and repeated ones, tokens, and bytes.
+
+    A resumed run goes on with the sums of the step from which it does.
+    """
+
+    def __init__(self) -> None:
+        self.place: tuple[int, int] | None = None
+        """The epoch of the last step, and the sample behind it in the epoch's order."""
+        self._sums: _Sums = (0, 0, 0, 0, 0)
+        self._last = deque[tuple[int, tuple[int, int], _Sums]](maxlen=_MOST_BACK)
+        """The last steps, each with its position in the data and the running sums."""
+
+    def add_step(self, step: _StepLine, ledger: Sequence[int]) -> _Sums:
+        """Count a step, of which the ledger was `counted`, and return the sums."""
+        first, behind, missing, repeated = ledger
+        added = behind - first - missing
+        if self.place is not None and self.place[0] == step.epoch:
+            if first > self.place[1]:
+                missing += first - self.place[1]
+            else:
+                repeated += self.place[1] - first
+        tokens = round((step.tokens_per_second or 0.0) * (step.seconds or 0.0))
+        before = self._sums
+        self.place = (step.epoch, behind)
+        self._sums = (
+            before[0] + added,
+            before[1] + missing,
+            before[2] + repeated,
+            before[3] + tokens,
+            before[4] + step.exchange_bytes,
+        )
+        self._last.append((step.step, self.place, self._sums))
+        return self._sums
+
+    def return_to(self, step: int) -> None:
+        """Forget the steps behind one; of one that is too long ago nothing is known."""
+        for number, place, sums in reversed(self._last):
+            if number == step:
+                self.place, self._sums = place, sums
+                return
+        self.place, self._sums = None, self._sums if step else (0, 0, 0, 0, 0)
 
 
 def parse_record(line: bytes) -> _Known | None:
@@ -388,3 +420,31 @@ def _get_extreme_figures(record: _Known) -> tuple[float, float]:
     else:
         first = second = None
     return math.nan if first is None else first, math.nan if second is None else second
+
+
+def count_samples(samples: Sequence[Sequence[int]]) -> list[int]:
+    """Return of a step's ledger: first sample, behind the last, missing ones, repeated ones.
+
+    `samples` are [rank, start, stop] in the epoch's order; all counted exactly once if the last
+    two figures are 0.
+    """
+    if samples:  # nearly always in order, each part behind the one before
+        first = reached = samples[0][1]
+        for _, start, stop in samples:
+            if start != reached or stop <= start:
+                break
+            reached = stop
+        else:
+            return [first, reached, 0, 0]
+    parts = sorted((start, stop) for _, start, stop in samples if stop > start)
+    if not parts:
+        return [0, 0, 0, 0]
+    missing = repeated = 0
+    reached = parts[0][1]
+    for start, stop in parts[1:]:
+        if start > reached:
+            missing += start - reached
+        elif start < reached:
+            repeated += min(stop, reached) - start
+        reached = max(reached, stop)
+    return [parts[0][0], reached, missing, repeated]
