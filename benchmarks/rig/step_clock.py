@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,10 +103,6 @@ class StepClock:
                 name: {"calls": count, "seconds": waited[name]} for name, count in waits.items()
             },
         }
-
-    def write_trace(self, file: Path) -> None:
-        """Write the profile for a viewer such as Perfetto."""
-        self._profile.export_chrome_trace(str(file))
 
 
 def _seconds(row: Any, kind: str) -> float:

@@ -28,7 +28,6 @@ class Background(Tracker):
     def __init__(self, name: str, opens: Callable[[], Tracker]) -> None:
         self._name, self._opens = name, opens
         self._calls: queue.Queue[_Call | None] = queue.Queue(_MOST_WAITING)
-        self._exit_code: int | None = None
         self._lost = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
