@@ -16,7 +16,7 @@ from trainer.checkpoint.adapter import Adapter
 from trainer.checkpoint.generation_file import generation_file
 from trainer.config.run import RunConfig, load_config
 from trainer.model.expert_parameters import expert_place
-from trainer.model.families import BIASED_BY
+from trainer.model.families import BIASED_BY, text_config
 from trainer.model.hf_export import (
     MODEL_CONFIG,
     MODEL_FILE,
@@ -48,6 +48,17 @@ def merge(adapter: Adapter, output: Path) -> Path:
     """
     check_new(output)
     return write_new(output, merged_files(adapter))
+
+
+def describe_left_out(adapter: Adapter) -> str | None:
+    """Return the line on a base that also sees or hears, of which merging writes no such part."""
+    tree = read_config(adapter.base_dir)
+    if text_config(tree) is tree:
+        return None
+    return (
+        f"{adapter.base_dir}: the merged model is its language model alone, without the parts that"
+        " see or hear; to keep them, open the adapter on the whole model with PEFT"
+    )
 
 
 def merged_files(adapter: Adapter, dtype: str | None = None) -> Files:

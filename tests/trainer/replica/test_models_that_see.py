@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 
 from tests.trainer.published_forms import as_gemma_3, as_one_that_sees, changed
 from tests.trainer.replica.driving import drawn_weights, gradient, relative, start
 from tests.trainer.replica.test_families import write_trained
 from tests.trainer.replica.unlisted_models import SEES, whole_class, write_tiny, write_whole
-from trainer.checkpoint.adapter import open_adapter
-from trainer.checkpoint.merge_lora import merge
 from trainer.checkpoint.trained_model import load_trained
+from trainer.commands.merge import merge
 from trainer.data.encoder import IGNORED
 from trainer.model.families import left_to_transformers
 from trainer.model.header_layout import PEFT_PREFIX
@@ -78,7 +78,10 @@ def test_a_language_model_and_its_files_are_those_of_transformers_and_peft(
     assert trained.weights is not None
     assert np.array_equal(trained.weights, weights)
 
-    merged_folder = merge(open_adapter(adapter)[0], tmp_path / "merged")
+    merged_folder = tmp_path / "merged"
+    told = CliRunner().invoke(merge, [str(adapter), "-o", str(merged_folder)])
+    assert told.exit_code == 0
+    assert f"{folder}: the merged model is its language model alone" in told.stderr
     causal: Any = transformers.AutoModelForCausalLM
     if model_type in ("emu3", "mllama"):  # there under the type of the whole model alone
         causal = causal._model_mapping[type(tree)]
