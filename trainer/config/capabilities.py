@@ -79,7 +79,7 @@ _WHOLE_MODEL = (
 )
 _OF_LANGUAGE_MODELS = (
     *("method lora", "num_classes", "class_names", "dpo.beta", "distillation"),
-    *("model.dtype", "model.quantization", "model.adapter"),
+    *("model.dtype", "model.quantization", "model.resident", "model.adapter"),
     *("data.validation", "data.validation_fraction", "data.max_seq_len", "data.lost_text"),
     *("data.date", "data.columns"),
     *("lora.lora_rank", "lora.lora_alpha", "lora.target_modules", "lora.target_parameters"),
@@ -229,6 +229,13 @@ REFUSALS: tuple[Refusal, ...] = (
                 " it; leave it out, or train with a coordinator and whole models",
             ),
         )
+    ),
+    Refusal(
+        "model.resident",
+        ("wgpu", *_CHOSEN_BY_SETTINGS, *_STARTED_TOGETHER),
+        "model.resident {value}: only a CPU worker of a coordinator reads layers at each use; take"
+        " all or auto",
+        lambda resident: isinstance(resident, int),
     ),
     Refusal(
         "distillation.divergence",

@@ -93,6 +93,11 @@ class ModelConfig(Section):
     """Storage of the frozen base weights; trainable weights are always fp32 masters."""
     quantization: Literal["none", "nf4"] = "none"
     """`nf4` stores the frozen linears in 4 bits, in blocks of 64 (QLoRA, arXiv:2305.14314)."""
+    resident: Literal["auto", "all"] | Annotated[int, Field(ge=0)] = "auto"
+    """Layers whose frozen linears stay in a worker's memory; the others are read from the model's
+    files at each use. `auto`: all if they fit, else as many as do.
+
+    A CPU worker does so, with method `lora` and without NF4; `auto` keeps all on other devices."""
 
 
 class CheckpointConfig(Section):
@@ -193,6 +198,8 @@ class RunConfig(Section):
             )
         if self.method == "lora" and self.lora.use_dora and self.model.quantization != "none":
             raise ValueError("lora.use_dora needs model.quantization none: NF4 has no rows")
+        if isinstance(self.model.resident, int):
+            self._check_streaming(self.model.resident)
         if self.method == "full" and self.model.quantization != "none":
             raise ValueError("method full needs model.quantization none: NF4 weights are frozen")
         if self.distillation is not None and self.task != "causal-lm":
@@ -229,6 +236,18 @@ class RunConfig(Section):
                 "training.precision fp32 needs model.dtype float32: products take the stored format"
             )
         return self
+
+    def _check_streaming(self, resident: int) -> None:
+        """Check that layers that are not resident can be read at each use."""
+        why = None
+        if self.method == "full":
+            why = "method lora: weights that train are in memory"
+        elif self.model.quantization != "none":
+            why = "model.quantization none: NF4 is made of whole layers in memory"
+        elif self.lora.use_dora:
+            why = "lora.use_dora false: its norms are those of weights in memory"
+        if why is not None:
+            raise ValueError(f"model.resident {resident} needs {why}")
 
     def _check_reference(self) -> None:
         """Check that the reference can be computed by the same model."""

@@ -110,6 +110,8 @@ def held(shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: 
     if training.frozen_a and training.method != "full":
         both = adapter_parameters(shape, replace(training, frozen_a=False), tensor)
         still = (both - adapter_parameters(shape, training, tensor)) * share
+    if training.resident is not None:
+        linears *= training.resident / shape.layers
     return Held(linears * share / tensor, rest, new, still, tables)
 
 

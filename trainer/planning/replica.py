@@ -7,6 +7,8 @@ loads the model.
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -29,6 +31,7 @@ HEAP = 1.6
 for hidden 320, 1.13 for 135M weights; `benchmarks/memory.py --roomy`)."""
 BUSY_TOKENS = 4096
 """A micro-batch of this many tokens keeps a GPU busy."""
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
 USABLE = 0.9
 """Share of free memory that a plan may fill; the rest is fragmentation and libraries' own use."""
 
@@ -53,6 +56,8 @@ class MemoryPlan:
     """Tokens of the longest sample: the minimum that must fit."""
     recompute: bool
     """Layers are computed twice, and of their activations one layer's are there at a time."""
+    resident: int | None = None
+    """Layers whose frozen linears stay in memory; None: all, and no memory to read others into."""
 
     @property
     def fixed(self) -> int:
@@ -105,6 +110,7 @@ def plan_memory(
     moments: bool = False,
     coordinates: bool = False,
     evaluates: bool = False,
+    resident: int | None = None,
 ) -> MemoryPlan:
     """Return the plan of one replica.
 
@@ -114,10 +120,19 @@ def plan_memory(
         moments: the optimizer runs on the accelerator too, with its moments.
         coordinates: the process is the run's coordinator too.
         evaluates: nothing is trained: there are neither gradients nor an optimizer.
+        resident: layers whose frozen linears stay in memory; None: those of `model.resident`, which
+            `auto` leaves at all.
     """
     training = training_of(
         config, accelerator=accelerator, recompute=recompute, coordinates=coordinates
     )
+    asked = config.model.resident
+    if resident is None and isinstance(asked, int) and asked < model.layers:
+        resident = asked
+    training = replace(training, resident=resident)
+    passing = 0
+    if resident is not None:  # two layers as they are stored, and a linear in another format
+        passing = 2 * _layer_bytes(headers) + 4 * model.widest_linear
     if config.method != "full":
         training = replace(training, adapters=layout.size)
     if config.training.micro_batch_size != "auto":  # the logits of all of its rows are held
@@ -137,11 +152,38 @@ def plan_memory(
         trainable=trained,
         gradients=0 if evaluates else size["gradients"],
         state=0 if evaluates else state,
-        workspace=size["logits"] + size["buffers"] + scaled + reference,
+        workspace=size["logits"] + size["buffers"] + scaled + reference + passing,
         per_token=math.ceil(size["activations"] / training.tokens),
         sample_tokens=config.data.max_seq_len * config.rows_per_sample,
         recompute=recompute,
+        resident=resident,
     )
+
+
+def can_stream(config: RunConfig) -> bool:
+    """Return whether `model.resident: auto` lets a CPU read layers at each use."""
+    model = config.model
+    frozen = config.method == "lora" and not config.lora.use_dora and model.quantization == "none"
+    return frozen and model.resident == "auto"
+
+
+def choose_resident(
+    plan: Callable[[int | None], MemoryPlan], layers: int, available: int
+) -> MemoryPlan:
+    """Return the plan with as many resident layers as fit, all of them if they do.
+
+    One sample comes first, then layers. If nothing fits, it is the plan with none.
+
+    Args:
+        plan: returns that of a number of resident layers; None: all.
+        available: bytes before loading.
+    """
+    found = plan(None)
+    for resident in range(layers - 1, -1, -1):
+        if fits(found, available, found.sample_tokens):
+            break
+        found = plan(resident)
+    return found
 
 
 def fitting_tokens(plan: MemoryPlan, available: int) -> int:
@@ -254,12 +296,19 @@ def check_fits(plan: MemoryPlan, available: int, device: str) -> None:
     """
     if not fits(plan, available, plan.sample_tokens):
         again = "" if plan.recompute else ", or training.gradient_checkpointing on"
+        # What is frozen already, or read at each use, is no remedy.
+        smaller = "a smaller data.max_seq_len"
+        if not plan.frozen:
+            smaller = f"method lora, model.quantization nf4 or {smaller}"
+        elif plan.resident is None:
+            smaller = f"model.quantization nf4 or {smaller}"
+        elif plan.resident:
+            smaller = f"model.resident 0 or {smaller}"
         raise InputError(
             f"{device}: the run needs {gib(plan.least)} GiB (base {gib(plan.frozen)}, trainable"
             f" {gib(plan.trainable + plan.gradients + plan.state)}, one sample"
             f" {gib(plan.least - plan.fixed + plan.workspace)}), {gib(available)} are free; use"
-            " method lora, model.quantization nf4 or a smaller data.max_seq_len"
-            f"{again}"
+            f" {smaller}{again}"
         )
 
 
@@ -277,6 +326,15 @@ def _beside_state(exchange: ExchangeConfig, *, coordinates: bool) -> float:
     if not coordinates or kind.is_exact:
         return residual
     return kind.element_bytes + 2 * residual
+
+
+def _layer_bytes(headers: Mapping[str, TensorHeader]) -> int:
+    """Return the bytes of the largest layer's matrices as they are stored."""
+    sizes = Counter[str]()
+    for name, header in headers.items():
+        if (layer := _LAYER.search(name)) and len(header.shape) == 2:
+            sizes[layer[1]] += header.end - header.begin
+    return max(sizes.values(), default=0)
 
 
 def _counted(headers: Mapping[str, TensorHeader], config: RunConfig) -> int:

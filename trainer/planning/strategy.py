@@ -149,6 +149,8 @@ class TrainingSetup:
     """Learns from a teacher's logits beside the tokens."""
     compared: bool = False
     """Learns preferences beside a frozen reference, whose forward runs too."""
+    resident: int | None = None
+    """Layers whose frozen linears stay in memory, the others are read at each use; None: all."""
 
     @property
     def tokens(self) -> int:

@@ -48,6 +48,7 @@ VALUES: dict[str, Any] = {
     "lora.use_dora": True,
     "lora.modules_to_save": ["lm_head"],
     "model.adapter": "adapter",
+    "model.resident": 4,
     "training.label_smoothing": 0.1,
     "training.class_weights": [1, 2],
     "training.sample_prompts": "prompts.jsonl",

@@ -19,6 +19,8 @@ from trainer.replica.torch.decoder import Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear
 from trainer.replica.torch.model import prepare, reading, train_whole
 from trainer.replica.torch.precision import compute_dtype
+from trainer.replica.torch.residence import streamed_layers
+from trainer.replica.torch.streaming import LayerStream
 from trainer.system.process.imports import speed_up_imports
 
 
@@ -28,6 +30,7 @@ def load_model(
     device: torch.device,
     layers: range | None = None,
     cut: Finish | None = None,
+    resident: int | None = None,
 ) -> nn.Module:
     """Return the model in train mode on `device`, with the method's trainable parameters.
 
@@ -38,13 +41,14 @@ def load_model(
         layers: of a stage of a pipeline, whose other weights are not read; None for all.
         cut: takes each layer, ready to train, before the next one is read: what it leaves is all
             that is kept of the file.
+        resident: layers whose linears stay in memory; the others are read at each use. None: all.
 
     Raises:
         InputError: the weights cannot be loaded.
     """
     tree = read_config(model_dir)
     if left_to_transformers(tree, config.data.max_seq_len):
-        assert (layers, cut) == (None, None), "only our decoder is divided"
+        assert (layers, cut, resident) == (None, None, None), "only our decoder is divided"
         with speed_up_imports("transformers"):
             from trainer.replica.torch.published import load_published
         return load_published(model_dir, config, device)
@@ -60,7 +64,8 @@ def load_model(
             cut(number, layer)
 
     with reading(model_dir, device, nf4=nf4 is not None):
-        stored = StoredWeights(model_dir, dtype, device, nf4, mapped=cut is None)
+        streamed = streamed_layers(architecture.num_layers, resident)
+        stored = StoredWeights(model_dir, dtype, device, nf4, mapped=cut is None, streamed=streamed)
         where = str(model_dir / "config.json")
         model = Decoder(architecture, tree, where, stored, config.num_classes, layers, finish)
     headers = read_headers(model_dir)
@@ -101,6 +106,7 @@ class StoredWeights:
     Args:
         nf4: the dtype of products whose weights are quantised to NF4; None quantises nothing.
         mapped: from the file on the CPU if their dtype fits, so that processes share them.
+        streamed: the layers whose linears are read at each use.
     """
 
     def __init__(
@@ -111,24 +117,31 @@ class StoredWeights:
         nf4: torch.dtype | None = None,
         *,
         mapped: bool = True,
+        streamed: frozenset[int] = frozenset(),
     ) -> None:
+        assert not streamed or nf4 is None, "streamed linears are not quantised"
+        self._stream, self._streamed = LayerStream(dtype), streamed
         self._headers = read_headers(model_dir)
         self._dtype, self._device, self._nf4, self._mapped = dtype, device, nf4, mapped
         self._files: dict[Path, Any] = {}
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor; the layout has checked its presence and shape."""
-        return self._read(name, mapped=self._mapped)
+        # The few of a streamed layer are in memory: a file that is cut must not fault there.
+        return self._read(name, mapped=self._mapped and self._streamed_layer(name) is None)
 
     def linear(self, name: str, *, biased: bool) -> nn.Module:
         """Return the product with `name.weight`."""
+        if (layer := self._streamed_layer(name)) is not None:
+            header = self._headers[self._stored_name(f"{name}.weight")]
+            bias = self.tensor(f"{name}.bias") if biased else None
+            return self._stream.linear(layer, header, name, bias)
         weight = self._read(f"{name}.weight", mapped=self._mapped and self._nf4 is None)
         bias = self.tensor(f"{name}.bias") if biased else None
         return Linear(weight, bias) if self._nf4 is None else nf4_linear(weight, bias, self._nf4)
 
     def _read(self, name: str, *, mapped: bool) -> Tensor:
-        stored = stored_name(self._headers, name)
-        assert stored is not None, f"{name}: the layout would have refused this"
+        stored = self._stored_name(name)
         path = self._headers[stored].file
         if mapped:
             if path not in self._files:
@@ -140,3 +153,13 @@ class StoredWeights:
         # that fits, such as a norm's, would keep those of all that are converted.
         file: Any = safe_open(path, framework="pt")
         return file.get_tensor(stored).to(self._device, self._dtype, copy=True)
+
+    def _streamed_layer(self, name: str) -> int | None:
+        """Return the layer of `model.layers.N.NAME` if its linears are read at each use."""
+        part = name.split(".")[2] if name.startswith("model.layers.") else ""
+        return int(part) if part.isdecimal() and int(part) in self._streamed else None
+
+    def _stored_name(self, name: str) -> str:
+        stored = stored_name(self._headers, name)
+        assert stored is not None, f"{name}: the layout would have refused this"
+        return stored

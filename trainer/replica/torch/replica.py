@@ -51,6 +51,7 @@ from trainer.replica.torch.precision import SCALE_OF_SUM, LossScale, autocast
 from trainer.replica.torch.preference import pair_losses, replaced
 from trainer.replica.torch.processors import Processors, SpeedWatch
 from trainer.replica.torch.recomputation import recomputes
+from trainer.replica.torch.residence import plan_residents
 from trainer.system.errors import DoesNotFitError, is_out_of_memory
 
 if TYPE_CHECKING:
@@ -133,11 +134,13 @@ class TorchReplica:
             return whole.fixed + tokens * whole.per_token
 
         recompute = recomputes(config, self._device, kept, free)
-        self._plan = plan(recompute=recompute)
+        self._plan = plan_residents(
+            model_dir, config, device, lambda some: plan(recompute=recompute, resident=some), free
+        )
         check_fits(self._plan, free, device)
         most = self._plan.fixed + most_tokens(config) * self._plan.per_token
         spare_memory(self._device, most, free)
-        model = load_model(model_dir, config, self._device)
+        model = load_model(model_dir, config, self._device, resident=self._plan.resident)
         freeze_a(model, model_dir, config)
         if recompute:
             recompute_activations(model)

@@ -1,0 +1,227 @@
+"""Layers that are read at each use compute what resident ones do, bit for bit."""
+
+from __future__ import annotations
+
+import re
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainer.replica.driving import gradient, taught
+from tests.trainer.replica.kept_tensors import kept_bytes
+from trainer.replica.torch import replica as torch_replica
+from trainer.replica.torch import residence
+from trainer.replica.torch.residence import streamed_layers
+from trainer.replica.torch.streaming import LayerStream, StreamedLinear
+from trainer.system.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.trainer.tiny import Tiny
+    from trainer.replica.torch.replica import TorchReplica
+
+LAYERS = 4
+TASKS: dict[str, dict[str, Any]] = {
+    "classify": {},
+    "causal-lm": {"task": "causal-lm"},
+    "dpo": {"task": "dpo"},
+    "distillation": {"task": "causal-lm", "distillation": {"alpha": 0.5}},
+    "freeze-a": {"task": "causal-lm", "lora__freeze_a": True},
+    "packed": {"task": "causal-lm", "training__pack": True, "data__max_seq_len": 64},
+    "some-layers": {"task": "causal-lm", "lora__layers_to_transform": [1, 3]},
+}
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fp32": ("float32", {}),
+    "bf16": ("bfloat16", {"model__dtype": "bfloat16"}),
+    "bf16 file as fp32": ("bfloat16", {}),
+    "fp32 file as bf16": ("float32", {"model__dtype": "bfloat16"}),
+    "fp32 in bf16 products": ("float32", {"training__precision": "bf16"}),
+}
+CASES = [
+    *(("qwen3", task, "fp32", 0) for task in TASKS),
+    *(("qwen2", "causal-lm", form, 1) for form in FORMATS),
+    ("qwen3", "dpo", "bf16", 2),
+    ("llama", "distillation", "fp32 in bf16 products", 3),
+]
+"""Of each one way in `make test`: recomputed or not; the other way is exhaustive."""
+WAYS = [
+    pytest.param(*case, recompute, marks=[pytest.mark.exhaustive] if other else [])
+    for number, case in enumerate(CASES)
+    for other, recompute in enumerate((number % 2 == 0, number % 2 == 1))
+]
+
+
+def feed_of(replica: TorchReplica) -> Any:
+    model: Any = replica._model
+    found = {part._stream for part in model.modules() if isinstance(part, StreamedLinear)}
+    (stream,) = found
+    assert isinstance(stream, LayerStream)
+    return stream.feed
+
+
+class Alone(torch.nn.Module):
+    """A layer of a decoder as a function of hidden states."""
+
+    def __init__(self, layer: torch.nn.Module, rotation: tuple[torch.Tensor, torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.rotation = layer, rotation
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.layer(hidden, self.rotation, None)
+
+
+def train(replica: TorchReplica, weights: np.ndarray, batch: Any) -> list[Any]:
+    """Return what two steps and an evaluation give; weights move by the gradient between."""
+    results: list[Any] = []
+    for _ in range(2):
+        flat, result, order = gradient(replica, batch)
+        results += [flat.tobytes(), result.loss_sum, result.ce_sum, order]
+        weights = weights - np.float32(0.01) * flat
+        replica.write_trainable(weights)
+    scores = replica.evaluate([sample for sample in batch if sample.soft is None] or batch)
+    return [*results, scores, weights.tobytes()]
+
+
+@pytest.mark.parametrize(("family", "task", "form", "resident", "recompute"), WAYS)
+def test_losses_gradients_and_weights_are_those_of_the_resident_run(
+    tiny: Tiny, family: str, task: str, form: str, resident: int, recompute: bool
+) -> None:
+    dtype, stored = FORMATS[form]
+    folder = tiny.model(family, dtype=dtype, num_hidden_layers=LAYERS)
+    settings: dict[str, Any] = TASKS[task] | stored
+    settings |= {"training__gradient_checkpointing": recompute}
+    settings |= {"training__micro_batch_size": 2, "lora__lora_rank": 4}
+    batch = tiny.batch(5, settings.get("task", "classify"))
+    batch = taught(batch) if task == "distillation" else batch
+    whole = train(*tiny.start(folder, **settings, model__resident="all"), batch)
+    replica, weights = tiny.start(folder, **settings, model__resident=resident)
+    assert train(replica, weights, batch) == whole
+    feed = feed_of(replica)
+    assert feed.slot_bytes == 2 * feed._weights.span_bytes
+    assert len(feed._weights.layers) == LAYERS - resident
+
+
+def test_answers_are_those_of_the_resident_model(tiny: Tiny) -> None:
+    folder = tiny.model(num_hidden_layers=LAYERS)
+    prompts = [[5, 6, 7], [8]]
+    settings: dict[str, Any] = {"task": "causal-lm", "lora__lora_rank": 4}
+    resident, _ = tiny.start(folder, **settings)
+    streamed, _ = tiny.start(folder, **settings, model__resident=0)
+    found = [each.answer(prompts, 6, frozenset()) for each in (resident, streamed)]
+    assert found[0] == found[1]
+
+
+def test_no_layer_is_read_twice_in_one_direction(tiny: Tiny) -> None:
+    folder = tiny.model(num_hidden_layers=LAYERS)
+    replica, _ = tiny.start(folder, task="causal-lm", model__resident=0)
+    batch = tiny.batch(2, "causal-lm")
+    gradient(replica, batch)
+    first = feed_of(replica).reads
+    gradient(replica, batch)
+    # At each turn both slots still have the layers that are needed first.
+    assert first == LAYERS + LAYERS - 2
+    assert feed_of(replica).reads - first == 2 * (LAYERS - 2)
+
+
+def test_backward_keeps_no_streamed_weight(tiny: Tiny) -> None:
+    folder = tiny.model(num_hidden_layers=LAYERS)
+    kept: dict[Any, int] = {}
+    for resident in (0, "all"):
+        replica, _ = tiny.start(folder, task="causal-lm", model__resident=resident)
+        model: Any = replica._model
+        ids = torch.tensor([[1, 2, 3]])
+        kept[resident] = kept_bytes(lambda model=model, ids=ids: model.model(ids))
+    linears = feed_of(tiny.start(folder, task="causal-lm", model__resident=0)[0])
+    assert kept["all"] - kept[0] > LAYERS * linears._weights.span_bytes / 2
+
+
+def test_a_file_that_is_cut_ends_the_step_with_one_line(tiny: Tiny, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in tiny.model(num_hidden_layers=LAYERS).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    replica, _ = tiny.start(folder, task="causal-lm", model__resident=0)
+    gradient(replica, tiny.batch(2, "causal-lm"))
+    path = folder / "model.safetensors"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 4)
+    hidden = torch.zeros(1, 3, 64)
+    rotation = torch.ones(1, 3, 16), torch.zeros(1, 3, 16)
+    model: Any = replica._model
+    # Not the whole model: the table of tokens is mapped, and its pages are gone.
+    through = torch.nn.Sequential(*(Alone(layer, rotation) for layer in model.model.layers))
+    with pytest.raises(InputError, match=rf"^{re.escape(str(path))}: layer \d .*trunc") as caught:
+        through(hidden)
+    assert "\n" not in str(caught.value)
+
+
+def test_memory_decides_how_many_layers_stay(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    folder = tiny.model(num_hidden_layers=LAYERS)
+    settings: dict[str, Any] = {"task": "causal-lm", "data__max_seq_len": 64}
+    whole, _ = tiny.start(folder, **settings)
+    batch = tiny.batch(2, "causal-lm")
+    least, found = whole._plan.least, gradient(whole, batch)[0]
+    assert whole._plan.resident is None
+    layer = feed_of(tiny.start(folder, **settings, model__resident=0)[0]).slot_bytes // 2
+    kept: list[int | None] = []
+    for part in count():
+        free = round(least / 0.9) - part * layer
+        monkeypatch.setattr(torch_replica, "available_bytes", lambda _, free=free: free)
+        try:
+            replica, _ = tiny.start(folder, **settings)
+        except InputError as error:
+            refusal = str(error)
+            break
+        assert replica._plan.least <= free
+        assert np.array_equal(gradient(replica, batch)[0], found)
+        kept.append(replica._plan.resident)
+        stays = f"{kept[-1]} of {LAYERS} layers stay in memory, {LAYERS - (kept[-1] or 0)} are read"
+        assert kept[-1] is None or f"cpu: {stays}" in caplog.text
+    assert kept[-1] == 0
+    assert "use a smaller data.max_seq_len" in refusal, "nothing else is smaller"
+    numbers = [LAYERS if each is None else each for each in kept]
+    assert numbers == sorted(numbers, reverse=True)
+    assert len(set(numbers)) > 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"method": "full"}, "needs method lora"),
+        ({"model__quantization": "nf4"}, "needs model.quantization none"),
+        ({"lora__use_dora": True}, "needs lora.use_dora false"),
+        ({"parallel__tensor": 2}, "take all or auto"),
+    ],
+)
+def test_what_cannot_stream_refuses_a_number(tiny: Tiny, settings: Any, why: str) -> None:
+    with pytest.raises(InputError, match=f"model.resident 1.* {why}"):
+        tiny.config("model", task="causal-lm", model__resident=1, **settings)
+    tiny.config("model", task="causal-lm", model__resident="auto", **settings)
+
+
+def test_a_model_of_another_familys_code_refuses_a_number(tiny: Tiny) -> None:
+    with pytest.raises(InputError, match=r"model.resident 1: .*; take all or auto$"):
+        tiny.start(tiny.model("gpt2"), task="causal-lm", model__resident=1)
+
+
+def test_other_devices_refuse_a_number(tiny: Tiny) -> None:
+    folder = tiny.model()
+    config = tiny.config(folder, model__resident=1)
+    with pytest.raises(InputError, match=r"model.resident 1: cuda:0 keeps every layer"):
+        residence.plan_residents(folder, config, "cuda:0", lambda _: pytest.fail("planned"), 1)
+
+
+def test_layers_that_stay_lie_between_those_that_are_read() -> None:
+    assert sorted(streamed_layers(8, 4)) == [0, 2, 4, 6]
+    assert sorted(streamed_layers(5, 0)) == [0, 1, 2, 3, 4]
+    for layers in (2, 7, 30):
+        assert not streamed_layers(layers, None)
+        for resident in range(layers + 2):
+            assert len(streamed_layers(layers, resident)) == max(0, layers - resident)

@@ -1,0 +1,65 @@
+"""Decide which layers of a frozen base stay in memory: by `model.resident`, or by memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from trainer.config.run import RunConfig
+from trainer.model.families import left_to_transformers
+from trainer.model.safetensors_headers import read_config
+from trainer.planning.model_config import read_shape
+from trainer.planning.replica import MemoryPlan, can_stream, choose_resident
+from trainer.system.errors import InputError
+
+log = logging.getLogger(__name__)
+
+
+def plan_residents(
+    model_dir: Path,
+    config: RunConfig,
+    device: str,
+    plan: Callable[[int | None], MemoryPlan],
+    available: int,
+) -> MemoryPlan:
+    """Return the plan of a replica with the resident layers of its config, and log how many.
+
+    Args:
+        plan: returns that of a number of resident layers; None: those of the config.
+        available: bytes before loading.
+
+    Raises:
+        InputError: the config sets a number, and this model or device keeps all.
+    """
+    asked, layers = config.model.resident, read_shape(model_dir).layers
+    why = left_to_transformers(read_config(model_dir), config.data.max_seq_len)
+    if device != "cpu":
+        why = f"{device} keeps every layer in its memory"
+    if why and isinstance(asked, int):
+        raise InputError(f"{model_dir}: model.resident {asked}: {why}; take all or auto")
+    streams = not why and can_stream(config)
+    found = choose_resident(plan, layers, available) if streams else plan(None)
+    if found.resident is not None:
+        log.info(
+            "%s: %d of %d layers stay in memory, %d are read from %s at each use",
+            device,
+            found.resident,
+            layers,
+            layers - found.resident,
+            model_dir,
+        )
+    return found
+
+
+def streamed_layers(layers: int, resident: int | None) -> frozenset[int]:
+    """Return the layers that are read at each use.
+
+    Those that stay lie evenly between them: each gives the next read its time.
+    """
+    kept = layers if resident is None else min(resident, layers)
+    return frozenset(
+        number
+        for number in range(layers)
+        if (number + 1) * kept // layers == number * kept // layers
+    )

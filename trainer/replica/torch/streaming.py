@@ -1,0 +1,126 @@
+"""Products with frozen weights that are in memory only while their layer has its turn.
+
+`F.linear` saves its weight for backward, and so would keep every layer that it has seen. This one
+saves where the weight comes from and reads it again; operations and bits are `F.linear`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from trainer.model.safetensors_headers import TensorHeader
+from trainer.replica.weights.frozen_weights import FrozenWeights
+from trainer.replica.weights.layer_feed import LayerFeed
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+class LayerStream:
+    """The layers of a model that are read while a pass uses them.
+
+    Their order is a pass's: up, and down again if it has a backward. Which layer follows is seen
+    from the way that the pass goes, so recomputed and generating passes need no word of their own.
+    A layer that comes unexpected is read when it is asked for.
+
+    Args:
+        dtype: of the weights in products; files may have another one.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._tensors: dict[int, dict[str, TensorHeader]] = {}
+        self._feed: LayerFeed | None = None
+        self._order: list[int] = []
+        self._place = 0
+
+    def linear(self, layer: int, header: TensorHeader, name: str, bias: Tensor | None) -> nn.Module:
+        """Return the product with a weight of a layer, before the first one is computed."""
+        assert self._feed is None, "the first product has fixed what is read"
+        self._tensors.setdefault(layer, {})[name] = header
+        return StreamedLinear(self, layer, name, header.shape, bias)
+
+    @property
+    def feed(self) -> LayerFeed:
+        """What reads the layers; opened at its first use."""
+        if self._feed is None:
+            self._feed = LayerFeed(FrozenWeights(self._tensors))
+            self._order = sorted(self._tensors)
+        return self._feed
+
+    def weight(self, layer: int, name: str, *, trains: bool) -> Tensor:
+        """Return a weight `[out, in]`, which nothing may refer to when another layer is used.
+
+        Args:
+            trains: a backward follows the pass.
+        """
+        feed = self.feed
+        feed.hold(layer, self._following(layer, trains=trains))
+        header = self._tensors[layer][name]
+        raw = torch.from_numpy(feed.tensor(layer, name))
+        return raw.view(_DTYPES[header.dtype]).view(header.shape).to(self._dtype)
+
+    def _following(self, layer: int, *, trains: bool) -> int | None:
+        """Return the layer after this one; None while it goes on, and where there is no other."""
+        place, last = self._order.index(layer), len(self._order) - 1
+        if place == self._place and place not in (0, last):
+            return None
+        falls, self._place = place < self._place, place
+        if not last:
+            return None
+        if place == last:
+            return self._order[last - 1 if trains else 0]
+        return self._order[place - 1 if falls and place else place + 1]
+
+
+class StreamedLinear(nn.Module):
+    """A product with a frozen weight `[out, in]` of a `LayerStream`."""
+
+    def __init__(
+        self,
+        stream: LayerStream,
+        layer: int,
+        name: str,
+        shape: tuple[int, ...],
+        bias: Tensor | None,
+    ) -> None:
+        super().__init__()
+        self._stream, self._layer, self._name = stream, layer, name
+        self.bias = None if bias is None else nn.Parameter(bias)
+        self.out_features, self.in_features = shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `[..., out]`."""
+        found: Any = _Product.apply(x, self, torch.is_grad_enabled())
+        return found
+
+    def fetch_weight(self, *, trains: bool) -> Tensor:
+        """Return the weight, which nothing may refer to after the product."""
+        return self._stream.weight(self._layer, self._name, trains=trains)
+
+
+class _Product(torch.autograd.Function):
+    """`F.linear` with a weight that is fetched for forward, and again for backward."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, x: Tensor, linear: StreamedLinear, trains: bool
+    ) -> Tensor:
+        ctx.linear, ctx.dtype = linear, x.dtype
+        return F.linear(x, linear.fetch_weight(trains=trains), linear.bias)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        weight = ctx.linear.fetch_weight(trains=True).to(gradient.dtype)
+        slope = torch.mm(gradient.flatten(0, -2), weight)
+        return slope.view(*gradient.shape[:-1], -1).to(ctx.dtype), None, None

@@ -1,0 +1,1 @@
+"""Frozen weights that are read from their files while a model computes."""

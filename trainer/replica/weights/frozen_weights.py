@@ -1,0 +1,125 @@
+"""The frozen weights of a model's layers, where its files have them."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.model.safetensors_headers import TensorHeader
+from trainer.system.errors import InputError, plain_reason
+from trainer.system.regular_file import open_file
+
+_ALIGNMENT = 64
+"""Bytes at whose multiples a read begins in memory: a cache line."""
+_Stamp = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Bytes that lie together in a file and in memory: `file[begin:end]` goes to `offset`."""
+
+    file: Path
+    begin: int
+    end: int
+    offset: int
+
+
+class FrozenWeights:
+    """The tensors of layers as one contiguous span of memory a layer.
+
+    Tensors that lie together in a file are read together, whatever their order: a layer of a folder
+    that transformers wrote is four reads, one of an NF4 file is one.
+
+    Args:
+        layers: each layer's tensors by name.
+
+    Raises:
+        InputError: a file cannot be opened.
+    """
+
+    def __init__(self, layers: Mapping[int, Mapping[str, TensorHeader]]) -> None:
+        self._reads: dict[int, list[_Read]] = {}
+        self._places: dict[int, dict[str, tuple[int, int]]] = {}
+        for number, tensors in layers.items():
+            self._reads[number], self._places[number] = _arrange(tensors)
+        self.layers = tuple(sorted(layers))
+        self.span_bytes = max(reads[-1].offset + _size(reads[-1]) for reads in self._reads.values())
+        """Bytes of the largest layer's span."""
+        paths = {read.file for reads in self._reads.values() for read in reads}
+        opened = ExitStack()
+        self.close = weakref.finalize(self, opened.close)
+        """Closes the files, which nothing reads any more."""
+        try:
+            self._files = {path: opened.enter_context(open_file(path)) for path in paths}
+        except OSError as error:
+            raise InputError(f"{error.filename}: cannot be read: {plain_reason(error)}") from None
+        self._stamps = {path: _stamp(os.fstat(file.fileno())) for path, file in self._files.items()}
+
+    def span(self, layer: int, name: str) -> tuple[int, int]:
+        """Return where a tensor begins and ends in its layer's span, in bytes."""
+        return self._places[layer][name]
+
+    def read_layer(self, layer: int, memory: memoryview) -> int:
+        """Read a layer's span into the beginning of `memory`; return the bytes read.
+
+        Raises:
+            InputError: a file is truncated, was changed or replaced since it was opened, or its
+                disk fails.
+        """
+        for read in self._reads[layer]:
+            try:
+                self._fill(read, memory[read.offset : read.offset + _size(read)])
+                intact = _stamp(read.file.stat()) == self._stamps[read.file]
+            except (OSError, EOFError) as error:
+                reason = plain_reason(error)
+                raise InputError(f"{read.file}: layer {layer} cannot be read: {reason}") from None
+            if not intact:
+                raise InputError(
+                    f"{read.file}: changed or replaced while layer {layer} was read; start the"
+                    " worker again"
+                )
+        return sum(map(_size, self._reads[layer]))
+
+    def _fill(self, read: _Read, memory: memoryview) -> None:
+        descriptor, done = self._files[read.file].fileno(), 0
+        while done < len(memory):
+            count = os.preadv(descriptor, [memory[done:]], read.begin + done)
+            if count == 0:
+                raise EOFError("the file is truncated, download or copy it again")
+            done += count
+
+
+def _arrange(
+    tensors: Mapping[str, TensorHeader],
+) -> tuple[list[_Read], dict[str, tuple[int, int]]]:
+    """Return the reads of a layer in the order of its memory, and each tensor's begin and end."""
+    reads: list[_Read] = []
+    places: dict[str, tuple[int, int]] = {}
+    end = 0
+    for name, header in sorted(
+        tensors.items(), key=lambda item: (str(item[1].file), item[1].begin)
+    ):
+        last = reads[-1] if reads else None
+        size = header.end - header.begin
+        # Elements of the next tensor must be aligned in memory, whatever the size of this one.
+        joins = last and (last.file, last.end) == (header.file, header.begin) and end % 8 == 0
+        if last and joins:
+            reads[-1] = _Read(last.file, last.begin, header.end, last.offset)
+        else:
+            end += -end % _ALIGNMENT
+            reads.append(_Read(header.file, header.begin, header.end, end))
+        places[name] = end, end + size
+        end += size
+    return reads, places
+
+
+def _size(read: _Read) -> int:
+    return read.end - read.begin
+
+
+def _stamp(status: os.stat_result) -> _Stamp:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
