@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.commands.options import (
+    PATH,
     config_options,
     config_order,
     inventory_option,
@@ -25,12 +26,19 @@ if TYPE_CHECKING:
 @click.command()
 @inventory_options
 @config_options
+@click.option(
+    "--script",
+    type=PATH,
+    metavar="FILE",
+    help="A model, data and loss of your own, in place of --model and --data.",
+)
 @start_options
 def up(cluster: Cluster, **flags: Any) -> None:
     """Start a run and return when every worker has joined and training has begun.
 
     The run continues without this terminal. Without --preset or --config it is the quickstart;
-    with a --model or --data of your own the settings follow from them.
+    with a --model or --data of your own the settings follow from them. A --script is sent to the
+    hosts, which run it.
     """
     start_job(cluster, config_order, **flags)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -201,11 +202,16 @@ def config_order(
     model: str | None,
     data: str | None,
     output: str | None,
+    script: Path | None = None,
 ) -> JobRequest:
     """Return the fine-tune that `config_options` describe.
 
+    Args:
+        script: its model, data and loss, in place of a model and data.
+
     Raises:
         ConfigError: both --preset and --config, or a setting is no KEY=VALUE.
+        InputError: the script cannot be read.
     """
     from launcher.errors import ConfigError
 
@@ -213,7 +219,12 @@ def config_order(
         raise ConfigError("give --preset or --config, not both")
     source = preset or (str(config) if config else None)
     flags = {"model.path": model, "data.train": data, "output": output}
-    return order_of("coordinator", source, settings, flags)
+    request = order_of("coordinator", source, settings, flags)
+    if script is None:
+        return request
+    from trainer.config.script import read_script
+
+    return replace(request, script=read_script(script))
 
 
 class Currency(click.ParamType[str]):

@@ -18,7 +18,8 @@ from launcher.plan.hub import is_hub_name
 from trainer.config import distill_job
 from trainer.config import run as run_config
 from trainer.config.distill_job import DistillJob
-from trainer.config.run import RunConfig, anchor_path
+from trainer.config.run import SCRIPT, RunConfig, anchor_path
+from trainer.config.script import Script
 from trainer.planning.defaults import provisional
 
 DEFAULT_PRESET = "quickstart"
@@ -54,6 +55,8 @@ class JobRequest:
     """By dotted key; None sets one to null."""
     folder: Path | None = None
     """Where relative paths start; None: see `anchor_paths`."""
+    script: Script | None = None
+    """The model, data and loss that this start names."""
 
     @property
     def derived_settings(self) -> set[str] | None:
@@ -104,7 +107,16 @@ class JobRequest:
         assert folder is not None
         if self.leader == "student":
             return resolve_job(self.source, self.settings, hosts, folder)
-        return resolve_config(self.source, self.settings, folder)
+        settings = {"task": SCRIPT, **self.settings} if self.script else self.settings
+        config = resolve_config(self.source, settings, folder)
+        if (config.task == SCRIPT) != (self.script is not None):
+            raise ConfigError(
+                f"--script: its loss is its task; leave out task {config.task}"
+                if self.script
+                else "task script: name the script with --script FILE of launch cluster up; no"
+                " config names one"
+            )
+        return config
 
 
 def resolve_config(source: str | None, overrides: Mapping[str, Any], folder: Path) -> RunConfig:
@@ -119,7 +131,9 @@ def resolve_config(source: str | None, overrides: Mapping[str, Any], folder: Pat
         ConfigError: no such file or preset, or a key or value is wrong.
     """
     own = source is None and not OWN_RUN_SETTINGS.isdisjoint(overrides)
-    if own:
+    if source is None and overrides.get("task") == SCRIPT:
+        config = run_config.load_config(None, overrides)
+    elif own:
         config = run_config.load_config(None, {**_rest_of_own(overrides), **overrides})
     else:
         config = run_config.load_config(source or DEFAULT_PRESET, overrides)

@@ -285,6 +285,7 @@ def _trainer_command(host: Host, setting: PlanContext) -> tuple[str, ...]:
         "finetune",
         *("--config", f"{setting.run_folder(host)}/run.yaml"),
         *("--run-id", setting.run_id),
+        *setting.script_options(host),
     )
 
 

@@ -9,6 +9,8 @@ from pathlib import PurePosixPath
 from launcher.files import MANAGED_STATE
 from launcher.inventory.hosts import Host
 
+SCRIPT_FILE = "script.py"
+"""A host's copy of the script of a run, in the run's folder."""
 REMOTE_TRAINER = ("/opt/motley/current/bin/trainer",)
 
 
@@ -28,6 +30,9 @@ class PlanContext:
     identities: Mapping[str, str] = field(default_factory=dict[str, str])
     """Host name -> id that is equal for two names of one machine; surveyed hosts only."""
 
+    script_digest: str = ""
+    """Of the script that this start names; empty: none."""
+
     def get_machine_id(self, host: Host) -> str:
         """Return an id that is equal for two inventory names of one machine."""
         return self.identities.get(host.name) or ("here" if host.is_local else host.name)
@@ -44,6 +49,13 @@ class PlanContext:
     def run_folder(self, host: Host) -> str:
         """Return where a host keeps this run: plan, run config, and a folder for each process."""
         return str(PurePosixPath(self.get_state_folder(host)) / "runs" / self.run_id)
+
+    def script_options(self, host: Host) -> tuple[str, ...]:
+        """Return the options that name a host's copy of the script."""
+        if not self.script_digest:
+            return ()
+        path = f"{self.run_folder(host)}/{SCRIPT_FILE}"
+        return "--script", path, "--script-digest", self.script_digest
 
     def process_folder(self, host: Host, name: str) -> str:
         """Return where a host keeps one process of this run."""

@@ -154,7 +154,7 @@ class Cluster:
         with working("asking the hosts what they have"):
             found = look_around(self.hosts, only_to_plan=only_to_plan and own is None)
         self.watch.end_lap("connect and survey")
-        plan = make_plan(found, job, self.start.expect_workers, resume or run_id)
+        plan = make_plan(found, job, self.start.expect_workers, resume or run_id, order.script)
         lines: list[str] = []
         if before is not None:
             lines = [
@@ -173,7 +173,8 @@ class Cluster:
                 lines = [checkpoints_to_resume(job, plan.run_id, head.list_folder)]
             if head:
                 job, more = with_free_output(order, job, head.list_folder)
-                plan = make_plan(found, job, self.start.expect_workers, plan.run_id)
+                workers = self.start.expect_workers
+                plan = make_plan(found, job, workers, plan.run_id, order.script)
                 lines += more
         job, remarks = with_budget(job, plan, found.identities, os.environ)
         lines += remarks
@@ -185,7 +186,7 @@ class Cluster:
             self._report(line)
         if only_to_plan and order.brings_inputs:
             refuse_failures(inspect_hosts(found, plan, job, only=INPUT_CHECKS), self._report)
-        return Launch(plan, job, found)
+        return Launch(plan, job, found, order.script)
 
     def start_run(self, launch: Launch, timeout: float | None, notify: Sequence[str] = ()) -> Run:
         """Start a run and return it once every process takes part; see `bring_up`.

@@ -18,7 +18,7 @@ from launcher.runs.planned import cluster_of, slowest_link
 from trainer.config import run as run_config
 from trainer.config.budget import BudgetConfig
 from trainer.config.distill_job import DistillJob, is_shape_file
-from trainer.config.run import RunConfig
+from trainer.config.run import SCRIPT, RunConfig
 from trainer.planning.cost import Cost, Prices, plan_cost
 from trainer.planning.devices import ClusterShape, LinkRates
 from trainer.planning.distillation import distillation_seconds, scoring_seconds
@@ -59,6 +59,8 @@ def estimate_cost(
 def _of_fine_tune(
     config: RunConfig, budget: BudgetConfig, plan: LaunchPlan, found: Survey, done: int
 ) -> Cost | None:
+    if config.task == SCRIPT:
+        return None  # of whose model nothing is known
     settings = config.model_dump(mode="json", exclude_unset=True)
     work = _ask_process_host(found, plan.leader, job_checks.workload, settings)
     if work is None:

@@ -33,7 +33,7 @@ from launcher.inventory.hosts import Host
 from launcher.plan.distillation import place_distillation
 from launcher.plan.placement import place_run
 from launcher.plan.plan import LaunchPlan, ProcessPlan
-from launcher.plan.setting import PlanContext
+from launcher.plan.setting import SCRIPT_FILE, PlanContext
 from launcher.runs.down import defer_signals, tear_down
 from launcher.runs.join import Report, wait_until_joined
 from launcher.runs.preflight.inspection import inspect_hosts
@@ -46,6 +46,7 @@ from launcher.runs.stopwatch import Stopwatch
 from launcher.session.spec import RestartPolicy
 from trainer.config.distill_job import DistillJob
 from trainer.config.run import RunConfig
+from trainer.config.script import Script
 from trainer.system.untrusted_data import validate_json
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Launch:
     plan: LaunchPlan
     job: RunConfig | DistillJob
     found: Survey
+    script: Script | None = None
 
 
 def look_around(hosts: Sequence[Host], only_to_plan: bool = False) -> Survey:
@@ -92,13 +94,14 @@ def make_plan(
     job: RunConfig | DistillJob,
     expect_workers: int | None,
     run_id: str | None = None,
+    script: Script | None = None,
 ) -> LaunchPlan:
     """Return where everything would run, under a new run id or a given one; changes nothing.
 
     `expect_workers` is of a fine-tune; a distillation's job sets its number of teachers.
     """
-    script = Path(sys.executable).with_name("trainer")
-    command = (str(script),) if script.exists() else (sys.executable, "-P", "-m", "trainer.cli")
+    program = Path(sys.executable).with_name("trainer")
+    command = (str(program),) if program.exists() else (sys.executable, "-P", "-m", "trainer.cli")
     setting = PlanContext(
         run_id=run_id or new_run_id(job.name),
         trainer_command=command,
@@ -106,6 +109,7 @@ def make_plan(
         routes=found.sources,
         no_route=found.no_route,
         identities=found.identities,
+        script_digest=script.digest if script else "",
     )
     if isinstance(job, DistillJob):
         return place_distillation(found.hosts, job, setting)
@@ -147,7 +151,7 @@ def bring_up(
                 begun = True
                 config = job.to_yaml().encode()
                 keep_config(run.run_id, config, start)
-                deliver_run(run, record, config)
+                deliver_run(run, record, config, launch.script)
                 watch.end_lap("certificates and files")
                 _start_supervisors(run, patience, notify)
                 watch.end_lap("start")
@@ -220,8 +224,10 @@ def _who_is_where(plan: LaunchPlan) -> str:
     return ", ".join(f"{process.name} on {process.host}" for process in plan.processes)
 
 
-def deliver_run(run: Run, record: bytes, config: bytes) -> None:
+def deliver_run(run: Run, record: bytes, config: bytes, script: Script | None = None) -> None:
     """Write what a run consists of on all that keep it; `record` is the plan.json, and comes last.
+
+    The digest of a script is in the commands of its processes.
 
     Raises:
         PreflightError: a host does not take a file; nothing was started.
@@ -239,6 +245,8 @@ def deliver_run(run: Run, record: bytes, config: bytes) -> None:
             for place in run.plan.leader.writes.values():
                 _clear_earlier_end(connection, f"{place}/status.json")
         connection.write(f"{folder}/run.yaml", config)
+        if script:
+            connection.write(f"{folder}/{SCRIPT_FILE}", script.content)
         for process in run.plan.processes:
             if process.host == host.name and process.name in leafs:
                 for name, content in leafs[process.name].contents_by_name().items():

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from trainer.config.run import SCRIPT, RunConfig, load_config
+from trainer.config.script import read_script
 from trainer.data.order import epoch_order
 from trainer.optimizer.learning_rate import compute_learning_rate
-from trainer.replica.script.source import read_script
 from trainer.run.composition import roles
 from trainer.tracking.metrics import read_metrics
 

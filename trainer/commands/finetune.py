@@ -15,10 +15,10 @@ from trainer.config.capabilities import check_backend, check_capability
 from trainer.config.notify_command import read_notify_command
 from trainer.config.parallel import GROUP_STRATEGIES, GroupStrategy
 from trainer.config.run import SCRIPT, RunConfig
+from trainer.config.script import read_script
 from trainer.data.sources import refuse_pipe
 from trainer.model.files import resolve_model
 from trainer.planning.defaults import derive, own_rooms, provisional, table
-from trainer.replica.script.source import read_script
 from trainer.run.composition import preload
 from trainer.run.distributed.environment import Environment, read_environment
 from trainer.system.backends import RequestedBackend
@@ -65,7 +65,7 @@ _SETTINGS = {
 @click.option(
     "--script-digest",
     metavar="HEX",
-    help="BLAKE3 of the script that the run was started with; another one is refused.",
+    help="Digest of the script that the run was started with; another one is refused.",
 )
 @run_options("sample")
 @click.option(

@@ -14,6 +14,7 @@ from trainer import __version__
 from trainer.checkpoint.adapter_folder import find_tokenizer
 from trainer.checkpoint.trained_model import starting_weights
 from trainer.config.run import RunConfig
+from trainer.config.script import Script
 from trainer.data.data_file import DataFile
 from trainer.data.encoded_rows import read_data
 from trainer.data.encoder import Encoder
@@ -36,7 +37,6 @@ from trainer.model.files import model_digest, resolve_model, weights_digest
 from trainer.model.initialization import is_untrained
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import read_config
-from trainer.replica.script.source import Script
 from trainer.replica.script.start import run_for_start
 from trainer.system.errors import InputError
 from trainer.system.process.imports import speed_up_imports

@@ -21,7 +21,7 @@ from launcher.agent.operation import Operation
 from launcher.plan.plan import unit_of
 from launcher.runs.preflight.check import CheckContext, Question, host_question
 from launcher.runs.preflight.content import HostDigests, compare_content
-from trainer.config.run import RunConfig
+from trainer.config.run import SCRIPT, RunConfig
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,7 +41,9 @@ class _Input:
     subject: dict[str, Any]
 
 
-def _model_files(config: RunConfig) -> _Input:
+def _model_files(config: RunConfig) -> _Input | None:
+    if config.task == SCRIPT:  # the hosts get it, and workers prove what it makes
+        return None
     subject = {"config": config}
     question = _with_patience(job.check_model, config)
     return _Input(config.model.path, question, subject, job.model_content, subject)
@@ -54,7 +56,9 @@ def _with_patience(question: Operation[P, R], config: RunConfig) -> Operation[P,
     )
 
 
-def _data_files(config: RunConfig) -> _Input:
+def _data_files(config: RunConfig) -> _Input | None:
+    if config.task == SCRIPT:
+        return None
     train, taught = config.data.train, config.distillation is not None
     content = logits_content if taught else file_content
     return _Input(train, job.check_training_data, {"config": config}, content, {"path": train})
@@ -145,6 +149,6 @@ def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
 def probe_memory(cluster: CheckContext, name: str) -> Iterator[Question]:
     """Names of one machine share its memory, so only the first is asked."""
     twins = [other for other in cluster.names if cluster.same_machine(name, other)]
-    if name == twins[0]:
+    if name == twins[0] and cluster.config.task != SCRIPT:
         question = _with_patience(job.check_memory, cluster.config)
         yield host_question(question, cluster.plan, cluster.config, twins)

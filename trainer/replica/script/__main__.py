@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from trainer.config.script import read_script
 from trainer.replica.script.opened import open_script
-from trainer.replica.script.source import read_script
 from trainer.replica.script.start import write_start
 from trainer.system.errors import TrainerError
 

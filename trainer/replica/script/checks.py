@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.config.script import Script
 from trainer.data.metrics import MOST_FIGURES, check_figure_name
 from trainer.replica.script.opened import OpenedScript
-from trainer.replica.script.source import Script
 from trainer.system.errors import InputError
 
 _LossSum = tuple[float, int]

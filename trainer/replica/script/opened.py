@@ -16,7 +16,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor, nn
 
-from trainer.replica.script.source import Script
+from trainer.config.script import Script
 from trainer.replica.script.start import Facts, ScriptStart, build_script_layout
 from trainer.system.errors import DoesNotFitError, InputError, TrainerError, first_line
 from trainer.system.errors import is_out_of_memory as is_memory

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.config.script import Script
 from trainer.model.hf_export import MODEL_FILE, raw_bytes, safetensors_header
 from trainer.model.initialization import read_tensor
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.model.safetensors_headers import read_file_headers, read_metadata
-from trainer.replica.script.source import Script
 from trainer.system.errors import InputError
 from trainer.system.untrusted_data import validate_json
 

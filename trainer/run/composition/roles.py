@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.config.run import RunConfig
+from trainer.config.script import Script
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.targets import has_bare_rest
 from trainer.exchange.transport import tls
@@ -22,7 +23,6 @@ from trainer.model.output_folder import check_output
 from trainer.model.shards import check_shards
 from trainer.planning.budget.ledger import SPEND_FILE
 from trainer.planning.budget.watch import BudgetWatch
-from trainer.replica.script.source import Script
 from trainer.run.composition import run as build
 from trainer.run.composition.record import Guards, refuse_lost_checkpoints
 from trainer.run.distributed.environment import quieten_torch

@@ -21,7 +21,7 @@ from tests.trainer.script_run import (
 )
 from tests.waiting import PATIENCE
 from trainer.checkpoint.reader import find_checkpoint
-from trainer.replica.script.source import read_script
+from trainer.config.script import read_script
 from trainer.replica.script.start import run_for_start
 from trainer.run.inputs import read_script_inputs
 from trainer.system.errors import InputError, RefusedError
@@ -84,7 +84,7 @@ def test_a_coordinator_has_the_start_of_a_child_and_no_torch(script: Path) -> No
     assert (start.facts.samples, start.facts.validation) == (48, 12)
     asked = (
         "import sys\nfrom pathlib import Path\nfrom trainer.config.run import load_config\n"
-        "from trainer.replica.script.source import read_script\n"
+        "from trainer.config.script import read_script\n"
         "from trainer.run.inputs import read_script_inputs\n"
         f"script = read_script(Path({str(script)!r}))\n"
         "config = load_config(None, {'task': 'script'})\n"

@@ -6,10 +6,9 @@ of a run names no script.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-
-from blake3 import blake3
 
 from trainer.system.errors import InputError, RefusedError, convert_read_errors
 from trainer.system.regular_file import read_file
@@ -27,8 +26,8 @@ class Script:
 
     @property
     def digest(self) -> str:
-        """BLAKE3 of the content, in hex."""
-        return blake3(self.content).hexdigest()
+        """BLAKE2b of the content, in hex."""
+        return hashlib.blake2b(self.content, digest_size=32).hexdigest()
 
 
 def read_script(path: Path, digest: str | None = None) -> Script:
@@ -49,7 +48,7 @@ def read_script(path: Path, digest: str | None = None) -> Script:
     script = Script(path.absolute(), content)
     if digest not in (None, script.digest):
         raise RefusedError(
-            f"{path}: is not the script that the run was started with (BLAKE3 {script.digest[:16]},"
+            f"{path}: is not the script that the run was started with ({script.digest[:16]},"
             f" not {str(digest)[:16]}); start the run again"
         )
     return script
