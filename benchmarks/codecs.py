@@ -60,7 +60,7 @@ def main() -> int:
                 Ratio(f"{name} {way}", found, "a nanosecond an element", target),
                 nanoseconds_an_element=found,
                 of_memcpy=found / least["memcpy"],
-                bytes_an_element=codec.nbytes(values.size) / values.size,
+                bytes_an_element=codec.encoded_size(values.size) / values.size,
             )
         report.add(
             Ratio(f"{name} encode with error feedback", least[f"{name} feedback"], "a nanosecond"),

@@ -200,7 +200,7 @@ def write_certificates(folder: Path, workers: int, names: Sequence[str]) -> None
 def encoded_bytes(codec: str, elements: int) -> int:
     """Return the bytes of one encoded gradient, by the codec's formula."""
     made = make_codec(codec)
-    return sum(made.nbytes(block.size) for block in synthetic.layout(elements).blocks)
+    return sum(made.encoded_size(block.size) for block in synthetic.layout(elements).blocks)
 
 
 def span(step: list[dict[str, float]], until: str) -> float:

@@ -209,7 +209,7 @@ def train(spec: CollectiveSpec, group: Group) -> dict[str, Any]:
     for step in range(spec.steps):
         replica.write_trainable(state.weights)
         under_way.clear()
-        first = plan.at(step).start + share * spec.rank
+        first = plan.find_samples(step).start + share * spec.rank
         batch = [samples[int(order[place])] for place in range(first, first + share)]
         result = replica.forward_backward(batch, on_block)
         for finish in under_way:

@@ -24,7 +24,7 @@ from trainer.config.run import RunConfig
 from trainer.exchange.coordinator.membership import Coordinator
 from trainer.exchange.protocol.actions import Save, Step
 from trainer.exchange.protocol.messages import JoinRequest, ShardAssignment
-from trainer.exchange.protocol.schedule import StepPlan, settle_periods
+from trainer.exchange.protocol.schedule import StepPlan, flush_periods
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.client import WorkerClient
@@ -223,7 +223,7 @@ def work(spec: MemberSpec) -> None:
 
 
 def _plan(spec: MemberSpec) -> StepPlan:
-    settled = settle_periods(spec.config())
+    settled = flush_periods(spec.config())
     return StepPlan(spec.batch * spec.steps, spec.batch, 1, spec.steps, settle_every=settled)
 
 
@@ -270,8 +270,8 @@ class StampingClient(WorkerClient):
             )
         return event
 
-    def _frame(self, link: Link, frame: Frame) -> None:
-        super()._frame(link, frame)
+    def _on_frame(self, link: Link, frame: Frame) -> None:
+        super()._on_frame(link, frame)
         if frame.type is MessageType.AVERAGED_GRADIENT:
             self._last_average = time.monotonic()
 

@@ -20,12 +20,12 @@ class HalfServer(server.GradientServer):
     step: int
     fault: str
 
-    def _frame(self, link: Link, frame: Frame) -> None:
-        super()._frame(link, frame)
+    def _on_frame(self, link: Link, frame: Frame) -> None:
+        super()._on_frame(link, frame)
         training = self._coordinator.training
-        if frame.type is MessageType.GRADIENT and frame.step == self.step and training.round:
-            assert training.round.sums is not None
-            if (frame.block, frame.shard) in training.round.sums.partial:
+        if frame.type is MessageType.GRADIENT and frame.step == self.step and training.task:
+            assert training.task.sums is not None
+            if (frame.block, frame.shard) in training.task.sums.partial:
                 fail(self.fault, link)
 
 

@@ -160,8 +160,8 @@ class FaultyClient(WorkerClient):
         if isinstance(message, ShardResult) and self.faults.die == [str(step), "uploaded"]:
             self._die()
 
-    def _post(self, session: Session, frames: Iterable[Frame]) -> None:
-        super()._post(session, self._halved(frames))
+    def _post_frames(self, session: Session, frames: Iterable[Frame]) -> None:
+        super()._post_frames(session, self._halved(frames))
 
     def _halved(self, frames: Iterable[Frame]) -> Iterable[Frame]:
         if not self._halve:
@@ -173,9 +173,9 @@ class FaultyClient(WorkerClient):
         self._halve, self.faults.half = False, None
         return halves(whole, lambda: fail(fault, link))
 
-    def _closed(self, link: Link, reason: str) -> None:
+    def _on_closed(self, link: Link, reason: str) -> None:
         logging.info("lost the coordinator: %s", reason)
-        super()._closed(link, reason)
+        super()._on_closed(link, reason)
 
     def _die(self) -> None:
         """Die as soon as the socket took all that was sent."""
@@ -184,7 +184,7 @@ class FaultyClient(WorkerClient):
     async def _die_when_sent(self) -> None:
         link = self._link
         assert link is not None
-        while not link.idle:
+        while not link.is_idle:
             await asyncio.sleep(0.001)
         os.kill(os.getpid(), signal.SIGKILL)
 

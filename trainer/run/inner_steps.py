@@ -116,7 +116,7 @@ class InnerSteps:
                 return Moved(_sum(results, began), len(batch), self._gradient_block)
             if result.weight:
                 self._gradient /= np.float32(result.weight)
-            self._update(own, self._plan.inner(step), index / len(pieces))
+            self._update(own, self._plan.find_inner_steps(step), index / len(pieces))
             self._replica.write_trainable(self._weights)
         # 3. How far that moved the weights, a block at a time as they are asked for.
         self._taken = own.step
@@ -126,12 +126,14 @@ class InnerSteps:
     def blocks(self, step: int) -> tuple[int, ...]:
         """Return the blocks of a round, in the order in which they leave."""
         order, count = self._layout.send_order, len(self._layout.blocks)
-        second = tuple(count + index for index in order) if self._plan.settles(step) else ()
+        second = (
+            tuple(count + index for index in order) if self._plan.flushes_residuals(step) else ()
+        )
         return (*order, *second)
 
     def committed(self, step: int) -> None:
         """Note that the outer update of a round was applied to the common state."""
-        if self._plan.settles(step):
+        if self._plan.flushes_residuals(step):
             self._settle(step + 1)
 
     def _settle(self, done: int) -> None:
@@ -139,8 +141,8 @@ class InnerSteps:
 
         Before the first round both moments are those of the ordinary steps.
         """
-        self._taken = self._restarted = self._plan.settled(done)
-        if done == self._plan.first_round:
+        self._taken = self._restarted = self._plan.count_flushed(done)
+        if done == self._plan.first_outer_step:
             self._first, self._restarted = self._common.first_moment.copy(), 0
         else:
             self._first = np.zeros_like(self._common.weights)
@@ -167,7 +169,7 @@ class InnerSteps:
             return np.multiply(moved, np.float32(weight), out=moved)
         # Of as many steps as the plan has until here, whatever this worker's speed: a mean needs
         # one bias for all, which `_settle` then counts from.
-        beta, due = self._settings.beta2, self._plan.inner(step).stop
+        beta, due = self._settings.beta2, self._plan.find_inner_steps(step).stop
         bias = (1 - power(beta, due)) / (1 - power(beta, self._taken)) if self._taken else 0.0
         return self._common.second_moment[span] * np.float32(bias * weight)
 

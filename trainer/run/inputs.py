@@ -29,7 +29,7 @@ from trainer.distill.student.distributed_dataset import content_digest, taught_f
 from trainer.distill.student.inputs import check_student
 from trainer.distill.student.on_policy import read_own_prompts
 from trainer.exchange.protocol.members import Job
-from trainer.exchange.protocol.schedule import StepPlan, settle_periods
+from trainer.exchange.protocol.schedule import StepPlan, flush_periods
 from trainer.model.architecture import fit_length
 from trainer.model.class_names import read_class_names
 from trainer.model.config_keys import notices
@@ -85,8 +85,8 @@ class RunInputs:
             training.batch_size - self.config.on_policy_answers or training.batch_size,
             training.epochs,
             training.max_steps,
-            settle_every=settle_periods(self.config),
-        ).with_rounds(exchange.rounds)
+            settle_every=flush_periods(self.config),
+        ).with_outer_steps(exchange.rounds)
 
 
 def read_inputs(

@@ -23,7 +23,7 @@ from trainer.exchange.protocol.messages import (
 )
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.exchange.worker.base import Exchange
-from trainer.exchange.worker.session import Admitted, Applied, Committed, Event, result_message
+from trainer.exchange.worker.session import Admitted, Applied, Committed, Event, make_result_message
 from trainer.optimizer.adamw import TrainState, weights_digest
 from trainer.optimizer.nesterov import Update
 from trainer.replica.base import Replica
@@ -140,7 +140,7 @@ class Worker:
         overlap = 0.0 if first is None else time.perf_counter() - first
         assert weight in (None, result.weight), (result.weight, weight)
         self.exchange.send(
-            result_message(
+            make_result_message(
                 shard,
                 result.loss_sum,
                 result.weight,
@@ -165,12 +165,12 @@ class Worker:
         for index in blocks:
             self.exchange.send_block(shard, index, moved.block(index), result.weight)
         measured = (result.loss_sum, result.weight, result.tokens, result.seconds)
-        self.exchange.send(result_message(shard, *measured, watts=self.watts()), shard.step)
+        self.exchange.send(make_result_message(shard, *measured, watts=self.watts()), shard.step)
 
     def _apply(self, commit: StepCommit, gradient: np.ndarray) -> None:
         """Apply the averaged gradient: the same bytes and the same scalars as all members."""
         assert self._state is not None
-        scalars, first_round = (commit.learning_rate, commit.clip_scale), self.plan.first_round
+        scalars, first_round = (commit.learning_rate, commit.clip_scale), self.plan.first_outer_step
         self.optimizer.apply(self._state, gradient, *scalars, first_round)
         self._moved(commit)
 
@@ -189,12 +189,12 @@ class Worker:
 
     def _begin_rounds_if_due(self) -> None:
         assert self._state is not None
-        if self.plan.is_round(self._state.step):
+        if self.plan.is_outer_step(self._state.step):
             assert self.rounds is not None
             self._inner = self.rounds(self.plan, self._state)
 
     def _alpha(self, shard: ShardAssignment) -> float | None:
-        return self.alpha(self.plan.inner(shard.step).stop) if self.alpha else None
+        return self.alpha(self.plan.find_inner_steps(shard.step).stop) if self.alpha else None
 
     def _evaluate(self, shard: ShardAssignment) -> None:
         assert self.validation is not None
@@ -204,7 +204,7 @@ class Worker:
         seconds = time.perf_counter() - began
         tokens = sum(sample.tokens for sample in batch)
         self.exchange.send(
-            result_message(
+            make_result_message(
                 shard,
                 result.loss_sum,
                 result.weight,
@@ -221,7 +221,7 @@ class Worker:
         began = time.perf_counter()
         answers = self.replica.answer(asked.prompts, asked.new_tokens, frozenset(asked.stop))
         seconds, new = time.perf_counter() - began, sum(map(len, answers))
-        message = result_message(shard, 0.0, 0, new, seconds, answers=answers)
+        message = make_result_message(shard, 0.0, 0, new, seconds, answers=answers)
         self.exchange.send(message, shard.step)
 
     def _samples(self, shard: ShardAssignment) -> list[Encoded]:

@@ -52,7 +52,7 @@ def progress_at(
     step: int, generation: int, config: RunConfig, job: Job, plan: StepPlan
 ) -> RunProgress:
     """Return what a checkpoint after `step` updates says of the run."""
-    at = plan.at(step)
+    at = plan.find_samples(step)
     return RunProgress(
         run_id=job.run_id,
         step=step,
@@ -134,7 +134,10 @@ class RunRecorder:
         old = replace(plan, epochs=before.training.epochs, max_steps=before.training.max_steps)
         if old.total_inner == plan.total_inner or not 0 < progress.step < plan.total_steps:
             return None
-        last, following = plan.inner(progress.step - 1)[-1], plan.inner(progress.step)[0]
+        last, following = (
+            plan.find_inner_steps(progress.step - 1)[-1],
+            plan.find_inner_steps(progress.step)[0],
+        )
         if last >= old.total_inner:
             return None
         rates = [

@@ -66,7 +66,7 @@ def test_published_rounds_of_500_steps_need_a_run_of_10000():
     exchange.check_length(10_000)
     plan = StepPlan(32 * 10_000, 32, 1, 10_000, 500, ())
     assert plan.total_steps == 20
-    assert len(range(plan.at(7).start, plan.at(7).stop)) == 500 * 32
+    assert len(range(plan.find_samples(7).start, plan.find_samples(7).stop)) == 500 * 32
     with pytest.raises(InputError, match=r"500 of the run's 9999 steps .*give at most 499"):
         exchange.check_length(9_999)
 

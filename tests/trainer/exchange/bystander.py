@@ -31,6 +31,6 @@ class Bystander:
             for link, (step, report) in self._reports.items():
                 if step == state.step and digest in report:
                     self._proved[link] = step
-            present = {self._proved.get(m.link) for m in self._coordinator.membership.ready()}
+            present = {self._proved.get(m.link) for m in self._coordinator.membership.list_ready()}
             assert present <= {state.step}, "someone who is there did not prove the last state"
             assert state.step in self._proved.values(), "no worker proved the last state"

@@ -20,7 +20,7 @@ from trainer.exchange.protocol.actions import Save
 from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.messages import JoinRequest
-from trainer.exchange.protocol.schedule import StepPlan, settle_periods
+from trainer.exchange.protocol.schedule import StepPlan, flush_periods
 from trainer.model.layout import Block, GradientLayout, TensorSlot
 from trainer.optimizer.adamw import Snapshot, TrainState
 from trainer.optimizer.early_stopping import EarlyStopping
@@ -103,8 +103,8 @@ class ExactProblem:
             training.batch_size,
             training.epochs,
             training.max_steps,
-            settle_every=settle_periods(self.config),
-        ).with_rounds(exchange.rounds)
+            settle_every=flush_periods(self.config),
+        ).with_outer_steps(exchange.rounds)
         self.questions = questions
         self.trajectory: list[bytes] = []
         """The weights after 0, 1, ... updates, as bytes."""
@@ -185,7 +185,7 @@ class ExactProblem:
 
     def wire_layout(self, step: int) -> GradientLayout:
         """Return the layout of what travels in a step."""
-        settles = self.plan.is_round(step) and self.plan.settles(step)
+        settles = self.plan.is_outer_step(step) and self.plan.flushes_residuals(step)
         return self.layout.doubled if settles else self.layout
 
     def shard_weight(self, start: int, stop: int) -> int:
@@ -198,7 +198,7 @@ class ExactProblem:
 
     def step_loss(self, step: int) -> float:
         """Return the mean loss that a step must report."""
-        at = self.plan.at(step)
+        at = self.plan.find_samples(step)
         return self.shard_loss(at.epoch, at.start, at.stop) / self.shard_weight(at.start, at.stop)
 
     def validation_loss(self) -> float:
@@ -223,7 +223,7 @@ class ExactProblem:
         total = self.plan.total_steps
         self._note(state)
         for step in range(total):
-            at = self.plan.at(step)
+            at = self.plan.find_samples(step)
             weight = self.shard_weight(at.start, at.stop)
             layout = self.wire_layout(step)
             average = self.shard_blocks(at.epoch, at.start, at.stop)[: layout.size]
@@ -235,10 +235,10 @@ class ExactProblem:
                 doubles = span.astype(np.float64)
                 squares.append(float(np.dot(doubles, doubles)))
             norm = math.sqrt(math.fsum(squares[: len(self.layout.blocks)]))
-            last = self.plan.inner(step)[-1]
+            last = self.plan.find_inner_steps(step)[-1]
             rate = compute_learning_rate(last, self.plan.total_inner, self.config.optimizer)
-            scale = update.clip_scale(norm, is_round=self.plan.is_round(step))
-            update.apply(state, average, rate, scale, self.plan.first_round)
+            scale = update.clip_scale(norm, is_round=self.plan.is_outer_step(step))
+            update.apply(state, average, rate, scale, self.plan.first_outer_step)
             self.norms.append(norm)
             self._note(state)
 
@@ -250,7 +250,7 @@ class ExactProblem:
         """Check what a step or a validation says of itself, after `applied` updates."""
         if event["event"] == "step":
             step = event["step"] - 1
-            at = self.plan.at(step)
+            at = self.plan.find_samples(step)
             covered = at.start
             for _, start, stop in event["samples"]:
                 assert start == covered < stop, f"step {step}: samples {event['samples']}"

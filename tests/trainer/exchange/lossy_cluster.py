@@ -50,7 +50,7 @@ class LossyProblem(ExactProblem):
 
     def true_average(self, step: int) -> Float64:
         """Return the mean gradient of a step's samples, and behind it what a round settles."""
-        at = self.plan.at(step)
+        at = self.plan.find_samples(step)
         drawn = [self.gradient(at.epoch, position) for position in range(at.start, at.stop)]
         samples = np.array(drawn, np.float64)
         found = np.zeros(self.account.size)
@@ -66,7 +66,7 @@ class LossyProblem(ExactProblem):
 
     def check_event(self, event: dict[str, Any], applied: int) -> None:
         if event["event"] == "step":
-            at = self.plan.at(event["step"] - 1)
+            at = self.plan.find_samples(event["step"] - 1)
             covered = at.start
             for _, start, stop in event["samples"]:
                 assert start == covered < stop, f"samples {event['samples']}"
@@ -110,7 +110,7 @@ class LossyCluster(SimulatedCluster):
             step: weights for step, weights in self.problem.trajectory.items() if step <= start
         }
         policy = training.policy
-        apply, terms_of, choice = policy.apply, policy.terms, policy.choice
+        apply, terms_of, choice = policy.apply_update, policy.make_terms, policy.choice
         own = policy.codec
         assert isinstance(own, ErrorFeedback)
         encode = own.encode
@@ -134,8 +134,8 @@ class LossyCluster(SimulatedCluster):
 
         # Wrapped on the instance, for which mypy and pyright have no type: the product keeps no
         # account, and a subclass could not be put into a machine that builds its own policy.
-        policy.terms = terms  # type: ignore[method-assign]
-        policy.apply = applied  # type: ignore[method-assign]
+        policy.make_terms = terms  # type: ignore[method-assign]
+        policy.apply_update = applied  # type: ignore[method-assign]
         own.encode = encoded  # type: ignore[method-assign]
 
     def connect(self, worker: SimulatedWorker, certified: int | None = None) -> None:
@@ -175,7 +175,7 @@ class LossyCluster(SimulatedCluster):
     def _watch(self, session: Session) -> None:
         debtor = Debtor(session, self.problem.account.size)
         self.debtors.append(debtor)
-        encode_late, feedback = session._encode_late, debtor.feedback
+        encode_late, feedback = session._encode_with_feedback, debtor.feedback
 
         def watched(
             shard: ShardAssignment, index: int, gradient: np.ndarray, weight: int
@@ -194,7 +194,7 @@ class LossyCluster(SimulatedCluster):
                 yield from frames
 
         # Wrapped on the instance, as for the coordinator: the session is made by the product.
-        session._encode_late = watched  # type: ignore[method-assign]
+        session._encode_with_feedback = watched  # type: ignore[method-assign]
 
     def _book(self, debtor: Debtor, ledger: Ledger | None) -> bool:
         """Book what the ledger has of a step; return whether that is all that was encoded."""

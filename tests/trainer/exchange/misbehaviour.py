@@ -10,7 +10,7 @@ from tests.trainer.exchange.simulated_worker import Pipe, SimulatedWorker
 from trainer.exchange.coordinator.ledger import Shard
 from trainer.exchange.protocol.messages import Heartbeat, JoinRefused, StepCommit, WeightsReport
 from trainer.exchange.protocol.wire import Frame, MessageType
-from trainer.exchange.worker.session import Session, result_message
+from trainer.exchange.worker.session import Session, make_result_message
 
 Misbehaviour = Callable[[SimulatedCluster, SimulatedWorker], None]
 
@@ -68,7 +68,9 @@ def _twice(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
     weight = problem.shard_weight(shard.start, shard.stop)
     assignment = task.make_assignment(shard).model_copy(update={"blocks": None})
     for _ in range(2):
-        worker.post(*session.block(assignment, block, total[span.start : span.stop], weight))
+        worker.post(
+            *session.make_block_frames(assignment, block, total[span.start : span.stop], weight)
+        )
 
 
 def _weight_within_a_block(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
@@ -81,7 +83,7 @@ def _early_result(cluster: SimulatedCluster, worker: SimulatedWorker) -> None:
     task = cluster.machine.training.task
     shard = _shard(cluster, _session(worker).rank, own=True)
     if task and task.sums and shard and len(task.ledger.find_missing(shard.id)) > 1:
-        worker.send(result_message(task.make_assignment(shard), 1.0, 1, 1, 0.1))
+        worker.send(make_result_message(task.make_assignment(shard), 1.0, 1, 1, 0.1))
 
 
 def _old_generation(_: SimulatedCluster, worker: SimulatedWorker) -> None:

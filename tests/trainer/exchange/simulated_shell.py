@@ -94,8 +94,8 @@ class SimulatedShell:
         )
         worker.heard = worker.beat = self.now
         self.wires[self._count] = (worker.wire, worker)
-        worker.wire.down.decoder.admit()
-        worker.wire.up.send([worker.session.hello()])
+        worker.wire.down.decoder.accept_tensors()
+        worker.wire.up.send([worker.session.join_frame()])
         self._perform(self.coordinator.add_connection(self._count, certified, self.now))
 
     def kill(
@@ -143,8 +143,8 @@ class SimulatedShell:
             for frame in wire.up.received(data):
                 self.bystander.saw(wire.number, frame)
                 self._perform(self.machine.receive_frame(wire.number, frame, self.now))
-                if self.machine.membership.by_link(wire.number):
-                    wire.up.decoder.admit()
+                if self.machine.membership.find_member(wire.number):
+                    wire.up.decoder.accept_tensors()
                 if self.finish:
                     return
         except ProtocolError as error:
@@ -165,7 +165,7 @@ class SimulatedShell:
                 )  # the peer made room for more
         for frame in wire.down.received(data):
             try:
-                events, answers = session.receive(frame)
+                events, answers = session.receive_frame(frame)
             except RefusalError as refusal:
                 if not refusal.retry:
                     worker.refused = str(refusal)

@@ -25,7 +25,7 @@ from trainer.exchange.worker.session import (
     Committed,
     Event,
     Session,
-    result_message,
+    make_result_message,
 )
 from trainer.model.layout import GradientLayout
 from trainer.optimizer.adamw import TrainState, weights_digest
@@ -91,7 +91,7 @@ class Pipe:
             count = min(len(space), len(data))
             space[:count] = data[:count]
             data = data[count:]
-            if frame := self.decoder.received(count):
+            if frame := self.decoder.advance(count):
                 yield frame
 
     def _draw(self, count: int | None) -> None:
@@ -179,7 +179,7 @@ class SimulatedWorker:
     def send(self, message: Message) -> None:
         """Send a message of the present session, if there is one."""
         if self.session and self.session.accepted:
-            self._send(self.session, [self.session.message(message)])
+            self._send(self.session, [self.session.make_frame(message)])
 
     def post(self, *frames: Frame) -> None:
         """Send frames of any kind, whether or not they make sense."""
@@ -225,13 +225,13 @@ class SimulatedWorker:
         assert self.state is not None
         assert self.state.step == shard.step, "it computes with the weights of another step"
         stop, layout = shard.stop, self._layout(shard.step)
-        assert bool(shard.inner_batch) == self.problem.plan.is_round(shard.step)
+        assert bool(shard.inner_batch) == self.problem.plan.is_outer_step(shard.step)
         early = self.hands_in_early and shard.blocks is None and shard.stop - shard.start > 1
         if shard.inner_batch and early:
             stop = (shard.start + shard.stop) // 2
             message = PartialShard(shard=shard.shard, samples=stop - shard.start)
             if sender := self._sender(session):
-                self._send(sender, [sender.message(message, shard.step)])
+                self._send(sender, [sender.make_frame(message, shard.step)])
         total = problem.shard_blocks(shard.epoch, shard.start, stop)
         weight = problem.shard_weight(shard.start, stop)
         loss = problem.shard_loss(shard.epoch, shard.start, stop)
@@ -249,19 +249,21 @@ class SimulatedWorker:
             if self.poison and self.poison[0] == index:
                 gradient[self.poison[1]] = self.poison[2]
             if sender := self._sender(session):
-                self._send(sender, sender.block(shard, index, gradient, weight))
+                self._send(sender, sender.make_block_frames(shard, index, gradient, weight))
             gradient[...] = 777.0  # the array is the replica's own: it changes after the call
             yield True
         if self.poison and self.poison[0] == -1:
             loss = self.poison[2]
         seconds = self.seconds_per_sample * (stop - shard.start)
-        result = result_message(shard, loss, weight, weight, seconds, self.overlap * seconds)
+        result = make_result_message(shard, loss, weight, weight, seconds, self.overlap * seconds)
         if sender := self._sender(session):
-            self._send(sender, sender.answer(result, shard.step))
+            self._send(sender, sender.make_answer_frames(result, shard.step))
 
     def _layout(self, step: int) -> GradientLayout:
         plan, layout = self.problem.plan, self.problem.layout
-        return layout.doubled if plan.is_round(step) and plan.settles(step) else layout
+        return (
+            layout.doubled if plan.is_outer_step(step) and plan.flushes_residuals(step) else layout
+        )
 
     def _evaluate(self, session: Session, shard: ShardAssignment) -> None:
         assert self.state is not None
@@ -269,14 +271,17 @@ class SimulatedWorker:
         count = shard.stop - shard.start
         loss = self.problem.shard_loss(0, shard.start, shard.stop)
         table = self.problem.confusion(shard.start, shard.stop)
-        result = result_message(shard, loss, count, count, 0.01, confusion=table)
-        self._send(session, session.answer(result, shard.step))
+        result = make_result_message(shard, loss, count, count, 0.01, confusion=table)
+        self._send(session, session.make_answer_frames(result, shard.step))
 
     def _answer(self, session: Session, shard: ShardAssignment, asked: GenerationRequest) -> None:
         assert self.state is not None
         assert self.state.step == shard.step, "it answers with the weights of another step"
         answers = [self.problem.answer(prompt, shard.step) for prompt in asked.prompts]
-        self._send(session, session.answer(result_message(shard, 0, 0, 1, 9.0, answers=answers)))
+        self._send(
+            session,
+            session.make_answer_frames(make_result_message(shard, 0, 0, 1, 9.0, answers=answers)),
+        )
 
     def _apply(self, session: Session, event: Committed) -> None:
         assert self.state is not None
@@ -284,11 +289,11 @@ class SimulatedWorker:
         assert commit.step == self.state.step, "a commit was left out or came twice"
         scalars, plan = (commit.learning_rate, commit.clip_scale), self.problem.plan
         assert event.gradient.size == self._layout(commit.step).size
-        self._update.apply(self.state, event.gradient, *scalars, plan.first_round)
+        self._update.apply(self.state, event.gradient, *scalars, plan.first_outer_step)
         if self.corrupt:
             self.state.weights.view(np.uint32)[3] ^= 1
         self.commits.append(event)
         if commit.report and not self.mute:
             digest = weights_digest(self.state.weights)
             report = WeightsReport(step=commit.step, digest=digest)
-            self._send(session, [session.message(report, commit.step)])
+            self._send(session, [session.make_frame(report, commit.step)])

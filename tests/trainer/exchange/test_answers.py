@@ -10,7 +10,7 @@ from tests.trainer.exchange.exact_problem import ExactProblem
 from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
 from tests.trainer.exchange.staging import assign, open_round, saved, started
 from trainer.exchange.coordinator.prompt_generation import PromptSet
-from trainer.exchange.worker.session import result_message
+from trainer.exchange.worker.session import make_result_message
 
 pytestmark = pytest.mark.usefixtures("small_frames")
 
@@ -72,7 +72,7 @@ def test_what_answers_nothing_is_not_taken(answers: list[list[int]] | None) -> N
     cluster.deliver_down(worker)
     shard = open_round(cluster).make_assignment(open_round(cluster).ledger.initial_shards[0])
     assert worker.session
-    worker.send(result_message(shard, 0.0, 0, 1, 1.0, answers=answers))
+    worker.send(make_result_message(shard, 0.0, 0, 1, 1.0, answers=answers))
     cluster.deliver_up(worker)
     assert cluster.named("lost")[0]["reason"] == "answers that are not those to 3 prompts"
     cluster.run_to_end()

@@ -12,7 +12,7 @@ from tests.trainer.exchange.lossy_cluster import LossyCluster, LossyProblem
 from tests.trainer.exchange.staging import assign, begun, compute, open_round, redealt, until_step
 from trainer.exchange.coordinator.gradient_sum import Average, Contribution, GradientSum
 from trainer.exchange.coordinator.ledger import Shard
-from trainer.exchange.policies.feedback import agreed_codec
+from trainer.exchange.policies.feedback import make_sender_codec
 from trainer.exchange.protocol.wire import Frame
 
 pytestmark = pytest.mark.usefixtures("small_frames")
@@ -39,7 +39,7 @@ class Watched(NamedTuple):
         for values, _ in parts:
             total += values
         total /= np.float32(sum(weight for _, weight in parts))
-        return agreed_codec("int8", problem().layout).encode(block, total)[1].tobytes()
+        return make_sender_codec("int8", problem().layout).encode(block, total)[1].tobytes()
 
 
 def problem() -> LossyProblem:
@@ -54,7 +54,7 @@ def problem() -> LossyProblem:
 
 def watch(sums: GradientSum) -> Watched:
     found = Watched({}, {}, {}, {})
-    add, average = sums.add, sums.average
+    add, average = sums.add_frame, sums.average_block
 
     def added(frame: Frame) -> Contribution | None:
         whole = add(frame)
@@ -70,7 +70,7 @@ def watch(sums: GradientSum) -> Watched:
         return made
 
     # Wrapped on the instance: the coordinator makes its own sums.
-    sums.add, sums.average = added, averaged  # type: ignore[method-assign]
+    sums.add_frame, sums.average_block = added, averaged  # type: ignore[method-assign]
     return found
 
 

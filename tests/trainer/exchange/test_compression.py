@@ -39,7 +39,7 @@ EDGES = np.array(
 def through(name: str, values: np.ndarray) -> np.ndarray:
     codec = make_codec(name)
     encoded = codec.encode(values)
-    assert encoded.nbytes == codec.nbytes(values.size)
+    assert encoded.nbytes == codec.encoded_size(values.size)
     out = np.full(values.size, 777, np.float32)
     codec.decode(encoded, out)
     return out

@@ -316,6 +316,6 @@ def send_blocks(
     for index, weight in blocks:
         span = problem.layout.blocks[index]
         part = total[span.start : span.stop]
-        worker.post(*worker.session.block(assignment, index, part, weight))
+        worker.post(*worker.session.make_block_frames(assignment, index, part, weight))
     cluster.deliver_up(worker)
     return shard.id

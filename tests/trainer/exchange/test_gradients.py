@@ -12,8 +12,8 @@ from benchmarks.rig import synthetic
 from tests.trainer.exchange.exact_problem import tiny_layout
 from trainer.exchange.coordinator.gradient_sum import GradientSum, SumMemory
 from trainer.exchange.coordinator.ledger import Ledger, Shard
-from trainer.exchange.policies.feedback import agreed_codec
-from trainer.exchange.protocol.blocks import block_frames
+from trainer.exchange.policies.feedback import make_sender_codec
+from trainer.exchange.protocol.blocks import make_block_frames
 from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.wire import MessageType
 from trainer.system.errors import NonFiniteError, ProtocolError
@@ -29,7 +29,7 @@ def frames(values: np.ndarray, shard: Shard, weight: int, codec: str = "fp32", b
     chosen = make_codec(codec)
     encoded = chosen.encode(values)
     kind = MessageType.GRADIENT
-    return list(block_frames(kind, encoded, 1, 3, block, chosen, weight, shard.rank, shard.id))
+    return list(make_block_frames(kind, encoded, 1, 3, block, chosen, weight, shard.rank, shard.id))
 
 
 def drawn(shard: Shard, scale: float = 1.0) -> np.ndarray:
@@ -43,7 +43,7 @@ def test_the_order_of_arrival_does_not_matter(codec: str, shards: list[Shard]):
     """Nor what was added before the others came: the bits are those of a sum in one go."""
     results: set[bytes] = set()
     for arrival in permutations(shards):
-        sums = GradientSum(LAYOUT, agreed_codec(codec, LAYOUT), step=3, settled=False)
+        sums = GradientSum(LAYOUT, make_sender_codec(codec, LAYOUT), step=3, settled=False)
         ledger = Ledger(1, shards)
         for shard in arrival:
             whole = [sums.add_frame(f) for f in frames(drawn(shard), shard, shard.size, codec)]
@@ -65,7 +65,7 @@ def summed_in_order(codec: str, parts: list[tuple[np.ndarray, int]]) -> bytes:
         chosen.decode(chosen.encode(values), decoded)
         total += decoded
     total /= np.float32(sum(weight for _, weight in parts))
-    return agreed_codec(codec, LAYOUT).encode(0, total)[1].tobytes()
+    return make_sender_codec(codec, LAYOUT).encode(0, total)[1].tobytes()
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
@@ -73,7 +73,7 @@ def test_a_sum_that_was_begun_is_the_same_when_workers_are_lost(codec: str):
     """F-DP-002: what came of a lost worker stays, and what it owes keeps its place in the order."""
     begun, random = 0, np.random.default_rng(0)
     for _ in range(50):
-        sums = GradientSum(LAYOUT, agreed_codec(codec, LAYOUT), step=3, settled=False)
+        sums = GradientSum(LAYOUT, make_sender_codec(codec, LAYOUT), step=3, settled=False)
         ledger = Ledger(1, [Shard(rank, rank, 8 * rank, 8 * rank + 8) for rank in range(5)])
         pending, free = ledger.initial_shards, 5
         while pending:
@@ -121,16 +121,18 @@ def test_what_waits_for_a_late_worker_takes_little_memory(
     # Several frames a block, not thousands.
     monkeypatch.setattr("trainer.exchange.protocol.blocks.CHUNK", 4096)
     layout = synthetic.layout(36 * 16000)
-    agreed = agreed_codec(codec, layout)
+    agreed = make_sender_codec(codec, layout)
     memory, values = SumMemory(layout), np.ones(16000, np.float32)
-    earlier = [block.take() for block in memory.blocks]  # a step before this one made the memory
+    earlier = [
+        block.take_array() for block in memory.blocks
+    ]  # a step before this one made the memory
     del earlier
     tracemalloc.start()
     sums = GradientSum(layout, agreed, step=3, settled=False, memory=memory)
     for block in layout.blocks:
         for number in range(first, first + 4):
             encoded = agreed.codec.encode(values)
-            for frame in block_frames(
+            for frame in make_block_frames(
                 MessageType.GRADIENT,
                 encoded,
                 1,
@@ -151,14 +153,14 @@ def test_what_waits_for_a_late_worker_takes_little_memory(
 @pytest.mark.parametrize(("codec", "gradients"), [("bf16", 0.5), ("int8", 0.27)])
 def test_averages_are_kept_as_they_are_sent(codec: str, gradients: float):
     layout = synthetic.layout(36 * 16000)
-    agreed, random = agreed_codec(codec, layout), np.random.default_rng(0)
+    agreed, random = make_sender_codec(codec, layout), np.random.default_rng(0)
     sums = GradientSum(layout, agreed, step=3, settled=False)
     kind, expected = MessageType.GRADIENT, np.empty(layout.size, np.float32)
     tracemalloc.start()
     for block in layout.blocks:
         chosen = agreed.codec
         encoded = chosen.encode(random.standard_normal(16000, np.float32))
-        for frame in block_frames(kind, encoded, 1, 3, block.index, chosen, 1, 2, 7):
+        for frame in make_block_frames(kind, encoded, 1, 3, block.index, chosen, 1, 2, 7):
             sums.add_frame(frame)
         del frame, encoded
         average = sums.average_block(block.index, SHARDS[:1])
@@ -174,7 +176,7 @@ def test_a_sum_that_is_still_being_sent_is_not_overwritten():
     memory = SumMemory(LAYOUT)
     sent: list[np.ndarray] = []
     for step in range(3):
-        sums = GradientSum(LAYOUT, agreed_codec("fp32", LAYOUT), step=step, memory=memory)
+        sums = GradientSum(LAYOUT, make_sender_codec("fp32", LAYOUT), step=step, memory=memory)
         for frame in frames(np.full(10, step + 1, np.float32), SHARDS[0], 1):
             sums.add_frame(frame)
         average = sums.average_block(0, SHARDS[:1])
@@ -183,30 +185,30 @@ def test_a_sum_that_is_still_being_sent_is_not_overwritten():
     address = sent[-1].ctypes.data
     del sums, average, sent[:2]
     sent.clear()
-    assert memory.blocks[0].take().ctypes.data == address
+    assert memory.blocks[0].take_array().ctypes.data == address
 
 
 def test_a_block_that_is_still_being_sent_keeps_no_other():
     layout = synthetic.layout(36 * 16000)
-    memory, agreed = SumMemory(layout), agreed_codec("fp32", layout)
+    memory, agreed = SumMemory(layout), make_sender_codec("fp32", layout)
     sums = GradientSum(layout, agreed, step=1, memory=memory)
     values = np.ones(16000, np.float32)
     for block in layout.blocks:
         fp32 = agreed.codec
         kind = MessageType.GRADIENT
-        for frame in block_frames(kind, fp32.encode(values), 1, 1, block.index, fp32, 1):
+        for frame in make_block_frames(kind, fp32.encode(values), 1, 1, block.index, fp32, 1):
             sums.add_frame(frame)
         sums.average_block(block.index, [Shard(0, 0, 0, 1)])
     where = [average.encoded.ctypes.data for average in sums.averages.values()]
     late = sums.averages[7].encoded.data
     del sums
-    found = [block.take().ctypes.data for block in memory.blocks]
+    found = [block.take_array().ctypes.data for block in memory.blocks]
     assert [index for index, at in enumerate(where) if found[index] != at] == [7]
     assert np.frombuffer(late, np.float32).tolist() == values.tolist()
 
 
 def test_pieces_of_several_contributions_may_alternate():
-    sums = GradientSum(LAYOUT, agreed_codec("fp32", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, make_sender_codec("fp32", LAYOUT), step=3)
     streams = [frames(drawn(shard), shard, shard.size) for shard in SHARDS]
     for pieces in zip(*streams, strict=True):
         for frame in pieces:
@@ -220,7 +222,7 @@ def test_pieces_of_several_contributions_may_alternate():
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
 def test_what_is_sent_is_what_is_applied_here(codec: str):
-    sums = GradientSum(LAYOUT, agreed_codec(codec, LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, make_sender_codec(codec, LAYOUT), step=3)
     for frame in frames(drawn(SHARDS[0]), SHARDS[0], 3, codec):
         sums.add_frame(frame)
     average = sums.average_block(0, SHARDS[:1])
@@ -228,7 +230,7 @@ def test_what_is_sent_is_what_is_applied_here(codec: str):
         chosen = make_codec(codec)
         kind = MessageType.GRADIENT
         zeros = chosen.encode(np.zeros(block.size, np.float32))
-        for frame in block_frames(kind, zeros, 1, 3, block.index, chosen, 3, 2, 7):
+        for frame in make_block_frames(kind, zeros, 1, 3, block.index, chosen, 3, 2, 7):
             sums.add_frame(frame)
         sums.average_block(block.index, SHARDS[:1])
     received = np.empty(10, np.float32)
@@ -240,14 +242,14 @@ def test_what_is_sent_is_what_is_applied_here(codec: str):
 
 def test_no_weight_at_all_divides_by_nothing():
     """A shard can hold no target token; its gradient is zero then."""
-    sums = GradientSum(LAYOUT, agreed_codec("fp32", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, make_sender_codec("fp32", LAYOUT), step=3)
     for frame in frames(np.zeros(10, np.float32), SHARDS[0], 0):
         sums.add_frame(frame)
     assert not sums.average_block(0, SHARDS[:1]).encoded.any()
 
 
 def test_what_a_lost_worker_left_unfinished_is_dropped():
-    sums = GradientSum(LAYOUT, agreed_codec("fp32", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, make_sender_codec("fp32", LAYOUT), step=3)
     lost, other = SHARDS[:2]
     for shard in (lost, other):
         first, *rest = frames(drawn(shard), shard, 1)
@@ -262,7 +264,7 @@ def test_what_a_lost_worker_left_unfinished_is_dropped():
 
 
 def test_sums_that_overflow_halt_and_do_not_warn():
-    sums = GradientSum(LAYOUT, agreed_codec("fp32", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, make_sender_codec("fp32", LAYOUT), step=3)
     largest = np.full(10, np.finfo(np.float32).max, np.float32)
     for shard in SHARDS:
         for frame in frames(largest, shard, 1):
@@ -273,7 +275,7 @@ def test_sums_that_overflow_halt_and_do_not_warn():
 
 @pytest.mark.parametrize("offset", range(10))
 def test_the_tensor_of_a_nan_is_named(offset: int):
-    sums = GradientSum(LAYOUT, agreed_codec("bf16", LAYOUT), step=3)
+    sums = GradientSum(LAYOUT, make_sender_codec("bf16", LAYOUT), step=3)
     values = drawn(SHARDS[0])
     values[offset] = np.nan
     tensor = "layers.1.q" if offset < 6 else "layers.1.v"

@@ -9,7 +9,7 @@ from tests.trainer.exchange.simulated_cluster import TICK, SimulatedCluster
 from tests.trainer.exchange.simulated_worker import SimulatedWorker
 from tests.trainer.exchange.staging import started
 from trainer.exchange.coordinator.joiners import PREFETCH_STEPS
-from trainer.exchange.protocol.state_transfer import Delivery
+from trainer.exchange.protocol.state_transfer import StateDelivery
 from trainer.exchange.protocol.wire import HEADER_SIZE
 from trainer.optimizer.adamw import TrainState
 
@@ -173,8 +173,10 @@ def test_no_state_is_hashed_at_once(problem: ExactProblem, monkeypatch: pytest.M
     """2.3 GB/s of hashing on the event loop silences the coordinator, for a refused rank too."""
     monkeypatch.setattr(TrainState, "digest", lambda _: pytest.fail("a whole state was hashed"))
     hashed: list[int] = []
-    state = Delivery.state
-    monkeypatch.setattr(Delivery, "state", lambda *words: hashed.append(1) or state(*words))
+    state = StateDelivery.make_state_frames
+    monkeypatch.setattr(
+        StateDelivery, "make_state_frames", lambda *words: hashed.append(1) or state(*words)
+    )
     cluster = started(problem, workers=2)
     assert len(hashed) == 2
     double = SimulatedWorker(problem, 0)

@@ -29,7 +29,7 @@ from trainer.exchange.protocol.wire import (
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.send_queue import SendQueue
-from trainer.exchange.transport.shared_memory import Averages, WorkerEnd, supported
+from trainer.exchange.transport.shared_memory import Averages, WorkerEnd, is_supported
 from trainer.exchange.transport.sockets import shake_hands
 
 
@@ -47,7 +47,7 @@ def test_the_last_message_reaches_a_peer_that_goes_on_sending() -> None:
             connection, _ = listening.accept()
             connection.setblocking(False)
             made = make_link(links.append, closed=lambda link, _: links.remove(link))
-            made.begin(connection)
+            made.serve_connection(connection)
             peer.sendall(b"MOTL")  # of a frame that the link has not read yet
             links[0].send([Shutdown(reason="over", exit_code=6).to_frame(1)])
             links[0].close("over", told=True)
@@ -58,7 +58,7 @@ def test_the_last_message_reaches_a_peer_that_goes_on_sending() -> None:
             decoder, frame = FrameDecoder(0), None
             while frame is None:
                 count = await loop.run_in_executor(None, peer.recv_into, decoder.free_space())
-                frame = decoder.received(count)
+                frame = decoder.advance(count)
             assert frame.type.name == "SHUTDOWN"
         await until(lambda: not links)
 
@@ -71,7 +71,9 @@ def test_a_reset_is_told_without_a_systems_number() -> None:
         near, far = tcp_pair()
         near.setblocking(False)
         with far:
-            make_link(lambda _: None, closed=lambda _, reason: reasons.append(reason)).begin(near)
+            make_link(
+                lambda _: None, closed=lambda _, reason: reasons.append(reason)
+            ).serve_connection(near)
             far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         await until(lambda: len(reasons) == 1)
         assert reasons == ["the connection broke: Connection reset by peer"]
@@ -96,7 +98,7 @@ def contexts(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         leaf = authority.issue(identity_of("run", rank), ["127.0.0.1"])
         for name, content in leaf.contents_by_name().items():
             (folder / name).write_bytes(content)
-        made.append(tls.context(folder, server=rank is None))
+        made.append(tls.make_context(folder, server=rank is None))
     return made[0], made[1]
 
 
@@ -133,11 +135,11 @@ def test_an_error_of_another_connection_ends_no_link(
         ends = await tls_pair(contexts, *tcp_pair())
         sender, receiver = make(), make()
         for link, connection in zip((sender, receiver), ends, strict=True):
-            link.begin(connection)
-        receiver.admit()
+            link.serve_connection(connection)
+        receiver.accept_tensors()
         for link in (sender, receiver):
             leave_an_error()
-            link.look()
+            link.poll()
         leave_an_error()
         sender.send(frames)  # more than the socket takes
         await until(lambda: bool(closed) or len(received) == len(frames))
@@ -177,8 +179,8 @@ def test_the_last_bytes_of_a_large_payload_wake_the_loop(
             asyncio.create_task(trickle(near, relay_in, 65_536)),
         ]
         receiver, sender = await tls_pair(contexts, far, ours)
-        make(lambda link: ends.append(link) or link.admit()).begin(receiver)
-        make(lambda link: ends.append(link) or link.send(frames)).begin(sender)
+        make(lambda link: ends.append(link) or link.accept_tensors()).serve_connection(receiver)
+        make(lambda link: ends.append(link) or link.send(frames)).serve_connection(sender)
         await until(lambda: len(received) == len(frames))
         for link in ends:
             link.abort("over")
@@ -192,7 +194,7 @@ def test_the_last_bytes_of_a_large_payload_wake_the_loop(
     assert [frame.block for frame in received] == [0, 1, 2]
 
 
-@pytest.mark.skipif(not supported(), reason="no sealed anonymous files here")
+@pytest.mark.skipif(not is_supported(), reason="no sealed anonymous files here")
 def test_a_gradient_in_shared_memory_does_not_hold_the_other_links_up() -> None:
     """All of it is there at once, in frames of a header each: turns are by what they stand for."""
     sizes = (64 * 1024,) * 16
@@ -209,19 +211,19 @@ def test_a_gradient_in_shared_memory_does_not_hold_the_other_links_up() -> None:
             near, far = socket.socketpair()
             writers.append(far)
             near.setblocking(False)
-            shared, descriptors = averages.connect()
+            shared, descriptors = averages.open_connection()
             queue = SendQueue(0, encrypted=False, shared=WorkerEnd(sizes, *descriptors))
             os.close(descriptors[1])
             queue.append(frames)
-            while queue.ready():
+            while queue.has_bytes():
                 queue.send_to(far)
             link = make_link(
                 links.append,
                 frame=lambda link, frame: received.append((link, frame.block)),
                 closed=lambda link, _: links.remove(link),
             )
-            link.begin(near, shared)
-            link.admit()
+            link.serve_connection(near, shared)
+            link.accept_tensors()
         first, second = links
         await until(lambda: len(received) == 2 * len(frames))
         for link in (first, second):
@@ -273,8 +275,8 @@ def test_a_link_with_ever_more_bytes_has_one_turn_at_a_time() -> None:
             closed=lambda _link, reason: ended.set_result(reason),
         )
         near.setblocking(False)
-        link.begin(near)
-        link.admit()
+        link.serve_connection(near)
+        link.accept_tensors()
         fill()
         another_round()
         while turns.total() < 60:
@@ -293,7 +295,7 @@ def test_averages_wait_for_their_commit_but_not_for_long() -> None:
     class Averages:
         patient = True
 
-        def place(self, frame: Frame) -> bool:
+        def place_payload(self, frame: Frame) -> bool:
             return frame.type is MessageType.AVERAGED_GRADIENT
 
     queue = SendQueue(0, encrypted=False, shared=Averages())  # pyright: ignore[reportArgumentType]
@@ -301,21 +303,21 @@ def test_averages_wait_for_their_commit_but_not_for_long() -> None:
     near, far = socket.socketpair()
     with near, far:
         queue.append([average, average])
-        assert queue.ready()
+        assert queue.has_bytes()
         assert queue.can_wait()
         queue.append([Frame(MessageType.STEP_COMMIT, b"{}")])
-        assert queue.ready()
+        assert queue.has_bytes()
         assert not queue.can_wait()
         assert queue.send_to(near) == 3 * HEADER_SIZE + 2
-        assert not queue.ready()
+        assert not queue.has_bytes()
         queue.append([average])
-        assert queue.ready()
+        assert queue.has_bytes()
         assert queue.can_wait()
-        queue.wait_no_longer()
+        queue.stop_waiting()
         assert not queue.can_wait()
         assert queue.send_to(near) == HEADER_SIZE
         queue.append([average] * 40)
-        assert queue.ready()
+        assert queue.has_bytes()
         assert not queue.can_wait()  # a dozen is enough for one system call
 
 
@@ -337,10 +339,10 @@ def test_a_link_that_is_aborted_among_many_bytes_leaves_the_loop_alone(
             )
             queue = SendQueue(0, encrypted=False, shared=None)
             queue.append([Shutdown(reason="over", exit_code=6).to_frame(1)])
-            while queue.ready():
+            while queue.has_bytes():
                 queue.send_to(far)
             far.sendall(bytes(10_000))
-            link.begin(near)
+            link.serve_connection(near)
             await until(lambda: bool(closed))
             assert closed == ["enough"]
             scheduled: list[Callable[..., object]] = []

@@ -17,8 +17,8 @@ import pytest
 from tests.trainer.exchange.links import end_all, make_link, until
 from trainer.exchange.transport import listener
 from trainer.exchange.transport.link import Link
-from trainer.exchange.transport.listener import STRANGERS, STRANGERS_OF_ADDRESS, Listener
-from trainer.exchange.transport.refusals import INTERVAL, LINES, Refusals
+from trainer.exchange.transport.listener import MAX_PENDING, MAX_PENDING_PER_ADDRESS, Listener
+from trainer.exchange.transport.refusals import INTERVAL, LINES, RefusalReporter
 
 Door = tuple[Listener, list[Link], list[dict[str, Any]]]
 
@@ -39,10 +39,10 @@ def with_door(
 
     async def run() -> None:
         links: list[Link] = []
-        refusals = Refusals(events.append)
+        refusals = RefusalReporter(events.append)
 
         def closed(link: Link, _: str) -> None:
-            door.closed(link)
+            door.forget_link(link)
             links.remove(link)
 
         door = Listener(
@@ -77,12 +77,12 @@ def test_one_address_cannot_crowd_another_out(clients: list[socket.socket]) -> N
     async def use(given: Door) -> None:
         door, links, _ = given
         await knock(door, clients, 100)
-        await until(lambda: len(links) == STRANGERS_OF_ADDRESS)
+        await until(lambda: len(links) == MAX_PENDING_PER_ADDRESS)
         (worker,) = await knock(door, clients, 1, "127.0.0.2")
         await until(lambda: any(link.peer.startswith("127.0.0.2:") for link in links))
         for source in range(3, 9):
-            await knock(door, clients, STRANGERS_OF_ADDRESS, f"127.0.0.{source}")
-        await until(lambda: len(links) == STRANGERS)
+            await knock(door, clients, MAX_PENDING_PER_ADDRESS, f"127.0.0.{source}")
+        await until(lambda: len(links) == MAX_PENDING)
         worker.setblocking(False)
         with pytest.raises(BlockingIOError):
             worker.recv(1)
@@ -96,14 +96,14 @@ def test_one_address_cannot_crowd_another_out(clients: list[socket.socket]) -> N
 def test_a_place_is_free_again_when_its_holder_is_gone(clients: list[socket.socket]) -> None:
     async def use(given: Door) -> None:
         door, links, _ = given
-        first, *_ = await knock(door, clients, STRANGERS_OF_ADDRESS)
-        await until(lambda: len(links) == STRANGERS_OF_ADDRESS)
+        first, *_ = await knock(door, clients, MAX_PENDING_PER_ADDRESS)
+        await until(lambda: len(links) == MAX_PENDING_PER_ADDRESS)
         (refused,) = await knock(door, clients, 1)
         assert await asyncio.to_thread(refused.recv, 1) == b""
         first.close()
-        await until(lambda: len(links) < STRANGERS_OF_ADDRESS)
+        await until(lambda: len(links) < MAX_PENDING_PER_ADDRESS)
         (newest,) = await knock(door, clients, 1)
-        await until(lambda: len(links) == STRANGERS_OF_ADDRESS)
+        await until(lambda: len(links) == MAX_PENDING_PER_ADDRESS)
         newest.setblocking(False)
         with pytest.raises(BlockingIOError):
             newest.recv(1)
@@ -131,11 +131,11 @@ def test_members_do_not_count(clients: list[socket.socket]) -> None:
     async def use(given: Door) -> None:
         door, links, _ = given
         for _ in range(4):
-            await knock(door, clients, STRANGERS_OF_ADDRESS)
-            await until(lambda: len(links) % STRANGERS_OF_ADDRESS == 0)
+            await knock(door, clients, MAX_PENDING_PER_ADDRESS)
+            await until(lambda: len(links) % MAX_PENDING_PER_ADDRESS == 0)
             for link in links:
-                door.admit(link)
-        assert len(links) == 4 * STRANGERS_OF_ADDRESS
+                door.admit_link(link)
+        assert len(links) == 4 * MAX_PENDING_PER_ADDRESS
 
     assert with_door(use) == []
 
@@ -154,7 +154,7 @@ def test_descriptors_are_kept_back(
             assert len(door._strangers) <= 10, "half of what is left may be strangers"
             assert len(links) <= 20
             for link in links[:5]:
-                door.admit(link)
+                door.admit_link(link)
 
     with_door(use)
 
@@ -188,12 +188,12 @@ def test_an_accept_that_fails_rests_and_is_told(
 def test_refusals_take_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     now, events = 5.0, list[dict[str, Any]]()
     monkeypatch.setattr("time.monotonic", lambda: now)
-    refusals = Refusals(events.append)
+    refusals = RefusalReporter(events.append)
     for number in range(1000):
-        refusals.say({"event": "refused", "reason": f"number {number}"})
+        refusals.report({"event": "refused", "reason": f"number {number}"})
     assert [event["reason"] for event in events] == [f"number {number}" for number in range(LINES)]
     now += INTERVAL
     for _ in range(2):
-        refusals.say({"event": "refused", "reason": "one more"})
+        refusals.report({"event": "refused", "reason": "one more"})
     reasons = [event["reason"] for event in events[LINES:]]
     assert reasons == [f"one more ({1000 - LINES} more before it)", "one more"]

@@ -11,7 +11,13 @@ from tests.trainer.exchange.exact_problem import ExactProblem, join_request
 from tests.trainer.exchange.serving import RememberingKeeper
 from trainer.exchange.protocol.messages import ShardAssignment, Shutdown, WeightsReport
 from trainer.exchange.transport.local import LocalExchange
-from trainer.exchange.worker.session import Admitted, Applied, Committed, Session, result_message
+from trainer.exchange.worker.session import (
+    Admitted,
+    Applied,
+    Committed,
+    Session,
+    make_result_message,
+)
 from trainer.optimizer.adamw import AdamW, TrainState, weights_digest
 from trainer.system.errors import StorageError
 
@@ -56,7 +62,7 @@ class Loop:
             self.exchange.send_block(shard, index, self.sent, weight)
             between(shard.step, index)
         loss = problem.shard_loss(shard.epoch, shard.start, shard.stop)
-        self.exchange.send(result_message(shard, loss, weight, weight, 0.1), shard.step)
+        self.exchange.send(make_result_message(shard, loss, weight, weight, 0.1), shard.step)
 
     def _apply(self, event: Committed | Applied) -> None:
         assert self._state is not None

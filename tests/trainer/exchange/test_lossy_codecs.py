@@ -91,7 +91,8 @@ def test_what_a_codec_drops_is_sent_by_the_bytes_that_were_agreed() -> None:
     cluster = LossyCluster(problem("int4"), 3)
     cluster.run_to_end()
     agreed = sum(
-        cluster.debtors[0].session.codec.codec.nbytes(b.size) for b in cluster.problem.layout.blocks
+        cluster.debtors[0].session.codec.codec.encoded_size(b.size)
+        for b in cluster.problem.layout.blocks
     )
     for event in cluster.named("step"):
         one_way = 2 * cluster.problem.layout.size if event["step"] in SETTLED else agreed

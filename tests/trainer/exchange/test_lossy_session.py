@@ -7,7 +7,7 @@ import pytest
 
 from tests.trainer.exchange.exact_problem import join_request, tiny_layout
 from tests.trainer.exchange.lossy_cluster import feedback_of
-from trainer.exchange.protocol.blocks import block_frames
+from trainer.exchange.protocol.blocks import make_block_frames
 from trainer.exchange.protocol.codecs import Bf16, make_codec
 from trainer.exchange.protocol.messages import (
     JoinAccepted,
@@ -15,9 +15,9 @@ from trainer.exchange.protocol.messages import (
     StepCommit,
     parse_message,
 )
-from trainer.exchange.protocol.state_transfer import state_frames
+from trainer.exchange.protocol.state_transfer import make_state_frames
 from trainer.exchange.protocol.wire import Frame, MessageType
-from trainer.exchange.worker.session import Session, result_message
+from trainer.exchange.worker.session import Session, make_result_message
 from trainer.optimizer.adamw import TrainState
 from trainer.system.errors import ProtocolError
 
@@ -41,10 +41,10 @@ def session() -> Session:
     accepted = JoinAccepted(
         rank=1, generation=GENERATION, step=0, moments=False, heartbeat=0.5, lost_after=3.0
     )
-    made.receive(accepted.to_frame(GENERATION))
-    for frame in state_frames(state.take_snapshot(), GENERATION, moments=False):
-        made.receive(frame)
-    made.receive(SHARD.to_frame(GENERATION))
+    made.receive_frame(accepted.to_frame(GENERATION))
+    for frame in make_state_frames(state.take_snapshot(), GENERATION, moments=False):
+        made.receive_frame(frame)
+    made.receive_frame(SHARD.to_frame(GENERATION))
     return made
 
 
@@ -60,19 +60,19 @@ def average(codec_name: str) -> list[Frame]:
         codec = Bf16() if codec_name == "bf16" else agreed
         kind = MessageType.AVERAGED_GRADIENT
         encoded = codec.encode(np.full(block.size, 2, np.float32))
-        frames += block_frames(kind, encoded, GENERATION, 0, block.index, codec, weight=8)
+        frames += make_block_frames(kind, encoded, GENERATION, 0, block.index, codec, weight=8)
     return frames
 
 
 def test_a_block_is_encoded_when_it_is_drawn_and_not_by_who_computes(session: Session) -> None:
     gradient = VALUES.copy()
-    frames = session.block(SHARD, 0, gradient, 3)
+    frames = session.make_block_frames(SHARD, 0, gradient, 3)
     gradient[:] = 777
     assert owed(session) == 0
     assert [frame.codec for frame in frames] == [3]
     assert owed(session) == pytest.approx(OWED)
-    result = result_message(SHARD, 1.0, 3, 3, 0.1)
-    (answer,) = session.answer(result, 0)
+    result = make_result_message(SHARD, 1.0, 3, 3, 0.1)
+    (answer,) = session.make_answer_frames(result, 0)
     assert parse_message(answer) == result.model_copy(update={"residual": owed(session)})
 
 
@@ -80,11 +80,11 @@ def test_a_further_shard_of_the_step_sends_what_the_first_one_dropped_once(
     session: Session,
 ) -> None:
     further = SHARD.model_copy(update={"shard": 2, "blocks": (0,)})
-    session.receive(further.to_frame(GENERATION))
+    session.receive_frame(further.to_frame(GENERATION))
     codec = make_codec(CODEC)
     total, out = np.zeros(10, np.float32), np.empty(10, np.float32)
     for shard in (SHARD, further):
-        (frame,) = session.block(shard, 0, VALUES, 3)
+        (frame,) = session.make_block_frames(shard, 0, VALUES, 3)
         codec.decode(np.frombuffer(frame.payload, np.uint8), out)
         total += out
     residual = feedback_of(session).residuals[0]
@@ -92,34 +92,34 @@ def test_a_further_shard_of_the_step_sends_what_the_first_one_dropped_once(
 
 
 def test_a_block_that_counts_no_more_is_never_encoded(session: Session) -> None:
-    list(session.block(SHARD, 1, VALUES, 3))
+    list(session.make_block_frames(SHARD, 1, VALUES, 3))
     before = owed(session)
-    waiting = session.block(SHARD, 0, VALUES, 3)
+    waiting = session.make_block_frames(SHARD, 0, VALUES, 3)
     for frame in average(CODEC):
-        session.receive(frame)
-    session.receive(COMMIT.model_copy(update={"settled": False}).to_frame(GENERATION))
+        session.receive_frame(frame)
+    session.receive_frame(COMMIT.model_copy(update={"settled": False}).to_frame(GENERATION))
     assert list(waiting) == []
     assert owed(session) == before, "block 1 was drawn in time"
 
 
 @pytest.mark.parametrize("settled", [False, True])
 def test_what_is_owed_at_a_settled_commit_is_dropped(session: Session, settled: bool) -> None:
-    list(session.block(SHARD, 0, VALUES, 3))
+    list(session.make_block_frames(SHARD, 0, VALUES, 3))
     for frame in average("bf16" if settled else CODEC):
-        session.receive(frame)
-    session.receive(COMMIT.model_copy(update={"settled": settled}).to_frame(GENERATION))
+        session.receive_frame(frame)
+    session.receive_frame(COMMIT.model_copy(update={"settled": settled}).to_frame(GENERATION))
     assert (owed(session) == 0) == settled
 
 
 def test_a_shard_that_settles_reports_only_what_it_cannot_send(session: Session) -> None:
-    list(session.block(SHARD, 0, VALUES, 3))
+    list(session.make_block_frames(SHARD, 0, VALUES, 3))
     before = owed(session)
     for blocks, rest in ((None, 0.0), ((1, 2), before), ((0,), 0.0)):
         number = 10 if blocks is None else 10 + len(blocks)
         settling = SHARD.model_copy(update={"shard": number, "blocks": blocks, "settle": True})
-        session.receive(settling.to_frame(GENERATION))
-        result = result_message(settling, 1.0, 3, 3, 0.1)
-        (answer,) = session.answer(result, 0)
+        session.receive_frame(settling.to_frame(GENERATION))
+        result = make_result_message(settling, 1.0, 3, 3, 0.1)
+        (answer,) = session.make_answer_frames(result, 0)
         assert parse_message(answer) == result.model_copy(update={"residual": rest})
 
 
@@ -129,6 +129,6 @@ def test_an_average_that_lies_ends_the_membership(session: Session) -> None:
     damaged[0] = 0xFF
     fields = {name: getattr(frame, name) for name in Frame.__slots__}
     with pytest.raises(ProtocolError, match="int4: exponent 255, at most 253"):
-        session.receive(Frame(**{**fields, "payload": bytes(damaged)}))
+        session.receive_frame(Frame(**{**fields, "payload": bytes(damaged)}))
     with pytest.raises(ProtocolError, match="codec 2 came, int4 was agreed"):
-        session.receive(Frame(**{**fields, "codec": 2, "block": 1}))
+        session.receive_frame(Frame(**{**fields, "codec": 2, "block": 1}))

@@ -28,7 +28,7 @@ from trainer.exchange.protocol.messages import (
     parse_message,
 )
 from trainer.exchange.protocol.wire import MAX_CONTROL, TENSOR_TYPES, Frame, MessageType
-from trainer.exchange.worker.session import result_message
+from trainer.exchange.worker.session import make_result_message
 from trainer.system.errors import ProtocolError
 
 ASSIGNMENT = ShardAssignment(kind="train", shard=4, step=2, epoch=0, start=3, stop=9, blocks=(1, 0))
@@ -212,7 +212,7 @@ def test_what_a_peer_wrote_is_not_echoed_at_length():
 
 def test_a_loss_that_is_not_finite_travels_as_null():
     for loss in (float("nan"), float("inf"), float("-inf")):
-        result = result_message(ASSIGNMENT, loss, 6, 60, 0.1)
+        result = make_result_message(ASSIGNMENT, loss, 6, 60, 0.1)
         assert result.loss_sum is None
         assert parse_message(result.to_frame(1)) == result
 

@@ -43,7 +43,7 @@ def test_everyone_holds_the_outer_update_and_the_settled_moments(codec: str, wor
     assert [event["step"] for event in cluster.named("step")] == [1, 2, 3, 4, 5, 6]
     assert [save.snapshot.step for save in cluster.saves] == [2, 4, 6]
     changed = [problem.second_moments[k] != problem.second_moments[k + 1] for k in range(6)]
-    assert changed == [problem.plan.settles(step) for step in range(6)]
+    assert changed == [problem.plan.flushes_residuals(step) for step in range(6)]
     assert changed == [False, True] * 3
     # Adam's second moment of the coordinator is not that of the pseudo-gradients.
     assert any(worker.commits[0].gradient.size == problem.layout.size for worker in cluster.workers)
@@ -187,7 +187,7 @@ def test_everyone_goes_from_steps_to_rounds_at_once(codec: str):
     sizes = [commit.gradient.size for commit in cluster.workers[0].commits]
     once, twice = problem.layout.size, 2 * problem.layout.size
     assert sizes == [once, once, once, twice, once, twice, twice]
-    assert [len(problem.plan.inner(step)) for step in range(7)] == [1, 1, 1, 2, 2, 2, 1]
+    assert [len(problem.plan.find_inner_steps(step)) for step in range(7)] == [1, 1, 1, 2, 2, 2, 1]
     assert [save.snapshot.step for save in cluster.saves] == [2, 3, 4, 6, 7]
 
 

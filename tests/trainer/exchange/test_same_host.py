@@ -16,10 +16,10 @@ import pytest
 from tests.trainer.exchange.links import end_all, make_link, until
 from trainer.exchange.transport import same_host
 from trainer.exchange.transport.link import Link
-from trainer.exchange.transport.same_host import SameHostListener, socket_name
-from trainer.exchange.transport.shared_memory import supported
+from trainer.exchange.transport.same_host import SameHostListener, make_socket_name
+from trainer.exchange.transport.shared_memory import is_supported
 
-pytestmark = pytest.mark.skipif(not supported(), reason="no sealed anonymous files here")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="no sealed anonymous files here")
 
 RUN, SIZES = 77, (64, 8)
 NOBODY = 65534
@@ -37,7 +37,7 @@ def with_listener(use: Callable[[int, list[Link]], Awaitable[None]]) -> None:
 
         with socket.create_server((HERE, 0)) as reserved:  # a port that is nobody else's
             port = reserved.getsockname()[1]
-            listener = SameHostListener(socket_name(port, RUN), SIZES, make)
+            listener = SameHostListener(make_socket_name(port, RUN), SIZES, make)
             listener.start()
             try:
                 await use(port, links)
@@ -50,7 +50,7 @@ def with_listener(use: Callable[[int, list[Link]], Awaitable[None]]) -> None:
 
 def test_a_worker_finds_its_coordinator_and_maps_what_it_is_handed() -> None:
     async def use(port: int, links: list[Link]) -> None:
-        found = await same_host.connect((HERE, port), RUN, SIZES)
+        found = await same_host.connect_same_host((HERE, port), RUN, SIZES)
         assert found is not None
         await until(lambda: len(links) == 1)
         assert links[0].peer == "this machine"
@@ -72,14 +72,14 @@ def test_a_worker_finds_its_coordinator_and_maps_what_it_is_handed() -> None:
 )
 def test_without_an_agreement_there_is_tcp(host: str, run: int, sizes: tuple[int, ...]) -> None:
     async def use(port: int, _: list[Link]) -> None:
-        assert await same_host.connect((host, port), run, sizes) is None
+        assert await same_host.connect_same_host((host, port), run, sizes) is None
 
     with_listener(use)
 
 
 def test_another_port_is_another_coordinator() -> None:
     async def use(port: int, _: list[Link]) -> None:
-        assert await same_host.connect((HERE, port + 1), RUN, SIZES) is None
+        assert await same_host.connect_same_host((HERE, port + 1), RUN, SIZES) is None
 
     with_listener(use)
 
@@ -89,7 +89,7 @@ def test_two_coordinators_of_one_name_are_refused() -> None:
         gc.collect()  # what tests before this one left
         before = len(list(Path("/proc/self/fd").iterdir()))
         with pytest.raises(OSError, match="in use"):
-            SameHostListener(socket_name(port, RUN), SIZES, lambda: pytest.fail("never asked"))
+            SameHostListener(make_socket_name(port, RUN), SIZES, lambda: pytest.fail("never asked"))
         gc.collect()
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
@@ -132,7 +132,7 @@ print("heard", len(heard), flush=True)
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_another_user_is_handed_nothing() -> None:
     async def use(port: int, links: list[Link]) -> None:
-        name = socket_name(port, RUN).hex()
+        name = make_socket_name(port, RUN).hex()
         command = [sys.executable, "-c", _INTRUDER.format(user=NOBODY), name]
         intruder = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         said, _ = await intruder.communicate()
@@ -144,12 +144,12 @@ def test_another_user_is_handed_nothing() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 def test_a_worker_does_not_talk_to_another_users_socket() -> None:
-    name = socket_name(9, RUN).hex()
+    name = make_socket_name(9, RUN).hex()
     command = [sys.executable, "-c", _SQUATTER.format(user=NOBODY, size=sum(SIZES)), name]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as squatter:
         assert squatter.stdout is not None
         assert squatter.stdout.readline() == b"listening\n"
-        assert asyncio.run(same_host.connect((HERE, 9), RUN, SIZES)) is None
+        assert asyncio.run(same_host.connect_same_host((HERE, 9), RUN, SIZES)) is None
         assert squatter.stdout.readline() == b"heard 0\n"
 
 
@@ -162,7 +162,7 @@ def test_connections_leave_no_descriptor_and_no_memory_behind() -> None:
     async def use(port: int, links: list[Link]) -> None:
         before = held()
         for _ in range(20):
-            found = await same_host.connect((HERE, port), RUN, SIZES)
+            found = await same_host.connect_same_host((HERE, port), RUN, SIZES)
             assert found is not None
             found[0].close()
             del found

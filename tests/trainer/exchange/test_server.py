@@ -109,18 +109,18 @@ def test_the_update_waits_until_averages_have_left(monkeypatch: pytest.MonkeyPat
     payload = bytes(MAX_PAYLOAD)
     stuffed = threading.Event()
 
-    introduce = GradientServer._opened
+    introduce = GradientServer._on_opened
 
     def opened(server: GradientServer, link: Link) -> None:
         """Queue more than a socket takes, and then what a commit asks for."""
         introduce(server, link)
         links.append(link)
         link.send([Frame(MessageType.STATE, payload) for _ in range(16)])
-        server._perform([ApplyUpdate()])
+        server._perform_actions([ApplyUpdate()])
         stuffed.set()
 
     def apply_update(_: Coordinator, now: float) -> list[Action]:
-        applied.append((links[0].idle, now))
+        applied.append((links[0].is_idle, now))
         return [Finish(0, "seen")]
 
     def peer(address: tuple[str, int]) -> None:
@@ -132,7 +132,7 @@ def test_the_update_waits_until_averages_have_left(monkeypatch: pytest.MonkeyPat
                 pass
 
     before: list[int] = []
-    monkeypatch.setattr(GradientServer, "_opened", opened)
+    monkeypatch.setattr(GradientServer, "_on_opened", opened)
     monkeypatch.setattr(Coordinator, "apply_update", apply_update)
     assert serve(machine, peer)[0] == 0
     assert before == [0]

@@ -10,7 +10,7 @@ import pytest
 from tests.trainer.exchange.exact_problem import ExactProblem, join_request
 from tests.trainer.exchange.simulated_cluster import SimulatedCluster
 from trainer.exchange.coordinator.membership import RESUME_PATIENCE
-from trainer.exchange.protocol.blocks import block_frames
+from trainer.exchange.protocol.blocks import make_block_frames
 from trainer.exchange.protocol.codecs import make_codec
 from trainer.exchange.protocol.messages import (
     Heartbeat,
@@ -19,7 +19,7 @@ from trainer.exchange.protocol.messages import (
     ShardAssignment,
     StepCommit,
 )
-from trainer.exchange.protocol.state_transfer import Delivery, state_frames
+from trainer.exchange.protocol.state_transfer import StateDelivery, make_state_frames
 from trainer.exchange.protocol.wire import Frame, MessageType
 from trainer.exchange.worker.session import Admitted, Committed, Session
 from trainer.optimizer.adamw import TrainState
@@ -59,9 +59,9 @@ def joined(step: int = 3) -> Session:
     """Return a session that has its state."""
     session = Session(join_request(1), PROBLEM.layout, "fp32")
     state = state_at(step)
-    session.receive(accepted(state, moments=True))
-    for frame in state_frames(state.take_snapshot(), GENERATION, moments=True):
-        session.receive(frame)
+    session.receive_frame(accepted(state, moments=True))
+    for frame in make_state_frames(state.take_snapshot(), GENERATION, moments=True):
+        session.receive_frame(frame)
     return session
 
 
@@ -74,13 +74,13 @@ def averages(blocks: Iterable[int], value: float | None = None) -> list[Frame]:
         kind = MessageType.AVERAGED_GRADIENT
         values = np.full(block.size, index if value is None else value, np.float32)
         encoded = codec.encode(values)
-        frames += block_frames(kind, encoded, GENERATION, 3, index, codec, weight=7)
+        frames += make_block_frames(kind, encoded, GENERATION, 3, index, codec, weight=7)
     return frames
 
 
 def refused(session: Session, frame: Frame) -> str:
     with pytest.raises(ProtocolError) as caught:
-        session.receive(frame)
+        session.receive_frame(frame)
     return str(caught.value)
 
 
@@ -91,13 +91,13 @@ def refused(session: Session, frame: Frame) -> str:
 def test_a_state_arrives_whole_and_is_proved(moments: bool):
     session = Session(join_request(1), PROBLEM.layout, "fp32")
     state = state_at(5) if moments else PROBLEM.fresh_state()
-    delivery = Delivery()
-    assert session.receive(accepted(state, moments)) == ([], [])
-    *some, last = delivery.state(state.take_snapshot(), GENERATION, moments)
+    delivery = StateDelivery()
+    assert session.receive_frame(accepted(state, moments)) == ([], [])
+    *some, last = delivery.make_state_frames(state.take_snapshot(), GENERATION, moments)
     assert len(some) == (3 if moments else 1) * 8 - 1
     for frame in some:
-        assert session.receive(frame) == ([], [])
-    (restored,), (proof,) = session.receive(last)
+        assert session.receive_frame(frame) == ([], [])
+    (restored,), (proof,) = session.receive_frame(last)
     assert isinstance(restored, Admitted)
     assert restored.rank == 1
     assert restored.state.compute_digest() == state.compute_digest()
@@ -108,13 +108,13 @@ def test_a_state_arrives_whole_and_is_proved(moments: bool):
 
 def test_a_state_in_another_order_or_too_much_of_it():
     state = state_at(5)
-    frames = list(state_frames(state.take_snapshot(), GENERATION, moments=True))
+    frames = list(make_state_frames(state.take_snapshot(), GENERATION, moments=True))
     for wrong in ([frames[1]], [frames[0], frames[0]], [frames[0], frames[8]], [frames[8]]):
         session = Session(join_request(1), PROBLEM.layout, "fp32")
-        session.receive(accepted(state, moments=True))
+        session.receive_frame(accepted(state, moments=True))
         *right, bad = wrong
         for frame in right:
-            session.receive(frame)
+            session.receive_frame(frame)
         assert "out of turn" in refused(session, bad)
     session = joined()
     assert refused(session, frames[0]) == "a state came that was not due"
@@ -122,15 +122,17 @@ def test_a_state_in_another_order_or_too_much_of_it():
 
 def test_a_state_of_another_step():
     session = Session(join_request(1), PROBLEM.layout, "fp32")
-    session.receive(accepted(state_at(5), moments=False))
-    frame = next(state_frames(state_at(6).take_snapshot(), GENERATION, moments=False))
+    session.receive_frame(accepted(state_at(5), moments=False))
+    frame = next(make_state_frames(state_at(6).take_snapshot(), GENERATION, moments=False))
     assert "out of turn" in refused(session, frame)
 
 
 def test_the_digest_is_there_before_the_last_frame_leaves():
     """The proof can be back before the link asks for more."""
-    delivery = Delivery()
-    frames = delivery.counted(delivery.state(state_at(5).take_snapshot(), GENERATION, moments=True))
+    delivery = StateDelivery()
+    frames = delivery.count_stream(
+        delivery.make_state_frames(state_at(5).take_snapshot(), GENERATION, moments=True)
+    )
     digests = [delivery.digest for _ in frames]
     assert digests[-1]
     assert not any(digests[:-1])
@@ -151,25 +153,25 @@ def test_a_commit_needs_every_average_once():
     assert "before all averages" in refused(session, COMMIT.to_frame(GENERATION))
     session = joined()
     for frame in averages(range(3)):
-        assert session.receive(frame) == ([], [])
+        assert session.receive_frame(frame) == ([], [])
     assert "before all averages" in refused(session, COMMIT.to_frame(GENERATION))
     for frame in averages([3]):
-        session.receive(frame)
-    (committed,), answers = session.receive(COMMIT.to_frame(GENERATION))
+        session.receive_frame(frame)
+    (committed,), answers = session.receive_frame(COMMIT.to_frame(GENERATION))
     assert answers == []
     assert isinstance(committed, Committed)
     for block in PROBLEM.layout.blocks:
         assert (committed.gradient[block.start : block.stop] == block.index).all()
     before = committed.gradient.copy()
     for frame in averages([3], value=9):
-        session.receive(frame)
+        session.receive_frame(frame)
     assert committed.gradient.tobytes() == before.tobytes(), "the next step has its own array"
 
 
 def test_an_average_twice_or_of_no_block():
     session = joined()
     for frame in averages([2]):
-        session.receive(frame)
+        session.receive_frame(frame)
     assert "block 2, which is not due" in refused(session, averages([2])[0])
     wide = Frame(MessageType.AVERAGED_GRADIENT, bytes(16), GENERATION, 3, block=4)
     assert "block 4, which is not due" in refused(session, wide)
@@ -194,7 +196,7 @@ def test_a_damaged_average(changes: dict, said: str):
 def test_a_weight_that_changes_within_an_average():
     session = joined()
     first, second, _ = averages([0])
-    session.receive(first)
+    session.receive_frame(first)
     fields = {name: getattr(second, name) for name in Frame.__slots__}
     assert "weight changed" in refused(session, Frame(**{**fields, "weight": 8}))
 
@@ -209,16 +211,16 @@ def test_messages_that_are_not_for_a_worker():
 def test_a_block_leaves_only_for_a_shard_of_this_membership():
     session = joined()
     gradient = np.ones(PROBLEM.layout.blocks[0].size, np.float32)
-    assert list(session.block(SHARD, 0, gradient, 3)) == []
-    session.receive(SHARD.to_frame(GENERATION))
-    frames = list(session.block(SHARD, 0, gradient, 3))
+    assert list(session.make_block_frames(SHARD, 0, gradient, 3)) == []
+    session.receive_frame(SHARD.to_frame(GENERATION))
+    frames = list(session.make_block_frames(SHARD, 0, gradient, 3))
     assert [(f.shard, f.step, f.rank, f.weight) for f in frames] == [(1, 3, 1, 3)] * 3
     other = SHARD.model_copy(update={"stop": 9})
-    assert list(session.block(other, 0, gradient, 3)) == []
+    assert list(session.make_block_frames(other, 0, gradient, 3)) == []
     for frame in averages(range(4)):
-        session.receive(frame)
-    session.receive(COMMIT.to_frame(GENERATION))
-    assert list(session.block(SHARD, 0, gradient, 3)) == [], "the step is over"
+        session.receive_frame(frame)
+    session.receive_frame(COMMIT.to_frame(GENERATION))
+    assert list(session.make_block_frames(SHARD, 0, gradient, 3)) == [], "the step is over"
 
 
 def test_a_shard_number_means_other_samples_after_a_restart():

@@ -16,11 +16,11 @@ from trainer.exchange.transport.shared_memory import (
     Averages,
     CoordinatorEnd,
     WorkerEnd,
-    supported,
+    is_supported,
 )
 from trainer.system.errors import ProtocolError
 
-pytestmark = pytest.mark.skipif(not supported(), reason="no sealed anonymous files here")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="no sealed anonymous files here")
 
 SIZES = (64, 4096, 8)
 Pair = tuple[CoordinatorEnd, WorkerEnd]
@@ -36,7 +36,7 @@ def averages() -> Iterator[Averages]:
 
 def connected(averages: Averages) -> Pair:
     """Return both ends of a connection."""
-    end, (region, upload) = averages.connect()
+    end, (region, upload) = averages.open_connection()
     try:
         return end, WorkerEnd(SIZES, region, upload)
     finally:
@@ -57,54 +57,54 @@ def read(end: CoordinatorEnd | WorkerEnd, frame: Frame) -> bytes:
     """Return what the other end finds, as a link does: look up, handle, say that it is handled."""
     found = end.payload(frame.type, frame.block, frame.offset, len(frame.payload))
     kept = bytes(found)
-    end.consumed(frame)
+    end.mark_consumed(frame)
     return kept
 
 
 def test_gradients_and_averages_cross_without_a_socket(averages: Averages) -> None:
     coordinator, worker = connected(averages)
     for block, fill in ((0, 3), (2, 4), (1, 5)):
-        assert worker.place(gradient(block, fill))
+        assert worker.place_payload(gradient(block, fill))
         assert read(coordinator, gradient(block, fill)) == bytes([fill]) * SIZES[block]
-        assert coordinator.place(average(block, fill + 50))
+        assert coordinator.place_payload(average(block, fill + 50))
         assert read(worker, average(block, 0)) == bytes([fill + 50]) * SIZES[block]
 
 
 def test_a_block_may_come_in_parts(averages: Averages) -> None:
     coordinator, worker = connected(averages)
-    assert worker.place(gradient(1, 1, 0, 4000))
-    assert worker.place(gradient(1, 2, 4000, 96))
+    assert worker.place_payload(gradient(1, 1, 0, 4000))
+    assert worker.place_payload(gradient(1, 2, 4000, 96))
     assert read(coordinator, gradient(1, 0)) == bytes([1]) * 4000 + bytes([2]) * 96
 
 
 def test_a_gradient_keeps_its_place_until_the_commit(averages: Averages) -> None:
     """The coordinator adds it from there, so a second shard's goes through the socket."""
     coordinator, worker = connected(averages)
-    assert worker.place(gradient(0, 1))
+    assert worker.place_payload(gradient(0, 1))
     found = coordinator.payload(MessageType.GRADIENT, 0, 0, SIZES[0])
-    assert not worker.place(gradient(0, 2))
-    assert worker.place(gradient(2, 2))
+    assert not worker.place_payload(gradient(0, 2))
+    assert worker.place_payload(gradient(2, 2))
     assert bytes(found) == bytes([1]) * SIZES[0]
-    worker.consumed(COMMIT)
-    assert worker.place(gradient(0, 3))
+    worker.mark_consumed(COMMIT)
+    assert worker.place_payload(gradient(0, 3))
 
 
 def test_an_average_keeps_its_place_until_all_have_taken_it(averages: Averages) -> None:
     """Whoever is behind holds nobody up: the others get the next one through their sockets."""
     (fast, fast_worker), (slow, slow_worker) = connected(averages), connected(averages)
     for end in (fast, slow):
-        assert end.place(average(0, 1, step=4))
+        assert end.place_payload(average(0, 1, step=4))
     assert read(fast_worker, average(0, 0)) == bytes([1]) * SIZES[0]
-    assert not fast.place(average(0, 2, step=5))
-    assert fast.place(average(1, 2, step=5))
+    assert not fast.place_payload(average(0, 2, step=5))
+    assert fast.place_payload(average(1, 2, step=5))
     assert read(slow_worker, average(0, 0)) == bytes([1]) * SIZES[0]
-    assert fast.place(average(0, 3, step=6))
-    assert slow.place(average(0, 3, step=6))
+    assert fast.place_payload(average(0, 3, step=6))
+    assert slow.place_payload(average(0, 3, step=6))
     assert read(slow_worker, average(0, 0)) == bytes([3]) * SIZES[0]
 
 
 def lent(averages: Averages) -> np.ndarray:
-    place = averages.lend(0)
+    place = averages.lend_buffer(0)
     assert place is not None
     return place
 
@@ -120,7 +120,7 @@ def test_an_average_that_was_made_in_its_place_is_not_copied(averages: Averages)
     coordinator, worker = connected(averages)
     place = lent(averages)
     frame = made_in(place, 1, step=4)
-    assert coordinator.place(frame)
+    assert coordinator.place_payload(frame)
     assert read(worker, average(0, 0)) == bytes([1]) * SIZES[0]
     place[:] = 0  # the same memory
     assert not any(worker.payload(frame.type, 0, 0, SIZES[0]))
@@ -132,21 +132,21 @@ def test_a_place_is_lent_again_when_nothing_refers_to_its_average(averages: Aver
     place = lent(averages)
     late = made_in(place, 1, step=4)
     del place
-    assert averages.lend(0) is None
-    assert coordinator.place(late)
+    assert averages.lend_buffer(0) is None
+    assert coordinator.place_payload(late)
     del late
-    assert averages.lend(0) is None
+    assert averages.lend_buffer(0) is None
     assert read(worker, average(0, 0)) == bytes([1]) * SIZES[0]
-    assert averages.lend(0) is not None
+    assert averages.lend_buffer(0) is not None
 
 
 def test_an_average_that_was_made_elsewhere_leaves_a_lent_place_alone(averages: Averages) -> None:
     coordinator, worker = connected(averages)
     place = lent(averages)
     late = made_in(place, 1, step=4)
-    assert coordinator.place(late)
+    assert coordinator.place_payload(late)
     assert read(worker, average(0, 0)) == bytes([1]) * SIZES[0]
-    assert not coordinator.place(average(0, 2, step=5))
+    assert not coordinator.place_payload(average(0, 2, step=5))
     assert bytes(late.payload) == bytes([1]) * SIZES[0]
 
 
@@ -154,19 +154,19 @@ def test_a_slow_link_does_not_name_a_place_that_was_lent_since(averages: Average
     """Its copy was there for the others, who have taken it; a sum of the next step is there now."""
     (fast, fast_worker), (slow, _) = connected(averages), connected(averages)
     copied = average(0, 1, step=4)
-    assert fast.place(copied)
+    assert fast.place_payload(copied)
     assert read(fast_worker, average(0, 0)) == bytes([1]) * SIZES[0]
     place = lent(averages)
-    assert not slow.place(copied)
-    assert fast.place(made_in(place, 2, step=5))
+    assert not slow.place_payload(copied)
+    assert fast.place_payload(made_in(place, 2, step=5))
 
 
 def test_a_lost_worker_holds_no_place(averages: Averages) -> None:
     (lost, _), (other, other_worker) = connected(averages), connected(averages)
-    assert lost.place(average(0, 1, step=0))
-    assert not other.place(average(0, 2, step=1))
+    assert lost.place_payload(average(0, 1, step=0))
+    assert not other.place_payload(average(0, 2, step=1))
     lost.close()
-    assert other.place(average(0, 2, step=1))
+    assert other.place_payload(average(0, 2, step=1))
     assert read(other_worker, average(0, 0)) == bytes([2]) * SIZES[0]
 
 
@@ -177,7 +177,7 @@ def test_the_memory_of_a_lost_worker_is_given_back(averages: Averages) -> None:
 
     before = regions()
     coordinator, worker = connected(averages)
-    assert coordinator.place(average(0, 1))
+    assert coordinator.place_payload(average(0, 1))
     assert regions() == before + 2
     coordinator.close()
     del worker
@@ -191,7 +191,7 @@ def test_the_memory_of_a_lost_coordinator_is_given_back(averages: Averages) -> N
         return Path("/proc/self/maps").read_text(encoding="utf-8").count("memfd:motley-")
 
     coordinator, worker = connected(averages)
-    assert coordinator.place(average(0, 1))
+    assert coordinator.place_payload(average(0, 1))
     found = worker.payload(MessageType.AVERAGED_GRADIENT, 0, 0, SIZES[0])
     before = regions()
     worker.close()
@@ -199,15 +199,15 @@ def test_the_memory_of_a_lost_coordinator_is_given_back(averages: Averages) -> N
     assert bytes(found) == bytes([1]) * SIZES[0]
     del found
     assert regions() == before - 2
-    worker.consumed(average(0, 0))  # the end came while its last frame was handled
-    assert not worker.place(gradient(0, 1))
+    worker.mark_consumed(average(0, 0))  # the end came while its last frame was handled
+    assert not worker.place_payload(gradient(0, 1))
     with pytest.raises(ProtocolError):
         worker.payload(MessageType.AVERAGED_GRADIENT, 0, 0, SIZES[0])
 
 
 def test_what_a_lost_worker_left_can_still_be_added(averages: Averages) -> None:
     coordinator, worker = connected(averages)
-    worker.place(gradient(1, 7))
+    worker.place_payload(gradient(1, 7))
     found = coordinator.payload(MessageType.GRADIENT, 1, 0, SIZES[1])
     coordinator.close()
     del worker
@@ -223,7 +223,7 @@ def test_only_tensors_of_the_right_direction_are_shared(
     coordinator, worker = connected(averages)
     up, down = kind is MessageType.GRADIENT, kind is MessageType.AVERAGED_GRADIENT
     frame = Frame(kind, memoryview(bytes(8)), block=2)
-    assert (worker.place(frame), coordinator.place(frame)) == (up, down)
+    assert (worker.place_payload(frame), coordinator.place_payload(frame)) == (up, down)
     for end, wanted in ((coordinator, up), (worker, down)):
         if wanted:
             assert len(end.payload(kind, 2, 0, 8)) == 8
@@ -247,7 +247,7 @@ def test_nothing_outside_a_block_is_read(
 
 def test_a_worker_can_neither_write_averages_nor_shrink_anything(averages: Averages) -> None:
     """To read beyond the end of a file that shrank is SIGBUS."""
-    _, (region, upload) = averages.connect()
+    _, (region, upload) = averages.open_connection()
     try:
         for descriptor in (region, upload):
             with pytest.raises(PermissionError):
@@ -265,13 +265,13 @@ def test_a_worker_can_neither_write_averages_nor_shrink_anything(averages: Avera
 def test_the_frames_beside_it_carry_headers_alone(averages: Averages) -> None:
     coordinator, worker = connected(averages)
     frame = gradient(1, 9)
-    assert worker.place(frame)
+    assert worker.place_payload(frame)
     header, payload = FrameEncoder(1).encode(frame, shared=True)
     assert payload == b""
     decoder = FrameDecoder(1, shared=coordinator)
-    decoder.admit()
+    decoder.accept_tensors()
     decoder.free_space()[:] = header
-    received = decoder.received(len(header))
+    received = decoder.advance(len(header))
     assert received is not None
     assert bytes(received.payload) == bytes([9]) * SIZES[1]
     assert (received.block, received.offset) == (1, 0)

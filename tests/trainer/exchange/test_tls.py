@@ -43,7 +43,7 @@ def chains(
     seen: dict[Path, Chain] = {}
 
     def look(folder: Path, plain: socket.socket, *, server: bool) -> None:
-        context = tls.context(folder, server=server)
+        context = tls.make_context(folder, server=server)
         context.verify_flags |= flags
         with context.wrap_socket(plain, server_side=server) as end:
             certificate: Any = end.getpeercert()
@@ -74,10 +74,10 @@ def test_certificates_of_today_count(tmp_path: Path, authority: Authority) -> No
     worker = store(tmp_path / "w", authority, WORKER, moment())
     of_coordinator, of_worker = chains(coordinator, worker)
     assert len(of_worker) == 2, "the CA's dates are looked at too"
-    assert tls.certified_rank(of_worker, RUN) == 3
+    assert tls.read_certified_rank(of_worker, RUN) == 3
     tls.check_coordinator(of_coordinator, RUN)
     with pytest.raises(ProtocolError, match="names no rank"):
-        tls.certified_rank(of_coordinator, RUN)
+        tls.read_certified_rank(of_coordinator, RUN)
     assert "not a coordinator's" in str(refusal(tls.check_coordinator, of_worker))
 
 
@@ -86,7 +86,7 @@ def test_certificates_pass_the_checks_of_rfc_5280(tmp_path: Path, authority: Aut
     coordinator = store(tmp_path / "c", authority, COORDINATOR, moment())
     worker = store(tmp_path / "w", authority, WORKER, moment())
     _, of_worker = chains(coordinator, worker, ssl.VERIFY_X509_STRICT)
-    assert tls.certified_rank(of_worker, RUN) == 3
+    assert tls.read_certified_rank(of_worker, RUN) == 3
 
 
 def test_too_early_is_worth_another_try_and_names_both_clocks(
@@ -103,7 +103,7 @@ def test_too_early_is_worth_another_try_and_names_both_clocks(
             f"the coordinator's certificate is valid from {begin} on, the clock here says ",
         ),
         (
-            refusal(tls.certified_rank, of_worker),
+            refusal(tls.read_certified_rank, of_worker),
             f"the worker's certificate is valid from {begin} on, the coordinator's clock says ",
         ),
     ):
@@ -117,7 +117,10 @@ def test_expired_is_refused_for_good(tmp_path: Path, authority: Authority) -> No
     coordinator = store(tmp_path / "c", authority, COORDINATOR, long_ago)
     worker = store(tmp_path / "w", authority, WORKER, long_ago)
     of_coordinator, of_worker = chains(coordinator, worker)
-    for check, chain in ((tls.check_coordinator, of_coordinator), (tls.certified_rank, of_worker)):
+    for check, chain in (
+        (tls.check_coordinator, of_coordinator),
+        (tls.read_certified_rank, of_worker),
+    ):
         error = refusal(check, chain)
         assert not error.retry
         assert "was valid until" in str(error)
@@ -130,7 +133,7 @@ def test_the_dates_of_the_ca_count_too(tmp_path: Path, days: int, retry: bool) -
     coordinator = store(tmp_path / "c", authority, COORDINATOR, moment())
     worker = store(tmp_path / "w", authority, WORKER, moment())
     for check, chain in zip(
-        (tls.check_coordinator, tls.certified_rank), chains(coordinator, worker), strict=True
+        (tls.check_coordinator, tls.read_certified_rank), chains(coordinator, worker), strict=True
     ):
         error = refusal(check, chain)
         assert error.retry == retry
@@ -142,7 +145,7 @@ def test_all_but_the_dates_is_still_openssls(tmp_path: Path, authority: Authorit
     foreign = store(tmp_path / "w", Authority.create(), WORKER, moment())
     (foreign / "ca.pem").write_bytes(authority.pem)
     for server in (True, False):
-        context = tls.context(coordinator, server=server)
+        context = tls.make_context(coordinator, server=server)
         assert context.verify_mode is ssl.CERT_REQUIRED
         assert context.minimum_version is ssl.TLSVersion.TLSv1_3
     ours, theirs = socket.socketpair()
@@ -152,12 +155,12 @@ def test_all_but_the_dates_is_still_openssls(tmp_path: Path, authority: Authorit
         with (
             theirs,
             pytest.raises((ssl.SSLError, OSError)),
-            tls.context(foreign, server=False).wrap_socket(theirs) as end,
+            tls.make_context(foreign, server=False).wrap_socket(theirs) as end,
         ):
             assert end.recv(1) or time.monotonic() > stop
 
     thread = threading.Thread(target=knock)
     thread.start()
     with ours, pytest.raises(ssl.SSLCertVerificationError):
-        tls.context(coordinator, server=True).wrap_socket(ours, server_side=True)
+        tls.make_context(coordinator, server=True).wrap_socket(ours, server_side=True)
     thread.join()

@@ -53,7 +53,7 @@ def feed(decoder: FrameDecoder, data: bytes) -> list[Frame]:
         count = min(len(space), len(data))
         space[:count] = data[:count]
         data = data[count:]
-        if frame := decoder.received(count):
+        if frame := decoder.advance(count):
             frames.append(frame)
     return frames
 
@@ -109,7 +109,7 @@ def test_any_split_of_the_bytes_gives_the_same_frames(frames: list[Frame], data:
     for start, stop in zip([0, *cuts], [*cuts, len(encoded)], strict=True):
         received += feed(decoder, encoded[start:stop])
     assert received == frames
-    assert not decoder.mid_frame
+    assert not decoder.is_mid_frame
 
 
 @pytest.mark.parametrize("kind", sorted(MessageType))
@@ -117,7 +117,7 @@ def test_the_largest_frame_of_every_type(kind: MessageType):
     size = MAX_PAYLOAD if kind in TENSOR_TYPES else MAX_CONTROL
     frames = [Frame(kind, bytes([number]) * size) for number in range(3)]
     decoder = FrameDecoder(RUN)
-    decoder.admit()
+    decoder.accept_tensors()
     encoded = stream(frames)
     received: list[Frame] = []
     for start in range(0, len(encoded), 100_001):
@@ -143,7 +143,7 @@ def test_a_stream_cut_at_every_byte_invents_no_frame():
         decoder = FrameDecoder(RUN)
         whole = sum(end <= cut for end in ends[1:])
         assert feed(decoder, encoded[:cut]) == SMALL[:whole]
-        assert decoder.mid_frame == (cut not in ends)
+        assert decoder.is_mid_frame == (cut not in ends)
 
 
 # What is damaged
@@ -160,7 +160,7 @@ def test_every_flipped_bit_is_noticed(victim: int):
         damaged = bytearray(parts[victim])
         damaged[bit // 8] ^= 1 << bit % 8
         decoder = FrameDecoder(RUN)
-        decoder.admit()
+        decoder.accept_tensors()
         assert feed(decoder, before) == SMALL[:victim]
         with pytest.raises(ProtocolError):
             feed(decoder, bytes(damaged) + after)
@@ -211,7 +211,7 @@ def test_a_claimed_length_allocates_nothing_before_it_was_checked(kind: MessageT
     for admitted in (False, True):
         decoder = FrameDecoder(RUN)
         if admitted:
-            decoder.admit()
+            decoder.accept_tensors()
         claim = header(type=int(kind), length=length)
         if admitted and kind in TENSOR_TYPES and length <= MAX_PAYLOAD:
             assert feed(decoder, claim) == []
@@ -231,7 +231,7 @@ def test_a_decoder_never_holds_more_than_one_frame(sizes: list[int], admitted: b
     limit = MAX_PAYLOAD if admitted else MAX_CONTROL
     decoder = FrameDecoder(RUN)
     if admitted:
-        decoder.admit()
+        decoder.accept_tensors()
     frames = [Frame(MessageType.STATE, bytes(size % (limit + 1))) for size in sizes]
     assert feed(decoder, stream(frames)) == frames
     assert len(decoder.free_space()) == HEADER_SIZE

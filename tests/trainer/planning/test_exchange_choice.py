@@ -152,7 +152,7 @@ def test_only_the_last_micro_batch_hides() -> None:
 def test_bytes_are_those_that_the_codecs_need() -> None:
     size = 16 * 65_536
     for name in CODECS:
-        found = make_codec(name).nbytes(size) / size
+        found = make_codec(name).encoded_size(size) / size
         assert found == pytest.approx(element_bytes(name), rel=2e-3), name
 
 

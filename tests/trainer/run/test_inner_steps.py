@@ -99,12 +99,12 @@ def plain_steps(steps: StepPlan, numbers: range) -> TrainState:
 
 def test_rounds_go_on_with_the_moments_of_the_ordinary_steps_before_them():
     """One worker, a mean of weights: three AdamW steps and two rounds are eleven AdamW steps."""
-    steps = plan(inner=4).with_rounds((3, 4))
+    steps = plan(inner=4).with_outer_steps((3, 4))
     inner, state = worker(steps, plain_steps(steps, range(3)))
     update = OuterNesterov(1.0, 0.0, LAYOUT)
-    assert [len(steps.inner(step)) for step in range(6)] == [1, 1, 1, 4, 4, 1]
+    assert [len(steps.find_inner_steps(step)) for step in range(6)] == [1, 1, 1, 4, 4, 1]
     for step in (3, 4):
-        at = steps.at(step)
+        at = steps.find_samples(step)
         moved = inner.run(list(SAMPLES[at.start : at.stop]), step, 4)
         update.apply(state, mean(summed(moved, 4)))
         inner.committed(step)
@@ -169,7 +169,7 @@ def test_two_workers_are_diloco_as_torch_does_it(shares: tuple[int, int]):
     workers = [worker(steps) for _ in shares]
     outer = OuterNesterov(0.7, 0.9, LAYOUT)
     for step in range(2):
-        start, total = steps.at(step).start, np.zeros(LAYOUT.size, np.float32)
+        start, total = steps.find_samples(step).start, np.zeros(LAYOUT.size, np.float32)
         for share, (inner, _) in zip(shares, workers, strict=True):
             moved = inner.run(list(SAMPLES[start : start + share]), step, 2)
             total += summed(moved, 4)
@@ -193,7 +193,7 @@ def test_a_settled_round_leaves_nothing_private():
     ]
     for step in range(2):
         moved = inner.run(list(SAMPLES[:16]), step, 4)
-        average = mean(summed(moved, 8 if steps.settles(step) else 4))
+        average = mean(summed(moved, 8 if steps.flushes_residuals(step) else 4))
         outer.apply(state, average)
         inner.committed(step)
     arrays = (state.weights.copy(), state.first_moment.copy(), state.second_moment.copy())

@@ -116,7 +116,7 @@ class Student:
         self.step, self.position = number, batch.behind
         # 4. The record.
         seconds = time.monotonic() - began
-        at, tokens = self.plan.at(number - 1), result.tokens + answers.tokens
+        at, tokens = self.plan.find_samples(number - 1), result.tokens + answers.tokens
 
         def mean(total: float | None, of: StepResult = result) -> float | None:
             return None if total is None or not of.weight else mean_loss(total, of.weight)

@@ -69,7 +69,7 @@ def batches(
     """Yield the batches of a run from a step, counted from 0, and its position."""
     windows: Iterator[tuple[Window, Position]] = iter(())
     for number in range(step, plan.total_steps):
-        at = plan.at(number)
+        at = plan.find_samples(number)
         if number == step or at.start == 0:
             assert position.epoch == at.epoch, (position, at)
             windows = stream.epoch(position)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from trainer.config.codec import find_codec
 from trainer.exchange.coordinator.ledger import Shard
-from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
-from trainer.exchange.protocol.codecs import AgreedCodec, Codec
+from trainer.exchange.protocol.blocks import BlockAssembly, make_block_frames
+from trainer.exchange.protocol.codecs import Codec, SenderCodec
 from trainer.exchange.protocol.reused import BlockVector, ReusedArray
 from trainer.exchange.protocol.wire import MAX_WEIGHT, Frame, MessageType
 from trainer.model.layout import GradientLayout
@@ -80,7 +80,7 @@ class SumMemory:
     def take_block(self, block: int) -> Float32:
         """Return memory for a block's sum; its values are arbitrary."""
         lent = self.lend(block)
-        return self.blocks[block].take() if lent is None else lent
+        return self.blocks[block].take_array() if lent is None else lent
 
 
 class GradientSum:
@@ -101,7 +101,7 @@ class GradientSum:
     def __init__(
         self,
         layout: GradientLayout,
-        codec: AgreedCodec,
+        codec: SenderCodec,
         step: int,
         *,
         settled: bool = True,
@@ -156,12 +156,12 @@ class GradientSum:
         key = (frame.block, frame.shard)
         assembly = self.partial.get(key)
         if assembly is None:
-            codec = self._agreed.of(frame.codec, settled=self._settled)
+            codec = self._agreed.find_codec(frame.codec, settled=self._settled)
             size = self.layout.blocks[frame.block].size
             assembly = BlockAssembly(codec, size, frame.weight)
             self.partial[key] = assembly
         self.bytes_received += len(frame.payload)
-        if not assembly.add(frame):
+        if not assembly.add_frame(frame):
             return None
         del self.partial[key]
         waiting = self._whole.setdefault(frame.block, {})
@@ -186,7 +186,7 @@ class GradientSum:
         added, weight = self._begun.get(block, (0, 0))
         parts = [self._whole[block][shard.id] for shard in leading[added:]]
         size = self.layout.blocks[block].size
-        if not added and sum(part.codec.nbytes(size) for part in parts) <= 4 * size:
+        if not added and sum(part.codec.encoded_size(size) for part in parts) <= 4 * size:
             return
         self._add_to(self._sum_buffer(block, stays=True), block, parts)
         for shard in leading[added:]:
@@ -252,7 +252,7 @@ class GradientSum:
         """Yield the frames that carry an average to one member."""
         encoded, codec = average.encoded, average.codec
         kind, weight = MessageType.AVERAGED_GRADIENT, average.weight
-        return block_frames(kind, encoded, generation, self.step, average.block, codec, weight)
+        return make_block_frames(kind, encoded, generation, self.step, average.block, codec, weight)
 
     def _encode_average(self, block: int, values: Float32) -> tuple[Codec, NDArray[np.uint8]]:
         """Encode an average, and replace it by what all members decode."""

@@ -107,7 +107,7 @@ class Coordinator:
         try:
             if link in self._pending:
                 self._handle_pending_frame(link, frame, now)
-            elif member := self.membership.by_link(link):
+            elif member := self.membership.find_member(link):
                 self._handle_member_frame(member, frame, now)
                 task = self.training.task
                 if frame.type is not MessageType.GRADIENT or (task and task.is_complete):
@@ -120,13 +120,13 @@ class Coordinator:
 
     def record_activity(self, link: int, now: float) -> None:
         """Record that bytes were received on a link: the peer lives, also within a long frame."""
-        if member := self.membership.by_link(link):
+        if member := self.membership.find_member(link):
             member.last_heard = now
 
     def remove_connection(self, link: int, reason: str, now: float) -> list[Action]:
         """Remove a link that was closed, or given up by its shell."""
         self._pending.discard(link)
-        if (member := self.membership.by_link(link)) and self.phase != "over":
+        if (member := self.membership.find_member(link)) and self.phase != "over":
             self._remove_member(member, reason, now)
         return self._outbox.take_actions()
 
@@ -145,7 +145,7 @@ class Coordinator:
             self._expel_link(member.link, reason, now)
         for member in self._joiners.find_overdue(now):
             self._expel_link(
-                member.link, self.membership.bar(member, self._settings.join_deadline), now
+                member.link, self.membership.bar_rank(member, self._settings.join_deadline), now
             )
         if now - self._last_beat >= self._settings.heartbeat:
             self._last_beat = now
@@ -167,7 +167,7 @@ class Coordinator:
         # First of all: the caller must not wait for a step that takes minutes.
         self.training.save_checkpoint()
         if self.phase in ("waiting", "running") and not (
-            self._is_stepping and self.membership.ready()
+            self._is_stepping and self.membership.list_ready()
         ):
             self._begin_finish()
         return self._outbox.take_actions()
@@ -219,7 +219,7 @@ class Coordinator:
             self._shut_down_link(link, "the run is over", exit_code=0)
             return
         try:
-            member = self.membership.admit(link, request, certified, now)
+            member = self.membership.admit_worker(link, request, certified, now)
         except RefusalError as refusal:
             refused = messages.JoinRefused(reason=str(refusal)[:1000], retry=refusal.retry)
             self._outbox.send(applicant, refused)
@@ -236,7 +236,9 @@ class Coordinator:
             lost_after=self._settings.lost_after,
         )
         self._outbox.send(member, accepted)
-        frames = member.delivery.state(state.take_snapshot(), member.generation, moments)
+        frames = member.delivery.make_state_frames(
+            state.take_snapshot(), member.generation, moments
+        )
         self._outbox.send_frames(member, frames)
         self.training.send_averages(member)
 
@@ -252,7 +254,7 @@ class Coordinator:
             case messages.Heartbeat(reading=None):
                 pass
             case messages.StateLoaded() as proof:
-                member.prove(proof.digest)
+                member.confirm_state(proof.digest)
             case messages.ShardResult() as result:
                 self.training.add_result(member, result, now)
             case messages.PartialShard(shard=shard, samples=samples):
@@ -265,7 +267,7 @@ class Coordinator:
                 raise ProtocolError(f"{other.type.name} is not for the coordinator")
 
     def _activate_member(self, member: Member, now: float) -> None:
-        event, details = self.membership.welcome(member)
+        event, details = self.membership.activate_member(member)
         self._outbox.emit(event, **details)
         self.training.add_member(member, now)
         self._check_join_deadline(now)
@@ -273,7 +275,7 @@ class Coordinator:
     def _expel_link(self, link: int, reason: str, now: float) -> None:
         self._pending.discard(link)
         self._outbox.close_link(link, reason)
-        if member := self.membership.by_link(link):
+        if member := self.membership.find_member(link):
             self._remove_member(member, reason, now)
 
     def _dismiss_stuck_readers(self, now: float) -> None:
@@ -291,11 +293,11 @@ class Coordinator:
         self._outbox.close_link(link, reason, told=True)
 
     def _remove_member(self, member: Member, reason: str, now: float) -> None:
-        self.membership.remove(member)
+        self.membership.remove_member(member)
         self._outbox.emit(
             "lost", rank=member.rank, reason=reason, generation=self.membership.generation
         )
-        if member.ready and self.phase == "running" and not self.membership.ready():
+        if member.ready and self.phase == "running" and not self.membership.list_ready():
             self._no_worker_since = now
         self.training.remove_member(member, now)
 
@@ -316,7 +318,7 @@ class Coordinator:
 
     def _check_join_deadline(self, now: float) -> None:
         """Start when all members have joined; give up if none has joined in time."""
-        ready = [member.rank for member in self.membership.ready()]
+        ready = [member.rank for member in self.membership.list_ready()]
         waited, patience = now - self._no_worker_since, self._settings.join_deadline
         unmoved = min(waited, now - self._pending.moved)
         gave_up = unmoved > patience and not self._joiners.has_waiting_streams()
@@ -342,7 +344,7 @@ class Coordinator:
         if self.phase == "running":
             if self.training.stopping or not self._joiners.find_lagging(now):
                 self.training.advance(now)
-            deserted = self.training.stopping and not self.membership.ready()
+            deserted = self.training.stopping and not self.membership.list_ready()
             given_up = deserted or now >= self._stop_by
             if self.training.is_update_applied and (self.training.task is None or given_up):
                 self._begin_finish()

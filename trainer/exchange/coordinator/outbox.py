@@ -27,7 +27,7 @@ class Outbox:
 
     def send_frames(self, member: Member, frames: Iterable[Frame]) -> None:
         """Send frames to a member; those to a joiner are counted until its link took them."""
-        counted = frames if member.ready else member.delivery.counted(frames)
+        counted = frames if member.ready else member.delivery.count_stream(frames)
         self.add(Send(member.link, counted))
 
     def send_heartbeat(self, member: Member) -> None:

@@ -28,7 +28,7 @@ class ShardAssigner:
 
     def list_ready_ranks(self) -> list[int]:
         """Return the ranks that can be assigned samples."""
-        return [member.rank for member in self._membership.ready()]
+        return [member.rank for member in self._membership.list_ready()]
 
     def cut_shards(self, start: int, shares: dict[int, int]) -> list[Shard]:
         """Return consecutive shards of the given sizes, in rank order."""
@@ -43,7 +43,7 @@ class ShardAssigner:
     def _note_shares(self, shares: dict[int, int]) -> None:
         """Record the members' samples of a step, and log which have become idle or active."""
         enough = sum(shares.values()) >= len(shares)
-        for member in self._membership.ready():
+        for member in self._membership.list_ready():
             member.samples = shares[member.rank]
             idle = enough and member.samples == 0
             if member.rank in self.balancer.tried or idle == member.idle:
@@ -85,7 +85,7 @@ class ShardAssigner:
         An inner step is divided among its workers evenly: all take steps of one size,
         and a worker with a larger share takes more of them.
         """
-        at = plan.at(step)
+        at = plan.find_samples(step)
         shares = self.balancer.divide_samples(at.stop - at.start, self.list_ready_ranks())
         self._note_shares(shares)
         if terms.inner_steps:
@@ -100,7 +100,9 @@ class ShardAssigner:
 
     def assign_shard(self, task: Task, shard: Shard, now: float) -> None:
         """Send a shard to its worker."""
-        member = next(member for member in self._membership.ready() if member.rank == shard.rank)
+        member = next(
+            member for member in self._membership.list_ready() if member.rank == shard.rank
+        )
         task.sent_at[shard.id] = now
         self._outbox.send(member, task.make_assignment(shard), task.step)
 

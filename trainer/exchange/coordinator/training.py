@@ -59,7 +59,7 @@ class Training:
         self._membership = membership
         self._outbox = outbox
         self._outliers = OutlierDetector(
-            layout, config.exchange, outbox, self.policy.residuals.all_sent
+            layout, config.exchange, outbox, self.policy.residuals.has_residuals
         )
         self._validation = Validation(config, validation_samples, score, early)
         self._answers = GenerationSchedule(questions)
@@ -135,7 +135,7 @@ class Training:
             samples = f"samples {shard.start}..{shard.stop}"
             what = f"rank {member.rank} computed a loss that is not finite in {samples}"
             raise NonFiniteError.at_step(task.step + 1, what)
-        self.policy.residuals.reported(member.rank, result.residual)
+        self.policy.residuals.record_norm(member.rank, result.residual)
         task.results[shard.id] = result
         task.ledger.record_contribution(shard.id, task.result_column)
         # A reassigned shard waited for the member's own shard first: that is not its overhead.
@@ -195,7 +195,7 @@ class Training:
         One that was not ready had none; what its rank left behind earlier is with others.
         """
         self.audit.remove_rank(member.rank)
-        self.policy.residuals.lost(member.rank, "its worker was lost")
+        self.policy.residuals.report_lost(member.rank, "its worker was lost")
         if self.task and member.ready:
             for shard in self.task.ledger.list_open(member.rank):
                 if self.task.sums:
@@ -207,12 +207,12 @@ class Training:
         unproved = self.audit.find_late(now)
         late = [
             (member, f"it did not prove its weights after step {unproved[member.rank]} in time")
-            for member in self._membership.ready()
+            for member in self._membership.list_ready()
             if member.rank in unproved
         ]
         if self.task is not None and now > self.task.deadline:
             reason = "its shard was not done within the step's deadline"
-            open_shards, ready = self.task.ledger.list_open, self._membership.ready()
+            open_shards, ready = self.task.ledger.list_open, self._membership.list_ready()
             if slow := [(member, reason) for member in ready if open_shards(member.rank)]:
                 self.assigner.durations.double_limit()
             late += [(member, why) for member, why in slow if member.rank not in unproved]
@@ -226,7 +226,7 @@ class Training:
         if self.state.step == self._saved_step:
             return
         self._saved_step = self.state.step
-        self.policy.residuals.saved(self.state.step)
+        self.policy.residuals.record_save(self.state.step)
         scores = self._validation.find_scores(self.state.step)
         self._outbox.add(Save(self.state.take_snapshot(), self._membership.generation, scores))
 
@@ -258,7 +258,7 @@ class Training:
             self.task = self.assigner.open_task("answer", step, 0, prompts, shares, now)
             self.task.ask = questions.make_request
         elif step < total:
-            terms = self.policy.terms(step)
+            terms = self.policy.make_terms(step)
             doubled = terms.second_moments
             sums = GradientSum(
                 self.layout,
@@ -280,7 +280,7 @@ class Training:
         may_end = self._validation.can_end_run(done, self.plan.total_steps)
         report = last or may_end or done % self.config.exchange.hash_every == 0
         loss, receivers = task.compute_loss(), len(self._membership)
-        self.policy.residuals.committed(settled=task.settled)
+        self.policy.residuals.record_commit(settled=task.settled)
         self._open_next_task(done, now)
         shards = (
             {shard.rank: shard for shard in self.task.ledger.initial_shards} if self.task else {}
@@ -304,7 +304,7 @@ class Training:
         self._outbox.add(ApplyUpdate())
 
         def settle() -> None:
-            self.policy.apply(self.state, sums.gradient, rate, scale)
+            self.policy.apply_update(self.state, sums.gradient, rate, scale)
             if report:
                 ranks, due = self.assigner.list_ready_ranks(), now + self._proof_timeout
                 self.audit.open_request(done, weights_digest(self.state.weights), ranks, due)
@@ -317,8 +317,8 @@ class Training:
                 seconds=now - task.started,
             )
             self._outbox.add(event)
-            self.policy.choice.measured(event, self._membership.ready())
-            if begins := done == self.plan.first_round:
+            self.policy.choice.record_step(event, self._membership.list_ready())
+            if begins := done == self.plan.first_outer_step:
                 self._outliers.reset()
             due = begins or done % self.config.checkpoint.every == 0
             if due and self.task and self.task.kind != "evaluate":

@@ -72,21 +72,21 @@ class CodecChoice:
         self._larger = 0
         """Windows in a row that a codec of more bytes would have been hidden in."""
 
-    def codec_of(self, step: int) -> str:
+    def find_codec(self, step: int) -> str:
         """Return a step's codec, as a setting; rounds take the smallest of those that are free."""
-        return FREE[-1] if self._is_auto and self.plan.is_round(step) else self.codec
+        return FREE[-1] if self._is_auto and self.plan.is_outer_step(step) else self.codec
 
-    def in_bf16(self, step: int) -> bool:
+    def is_bf16(self, step: int) -> bool:
         """Return whether `auto` sends a step in bf16."""
-        return self._is_auto and self.codec_of(step) == FREE[0]
+        return self._is_auto and self.find_codec(step) == FREE[0]
 
-    def measured(self, event: Step, members: Iterable[Member]) -> None:
-        """Note what a step took, which may decide about the next ones; an event says so.
+    def record_step(self, event: Step, members: Iterable[Member]) -> None:
+        """Record the times of a step, which may change the codec of the next.
 
         Args:
             members: memory that workers share with the coordinator needs no codec.
         """
-        if not self._is_auto or self.plan.is_round(event.step + 1):  # the next is under way
+        if not self._is_auto or self.plan.is_outer_step(event.step + 1):  # the next is under way
             return
         if self._skip:
             self._skip -= 1
@@ -99,13 +99,13 @@ class CodecChoice:
         self._steps.clear()
         window = _Window(max(compute, 1e-6), max(span, 1e-6), out)
         remote = any(m.request.transport not in ("", SHARED_MEMORY) for m in members)
-        self._choose(window, remote=remote)
+        self._choose_codec(window, remote=remote)
 
-    def _choose(self, window: _Window, *, remote: bool) -> None:
-        """Take another codec if it is better."""
-        exchange = self._exchange(window)
+    def _choose_codec(self, window: _Window, *, remote: bool) -> None:
+        """Change to another codec if it is better."""
+        exchange = self._estimate_load(window)
         candidates = [
-            ExchangeCandidate(codec, 1, self._exposed(exchange, codec, window.out))
+            ExchangeCandidate(codec, 1, self._estimate_exposed(exchange, codec, window.out))
             for codec in FREE
         ]
         taken = first_within(exchange, candidates).codec if remote else FREE[0]
@@ -118,10 +118,10 @@ class CodecChoice:
         step_ms = round(1e3 * window.compute, 1)
         self._emit("codec", codec=taken, step_ms=step_ms, exposed_ms=exposed_ms)
 
-    def _exposed(self, exchange: ExchangeLoad, codec: str, out: float) -> Term:
-        return _measured(out) if codec == self.codec else exposed(exchange, codec)
+    def _estimate_exposed(self, exchange: ExchangeLoad, codec: str, out: float) -> Term:
+        return _measured_term(out) if codec == self.codec else exposed(exchange, codec)
 
-    def _exchange(self, window: _Window) -> ExchangeLoad:
+    def _estimate_load(self, window: _Window) -> ExchangeLoad:
         """Return a link that would take as long as the exchange took."""
         if window.out > MOST_EXPOSED * window.compute:  # else backward may have hidden more
             self._hidden = max(window.span - window.out, 0.0)
@@ -136,5 +136,5 @@ class CodecChoice:
         )
 
 
-def _measured(seconds: float) -> Term:
+def _measured_term(seconds: float) -> Term:
     return term("exposed communication", "measured", "the run itself", measured=seconds)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from trainer.config.run import RunConfig
 from trainer.exchange.policies.auto_codec import CodecChoice
-from trainer.exchange.policies.feedback import agreed_codec
+from trainer.exchange.policies.feedback import make_sender_codec
 from trainer.exchange.policies.residuals import Residuals
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.layout import GradientLayout
@@ -43,33 +43,35 @@ class EveryStep:
     ) -> None:
         """Take the function that logs events."""
         self.plan = plan
-        """Which samples each step takes."""
+        """The samples of each step."""
         self.wire_layout = self._wire_layout(layout)
-        """What the most blocks of a step are of."""
-        self.codec = agreed_codec(config.exchange.codec, self.wire_layout)
-        """That of averages, with what they have not sent."""
+        """The layout of the most blocks that a step can have."""
+        self.codec = make_sender_codec(config.exchange.codec, self.wire_layout)
+        """The codec of averages, with their residual."""
         self.choice = CodecChoice(config.exchange, layout, plan, emit)
         self.residuals = Residuals(self.codec, plan, emit)
         self._optimizer = config.optimizer
         self._update = Update(config, layout)
 
-    def terms(self, step: int) -> StepTerms:
+    def make_terms(self, step: int) -> StepTerms:
         """Return how a step, counted from 0, is exchanged."""
-        settled = self.plan.settles(step) or self.choice.in_bf16(step)
-        return StepTerms(self.choice.codec_of(step), settled)
+        settled = self.plan.flushes_residuals(step) or self.choice.is_bf16(step)
+        return StepTerms(self.choice.find_codec(step), settled)
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of the last inner step of a step."""
         plan = self.plan
-        return compute_learning_rate(plan.inner(step)[-1], plan.total_inner, self._optimizer)
+        return compute_learning_rate(
+            plan.find_inner_steps(step)[-1], plan.total_inner, self._optimizer
+        )
 
     def clip_scale(self, step: int, norm: float) -> float:
         """Return the factor for a step's average of this norm."""
-        return self._update.clip_scale(norm, is_round=self.plan.is_round(step))
+        return self._update.clip_scale(norm, is_round=self.plan.is_outer_step(step))
 
-    def apply(self, state: TrainState, average: Gradient, rate: float, scale: float) -> None:
-        """Move `state` by the update of its next step."""
-        self._update.apply(state, average, rate, scale, self.plan.first_round)
+    def apply_update(self, state: TrainState, average: Gradient, rate: float, scale: float) -> None:
+        """Apply the update of its next step to `state`."""
+        self._update.apply(state, average, rate, scale, self.plan.first_outer_step)
 
     def _wire_layout(self, layout: GradientLayout) -> GradientLayout:
         return layout

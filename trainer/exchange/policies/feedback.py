@@ -16,13 +16,13 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from trainer.config.codec import find_codec
-from trainer.exchange.protocol.codecs import AgreedCodec, Bf16, Bytes, Codec, Float32, make_codec
+from trainer.exchange.protocol.codecs import Bf16, Bytes, Codec, Float32, SenderCodec, make_codec
 from trainer.model.layout import GradientLayout
 from trainer.system.errors import ProtocolError
 
 
-class ErrorFeedback(AgreedCodec):
-    """The residual of one sender, fp32 `[N]`, and the encoding of what it owes.
+class ErrorFeedback(SenderCodec):
+    """The residual of one sender, fp32 `[N]`, and its encoding.
 
     A worker has one for its sums, new with each membership, and the coordinator one for averages.
     Besides the codec bf16 is always taken: all that is owed comes in it.
@@ -38,7 +38,7 @@ class ErrorFeedback(AgreedCodec):
         self.batches = [0] * len(sizes)
         """The batch of the step that each residual is of."""
 
-    def of(self, number: int, *, settled: bool = False) -> Codec:
+    def find_codec(self, number: int, *, settled: bool = False) -> Codec:
         """Return the codec with a number on the wire; a settled step's sums are in bf16 alone.
 
         Raises:
@@ -46,17 +46,17 @@ class ErrorFeedback(AgreedCodec):
         """
         if number == self._plain.id:
             return self._plain
-        codec = super().of(number)
+        codec = super().find_codec(number)
         if settled:
             raise ProtocolError(f"{codec.name} came in a settled step, bf16 is due")
         return codec
 
-    def largest(self) -> tuple[int, ...]:
+    def compute_largest_sizes(self) -> tuple[int, ...]:
         """Return the most bytes that each encoded block can take."""
-        plain = map(self._plain.nbytes, self._sizes)
-        return tuple(map(max, zip(super().largest(), plain, strict=True)))
+        plain = map(self._plain.encoded_size, self._sizes)
+        return tuple(map(max, zip(super().compute_largest_sizes(), plain, strict=True)))
 
-    def norm_of(self, blocks: Iterable[int]) -> float:
+    def compute_norm(self, blocks: Iterable[int]) -> float:
         """Return the L2 norm of the residuals of some blocks."""
         owed = [self.residuals[block] for block in blocks]
         return math.sqrt(math.fsum(float(np.dot(part, part)) for part in owed))
@@ -75,7 +75,7 @@ class ErrorFeedback(AgreedCodec):
             batch: samples of this step over all workers. A short last batch is divided by less, so
                 what is left of full ones is made to count less; 0: all are the same.
         """
-        residual = self._add(block, values, batch)
+        residual = self._add_to_residual(block, values, batch)
         with np.errstate(over="ignore", invalid="ignore"):
             is_finite = math.isfinite(np.dot(residual, residual))
         if settle or not is_finite:
@@ -88,12 +88,12 @@ class ErrorFeedback(AgreedCodec):
         np.subtract(residual, sent, out=residual)
         return self.codec, encoded
 
-    def clear(self) -> None:
+    def clear_residuals(self) -> None:
         """Forget all residuals, as a sender that has just joined."""
         for residual in self.residuals:
             residual[...] = 0
 
-    def _add(self, block: int, values: Float32, batch: int) -> Float32:
+    def _add_to_residual(self, block: int, values: Float32, batch: int) -> Float32:
         """Add to the residual, and return it."""
         residual, before = self.residuals[block], self.batches[block]
         if batch and before and batch != before:
@@ -104,7 +104,7 @@ class ErrorFeedback(AgreedCodec):
         return residual
 
 
-def agreed_codec(name: str, layout: GradientLayout) -> AgreedCodec:
+def make_sender_codec(name: str, layout: GradientLayout) -> SenderCodec:
     """Return the codec of a run, of one sender, with error feedback where it needs that."""
-    made = ErrorFeedback if find_codec(name).needs_feedback else AgreedCodec
+    made = ErrorFeedback if find_codec(name).needs_feedback else SenderCodec
     return made(make_codec(name), [block.size for block in layout.blocks])

@@ -17,12 +17,12 @@ class OuterSteps(EveryStep):
     Steps before the plan's first outer step are those of `EveryStep`.
     """
 
-    def terms(self, step: int) -> StepTerms:
+    def make_terms(self, step: int) -> StepTerms:
         """Return how a step is exchanged; a settled outer step averages second moments too."""
-        terms = super().terms(step)
-        if not self.plan.is_round(step):
+        terms = super().make_terms(step)
+        if not self.plan.is_outer_step(step):
             return terms
-        settles = self.plan.settles(step)
+        settles = self.plan.flushes_residuals(step)
         return replace(terms, second_moments=settles, inner_steps=self.plan.inner_steps)
 
     def _wire_layout(self, layout: GradientLayout) -> GradientLayout:

@@ -18,7 +18,7 @@ class Send:
     link: int
     frames: Iterable[Frame]
     if_idle: bool = False
-    """Leave them out while anything is queued: what is queued is a sign of life too."""
+    """Leave them out while anything is queued: what is queued is a heartbeat too."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Close:
     link: int
     reason: str
     told: bool = False
-    """Whether the last message says so: then the peer closes, once it has read that."""
+    """The last message announces it: then the peer closes, once it has read that."""
 
 
 @dataclass(frozen=True)
 class ApplyUpdate:
-    """Call `Coordinator.settle`, once everything before this was handed to the network.
+    """Call `Coordinator.apply_update`, once everything before this was handed to the network.
 
     The workers compute their next shard while the coordinator applies the same update. An event may
     come first: it finds the update applied.
@@ -55,7 +55,7 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step that was committed, as metrics, status, views and the budget's guard hear of it."""
+    """Event published when a step is committed."""
 
     step: int
     """Applied updates, this one included."""
@@ -109,7 +109,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Emit:
-    """Something to log: a validation or a membership event."""
+    """Log an event: a validation or a change of membership."""
 
     event: dict[str, Any]
 

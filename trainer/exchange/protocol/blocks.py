@@ -25,11 +25,11 @@ class BlockAssembly:
         self.weight = weight
         self.bytes = _NONE
         """Valid once the block is whole."""
-        self._size = codec.nbytes(elements)
+        self._size = codec.encoded_size(elements)
         self._filled = 0
 
-    def add(self, frame: Frame) -> bool:
-        """Take one frame in and return whether the block is whole.
+    def add_frame(self, frame: Frame) -> bool:
+        """Add a frame and return whether the block is whole.
 
         Raises:
             ProtocolError: the frame does not continue the block.
@@ -55,7 +55,7 @@ class BlockAssembly:
         return end == self._size
 
 
-def block_frames(
+def make_block_frames(
     kind: MessageType,
     encoded: NDArray[np.uint8],
     generation: int,

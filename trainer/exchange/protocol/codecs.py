@@ -27,7 +27,7 @@ class Codec(Protocol):
     id: int
     name: str
 
-    def nbytes(self, elements: int) -> int:
+    def encoded_size(self, elements: int) -> int:
         """Return the encoded size of a block of so many elements."""
         ...
 
@@ -46,7 +46,7 @@ class Fp32:
     id = 0
     name = "fp32"
 
-    def nbytes(self, elements: int) -> int:
+    def encoded_size(self, elements: int) -> int:
         """Return 4 bytes an element."""
         return 4 * elements
 
@@ -66,7 +66,7 @@ class Bf16:
     id = 1
     name = "bf16"
 
-    def nbytes(self, elements: int) -> int:
+    def encoded_size(self, elements: int) -> int:
         """Return 2 bytes an element."""
         return 2 * elements
 
@@ -82,7 +82,7 @@ class Bf16:
         out[...] = encoded.view(bfloat16)
 
 
-class AgreedCodec:
+class SenderCodec:
     """The codec of a run, of one that sends: each block by itself, and nothing of it later.
 
     Args:
@@ -98,7 +98,7 @@ class AgreedCodec:
         self.codec = codec
         self._sizes = sizes
 
-    def of(self, number: int, *, settled: bool = False) -> Codec:
+    def find_codec(self, number: int, *, settled: bool = False) -> Codec:
         """Return the codec with a number on the wire.
 
         Args:
@@ -119,21 +119,21 @@ class AgreedCodec:
         del block, settle, batch
         return self.codec, self.codec.encode(values)
 
-    def largest(self) -> tuple[int, ...]:
+    def compute_largest_sizes(self) -> tuple[int, ...]:
         """Return the most bytes that each encoded block can take."""
-        return tuple(map(self.codec.nbytes, self._sizes))
+        return tuple(map(self.codec.encoded_size, self._sizes))
 
     @property
     def norm(self) -> float:
         """The L2 norm of what has not been sent: the loss if this sender is lost now."""
-        return self.norm_of(range(len(self._sizes)))
+        return self.compute_norm(range(len(self._sizes)))
 
-    def norm_of(self, blocks: Iterable[int]) -> float:
+    def compute_norm(self, blocks: Iterable[int]) -> float:
         """Return the L2 norm of what has not been sent of some blocks."""
         del blocks
         return 0.0
 
-    def clear(self) -> None:
+    def clear_residuals(self) -> None:
         """Forget what has not been sent, as a sender that has just joined."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.exchange.protocol.messages import JoinRequest
-from trainer.exchange.protocol.state_transfer import Delivery
+from trainer.exchange.protocol.state_transfer import StateDelivery
 from trainer.system.errors import ProtocolError, RefusedError
 
 MAX_DIVERGED = 3
@@ -16,7 +16,7 @@ MAX_DIVERGED = 3
 
 @dataclass(frozen=True)
 class Job:
-    """What every member must have in common with the coordinator; hex digests."""
+    """The inputs that every member must share with the coordinator, as hex digests."""
 
     run_id: str
     agreement: str
@@ -38,8 +38,8 @@ class Member:
     """The membership epoch in which it came; frames of an earlier one are fenced off."""
     request: JoinRequest
     last_heard: float
-    delivery: Delivery = field(default_factory=Delivery)
-    """The state that it is sent, and what waits behind it."""
+    delivery: StateDelivery = field(default_factory=StateDelivery)
+    """The state that it is sent, and the frames queued after it."""
     proved: bool = False
     """Whether it proved that state."""
     step: int = 0
@@ -47,12 +47,12 @@ class Member:
     ready: bool = False
     """Whether it also caught up with the run since, and may be dealt samples."""
     samples: int = 0
-    """Its share of the current step."""
+    """Its samples of the current step."""
     idle: bool = False
     """Whether it gets no samples because it would slow the step down."""
 
-    def prove(self, digest: str) -> None:
-        """Note that the worker holds a state with this digest.
+    def confirm_state(self, digest: str) -> None:
+        """Check and record that the worker holds a state with this digest.
 
         Raises:
             ProtocolError: it is not the one that was sent, or was proved before.
@@ -95,16 +95,18 @@ class Membership:
     def __len__(self) -> int:
         return len(self._members)
 
-    def ready(self) -> list[Member]:
-        """Return the members that can be dealt samples, by rank."""
+    def list_ready(self) -> list[Member]:
+        """Return the members that can be assigned samples, by rank."""
         return [member for member in self if member.ready]
 
-    def by_link(self, link: int) -> Member | None:
+    def find_member(self, link: int) -> Member | None:
         """Return the member on a link."""
         return self._by_link.get(link)
 
-    def admit(self, link: int, request: JoinRequest, certified: Certified, now: float) -> Member:
-        """Let a worker in under a new generation.
+    def admit_worker(
+        self, link: int, request: JoinRequest, certified: Certified, now: float
+    ) -> Member:
+        """Admit a worker under a new generation.
 
         Raises:
             RefusalError: it runs another job, claims another rank than its certificate, or the rank
@@ -112,7 +114,7 @@ class Membership:
         """
         if isinstance(certified, RefusalError):
             raise certified
-        self._compare(request)
+        self._check_job(request)
         rank = request.rank if request.rank is not None else certified
         if rank is None:
             rank = next(rank for rank in range(len(self._members) + 1) if rank not in self._members)
@@ -137,16 +139,16 @@ class Membership:
         self.generation += 1
         member = Member(link, rank, self.generation, request, now)
         self._members[rank] = self._by_link[link] = member
-        self._sort()
+        self._sort_members()
         return member
 
-    def bar(self, member: Member, seconds: float) -> str:
-        """Keep a rank out that cannot catch up, and return why."""
+    def bar_rank(self, member: Member, seconds: float) -> str:
+        """Bar a rank that cannot catch up, and return the reason."""
         self.slow.add(member.rank)
         return f"still behind after the run waited for it for {seconds:g} s: its link is too slow"
 
-    def welcome(self, member: Member) -> tuple[str, dict[str, Any]]:
-        """Let a member that has caught up take part; return the event that records it."""
+    def activate_member(self, member: Member) -> tuple[str, dict[str, Any]]:
+        """Mark a member that has caught up as ready; return the event that records it."""
         member.ready = True
         event = "rejoined" if member.rank in self.seen else "joined"
         self.seen.add(member.rank)
@@ -161,16 +163,16 @@ class Membership:
             "generation": member.generation,
         }
 
-    def remove(self, member: Member) -> None:
-        """Take a member out; the generation fences off whatever it still sends."""
+    def remove_member(self, member: Member) -> None:
+        """Remove a member; the generation fences off whatever it still sends."""
         del self._members[member.rank], self._by_link[member.link]
-        self._sort()
+        self._sort_members()
         self.generation += 1
 
-    def _sort(self) -> None:
+    def _sort_members(self) -> None:
         self._by_rank = tuple(self._members[rank] for rank in sorted(self._members))
 
-    def _compare(self, request: JoinRequest) -> None:
+    def _check_job(self, request: JoinRequest) -> None:
         ours, theirs = self.job, request
         for what, mine, other in (
             ("run", ours.run_id, theirs.run_id),

@@ -145,7 +145,7 @@ class ShardAssignment(Message):
 
 
 class PartialShard(Message):
-    """A shard of a round ends early: what follows covers only its first samples."""
+    """A shard ends early: the blocks that follow cover only its first samples."""
 
     type = MessageType.HAND_IN
     shard: Count
@@ -218,7 +218,7 @@ class Reading(BaseModel):
 
 
 class Heartbeat(Message):
-    """Still here."""
+    """The sender is alive."""
 
     type = MessageType.HEARTBEAT
     reading: Reading | None = None

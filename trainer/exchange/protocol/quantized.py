@@ -32,16 +32,16 @@ class Int8:
     name = "int8"
     group = 256
 
-    def nbytes(self, elements: int) -> int:
+    def encoded_size(self, elements: int) -> int:
         """Return one byte an element and four a group."""
-        return elements + 4 * _groups(elements, self.group)
+        return elements + 4 * _count_groups(elements, self.group)
 
     def encode(self, values: Float32) -> Bytes:
         """Return scales and integers; the values are finite."""
-        encoded = np.empty(self.nbytes(values.size), np.uint8)
-        scales, numbers = self._parts(encoded, values.size)
+        encoded = np.empty(self.encoded_size(values.size), np.uint8)
+        scales, numbers = self._split_encoded(encoded, values.size)
         piece = np.empty(min(_PIECE, values.size), np.float32)
-        for start, stop, first, last in _pieces(values.size, self.group):
+        for start, stop, first, last in _iterate_chunks(values.size, self.group):
             part = piece[: stop - start]
             np.abs(values[start:stop], out=part)
             scale = _group_maxima(part, self.group)
@@ -63,18 +63,18 @@ class Int8:
             ProtocolError: the length is wrong, or a scale is negative, too large or no number.
         """
         _check_length(self, encoded, out.size)
-        scales, numbers = self._parts(encoded, out.size)
+        scales, numbers = self._split_encoded(encoded, out.size)
         with np.errstate(invalid="ignore"):  # of a signalling NaN
             are_scales = (scales >= 0) & (scales <= _LARGEST / np.float32(128))  # false for NaN
         if not are_scales.all():
             raise ProtocolError("int8: a scale is negative, too large or not a number")
-        for start, stop, first, last in _pieces(out.size, self.group):
+        for start, stop, first, last in _iterate_chunks(out.size, self.group):
             part = out[start:stop]
             part[...] = numbers[start:stop]
             _times_group(part, scales[first:last], self.group, part)
 
-    def _parts(self, encoded: Bytes, elements: int) -> tuple[Float32, NDArray[np.int8]]:
-        split = 4 * _groups(elements, self.group)
+    def _split_encoded(self, encoded: Bytes, elements: int) -> tuple[Float32, NDArray[np.int8]]:
+        split = 4 * _count_groups(elements, self.group)
         return encoded[:split].view("<f4"), encoded[split:].view(np.int8)
 
 
@@ -93,17 +93,17 @@ class Int4:
     last_exponent = 253
     """Larger ones could decode to infinity; what they would hold is cut, for error feedback."""
 
-    def nbytes(self, elements: int) -> int:
+    def encoded_size(self, elements: int) -> int:
         """Return half a byte an element and one a group."""
-        return _groups(elements, self.group) + -(-elements // 2)
+        return _count_groups(elements, self.group) + -(-elements // 2)
 
     def encode(self, values: Float32) -> Bytes:
         """Return exponents and integers; the values are finite."""
-        encoded = np.zeros(self.nbytes(values.size), np.uint8)
-        split = _groups(values.size, self.group)
+        encoded = np.zeros(self.encoded_size(values.size), np.uint8)
+        split = _count_groups(values.size, self.group)
         exponents, halves = encoded[:split], encoded[split:]
         piece = np.empty(min(_PIECE, values.size), np.float32)
-        for start, stop, first, last in _pieces(values.size, self.group):
+        for start, stop, first, last in _iterate_chunks(values.size, self.group):
             part = piece[: stop - start]
             np.abs(values[start:stop], out=part)
             # The fraction's upper eighth rounds to 8 of 7: one exponent more.
@@ -128,12 +128,12 @@ class Int4:
             ProtocolError: the length or an exponent is wrong.
         """
         _check_length(self, encoded, out.size)
-        split = _groups(out.size, self.group)
+        split = _count_groups(out.size, self.group)
         exponents, halves = encoded[:split], encoded[split:]
         if exponents.size and exponents.max() > self.last_exponent:
             raise ProtocolError(f"int4: exponent {exponents.max()}, at most {self.last_exponent}")
         pairs = np.empty((min(_PIECE, out.size) + 1) // 2, np.uint64)
-        for start, stop, first, last in _pieces(out.size, self.group):
+        for start, stop, first, last in _iterate_chunks(out.size, self.group):
             size = stop - start
             pair = pairs[: -(-size // 2)]
             # A byte is looked up as two fp32 in one 8-byte element; all indices are in range.
@@ -142,7 +142,7 @@ class Int4:
             _times_group(pair.view(np.float32)[:size], _UNITS[exponents[first:last]], 32, part)
 
 
-def _units() -> tuple[Float32, Float32]:
+def _unit_table() -> tuple[Float32, Float32]:
     """Return the unit of each exponent, 2^(exponent - 129), and its inverse; zero below 3."""
     exponents = np.arange(256)
     used = exponents >= 3
@@ -152,7 +152,7 @@ def _units() -> tuple[Float32, Float32]:
     )
 
 
-def _pairs() -> NDArray[np.uint64]:
+def _pair_table() -> NDArray[np.uint64]:
     """Return both integers of each byte as fp32, as the bits of one element."""
     halves = np.arange(256, dtype=np.uint8)
     signed = np.stack([halves & 15, halves >> 4], axis=1).astype(np.float32)
@@ -160,8 +160,8 @@ def _pairs() -> NDArray[np.uint64]:
     return signed.view(np.uint64)[:, 0].copy()
 
 
-_UNITS, _INVERSE_UNITS = _units()
-_PAIRS = _pairs()
+_UNITS, _INVERSE_UNITS = _unit_table()
+_PAIRS = _pair_table()
 
 
 def _check_length(codec: Int8 | Int4, encoded: Bytes, elements: int) -> None:
@@ -170,20 +170,20 @@ def _check_length(codec: Int8 | Int4, encoded: Bytes, elements: int) -> None:
     Raises:
         ProtocolError: they differ.
     """
-    due = codec.nbytes(elements)
+    due = codec.encoded_size(elements)
     if encoded.size != due:
         raise ProtocolError(f"{codec.name}: a block of {encoded.size} bytes came, {due} are due")
 
 
-def _groups(elements: int, group: int) -> int:
+def _count_groups(elements: int, group: int) -> int:
     return -(-elements // group)
 
 
-def _pieces(elements: int, group: int) -> Iterator[tuple[int, int, int, int]]:
+def _iterate_chunks(elements: int, group: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield the elements and the groups of each piece, as start, stop, first, last."""
     for start in range(0, elements, _PIECE):
         stop = min(start + _PIECE, elements)
-        yield start, stop, start // group, _groups(stop, group)
+        yield start, stop, start // group, _count_groups(stop, group)
 
 
 def _group_maxima(values: Float32, group: int) -> Float32:

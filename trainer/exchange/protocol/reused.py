@@ -24,20 +24,20 @@ class ReusedArray:
         self._size = size
         self._spare: list[Float32] = []
 
-    def take(self) -> Float32:
+    def take_array(self) -> Float32:
         """Return an array; its values are arbitrary."""
-        memory = self._spare.pop() if self._spare else self._fresh()
+        memory = self._spare.pop() if self._spare else self._allocate()
         # Views of an array over a buffer keep that array alive, and not only the memory behind it.
         array = np.frombuffer(memory.data, np.float32)
-        weakref.finalize(array, self._keep, memory).atexit = False
+        weakref.finalize(array, self._recycle, memory).atexit = False
         return array
 
-    def _fresh(self) -> Float32:
+    def _allocate(self) -> Float32:
         """Return new memory outside of malloc's heap, where what others free leaves holes."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         return np.frombuffer(mmap.mmap(-1, 4 * self._size, flags), np.float32)
 
-    def _keep(self, memory: Float32) -> None:
+    def _recycle(self, memory: Float32) -> None:
         """Take memory back, in whichever thread dropped it."""
         self._spare[:] = [memory]
 
@@ -61,16 +61,16 @@ class BlockVector:
         last = bisect_left(self._starts, stop) - 1
         if first == last:
             begin = self._starts[first]
-            return self._values(first)[start - begin : stop - begin]
+            return self._load_block(first)[start - begin : stop - begin]
         found = np.empty(stop - start, np.float32)
         for block in range(first, last + 1):
             begin = self._starts[block]
-            part = self._values(block)[max(start - begin, 0) : stop - begin]
+            part = self._load_block(block)[max(start - begin, 0) : stop - begin]
             at = max(begin, start) - start
             found[at : at + part.size] = part
         return found
 
-    def _values(self, block: int) -> Float32:
+    def _load_block(self, block: int) -> Float32:
         if self._latest[0] != block:
             self._latest = (block, self._block(block))
         return self._latest[1]

@@ -15,7 +15,7 @@ from trainer.optimizer.adamw import VECTORS, Snapshot, TrainState
 from trainer.system.errors import ProtocolError
 
 
-def state_frames(snapshot: Snapshot, generation: int, moments: bool) -> Iterator[Frame]:
+def make_state_frames(snapshot: Snapshot, generation: int, moments: bool) -> Iterator[Frame]:
     """Yield a state as frames, lazily; `block` numbers weights, first and second moment.
 
     Training continues during the transfer: the snapshot holds each vector until its last frame has
@@ -47,14 +47,14 @@ class _Digest:
     def __init__(self) -> None:
         self._hasher = blake3()
 
-    def add(self, frame: Frame) -> None:
+    def add_frame(self, frame: Frame) -> None:
         self._hasher.update(frame.payload)
 
-    def finish(self, step: int) -> str:
+    def finish_digest(self, step: int) -> str:
         return self._hasher.update(struct.pack("<Q", step)).hexdigest()
 
 
-class Delivery:
+class StateDelivery:
     """The frames for a joiner: its state, then the averages and commits of the run meanwhile."""
 
     def __init__(self) -> None:
@@ -63,23 +63,25 @@ class Delivery:
         self.waiting = 0
         """Streams of frames that the link did not take whole yet."""
 
-    def state(self, snapshot: Snapshot, generation: int, moments: bool) -> Iterator[Frame]:
-        """Yield a state's frames; what they amount to is known just before the last one leaves."""
+    def make_state_frames(
+        self, snapshot: Snapshot, generation: int, moments: bool
+    ) -> Iterator[Frame]:
+        """Yield a state's frames; `digest` is set just before the last one is sent."""
         digest = _Digest()
         left = snapshot.weights.nbytes * (3 if moments else 1)
-        for frame in state_frames(snapshot, generation, moments):
-            digest.add(frame)
+        for frame in make_state_frames(snapshot, generation, moments):
+            digest.add_frame(frame)
             left -= len(frame.payload)
             if not left:
-                self.digest = digest.finish(snapshot.step)
+                self.digest = digest.finish_digest(snapshot.step)
             yield frame
 
-    def counted(self, frames: Iterable[Frame]) -> Iterator[Frame]:
+    def count_stream(self, frames: Iterable[Frame]) -> Iterator[Frame]:
         """Return the frames as a stream that counts as waiting until the last one was drawn."""
         self.waiting += 1
-        return self._drawn(frames)
+        return self._yield_frames(frames)
 
-    def _drawn(self, frames: Iterable[Frame]) -> Iterator[Frame]:
+    def _yield_frames(self, frames: Iterable[Frame]) -> Iterator[Frame]:
         yield from frames
         self.waiting -= 1
 
@@ -107,8 +109,8 @@ class StateAssembly:
         self._filled = 0
         self._digest = _Digest()
 
-    def add(self, frame: Frame) -> TrainState | None:
-        """Take one frame in and return the state when it is whole.
+    def add_frame(self, frame: Frame) -> TrainState | None:
+        """Add a frame and return the state when it is whole.
 
         Raises:
             ProtocolError: the frame does not continue the state.
@@ -119,11 +121,11 @@ class StateAssembly:
             raise ProtocolError(f"state {frame.block}: bytes {frame.offset}..{end} out of turn")
         if not self._shared:
             self._bytes[frame.block][frame.offset : end] = np.frombuffer(frame.payload, np.uint8)
-        self._digest.add(frame)
+        self._digest.add_frame(frame)
         self._filled = end
         if end == self._size:
             self._block, self._filled = self._block + 1, 0
         if self._block < self._due:
             return None
-        self.digest = self._digest.finish(self._step)
+        self.digest = self._digest.finish_digest(self._step)
         return self._shared or TrainState(*self._arrays, step=self._step)

@@ -166,7 +166,7 @@ class FrameDecoder:
         self._fields: tuple[Any, ...] = ()
         """Of the header that was checked last."""
 
-    def admit(self) -> None:
+    def accept_tensors(self) -> None:
         """Accept tensor payloads from now on."""
         self._limit = MAX_PAYLOAD
 
@@ -174,7 +174,7 @@ class FrameDecoder:
         """Return where the next bytes go; never empty, never beyond the present frame."""
         return self._space
 
-    def received(self, count: int) -> Frame | None:
+    def advance(self, count: int) -> Frame | None:
         """Take `count` new bytes into account and return the frame if it is complete.
 
         Raises:
@@ -186,10 +186,10 @@ class FrameDecoder:
         if self._payload is None and (follows := self._check_header()):
             self._payload = self._space = np.empty(follows, np.uint8).data
             return None
-        return self._finish()
+        return self._finish_frame()
 
     @property
-    def mid_frame(self) -> bool:
+    def is_mid_frame(self) -> bool:
         """Whether the bytes so far end inside a frame."""
         return self._payload is not None or len(self._space) < HEADER_SIZE
 
@@ -214,7 +214,7 @@ class FrameDecoder:
             raise ProtocolError(f"{message_type.name} of {length} bytes, at most {limit} allowed")
         return 0 if flags else length
 
-    def _finish(self) -> Frame:
+    def _finish_frame(self) -> Frame:
         """Check what is whole now and return it as a frame."""
         payload, self._payload = self._payload or memoryview(b""), None
         self._space = memoryview(self._header)

@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.exchange.policies.feedback import agreed_codec
+from trainer.exchange.policies.feedback import make_sender_codec
 from trainer.exchange.protocol import messages
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import JoinRequest, Message, ShardAssignment, Shutdown
 from trainer.exchange.protocol.wire import Frame, IncompatibleError, run_tag
 from trainer.exchange.transport import same_host, tls
 from trainer.exchange.transport.link import FLUSH, Link
-from trainer.exchange.transport.sockets import HANDSHAKE, connect, shake_hands
+from trainer.exchange.transport.sockets import HANDSHAKE, connect_host, shake_hands
 from trainer.exchange.worker.session import Event, Session
 from trainer.model.layout import GradientLayout
 from trainer.system.errors import RefusedError, TrainerError, UnreachableError
@@ -69,8 +69,10 @@ class WorkerClient:
         self._codec = codec
         self._rounds = rounds
         self._tag = run_tag(request.run_id)
-        self._sizes = agreed_codec(codec, layout.doubled if rounds else layout).largest()
-        self._context = tls.context(folder, server=False) if folder else None
+        self._sizes = make_sender_codec(
+            codec, layout.doubled if rounds else layout
+        ).compute_largest_sizes()
+        self._context = tls.make_context(folder, server=False) if folder else None
         self._patience = patience
         self._events: queue.SimpleQueue[tuple[Session | None, Event | Exception | None]]
         self._events = queue.SimpleQueue()
@@ -82,7 +84,7 @@ class WorkerClient:
         self._last_heard = time.monotonic()
         self._over = False
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="exchange", daemon=True)
         self._thread.start()
 
     # The loop's side
@@ -109,13 +111,13 @@ class WorkerClient:
 
         What needs error feedback is encoded by the thread, when the link has room for it.
         """
-        if session := self._current():
-            self._post(session, session.block(shard, index, gradient, weight))
+        if session := self._current_session():
+            self._post_frames(session, session.make_block_frames(shard, index, gradient, weight))
 
     def send(self, message: Message, step: int) -> None:
         """Queue a result or a report."""
-        if session := self._current():
-            self._post(session, session.answer(message, step))
+        if session := self._current_session():
+            self._post_frames(session, session.make_answer_frames(message, step))
 
     def interrupt(self, reason: str) -> None:
         """Wake the loop."""
@@ -125,24 +127,24 @@ class WorkerClient:
     def close(self, reason: str) -> None:
         """Say goodbye, send what is queued, and end the thread."""
         self.send(messages.Leave(reason=reason), 0)
-        self._loop.call_soon_threadsafe(self._goodbye, reason)
+        self._loop.call_soon_threadsafe(self._close_link, reason)
         self._thread.join(timeout=2 * FLUSH)
 
-    def _current(self) -> Session | None:
+    def _current_session(self) -> Session | None:
         """Return the membership that the loop works for, unless it is gone."""
         return self._served if self._served is self._session else None
 
-    def _post(self, session: Session, frames: Iterable[Frame]) -> None:
-        self._loop.call_soon_threadsafe(self._transmit, session, frames)
+    def _post_frames(self, session: Session, frames: Iterable[Frame]) -> None:
+        self._loop.call_soon_threadsafe(self._send_frames, session, frames)
 
     # The thread's side
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         try:
             with raise_thread_priority():
                 self._loop.run_until_complete(self._stay_connected())
         except Exception as error:  # a defect: the loop must not wait for what never comes
-            self._fail(error)
+            self._report_error(error)
         finally:
             self._loop.close()
 
@@ -152,21 +154,21 @@ class WorkerClient:
         while not self._over:
             refused = False
             try:
-                reason = await self._connect()
+                reason = await self._serve_link()
                 if self._session and self._session.accepted:
                     backoff = _FIRST_BACKOFF
             except RefusalError as refusal:
                 reason, refused = str(refusal), True
                 if not refusal.retry:
-                    self._fail(refusal)
+                    self._report_error(refusal)
                     return
             except RefusedError as error:
-                self._fail(error)
+                self._report_error(error)
                 return
             except (OSError, TimeoutError) as error:
                 reason = str(error) or type(error).__name__
                 if isinstance(error, ssl.SSLError) and not isinstance(error, tls.TRANSIENT):
-                    self._fail(RefusedError(f"{self._where}: TLS failed: {reason}"))
+                    self._report_error(RefusedError(f"{self._address_text}: TLS failed: {reason}"))
                     return
             finally:
                 self._session = self._link = None
@@ -175,30 +177,30 @@ class WorkerClient:
             if time.monotonic() - self._last_heard > self._patience:
                 missing = "not let in" if refused else "no coordinator"
                 what = f"{missing} for {self._patience:.0f} s ({reason})"
-                self._fail(UnreachableError(f"{self._where}: {what}"))
+                self._report_error(UnreachableError(f"{self._address_text}: {what}"))
                 return
             # Jitter keeps workers that were cut off together from returning together.
             await asyncio.sleep(backoff * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
             backoff = min(2 * backoff, _MAX_BACKOFF)
 
-    async def _connect(self) -> str:
+    async def _serve_link(self) -> str:
         """Be a member for as long as it lasts and return why it ended."""
         host, port = self._address
         self._lost = asyncio.get_running_loop().create_future()
         link = Link(
             self._tag,
-            opened=self._opened,
-            frame=self._frame,
-            heard=self._hear,
-            closed=self._closed,
+            opened=self._on_opened,
+            frame=self._on_frame,
+            heard=self._on_bytes,
+            closed=self._on_closed,
             max_queued=1_000_000,
         )
-        if here := await same_host.connect(self._address, self._tag, self._sizes):
-            link.begin(*here)
+        if here := await same_host.connect_same_host(self._address, self._tag, self._sizes):
+            link.serve_connection(*here)
         else:
             async with asyncio.timeout(CONNECT + HANDSHAKE):
-                connection = await connect(host, port)
-                link.begin(await shake_hands(connection, self._context, server=False))
+                connection = await connect_host(host, port)
+                link.serve_connection(await shake_hands(connection, self._context, server=False))
         self._heard = time.monotonic()
         while not self._lost.done():
             assert self._session is not None  # else `_opened` has ended the connection
@@ -209,14 +211,14 @@ class WorkerClient:
             limit = 2 * accepted.lost_after if accepted else CONNECT + HANDSHAKE
             await asyncio.wait([self._lost], timeout=beat)
             if self._link:
-                self._link.look()
+                self._link.poll()
             if self._link and time.monotonic() - self._heard > limit:
                 self._link.abort(f"the coordinator was silent for {limit:g} s")
-            elif accepted and self._link and self._link.idle:
-                self._transmit(self._session, [self._session.message(messages.Heartbeat())])
+            elif accepted and self._link and self._link.is_idle:
+                self._send_frames(self._session, [self._session.make_frame(messages.Heartbeat())])
         return await self._lost
 
-    def _opened(self, link: Link) -> None:
+    def _on_opened(self, link: Link) -> None:
         self._link = link
         try:
             if certificates := link.certificates:
@@ -224,20 +226,20 @@ class WorkerClient:
         except RefusalError as refusal:
             self._end_link(refusal)
             return
-        link.admit()
+        link.accept_tensors()
         request = self._request.model_copy(update={"transport": link.transport})
         self._session = Session(request, self._layout, self._codec, self._rounds)
-        link.send([self._session.hello()])
+        link.send([self._session.join_frame()])
 
-    def _hear(self, link: Link) -> None:
+    def _on_bytes(self, link: Link) -> None:
         """Note that bytes pass: on a slow line one frame can take longer than silence may last."""
         del link
         self._heard = time.monotonic()
 
-    def _frame(self, link: Link, frame: Frame) -> None:
+    def _on_frame(self, link: Link, frame: Frame) -> None:
         assert self._session is not None
         try:
-            events, answers = self._session.receive(frame)
+            events, answers = self._session.receive_frame(frame)
         except RefusalError as refusal:
             reason = f"the coordinator refused this worker: {refusal}"
             self._end_link(RefusalError(reason, refusal.retry))
@@ -251,7 +253,7 @@ class WorkerClient:
                 link.abort(event.reason)
             self._events.put((self._session, event))
 
-    def _closed(self, link: Link, reason: str) -> None:
+    def _on_closed(self, link: Link, reason: str) -> None:
         if self._lost is None or self._lost.done():
             return
         introduced = self._session is not None and self._session.accepted is not None
@@ -259,7 +261,7 @@ class WorkerClient:
             # In TLS 1.3 the refusal of our certificate comes after our handshake succeeded.
             self._lost.set_exception(link.error)
         elif isinstance(link.error, IncompatibleError) and not introduced:
-            self._lost.set_exception(RefusedError(f"{self._where}: {link.error}"))
+            self._lost.set_exception(RefusedError(f"{self._address_text}: {link.error}"))
         else:
             self._lost.set_result(reason)
 
@@ -270,19 +272,19 @@ class WorkerClient:
             self._lost.set_exception(error)
         self._link.abort(str(error))
 
-    def _transmit(self, session: Session, frames: Iterable[Frame]) -> None:
+    def _send_frames(self, session: Session, frames: Iterable[Frame]) -> None:
         if self._link and session is self._session:
             self._link.send(frames)
 
-    def _goodbye(self, reason: str) -> None:
+    def _close_link(self, reason: str) -> None:
         self._over = True
         if self._link:
             self._link.close(reason)
 
-    def _fail(self, error: Exception) -> None:
+    def _report_error(self, error: Exception) -> None:
         self._over = True
         self._events.put((None, error))
 
     @property
-    def _where(self) -> str:
+    def _address_text(self) -> str:
         return f"{self._address[0]}:{self._address[1]}"

@@ -16,8 +16,8 @@ from trainer.exchange.protocol.wire import (
 )
 from trainer.exchange.transport.send_queue import RECORD, SendQueue
 from trainer.exchange.transport.shared_memory import SharedBlocks
-from trainer.exchange.transport.sockets import peer_of
-from trainer.exchange.transport.tls import Chain, ask
+from trainer.exchange.transport.sockets import describe_peer
+from trainer.exchange.transport.tls import Chain, retry_once
 from trainer.system.errors import ProtocolError, plain_reason
 
 FLUSH = 5.0
@@ -77,20 +77,22 @@ class Link:
         self.peer = "somewhere"
         """The peer's address."""
 
-    def begin(self, connection: socket.socket, shared: SharedBlocks | None = None) -> None:
+    def serve_connection(
+        self, connection: socket.socket, shared: SharedBlocks | None = None
+    ) -> None:
         """Serve a connected socket that does not block, with TLS complete if it has any."""
         self._socket = connection
         self._encrypted = isinstance(connection, ssl.SSLSocket)
         self._shared = shared
         self._least = 1
-        self.peer = peer_of(connection)
+        self.peer = describe_peer(connection)
         self._queue = SendQueue(self._run, encrypted=self._encrypted, shared=shared)
         self._decoder = FrameDecoder(self._run, checksums=not self._encrypted, shared=shared)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(connection, self._read)
+        self._loop.add_reader(connection, self._on_readable)
         self._opened(self)
 
-    # What the owner calls
+    # Called by the owner
 
     @property
     def certificates(self) -> Chain | None:
@@ -101,25 +103,25 @@ class Link:
 
     @property
     def transport(self) -> str:
-        """What carries the frames."""
+        """The transport that carries the frames."""
         if self._shared:
             return SHARED_MEMORY
         return "TLS" if self._encrypted else "TCP"
 
     @property
-    def opened(self) -> bool:
-        """Whether the connection was made, with TLS complete."""
+    def is_open(self) -> bool:
+        """True once the connection was made, with TLS complete."""
         return self._socket is not None
 
     @property
-    def idle(self) -> bool:
-        """Whether the socket took all that was queued."""
-        return self._queue.empty
+    def is_idle(self) -> bool:
+        """True if the socket took all that was queued."""
+        return self._queue.is_empty
 
-    def admit(self) -> None:
+    def accept_tensors(self) -> None:
         """Accept tensor payloads from now on."""
         self.admitted = True
-        self._decoder.admit()
+        self._decoder.accept_tensors()
 
     def send(self, frames: Iterable[Frame]) -> None:
         """Queue frames; the payloads must not change until they were sent."""
@@ -129,7 +131,7 @@ class Link:
         if len(self._queue) > self._max_queued:
             self.abort("it reads too slowly")
         elif not self._blocked:
-            self._write()
+            self._write_queued()
 
     def close(self, reason: str, *, told: bool = False) -> None:
         """Send what is queued, then close.
@@ -142,17 +144,17 @@ class Link:
         self._reason = reason
         self._told = told
         self._close_when_sent = True
-        self._loop.call_later(FLUSH, self._end, None)
+        self._loop.call_later(FLUSH, self._end_link, None)
         if not self._blocked:
-            self._write()
+            self._write_queued()
 
-    def look(self) -> None:
-        """Take what has come, however little: call this from time to time.
+    def poll(self) -> None:
+        """Read the bytes that have arrived, however few: call this from time to time.
 
         On a slow line one wake-up's worth of bytes can take longer than silence may last.
         """
         if self._socket is not None:
-            self._read()
+            self._on_readable()
 
     def abort(self, reason: str) -> None:
         """Close at once."""
@@ -160,47 +162,47 @@ class Link:
             self._reason = reason
             self._closing = True
             self._stop_writing()
-            self._loop.call_soon(self._end, None)
+            self._loop.call_soon(self._end_link, None)
 
-    # What the event loop calls
+    # Called by the event loop
 
-    def _read(self) -> None:
+    def _on_readable(self) -> None:
         if not self._reading:
-            self._read_for_a_turn()
+            self._read_batch()
 
-    def _read_on(self) -> None:
+    def _continue_reading(self) -> None:
         self._reading = False
-        self._read_for_a_turn()
+        self._read_batch()
 
-    def _read_for_a_turn(self) -> None:
+    def _read_batch(self) -> None:
         taken = 0
         while taken < _TURN and self._socket is not None:
             try:
                 space = _SCRAP if self._closing else self._decoder.free_space()
                 if self._encrypted:
-                    count = ask(self._socket.recv_into, space)
+                    count = retry_once(self._socket.recv_into, space)
                 else:
                     count = self._socket.recv_into(space)
             except _WAIT:
                 self._wake_for(len(self._decoder.free_space()))
                 return
             except OSError as error:
-                self._end(error)
+                self._end_link(error)
                 return
             if not count:
-                if not self._closing and self._decoder.mid_frame:
+                if not self._closing and self._decoder.is_mid_frame:
                     self._reason = "the connection broke inside a frame"
-                self._end(None)
+                self._end_link(None)
                 return
             if not self._closing:
                 if not taken:
                     self._heard(self)
-                count += self._receive(count)
+                count += self._handle_bytes(count)
             taken += count
         if self._shared is None and self._socket is not None:
             # TLS may hold bytes that the kernel no longer reports: no event follows for them.
             self._reading = True
-            self._loop.call_soon(self._read_on)
+            self._loop.call_soon(self._continue_reading)
 
     def _wake_for(self, wanted: int) -> None:
         """Have the kernel wake the loop for many bytes at once, not for every packet.
@@ -214,13 +216,13 @@ class Link:
             self._least = least
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
 
-    def _receive(self, count: int) -> int:
+    def _handle_bytes(self, count: int) -> int:
         """Take received bytes in and return how many more came with them in shared memory."""
         try:
-            if frame := self._decoder.received(count):
+            if frame := self._decoder.advance(count):
                 self._frame(self, frame)
                 if self._shared:
-                    self._shared.consumed(frame)
+                    self._shared.mark_consumed(frame)
                     return len(frame.payload)
         except IncompatibleError as error:
             self.error = error
@@ -231,16 +233,16 @@ class Link:
             self.abort(str(error))
         return 0
 
-    def _write(self) -> None:
+    def _write_queued(self) -> None:
         """Send until the socket is full or nothing is queued."""
         self._blocked = False
         sent = 0
         while sent < _TURN:
             if self._closing or self._socket is None:
                 return
-            if not self._queue.ready():
+            if not self._queue.has_bytes():
                 if self._close_when_sent:
-                    self._sent_all()
+                    self._shut_down_writing()
                 return
             if self._queue.can_wait():
                 if self._holding is None:
@@ -250,31 +252,31 @@ class Link:
                 sent += self._queue.send_to(self._socket)
             except _WAIT:
                 self._blocked = True
-                self._loop.add_writer(self._socket, self._go_on)
+                self._loop.add_writer(self._socket, self._on_writable)
                 return
             except OSError as error:
                 self._stop_writing()
                 self._loop.call_soon(self._read_rest, error)
                 return
         self._blocked = True
-        self._loop.call_soon(self._write)
+        self._loop.call_soon(self._write_queued)
 
-    def _go_on(self) -> None:
+    def _on_writable(self) -> None:
         assert self._socket is not None
         self._loop.remove_writer(self._socket)
         self._heard(self)
-        self._write()
+        self._write_queued()
 
     # Inside
 
     def _stop_holding(self) -> None:
         self._holding = None
-        self._queue.wait_no_longer()
+        self._queue.stop_waiting()
         if not self._blocked:
-            self._write()
+            self._write_queued()
 
-    def _sent_all(self) -> None:
-        """Say that this is the end; the peer's own end comes, or `close` waits no longer."""
+    def _shut_down_writing(self) -> None:
+        """Send the end of the stream; then the peer's end comes, or `close` waits no longer."""
         assert self._socket is not None
         self._closing = True
         if not self._told:
@@ -285,17 +287,17 @@ class Link:
                 self._socket.shutdown(socket.SHUT_WR)
 
     def _read_rest(self, error: OSError) -> None:
-        """Take what the peer said before it became impossible to write to it, and end."""
-        self._read_for_a_turn()
-        self._end(error)
+        """Read the peer's last messages once writing to it has failed, and end."""
+        self._read_batch()
+        self._end_link(error)
 
     def _stop_writing(self) -> None:
         self._queue.clear()
         if self._socket is not None:
             self._loop.remove_writer(self._socket)
 
-    def _end(self, error: OSError | None) -> None:
-        """Tell the owner, and then the peer by closing the socket, once."""
+    def _end_link(self, error: OSError | None) -> None:
+        """Notify the owner, then close the socket, once."""
         if self._socket is None:
             return
         self._stop_writing()

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.exchange.transport.link import Link
-from trainer.exchange.transport.refusals import Refusals
+from trainer.exchange.transport.refusals import RefusalReporter
 from trainer.exchange.transport.sockets import HANDSHAKE, shake_hands
 
-STRANGERS = 64
+MAX_PENDING = 64
 """Connections that are not members yet, in all."""
-STRANGERS_OF_ADDRESS = 32
+MAX_PENDING_PER_ADDRESS = 32
 """Of one address: twice the workers that a machine may start at once."""
 RESERVED = 64
 """Descriptors kept back for checkpoints and logs."""
@@ -37,7 +37,7 @@ _REST = 1.0
 
 
 @dataclass(eq=False)
-class _Stranger:
+class _PendingPeer:
     host: str
     beginning: asyncio.Task[None]
 
@@ -50,7 +50,7 @@ class Listener:
         bind: tuple[str, int],
         context: ssl.SSLContext | None,
         make_link: Callable[[], Link],
-        refusals: Refusals,
+        refusals: RefusalReporter,
     ) -> None:
         """Bind; before `start` every connection is refused.
 
@@ -60,7 +60,7 @@ class Listener:
         self._context = context
         self._make_link = make_link
         self._refusals = refusals
-        self._strangers: dict[Link, _Stranger] = {}
+        self._strangers: dict[Link, _PendingPeer] = {}
         self._members: set[Link] = set()
         host, port = bind
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -68,11 +68,11 @@ class Listener:
         self._sockets: list[socket.socket] = []
         try:
             for family, place in sorted(places):
-                self._sockets.append(_bound(family, place))
+                self._sockets.append(_bind_socket(family, place))
         except OSError:
             self.close()
             raise
-        self._room = max(_LEAST, _descriptors_left() - RESERVED)
+        self._room = max(_LEAST, _count_free_descriptors() - RESERVED)
 
     @property
     def port(self) -> int:
@@ -88,7 +88,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         for listening in self._sockets:
             listening.listen(_BACKLOG)
-            loop.add_reader(listening, self._accept, listening)
+            loop.add_reader(listening, self._accept_connections, listening)
 
     def close(self) -> None:
         """Accept no more, and end what never became a member."""
@@ -97,23 +97,23 @@ class Listener:
                 asyncio.get_running_loop().remove_reader(listening)
             listening.close()
         for link, stranger in list(self._strangers.items()):
-            if link.opened:
+            if link.is_open:
                 link.abort("the run is over")
             else:
                 stranger.beginning.cancel()
         self._strangers.clear()
 
-    def admit(self, link: Link) -> None:
+    def admit_link(self, link: Link) -> None:
         """Count a link as a member's from now on."""
         if self._strangers.pop(link, None):
             self._members.add(link)
 
-    def closed(self, link: Link) -> None:
+    def forget_link(self, link: Link) -> None:
         """Forget a link."""
         self._strangers.pop(link, None)
         self._members.discard(link)
 
-    def _accept(self, listening: socket.socket) -> None:
+    def _accept_connections(self, listening: socket.socket) -> None:
         for _ in range(_BATCH):
             try:
                 connection, (host, *_) = listening.accept()
@@ -121,22 +121,22 @@ class Listener:
                 return
             except OSError as error:  # no descriptor or memory; without a rest this would spin
                 reason = f"not accepted ({os.strerror(error.errno or 0)})"
-                self._refuse("this machine", reason)
-                self._rest(listening)
+                self._report_refusal("this machine", reason)
+                self._pause_accepting(listening)
                 return
             if self._has_room(host):
-                self._begin(connection, host)
+                self._begin_handshake(connection, host)
             else:
                 connection.close()
-                self._refuse(host, "closed at once, too many that have not joined")
+                self._report_refusal(host, "closed at once, too many that have not joined")
 
-    def _rest(self, listening: socket.socket) -> None:
+    def _pause_accepting(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(listening)
 
         def go_on() -> None:
             if listening.fileno() >= 0:
-                loop.add_reader(listening, self._accept, listening)
+                loop.add_reader(listening, self._accept_connections, listening)
 
         loop.call_later(_REST, go_on)
 
@@ -144,15 +144,15 @@ class Listener:
         """Return whether one more connection of an address may begin."""
         from_there = sum(stranger.host == host for stranger in self._strangers.values())
         return (
-            len(self._strangers) < min(STRANGERS, self._room // 2)
-            and from_there < STRANGERS_OF_ADDRESS
+            len(self._strangers) < min(MAX_PENDING, self._room // 2)
+            and from_there < MAX_PENDING_PER_ADDRESS
             and len(self._strangers) + len(self._members) < self._room
         )
 
-    def _refuse(self, host: str, reason: str) -> None:
-        self._refusals.say({"event": "refused", "reason": f"{host}: {reason}"})
+    def _report_refusal(self, host: str, reason: str) -> None:
+        self._refusals.report({"event": "refused", "reason": f"{host}: {reason}"})
 
-    def _begin(self, connection: socket.socket, host: str) -> None:
+    def _begin_handshake(self, connection: socket.socket, host: str) -> None:
         link = self._make_link()
         begun: list[bool] = []
 
@@ -164,7 +164,7 @@ class Listener:
             if not begun:
                 connection.close()
 
-        self._strangers[link] = _Stranger(host, asyncio.create_task(begin()))
+        self._strangers[link] = _PendingPeer(host, asyncio.create_task(begin()))
         self._strangers[link].beginning.add_done_callback(end)
 
     async def _shake_hands(self, link: Link, connection: socket.socket, host: str) -> None:
@@ -174,17 +174,17 @@ class Listener:
                 ready = await shake_hands(connection, self._context, server=True)
         except ssl.SSLCertVerificationError as error:
             self._strangers.pop(link, None)
-            self._refuse(host, f"its certificate is not accepted: {error.verify_message}")
+            self._report_refusal(host, f"its certificate is not accepted: {error.verify_message}")
         except Exception as error:  # whatever a stranger does to TLS ends the stranger alone
             self._strangers.pop(link, None)
             silent = isinstance(error, TimeoutError)
             said = f"no TLS handshake within {HANDSHAKE:g} s" if silent else "no TLS handshake"
-            self._refuse(host, said)
+            self._report_refusal(host, said)
         else:
-            link.begin(ready)
+            link.serve_connection(ready)
 
 
-def _bound(family: int, place: tuple[str, int] | tuple[int, bytes]) -> socket.socket:
+def _bind_socket(family: int, place: tuple[str, int] | tuple[int, bytes]) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setblocking(False)
@@ -198,7 +198,7 @@ def _bound(family: int, place: tuple[str, int] | tuple[int, bytes]) -> socket.so
     return made
 
 
-def _descriptors_left() -> int:
+def _count_free_descriptors() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     in_use = sum(1 for _ in Path("/dev/fd").iterdir())
     return limit - in_use if limit != resource.RLIM_INFINITY else 2**20

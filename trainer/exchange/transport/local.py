@@ -36,19 +36,19 @@ class LocalExchange:
         self._session = session
         self._recorder = recorder
         self._events: deque[Event] = deque()
-        self._outgoing: deque[Frame] = deque([session.hello()])
+        self._outgoing: deque[Frame] = deque([session.join_frame()])
         self._stop_reason: str | None = None
         self._lent: dict[int, NDArray[np.float32]] = {}
         if session.shared:
             coordinator.training.memory.lend = lambda block: self._lent.pop(block, None)
         self.finish: Finish | None = None
         """How the run ended."""
-        self._perform(coordinator.add_connection(_LINK, None, time.monotonic()))
+        self._perform_actions(coordinator.add_connection(_LINK, None, time.monotonic()))
 
     def next_event(self) -> Event | None:
         """Return the next event; the machine always has one until the run is over."""
-        self._drain()
-        self._look_up()
+        self._deliver_frames()
+        self._poll()
         return self._events.popleft() if self._events else None
 
     def send_block(
@@ -59,52 +59,52 @@ class LocalExchange:
         Beside a shared state a sum in fp32, the only one of the step, becomes the average in place.
         """
         self._lent[index] = gradient
-        self._outgoing.extend(self._session.block(shard, index, gradient, weight))
-        self._drain()
+        self._outgoing.extend(self._session.make_block_frames(shard, index, gradient, weight))
+        self._deliver_frames()
         self._lent.clear()
-        self._look_up()  # what is committed is saved without waiting for the rest of the step
+        self._poll()  # what is committed is saved without waiting for the rest of the step
 
     def send(self, message: Message, step: int) -> None:
         """Hand a result or a report to the coordinator."""
-        self._outgoing.extend(self._session.answer(message, step))
-        self._drain()
+        self._outgoing.extend(self._session.make_answer_frames(message, step))
+        self._deliver_frames()
 
     def interrupt(self, reason: str) -> None:
-        """Have what is committed saved, and the run end after the step that is under way."""
+        """Request a checkpoint of what is committed, and an end after the current step."""
         self._stop_reason = reason
 
     def close(self, reason: str) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is open."""
 
-    def _look_up(self) -> None:
+    def _poll(self) -> None:
         """Stop when asked to, or for the budget, and halt when nothing can be saved."""
         if self._stop_reason is not None:
             reason, self._stop_reason = self._stop_reason, None
-            self._perform(self._coordinator.stop(reason, time.monotonic()))
+            self._perform_actions(self._coordinator.stop(reason, time.monotonic()))
         if ending := self._recorder.ending:
             now, code = time.monotonic(), BudgetStopError.exit_code
-            self._perform(self._coordinator.stop(ending, now, code))
+            self._perform_actions(self._coordinator.stop(ending, now, code))
         if failure := self._recorder.failure:
-            self._perform(self._coordinator.halt(failure))
-        self._drain()
+            self._perform_actions(self._coordinator.halt(failure))
+        self._deliver_frames()
 
-    def _drain(self) -> None:
+    def _deliver_frames(self) -> None:
         while self._outgoing:
             frame = self._outgoing.popleft()
-            self._perform(self._coordinator.receive_frame(_LINK, frame, time.monotonic()))
+            self._perform_actions(self._coordinator.receive_frame(_LINK, frame, time.monotonic()))
 
-    def _perform(self, actions: list[Action]) -> None:
+    def _perform_actions(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Send(frames=frames):
                     for frame in frames:
                         if self._session.shared and frame.type is MessageType.AVERAGED_GRADIENT:
                             break  # the coordinator applies it to the state of both
-                        events, answers = self._session.receive(frame)
+                        events, answers = self._session.receive_frame(frame)
                         self._events.extend(events)
                         self._outgoing.extend(answers)
                 case ApplyUpdate():
-                    self._perform(self._coordinator.apply_update(time.monotonic()))
+                    self._perform_actions(self._coordinator.apply_update(time.monotonic()))
                 case Save():
                     self._recorder.save(action)
                 case Step():

@@ -1,4 +1,4 @@
-"""The ReadingReporter: tells the coordinator that a worker, before it joins, reads its data.
+"""The ReadingReporter: reports to the coordinator that a worker reads its data before it joins.
 
 The worker's main thread reads. A thread of its own keeps a connection to the coordinator and
 reports on it how much has been read, whether that has grown or not: the coordinator judges that.
@@ -28,7 +28,7 @@ from trainer.exchange.protocol.messages import (
 from trainer.exchange.protocol.wire import Frame, IncompatibleError, run_tag
 from trainer.exchange.transport import tls
 from trainer.exchange.transport.link import Link
-from trainer.exchange.transport.sockets import HANDSHAKE, connect, shake_hands
+from trainer.exchange.transport.sockets import HANDSHAKE, connect_host, shake_hands
 from trainer.system.errors import ProtocolError
 from trainer.system.process.native_thread import exit_from_any_thread
 from trainer.system.storage.progress import latest_progress
@@ -57,14 +57,14 @@ class ReadingReporter:
         self, address: tuple[str, int], run_id: str, rank: int | None, folder: Path | None
     ) -> None:
         self._address, self._run_id, self._rank = address, run_id, rank
-        self._context = tls.context(folder, server=False) if folder else None
+        self._context = tls.make_context(folder, server=False) if folder else None
         self._host = " ".join(socket.gethostname().split())
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
         self._closed = asyncio.Event()
         self._refused = False
         """Whether further attempts cannot succeed."""
-        self._thread = threading.Thread(target=self._run, name="reading-reporter", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="reading-reporter", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -79,53 +79,53 @@ class ReadingReporter:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(_INTERVAL)  # an attempt to connect may last longer, and ends by itself
 
-    def _run(self) -> None:
+    def _run_loop(self) -> None:
         try:
-            self._loop.run_until_complete(self._report())
+            self._loop.run_until_complete(self._report_until_read())
         except Exception:  # the worker joins without it, if the coordinator waits long enough
             log.warning("no longer reports what it reads", exc_info=True)
         finally:
             self._loop.close()
 
-    async def _report(self) -> None:
+    async def _report_until_read(self) -> None:
         """Keep a connection while the data is read; why there is none, the worker says later."""
         while not (self._over.is_set() or self._refused):
             try:
                 await self._report_on_one_link()
             except (OSError, TimeoutError) as error:
-                self._lost(error)
-            await self._wait(_INTERVAL * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
+                self._on_lost(error)
+            await self._wait_until_read(_INTERVAL * random.uniform(0.5, 1.5))  # noqa: S311 - no secret
 
     async def _report_on_one_link(self) -> None:
         self._closed.clear()
         link = Link(
             run_tag(self._run_id),
-            opened=self._opened,
-            frame=self._frame,
+            opened=self._on_opened,
+            frame=self._on_frame,
             heard=lambda _: None,
-            closed=lambda link, reason: self._lost(link.error or reason),
+            closed=lambda link, reason: self._on_lost(link.error or reason),
             max_queued=_MOST_QUEUED,
         )
         async with asyncio.timeout(_CONNECT + HANDSHAKE):
-            connection = await connect(*self._address)
-            link.begin(await shake_hands(connection, self._context, server=False))
+            connection = await connect_host(*self._address)
+            link.serve_connection(await shake_hands(connection, self._context, server=False))
         while not (self._over.is_set() or self._closed.is_set()):
             count, line = latest_progress()
             reading = Reading(rank=self._rank, host=self._host, count=count, line=line[:300])
             link.send([Heartbeat(reading=reading).to_frame(0)])
-            await self._wait(_INTERVAL)
-            link.look()
+            await self._wait_until_read(_INTERVAL)
+            link.poll()
         link.abort("the data is read")
         await self._closed.wait()
 
-    def _opened(self, link: Link) -> None:
+    def _on_opened(self, link: Link) -> None:
         try:
             if certificates := link.certificates:
                 tls.check_coordinator(certificates, self._run_id)
         except RefusalError as refusal:
             link.abort(str(refusal))
 
-    def _frame(self, link: Link, frame: Frame) -> None:
+    def _on_frame(self, link: Link, frame: Frame) -> None:
         try:
             message = parse_message(frame)
         except ProtocolError as error:
@@ -139,7 +139,7 @@ class ReadingReporter:
         if isinstance(message, JoinRefused):
             self._refused = True
 
-    def _lost(self, reason: str | Exception) -> None:
+    def _on_lost(self, reason: str | Exception) -> None:
         log.debug("%s:%d: %s", *self._address, reason)
         if isinstance(reason, ssl.SSLError) and not isinstance(reason, tls.TRANSIENT):
             self._refused = True
@@ -147,7 +147,7 @@ class ReadingReporter:
             self._refused = True
         self._closed.set()
 
-    async def _wait(self, seconds: float) -> None:
+    async def _wait_until_read(self, seconds: float) -> None:
         """Wait, or until the data is read."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._over.wait(), seconds)

@@ -1,4 +1,4 @@
-"""What keeps the record of a run: the door from the exchange to disk and screen."""
+"""The recorder of a run: the exchange's interface to disk and screen."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Recorder(Protocol):
 
     @property
     def failure(self) -> TrainerError | None:
-        """Why the run must halt: what was to be kept is not kept."""
+        """The error for which the run must halt: a record or checkpoint cannot be written."""
         ...
 
     @property
     def ending(self) -> str | None:
-        """Why the run must stop in order, to hold its budget; asked several times a second."""
+        """The reason to stop in order, to stay within the budget; read several times a second."""
         ...
 
     def save(self, save: Save) -> None:

@@ -11,7 +11,7 @@ INTERVAL = 10.0
 LINES = 10
 
 
-class Refusals:
+class RefusalReporter:
     """Hands events of refusals on; after too many the next one says how many were left out."""
 
     def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:
@@ -19,7 +19,7 @@ class Refusals:
         self._began = time.monotonic()
         self._lines = self._left_out = 0
 
-    def say(self, event: dict[str, Any]) -> None:
+    def report(self, event: dict[str, Any]) -> None:
         """Emit an event with the refused peer and the `reason`, unless there were many."""
         now = time.monotonic()
         if now - self._began >= INTERVAL:

@@ -1,4 +1,4 @@
-"""How processes of one run find each other on a host: a Unix socket, and credentials for a key.
+"""Discovery of the processes of a run on one host: a Unix socket, and credentials for a key.
 
 The socket has an abstract name: no file, seen only inside its network namespace, and it
 ends with the process. Both ends must run as the same user, which the kernel reports to each; that
@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from trainer.exchange.transport.link import Link
-from trainer.exchange.transport.shared_memory import Averages, WorkerEnd, supported
-from trainer.exchange.transport.sockets import until_readable
+from trainer.exchange.transport.shared_memory import Averages, WorkerEnd, is_supported
+from trainer.exchange.transport.sockets import wait_until_readable
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,10 @@ class SameHostListener:
         Raises:
             OSError: the system refuses one of them, or the name is taken.
         """
-        if not supported():
+        if not is_supported():
             raise OSError("this system cannot seal anonymous files")
         self.averages = Averages(sizes)
-        """What the workers find there."""
+        """The averages that the workers read."""
         self._greeting = _GREETING.pack(sum(sizes))
         self._make_link = make_link
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -57,7 +57,7 @@ class SameHostListener:
 
     def start(self) -> None:
         """Accept from now on."""
-        asyncio.get_running_loop().add_reader(self._socket, self._accept)
+        asyncio.get_running_loop().add_reader(self._socket, self._accept_worker)
 
     def close(self) -> None:
         """Accept no more."""
@@ -65,17 +65,17 @@ class SameHostListener:
         self._socket.close()
         os.close(self.averages.descriptor)
 
-    def _accept(self) -> None:
+    def _accept_worker(self) -> None:
         try:
             connection, _ = self._socket.accept()
         except OSError:
             return
         try:
             connection.setblocking(False)
-            if not _same_user(connection):
+            if not _is_same_user(connection):
                 connection.close()
                 return
-            end, descriptors = self.averages.connect()
+            end, descriptors = self.averages.open_connection()
             try:
                 socket.send_fds(connection, [self._greeting], descriptors)
             finally:
@@ -84,26 +84,26 @@ class SameHostListener:
             log.warning("a worker of this host has to use TCP: %s", error)
             connection.close()
             return
-        self._make_link().begin(connection, end)
+        self._make_link().serve_connection(connection, end)
 
 
-async def connect(
+async def connect_same_host(
     address: tuple[str, int], run: int, sizes: Sequence[int]
 ) -> tuple[socket.socket, WorkerEnd] | None:
     """Return a connection to the coordinator if it runs on this host, as the same user."""
     host, port = address
-    if not supported() or not await _is_here(host):
+    if not is_supported() or not await _is_local_address(host):
         return None
-    name = socket_name(port, run)
+    name = make_socket_name(port, run)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     received: list[int] = []
     try:
         connection.setblocking(False)
         connection.connect(name)
-        if not _same_user(connection):
+        if not _is_same_user(connection):
             raise PermissionError("another user listens there")
         async with asyncio.timeout(_WAIT):
-            await until_readable(connection)
+            await wait_until_readable(connection)
         greeting, received, _, _ = socket.recv_fds(connection, _GREETING.size, 2)
         if greeting != _GREETING.pack(sum(sizes)) or len(received) != 2:
             raise ValueError("its gradient has another size")
@@ -120,18 +120,18 @@ async def connect(
             os.close(descriptor)
 
 
-def socket_name(port: int, run: int) -> bytes:
+def make_socket_name(port: int, run: int) -> bytes:
     """Return the name under which this user's coordinator of a run is found."""
     return b"\0motley-%d-%d-%08x" % (os.geteuid(), port, run)
 
 
-def _same_user(connection: socket.socket) -> bool:
+def _is_same_user(connection: socket.socket) -> bool:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(credentials)
     return user == os.geteuid()
 
 
-async def _is_here(host: str) -> bool:
+async def _is_local_address(host: str) -> bool:
     """Return whether an address is one of this host's: only those can be bound to."""
     with suppress(OSError):
         found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_DGRAM)

@@ -1,4 +1,4 @@
-"""What a link has yet to send: streams of frames, drawn and encoded as the socket takes bytes."""
+"""The queue of a link: streams of frames, drawn and encoded as the socket takes bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from trainer.exchange.protocol.wire import Frame, FrameEncoder
 from trainer.exchange.transport.shared_memory import SharedBlocks
-from trainer.exchange.transport.tls import ask
+from trainer.exchange.transport.tls import retry_once
 
 RECORD = 16 * 1024
 """Bytes of the largest TLS record."""
@@ -34,8 +34,8 @@ class SendQueue:
         return len(self._streams)
 
     @property
-    def empty(self) -> bool:
-        """Whether the socket took all that was queued."""
+    def is_empty(self) -> bool:
+        """True if the socket took all that was queued."""
         return not self._streams and not self._buffers
 
     def append(self, frames: Iterable[Frame]) -> None:
@@ -47,9 +47,9 @@ class SendQueue:
         self._streams.clear()
         self._buffers.clear()
 
-    def ready(self) -> bool:
+    def has_bytes(self) -> bool:
         """Return whether there are bytes to send."""
-        return bool(self._buffers) or self._draw()
+        return bool(self._buffers) or self._encode_next()
 
     def can_wait(self) -> bool:
         """Return whether what is ready is of use only with what comes later.
@@ -57,12 +57,12 @@ class SendQueue:
         A worker applies averages at the commit: sent one by one, each woke it for nothing.
         """
         while self._patient and len(self._buffers) < _HELD:
-            if not self._draw():
+            if not self._encode_next():
                 return True
         self._patient = False
         return False
 
-    def wait_no_longer(self) -> None:
+    def stop_waiting(self) -> None:
         """Send what is ready next time."""
         self._patient = False
 
@@ -73,7 +73,7 @@ class SendQueue:
             OSError: it takes none now, or is broken.
         """
         if isinstance(connection, ssl.SSLSocket):
-            count = ask(connection.send, self._buffers[0])
+            count = retry_once(connection.send, self._buffers[0])
         else:
             count = connection.sendmsg(self._buffers)
         left = count
@@ -83,14 +83,14 @@ class SendQueue:
             self._buffers[0] = self._buffers[0][left:]
         return count
 
-    def _draw(self) -> bool:
+    def _encode_next(self) -> bool:
         """Encode the next frame; return whether there was one."""
         while self._streams:
             frame = next(self._streams[0], None)
             if frame is None:
                 self._streams.popleft()
                 continue
-            shared = self._shared is not None and self._shared.place(frame)
+            shared = self._shared is not None and self._shared.place_payload(frame)
             header, payload = self._encoder.encode(frame, shared=shared)
             if self._encrypted and payload:
                 # One record less: the header travels with the beginning of its payload.

@@ -29,8 +29,8 @@ from trainer.exchange.transport import tls
 from trainer.exchange.transport.link import FLUSH, Link
 from trainer.exchange.transport.listener import Listener
 from trainer.exchange.transport.recorder import Recorder
-from trainer.exchange.transport.refusals import Refusals
-from trainer.exchange.transport.same_host import SameHostListener, socket_name
+from trainer.exchange.transport.refusals import RefusalReporter
+from trainer.exchange.transport.same_host import SameHostListener, make_socket_name
 from trainer.system.errors import BudgetStopError, InputError, ProtocolError, TrainerError
 from trainer.system.malloc import return_freed_arrays
 from trainer.system.process.priority import raise_thread_priority
@@ -39,7 +39,7 @@ from trainer.system.process.stop_signals import handle_stop_signals
 log = logging.getLogger(__name__)
 
 _STEPS_BEHIND = 8
-_LOOK = 0.001
+_POLL_INTERVAL = 0.001
 """Seconds between two looks at what is still to be sent."""
 _Words = ParamSpec("_Words")
 _Callback = Callable[Concatenate["GradientServer", _Words], None]
@@ -77,11 +77,11 @@ class GradientServer:
         self._coordinator = coordinator
         self._recorder = recorder
         self._bind = bind
-        self._context = tls.context(folder, server=True) if folder else None
+        self._context = tls.make_context(folder, server=True) if folder else None
         self._run = run_tag(coordinator.membership.job.run_id)
         blocks = len(coordinator.training.policy.wire_layout.blocks)
         self._max_queued = _STEPS_BEHIND * (blocks + 4)
-        self._refusals = Refusals(recorder.emit)
+        self._refusals = RefusalReporter(recorder.emit)
         self._listener: Listener | None = None
         self._links: dict[int, Link] = {}
         self._numbers: dict[Link, int] = {}
@@ -96,38 +96,40 @@ class GradientServer:
         """
         return_freed_arrays()
         with raise_thread_priority():
-            return asyncio.run(self._serve(on_listening))
+            return asyncio.run(self._serve_run(on_listening))
 
     @property
     def port(self) -> int:
         """The port in use, also when 0 was asked for; valid while serving."""
         return self._bind[1]
 
-    async def _serve(self, on_listening: Callable[[], None]) -> int:
+    async def _serve_run(self, on_listening: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
         self._finished = loop.create_future()
         host, port = self._bind
         with ExitStack() as doors:
             try:
-                self._open(doors)
+                self._open_listeners(doors)
             except OSError as error:
                 raise InputError(f"--bind {host}:{port}: {error.strerror or error}") from None
             handle_stop_signals(
-                lambda number: loop.call_soon_threadsafe(self._stop, f"stopped by {number.name}")
+                lambda number: loop.call_soon_threadsafe(
+                    self._stop_run, f"stopped by {number.name}"
+                )
             )
             self._recorder.emit({"event": "listening", "address": f"{host}:{self.port}"})
             on_listening()
-            ticker = asyncio.create_task(self._tick())
+            ticker = asyncio.create_task(self._run_ticker())
             try:
                 finish = await self._finished
             finally:
                 ticker.cancel()
-        await self._flush()
+        await self._flush_links()
         return await asyncio.to_thread(self._recorder.close, finish.exit_code, finish.reason)
 
-    def _open(self, doors: ExitStack) -> None:
-        """Listen, on TCP last: a worker of this host keeps the first way that it finds open."""
-        listener = Listener(self._bind, self._context, self._link, self._refusals)
+    def _open_listeners(self, doors: ExitStack) -> None:
+        """Listen, on TCP last: a worker of this host keeps the first transport that accepts it."""
+        listener = Listener(self._bind, self._context, self._make_link, self._refusals)
         doors.callback(listener.close)
         self._listener = listener
         self._bind = (self._bind[0], listener.port)
@@ -139,20 +141,20 @@ class GradientServer:
         training = self._coordinator.training
         if not training.config.exchange.shared_memory:
             return None
-        sizes = training.policy.codec.largest()
+        sizes = training.policy.codec.compute_largest_sizes()
         try:
-            made = SameHostListener(socket_name(self.port, self._run), sizes, self._link)
+            made = SameHostListener(make_socket_name(self.port, self._run), sizes, self._make_link)
         except OSError as error:
             log.warning("no shared memory, workers of this host use TCP: %s", error)
             return None
-        training.memory.lend = made.averages.lend
+        training.memory.lend = made.averages.lend_buffer
         made.start()
         return made
 
     def halt(self, error: TrainerError) -> None:
         """End the run with an error's exit code; to be called from any thread while it serves."""
         assert self._finished is not None
-        self._finished.get_loop().call_soon_threadsafe(self._halt, error)
+        self._finished.get_loop().call_soon_threadsafe(self._halt_run, error)
 
     def fail(self, error: Exception) -> None:
         """End the run after a defect: loudly, and with a last checkpoint if that is possible."""
@@ -163,30 +165,30 @@ class GradientServer:
         reason = f"a defect in Motley: {type(error).__name__}: {error}"
         log.critical("the run ends: %s", reason, exc_info=error)
         try:
-            self._perform(self._coordinator.fail(reason))
+            self._perform_actions(self._coordinator.fail(reason))
         except Exception:
             log.exception("no last checkpoint could be saved")
         if not self._finished.done():
             self._finished.set_result(Finish(1, reason))
 
-    async def _tick(self) -> None:
+    async def _run_ticker(self) -> None:
         interval = self._coordinator.training.config.exchange.heartbeat / 4
         while True:
             await asyncio.sleep(interval)
-            self._pass_time()
+            self._on_tick()
 
     @_ends_the_run_if_it_fails
-    def _pass_time(self) -> None:
+    def _on_tick(self) -> None:
         for link in list(self._links.values()):
-            link.look()
-        self._perform(self._coordinator.tick(time.monotonic()))
+            link.poll()
+        self._perform_actions(self._coordinator.tick(time.monotonic()))
         if ending := self._recorder.ending:
-            self._stop(ending, BudgetStopError.exit_code)
+            self._stop_run(ending, BudgetStopError.exit_code)
         if failure := self._recorder.failure:
-            self._perform(self._coordinator.halt(failure))
+            self._perform_actions(self._coordinator.halt(failure))
 
-    async def _flush(self) -> None:
-        """Give the last messages the time to leave."""
+    async def _flush_links(self) -> None:
+        """Wait until the last messages are sent, a bounded time."""
         deadline = time.monotonic() + FLUSH
         while self._links and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -194,104 +196,108 @@ class GradientServer:
             link.abort("the run is over")
 
     @_ends_the_run_if_it_fails
-    def _halt(self, error: TrainerError) -> None:
-        self._perform(self._coordinator.halt(error))
+    def _halt_run(self, error: TrainerError) -> None:
+        self._perform_actions(self._coordinator.halt(error))
 
     @_ends_the_run_if_it_fails
-    def _stop(self, reason: str, exit_code: int = 0) -> None:
-        self._perform(self._coordinator.stop(reason, time.monotonic(), exit_code))
+    def _stop_run(self, reason: str, exit_code: int = 0) -> None:
+        self._perform_actions(self._coordinator.stop(reason, time.monotonic(), exit_code))
 
-    def _link(self) -> Link:
+    def _make_link(self) -> Link:
         return Link(
             self._run,
-            opened=self._opened,
-            frame=self._frame,
-            heard=self._heard,
-            closed=self._closed,
+            opened=self._on_opened,
+            frame=self._on_frame,
+            heard=self._on_bytes,
+            closed=self._on_closed,
             max_queued=self._max_queued,
-            incompatible=self._incompatible,
+            incompatible=self._on_incompatible,
         )
 
     @_ends_the_run_if_it_fails
-    def _opened(self, link: Link) -> None:
+    def _on_opened(self, link: Link) -> None:
         try:
             run_id = self._coordinator.membership.job.run_id
             chain = link.certificates
-            certified = tls.certified_rank(chain, run_id) if chain else None
+            certified = tls.read_certified_rank(chain, run_id) if chain else None
         except RefusalError as refusal:
             certified = refusal
         except ProtocolError as error:
-            self._refusals.say({"event": "refused", "reason": f"{link.peer}: {error}"})
+            self._refusals.report({"event": "refused", "reason": f"{link.peer}: {error}"})
             link.abort(str(error))
             return
         self._count += 1
         self._links[self._count] = link
         self._numbers[link] = self._count
-        self._perform(self._coordinator.add_connection(self._count, certified, time.monotonic()))
+        self._perform_actions(
+            self._coordinator.add_connection(self._count, certified, time.monotonic())
+        )
 
     @_ends_the_run_if_it_fails
-    def _frame(self, link: Link, frame: Frame) -> None:
+    def _on_frame(self, link: Link, frame: Frame) -> None:
         number = self._numbers[link]
-        self._perform(self._coordinator.receive_frame(number, frame, time.monotonic()))
-        if not link.admitted and self._coordinator.membership.by_link(number):
-            link.admit()
-            self._door.admit(link)
+        self._perform_actions(self._coordinator.receive_frame(number, frame, time.monotonic()))
+        if not link.admitted and self._coordinator.membership.find_member(number):
+            link.accept_tensors()
+            self._tcp_listener.admit_link(link)
 
     @_ends_the_run_if_it_fails
-    def _heard(self, link: Link) -> None:
+    def _on_bytes(self, link: Link) -> None:
         if number := self._numbers.get(link):
             self._coordinator.record_activity(number, time.monotonic())
 
     @_ends_the_run_if_it_fails
-    def _incompatible(self, link: Link, reason: str) -> None:
-        """Tell a peer of another version or run: what cannot read the reason sees our header."""
-        self._refusals.say({"event": "refused", "reason": f"{link.peer}: {reason}"})
+    def _on_incompatible(self, link: Link, reason: str) -> None:
+        """Refuse a peer of another version or run; its reader sees at least our header."""
+        self._refusals.report({"event": "refused", "reason": f"{link.peer}: {reason}"})
         link.send([JoinRefused(reason=reason, retry=False).to_frame(0)])
 
     @_ends_the_run_if_it_fails
-    def _closed(self, link: Link, reason: str) -> None:
-        self._door.closed(link)
+    def _on_closed(self, link: Link, reason: str) -> None:
+        self._tcp_listener.forget_link(link)
         number = self._numbers.pop(link, None)
         if number is not None:
             del self._links[number]
-            self._perform(self._coordinator.remove_connection(number, reason, time.monotonic()))
+            self._perform_actions(
+                self._coordinator.remove_connection(number, reason, time.monotonic())
+            )
 
     @property
-    def _door(self) -> Listener:
+    def _tcp_listener(self) -> Listener:
         assert self._listener is not None
         return self._listener
 
-    def _perform(self, actions: list[Action]) -> None:
+    def _perform_actions(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Send(link=number, frames=frames, if_idle=if_idle):
                     link = self._links.get(number)
-                    if link and (link.idle or not if_idle):
+                    if link and (link.is_idle or not if_idle):
                         link.send(frames)
                 case Close(link=number, reason=reason, told=told):
                     if link := self._links.get(number):
                         link.close(reason, told=told)
                 case ApplyUpdate():
-                    self._settle()
+                    self._apply_when_sent()
                 case Save():
                     self._recorder.save(action)
                 case Step():
                     self._recorder.step(action)
                 case Emit(event=event):
-                    self._tell(event)
+                    self._emit_event(event)
                 case Finish():
                     assert self._finished is not None
                     if not self._finished.done():
                         self._finished.set_result(action)
 
     @_ends_the_run_if_it_fails
-    def _settle(self) -> None:
-        """Have the update applied when the averages have left: the wire would wait for it."""
-        if all(link.idle for link in self._links.values()):
-            self._perform(self._coordinator.apply_update(time.monotonic()))
+    def _apply_when_sent(self) -> None:
+        """Apply the update once the averages are sent: before that the wire would wait for it."""
+        if all(link.is_idle for link in self._links.values()):
+            self._perform_actions(self._coordinator.apply_update(time.monotonic()))
         else:
-            asyncio.get_running_loop().call_later(_LOOK, self._settle)
+            asyncio.get_running_loop().call_later(_POLL_INTERVAL, self._apply_when_sent)
 
-    def _tell(self, event: dict[str, Any]) -> None:
-        tell = self._refusals.say if event["event"] == "refused" else self._recorder.emit
+    def _emit_event(self, event: dict[str, Any]) -> None:
+        tell = self._refusals.report if event["event"] == "refused" else self._recorder.emit
         tell(event)

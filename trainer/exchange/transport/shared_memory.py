@@ -36,7 +36,7 @@ _COUNTER = 64
 """Bytes before the blocks of an upload region: how many averages its worker has taken."""
 
 
-def supported() -> bool:
+def is_supported() -> bool:
     """Return whether this system has anonymous files that can be sealed (Linux 5.1)."""
     return hasattr(os, "memfd_create") and hasattr(fcntl, "F_ADD_SEALS")
 
@@ -56,7 +56,7 @@ class Region:
         self._sizes = sizes
         self._starts = list(accumulate(sizes, initial=start))
 
-    def part(self, block: int, offset: int, length: int) -> memoryview:
+    def view_part(self, block: int, offset: int, length: int) -> memoryview:
         """Return part of an encoded block.
 
         Raises:
@@ -67,9 +67,9 @@ class Region:
         begin = self._starts[block] + offset
         return self.bytes[begin : begin + length]
 
-    def put(self, frame: Frame) -> None:
+    def copy_payload(self, frame: Frame) -> None:
         """Copy a payload to its place."""
-        self.part(frame.block, frame.offset, len(frame.payload))[:] = frame.payload
+        self.view_part(frame.block, frame.offset, len(frame.payload))[:] = frame.payload
 
 
 class Averages:
@@ -82,7 +82,7 @@ class Averages:
             OSError: the system refuses it.
         """
         self._sizes = sizes
-        self.descriptor = _create("motley-averages", sum(sizes))
+        self.descriptor = _create_memfd("motley-averages", sum(sizes))
         self._region = Region(self.descriptor, sizes, 0, write=True)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE)
         self._steps = [_NO_STEP] * len(sizes)
@@ -91,7 +91,7 @@ class Averages:
         self._readers: list[dict[CoordinatorEnd, int]] = [{} for _ in sizes]
         self._lent: list[weakref.ref[Float32] | None] = [None for _ in sizes]
 
-    def connect(self) -> tuple[CoordinatorEnd, list[int]]:
+    def open_connection(self) -> tuple[CoordinatorEnd, list[int]]:
         """Return the end of a new connection, and the descriptors that its worker maps.
 
         The second descriptor is the caller's to close.
@@ -99,27 +99,27 @@ class Averages:
         Raises:
             OSError: the system refuses another region.
         """
-        upload = _create("motley-upload", _COUNTER + sum(self._sizes))
+        upload = _create_memfd("motley-upload", _COUNTER + sum(self._sizes))
         return CoordinatorEnd(self, Region(upload, self._sizes, _COUNTER, write=False)), [
             self.descriptor,
             upload,
         ]
 
-    def lend(self, block: int) -> Float32 | None:
-        """Return the place of an fp32 average, for it to be made there; None while it is in use.
+    def lend_buffer(self, block: int) -> Float32 | None:
+        """Return the buffer of an fp32 average, for it to be made there; None while it is in use.
 
         It is in use as long as anything refers to the array, or a reader has an average to take.
         """
         if self._is_lent(block) or not self._all_taken(block):
             return None
-        place = np.frombuffer(self._region.part(block, 0, self._sizes[block]), np.float32)
+        place = np.frombuffer(self._region.view_part(block, 0, self._sizes[block]), np.float32)
         # Views of an array over a buffer keep that array alive, and not only the memory behind it.
         self._lent[block] = weakref.ref(place)
         self._steps[block] = _NO_STEP  # what a copy had put there, and a slow link still would name
         return place
 
-    def place(self, reader: CoordinatorEnd, frame: Frame) -> bool:
-        """Put an average where all readers find it; False while its place is in use."""
+    def place_average(self, reader: CoordinatorEnd, frame: Frame) -> bool:
+        """Put an average where all readers find it; return False while its buffer is in use."""
         block, offsets = frame.block, self._offsets[frame.block]
         if self._steps[block] != frame.step:
             in_place = self._is_lent(block)
@@ -130,9 +130,9 @@ class Averages:
             offsets.clear()
         if frame.offset not in offsets:
             if not self._made_here(frame):
-                self._region.put(frame)
+                self._region.copy_payload(frame)
             offsets.add(frame.offset)
-        self._readers[block][reader] = reader.count()
+        self._readers[block][reader] = reader.count_average()
         return True
 
     def _all_taken(self, block: int) -> bool:
@@ -143,7 +143,7 @@ class Averages:
         return lent is not None and lent() is not None
 
     def _made_here(self, frame: Frame) -> bool:
-        place = self._region.part(frame.block, frame.offset, len(frame.payload))
+        place = self._region.view_part(frame.block, frame.offset, len(frame.payload))
         return np.may_share_memory(np.asarray(place), np.asarray(frame.payload))
 
 
@@ -159,20 +159,22 @@ class CoordinatorEnd:
         self._taken: memoryview | None = upload.bytes[:8].cast("Q")
         self._sent = 0
 
-    def place(self, frame: Frame) -> bool:
+    def place_payload(self, frame: Frame) -> bool:
         """Put an average into shared memory, if it is one and its place is free."""
-        return frame.type is MessageType.AVERAGED_GRADIENT and self._averages.place(self, frame)
+        return frame.type is MessageType.AVERAGED_GRADIENT and self._averages.place_average(
+            self, frame
+        )
 
     def payload(self, kind: MessageType, block: int, offset: int, length: int) -> memoryview:
         """Return a gradient where the worker wrote it."""
         if kind is not MessageType.GRADIENT or self._upload is None:
             raise ProtocolError(f"{kind.name} in shared memory")
-        return self._upload.part(block, offset, length)
+        return self._upload.view_part(block, offset, length)
 
-    def consumed(self, frame: Frame) -> None:
-        """Gradients stay in use until the commit of their step."""
+    def mark_consumed(self, frame: Frame) -> None:
+        """Do nothing: gradients stay in use until the commit of their step."""
 
-    def count(self) -> int:
+    def count_average(self) -> int:
         """Count one more average that the worker finds in shared memory."""
         self._sent += 1
         return self._sent
@@ -205,12 +207,12 @@ class WorkerEnd:
         """Averages that were found in shared memory."""
         self._used: set[tuple[int, int]] = set()
 
-    def place(self, frame: Frame) -> bool:
+    def place_payload(self, frame: Frame) -> bool:
         """Put a gradient into shared memory, if it is one and the first in its place this step."""
         place = (frame.block, frame.offset)
         if frame.type is not MessageType.GRADIENT or place in self._used or self._upload is None:
             return False
-        self._upload.put(frame)
+        self._upload.copy_payload(frame)
         self._used.add(place)
         return True
 
@@ -219,10 +221,10 @@ class WorkerEnd:
         if kind is not MessageType.AVERAGED_GRADIENT or self._averages is None:
             raise ProtocolError(f"{kind.name} in shared memory")
         self._found += 1
-        return self._averages.part(block, offset, length)
+        return self._averages.view_part(block, offset, length)
 
-    def consumed(self, frame: Frame) -> None:
-        """Note that a frame is dealt with: its average may go, and with a commit all gradients."""
+    def mark_consumed(self, frame: Frame) -> None:
+        """Release a handled frame: its average, and with a commit all gradients."""
         if self._taken is not None:
             self._taken[0] = self._found
         if frame.type is MessageType.STEP_COMMIT:
@@ -236,7 +238,7 @@ class WorkerEnd:
 SharedBlocks = CoordinatorEnd | WorkerEnd
 
 
-def _create(name: str, length: int) -> int:
+def _create_memfd(name: str, length: int) -> int:
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, length)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

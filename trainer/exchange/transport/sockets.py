@@ -17,7 +17,7 @@ _CONGESTION = (b"cubic", b"reno")
 while others shared the link, and lets workers drift apart: 1.30 of the wire's limit, not 1.1."""
 
 
-async def connect(host: str, port: int) -> socket.socket:
+async def connect_host(host: str, port: int) -> socket.socket:
     """Return a connection to the first address of a host that accepts one.
 
     Raises:
@@ -54,7 +54,7 @@ async def shake_hands(
     """
     loop = asyncio.get_running_loop()
     try:
-        _share_the_wire(connection)
+        _set_socket_options(connection)
         if context is None:
             return connection
         connection = context.wrap_socket(
@@ -64,9 +64,9 @@ async def shake_hands(
             try:
                 connection.do_handshake()
             except ssl.SSLWantReadError:
-                await until_readable(connection)
+                await wait_until_readable(connection)
             except ssl.SSLWantWriteError:
-                await _until(connection, loop.add_writer, loop.remove_writer)
+                await _wait_until_ready(connection, loop.add_writer, loop.remove_writer)
             else:
                 return connection
     except BaseException:
@@ -74,7 +74,7 @@ async def shake_hands(
         raise
 
 
-def peer_of(connection: socket.socket) -> str:
+def describe_peer(connection: socket.socket) -> str:
     """Return the peer's address."""
     if connection.family == socket.AF_UNIX:
         return "this machine"
@@ -85,13 +85,13 @@ def peer_of(connection: socket.socket) -> str:
     return f"{host}:{port}"
 
 
-async def until_readable(connection: socket.socket) -> None:
+async def wait_until_readable(connection: socket.socket) -> None:
     """Wait until a socket has bytes, or its end."""
     loop = asyncio.get_running_loop()
-    await _until(connection, loop.add_reader, loop.remove_reader)
+    await _wait_until_ready(connection, loop.add_reader, loop.remove_reader)
 
 
-async def _until(
+async def _wait_until_ready(
     connection: socket.socket,
     add: Callable[..., None],
     remove: Callable[[socket.socket], object],
@@ -109,7 +109,7 @@ async def _until(
         remove(connection)
 
 
-def _share_the_wire(connection: socket.socket) -> None:
+def _set_socket_options(connection: socket.socket) -> None:
     """Keep members abreast that share a link: an average waits for the last of them.
 
     A short send buffer keeps the queues on the way short; in long ones the acknowledgements of the

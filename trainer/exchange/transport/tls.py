@@ -36,7 +36,7 @@ come, and a clock that is behind right after boot would end a worker for good; `
 at the dates of every peer instead, before anything else is read or sent."""
 
 
-def context(folder: Path, *, server: bool) -> ssl.SSLContext:
+def make_context(folder: Path, *, server: bool) -> ssl.SSLContext:
     """Return a context that presents this process's certificate and demands one of the same CA.
 
     Host names are not compared: the CA belongs to this one cluster, home networks rename hosts,
@@ -64,8 +64,8 @@ def context(folder: Path, *, server: bool) -> ssl.SSLContext:
     return made
 
 
-def ask(operation: Callable[[memoryview], int], buffer: memoryview) -> int:
-    """Return what a read or a write of a TLS connection says, asked twice before it counts as lost.
+def retry_once(operation: Callable[[memoryview], int], buffer: memoryview) -> int:
+    """Read from or write to a TLS connection; retry an error once before it counts as lost.
 
     OpenSSL looks into a queue of the thread to tell what went wrong, and Python leaves errors of
     other connections there (python/cpython#148594; since 3.13.2 of every write to a peer that is
@@ -99,7 +99,7 @@ def _empty_error_queue() -> None:
         handshake.do_handshake()
 
 
-def certified_rank(chain: Chain, run_id: str) -> int:
+def read_certified_rank(chain: Chain, run_id: str) -> int:
     """Return the rank in a worker's certificate.
 
     Raises:
@@ -107,7 +107,7 @@ def certified_rank(chain: Chain, run_id: str) -> int:
         RefusalError: by this clock it is not valid yet (worth another try), or no longer.
     """
     _check_dates(chain, "the worker's", "the coordinator's clock")
-    for role in _roles(chain[0], run_id):
+    for role in _read_roles(chain[0], run_id):
         number = role.removeprefix(_RANK)
         if role.startswith(_RANK) and number.isascii() and number.isdecimal():
             return int(number)
@@ -122,7 +122,7 @@ def check_coordinator(chain: Chain, run_id: str) -> None:
             longer.
     """
     _check_dates(chain, "the coordinator's", "the clock here")
-    if COORDINATOR not in _roles(chain[0], run_id):
+    if COORDINATOR not in _read_roles(chain[0], run_id):
         raise RefusalError(f"the peer's certificate is not a coordinator's of run {run_id}")
 
 
@@ -134,7 +134,7 @@ def require_run(folder: Path, run_id: str) -> None:
     """
     with suppress(OSError, ValueError):  # `context` says what cannot be read
         der = ssl.PEM_cert_to_DER_cert(read_text(folder / "cert.pem"))
-        if _prefix(run_id).encode() not in der:
+        if _uri_prefix(run_id).encode() not in der:
             raise InputError(
                 f"{folder / 'cert.pem'} is not of run {run_id}; give the --run-id that it was made "
                 f"for, or make others: launch certificates --run-id {run_id}"
@@ -182,13 +182,13 @@ def _check_dates(chain: Chain, whose: str, clock: str) -> None:
             )
 
 
-def _roles(certificate: Certificate, run_id: str) -> list[str]:
-    """Return what a certificate says that its owner is in a run."""
+def _read_roles(certificate: Certificate, run_id: str) -> list[str]:
+    """Return the roles in a run that a certificate names."""
     names: tuple[tuple[str, str], ...] = certificate.get("subjectAltName", ())
-    prefix = _prefix(run_id)
+    prefix = _uri_prefix(run_id)
     uris = [value for kind, value in names if kind == "URI"]
     return [uri.removeprefix(prefix) for uri in uris if uri.startswith(prefix)]
 
 
-def _prefix(run_id: str) -> str:
+def _uri_prefix(run_id: str) -> str:
     return f"urn:motley:run:{quote(run_id, safe='')}:"

@@ -15,7 +15,7 @@ class Exchange(Protocol):
     """Gives a loop its work and takes its results."""
 
     def next_event(self) -> Event | None:
-        """Wait for the next event; None when `interrupt` asked to look up.
+        """Wait for the next event; None after an `interrupt`.
 
         Raises:
             RefusedError: the coordinator does not let this worker in.
@@ -41,5 +41,5 @@ class Exchange(Protocol):
         ...
 
     def close(self, reason: str) -> None:
-        """Say goodbye and release everything."""
+        """Leave the run and release everything."""
         ...

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from trainer.config.codec import find_codec
 from trainer.data.metrics import Rewards
-from trainer.exchange.policies.feedback import agreed_codec
+from trainer.exchange.policies.feedback import make_sender_codec
 from trainer.exchange.protocol import messages
-from trainer.exchange.protocol.blocks import BlockAssembly, block_frames
+from trainer.exchange.protocol.blocks import BlockAssembly, make_block_frames
 from trainer.exchange.protocol.codecs import Bytes, Codec
 from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import ShardAssignment, ShardResult, Shutdown, StepCommit
@@ -82,33 +82,33 @@ class Session:
         self._wire = layout.doubled if rounds else layout
         self.accepted: messages.JoinAccepted | None = None
         self._layout = layout
-        self.codec = agreed_codec(codec, self._wire)
-        """That of this membership, with what it has not sent."""
+        self.codec = make_sender_codec(codec, self._wire)
+        """The codec of this membership, with its residual."""
         self._state: StateAssembly | None = None
         self._partial: dict[int, BlockAssembly] = {}
         self._averaged: set[int] = set()
         self._gradient: Float32 | None = None
         self._dealt: dict[int, ShardAssignment] = {}
 
-    def hello(self) -> Frame:
+    def join_frame(self) -> Frame:
         """Return the request to join."""
         return self.request.to_frame(0)
 
-    def receive(self, frame: Frame) -> tuple[list[Event], list[Frame]]:
-        """Take a frame in; return events for the loop and frames to answer with.
+    def receive_frame(self, frame: Frame) -> tuple[list[Event], list[Frame]]:
+        """Handle a frame; return events for the loop and frames to answer with.
 
         Raises:
             ProtocolError: the coordinator sent what makes no sense here.
             RefusalError: it does not let this worker in.
         """
         if self.accepted is None:
-            return self._answer(frame), []
+            return self._handle_admission(frame), []
         if frame.generation != self.accepted.generation:
             raise ProtocolError(f"{frame.type.name} of another generation")
         if frame.type is MessageType.STATE:
-            return self._restore(frame)
+            return self._add_state(frame)
         if frame.type is MessageType.AVERAGED_GRADIENT:
-            self._average(frame)
+            self._add_average(frame)
             return [], []
         match messages.parse_message(frame):
             case messages.Heartbeat():
@@ -120,7 +120,7 @@ class Session:
                     committed = Committed(commit, self._take_gradient(commit))
                 self._dealt.clear()
                 if commit.settled:
-                    self.codec.clear()
+                    self.codec.clear_residuals()
                 if commit.next is None:
                     return [committed], []
                 self._dealt[commit.next.shard] = commit.next
@@ -133,12 +133,12 @@ class Session:
             case other:
                 raise ProtocolError(f"{other.type.name} is not for a worker")
 
-    def block(
+    def make_block_frames(
         self, shard: ShardAssignment, index: int, gradient: Float32, weight: int
     ) -> Iterator[Frame]:
         """Return the frames of one block's gradient sum; the array may change after the call.
 
-        Beside a shared state an array in fp32 is the only frame's payload, and may not.
+        With a shared state an array in fp32 is the only frame's payload, and may not.
 
         One with a residual is encoded when its first frame is drawn: not by the thread that
         computes, and only if it still counts then.
@@ -146,20 +146,20 @@ class Session:
         Nothing for a shard that was dealt to this worker in an earlier membership: after a restart
         of the coordinator its number may stand for other samples.
         """
-        if not self._is_dealt(shard):
+        if not self._is_assigned(shard):
             return iter(())
         if self.codec.has_feedback:
-            return self._encode_late(shard, index, gradient.copy(), weight)
+            return self._encode_with_feedback(shard, index, gradient.copy(), weight)
         if self.shared and find_codec(self.codec.codec.name).is_exact:
             encoded = self.codec.codec, gradient.view(np.uint8)
         else:
             encoded = self.codec.encode(index, gradient)
-        return self._frames(shard, index, *encoded, weight)
+        return self._split_into_frames(shard, index, *encoded, weight)
 
-    def answer(self, message: messages.Message, step: int = 0) -> Iterator[Frame]:
+    def make_answer_frames(self, message: messages.Message, step: int = 0) -> Iterator[Frame]:
         """Yield a control message as a frame, when all before it was drawn.
 
-        The result of a shard then says what this worker still owes.
+        The result of a shard then carries the norm of this worker's residual.
         """
         if self.codec.has_feedback and isinstance(message, ShardResult):
             shard = self._dealt.get(message.shard)
@@ -167,10 +167,10 @@ class Session:
             owing = set(every)
             if shard and shard.settle:
                 owing -= set(every if shard.blocks is None else shard.blocks)
-            message = message.model_copy(update={"residual": self.codec.norm_of(owing)})
-        yield self.message(message, step)
+            message = message.model_copy(update={"residual": self.codec.compute_norm(owing)})
+        yield self.make_frame(message, step)
 
-    def message(self, message: messages.Message, step: int = 0) -> Frame:
+    def make_frame(self, message: messages.Message, step: int = 0) -> Frame:
         """Return a control message as a frame of this session."""
         return message.to_frame(self.generation, step, self.rank)
 
@@ -186,7 +186,7 @@ class Session:
         assert self.accepted is not None
         return self.accepted.rank
 
-    def _answer(self, frame: Frame) -> list[Event]:
+    def _handle_admission(self, frame: Frame) -> list[Event]:
         match messages.parse_message(frame):
             case messages.JoinAccepted() as accepted:
                 self.accepted = accepted
@@ -201,53 +201,53 @@ class Session:
             case other:
                 raise ProtocolError(f"{other.type.name} before JoinAccepted")
 
-    def _restore(self, frame: Frame) -> tuple[list[Event], list[Frame]]:
+    def _add_state(self, frame: Frame) -> tuple[list[Event], list[Frame]]:
         assert self.accepted is not None
         if self._state is None:
             raise ProtocolError("a state came that was not due")
-        state = self._state.add(frame)
+        state = self._state.add_frame(frame)
         if state is None:
             return [], []
         proof = messages.StateLoaded(step=state.step, digest=self._state.digest)
         self._state = None
         restored = Admitted(self.rank, state)
-        return [restored], [self.message(proof, state.step)]
+        return [restored], [self.make_frame(proof, state.step)]
 
-    def _encode_late(
+    def _encode_with_feedback(
         self, shard: ShardAssignment, index: int, gradient: Float32, weight: int
     ) -> Iterator[Frame]:
         """Encode a block with its residual, unless it counts no more, and yield its frames.
 
         A further shard in the same step is sent with what the first one dropped: once, like that.
         """
-        if not self._is_dealt(shard):
+        if not self._is_assigned(shard):
             return
         encoded = self.codec.encode(index, gradient, settle=shard.settle, batch=shard.batch)
-        yield from self._frames(shard, index, *encoded, weight)
+        yield from self._split_into_frames(shard, index, *encoded, weight)
 
-    def _is_dealt(self, shard: ShardAssignment) -> bool:
+    def _is_assigned(self, shard: ShardAssignment) -> bool:
         dealt = self._dealt.get(shard.shard)
         return dealt is shard or dealt == shard  # to compare all fields takes as long as encoding
 
-    def _frames(
+    def _split_into_frames(
         self, shard: ShardAssignment, index: int, codec: Codec, encoded: Bytes, weight: int
     ) -> Iterator[Frame]:
         kind = MessageType.GRADIENT
         number, step, chunk = shard.shard, shard.step, encoded.size if self.shared else None
-        return block_frames(
+        return make_block_frames(
             kind, encoded, self.generation, step, index, codec, weight, self.rank, number, chunk
         )
 
-    def _average(self, frame: Frame) -> None:
+    def _add_average(self, frame: Frame) -> None:
         if frame.block >= len(self._wire.blocks) or frame.block in self._averaged:
             raise ProtocolError(f"an average of block {frame.block}, which is not due")
         span = self._wire.blocks[frame.block]
         assembly = self._partial.get(frame.block)
         if assembly is None:
-            codec = self.codec.of(frame.codec)
+            codec = self.codec.find_codec(frame.codec)
             assembly = BlockAssembly(codec, span.size, frame.weight)
             self._partial[frame.block] = assembly
-        if assembly.add(frame):
+        if assembly.add_frame(frame):
             del self._partial[frame.block]
             if self._gradient is None:
                 self._gradient = np.empty(self._wire.size, np.float32)
@@ -265,7 +265,7 @@ class Session:
         return gradient[: self._wire.blocks[here - 1].stop]
 
 
-def result_message(
+def make_result_message(
     shard: ShardAssignment,
     loss_sum: float,
     weight: int,

@@ -137,7 +137,7 @@ class DistributedRun:
         # 1. What the step takes.
         began, number = time.monotonic(), self.step + 1
         rate = compute_learning_rate(self.step, self.plan.total_steps, self.config.optimizer)
-        at = self.plan.at(self.step)
+        at = self.plan.find_samples(self.step)
         # 2. Forward and backward over this copy's samples.
         result = self.replica.accumulate(self._samples(at.epoch, range(at.start, at.stop)))
         if not math.isfinite(result.loss_sum):

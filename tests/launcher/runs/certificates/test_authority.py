@@ -92,7 +92,7 @@ def test_both_sides_accept_each_other_and_the_rank_is_in_the_certificate(
     peer = handshake(server, client)
     assert isinstance(peer, dict)
     assert ("URI", "urn:motley:run:demo:rank:3") in peer["subjectAltName"]
-    assert tls.certified_rank([peer], "demo") == 3
+    assert tls.read_certified_rank([peer], "demo") == 3
     assert not is_coordinator(peer, "demo")
     assert handshake(server, client, "box")
 
@@ -106,13 +106,13 @@ def test_what_one_side_writes_the_other_reads(
     worker, coordinator = handshake(server, client), handshake(server, server)
     assert isinstance(worker, dict)
     assert isinstance(coordinator, dict)
-    assert tls.certified_rank([worker], run_id) == 7
+    assert tls.read_certified_rank([worker], run_id) == 7
     assert is_coordinator(coordinator, run_id)
     tls.require_run(client, run_id)
     for other in ("dem", "demo:", "demo2", "a b/c", run_id + ":rank", "%"):
         assert not is_coordinator(coordinator, other)
         with pytest.raises(ProtocolError, match="names no rank of run"):
-            tls.certified_rank([worker], other)
+            tls.read_certified_rank([worker], other)
         with pytest.raises(InputError, match="is not of run"):
             tls.require_run(client, other)
 
@@ -125,7 +125,7 @@ def test_a_certificate_without_a_run_is_of_none(uri: str) -> None:
     certificate: dict[str, Any] = {"subjectAltName": (("URI", uri),), **dates}
     assert not is_coordinator(certificate, "demo")
     with pytest.raises(ProtocolError):
-        tls.certified_rank([certificate], "demo")
+        tls.read_certified_rank([certificate], "demo")
 
 
 @pytest.mark.parametrize("what", ["client", "server", "name"])

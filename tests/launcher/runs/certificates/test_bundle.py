@@ -51,7 +51,7 @@ def test_the_command_writes_what_the_trainer_looks_for(
     assert place.certificates("coordinator", "10.0.0.1") == folder / "coordinator"
     for member, role in (("coordinator", "coordinator"), ("rank-1", "rank:1")):
         uri = f"urn:motley:run:run:{role}"
-        tls.context(folder / member, server=member == "coordinator")
+        tls.make_context(folder / member, server=member == "coordinator")
         names = alternatives(folder / member / "cert.pem")
         assert names.get_values_for_type(x509.UniformResourceIdentifier) == [uri]
         assert names.get_values_for_type(x509.DNSName) == ["intel"]

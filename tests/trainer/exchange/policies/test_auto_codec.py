@@ -46,7 +46,7 @@ class Run:
         settings = {"exchange.codec": codec, "exchange.schedule": schedule}
         settings |= {f"exchange.{name}": value for name, value in rounds.items()}
         exchange = load_config("quickstart", settings).exchange
-        plan = StepPlan(total, 1, 1).with_rounds(exchange.rounds)
+        plan = StepPlan(total, 1, 1).with_outer_steps(exchange.rounds)
         self.outbox = Outbox()
         self.choice = CodecChoice(exchange, LAYERS, plan, self.outbox.emit)
         self.members = [
@@ -76,7 +76,7 @@ class Run:
                 exchange_ms=1e3 * (exposed + min(wire, BACKWARD)),
                 exchange_exposed_ms=1e3 * exposed,
             )
-            self.choice.measured(event, self.members)
+            self.choice.record_step(event, self.members)
             self.events += [
                 each.event for each in self.outbox.take_actions() if isinstance(each, Emit)
             ]
@@ -144,5 +144,5 @@ def test_a_codec_that_no_step_would_take_is_not_chosen(first: int, events: int):
 def test_rounds_take_int8_of_the_codecs_that_auto_has():
     run = Run(wire=0.1, schedule="rounds", rounds_after=40, inner_steps=5)
     steps = (0, 39, 40, 99)
-    assert [run.choice.in_bf16(step) for step in steps] == [True, True, False, False]
-    assert [run.choice.codec_of(step) for step in steps] == ["bf16", "bf16", "int8", "int8"]
+    assert [run.choice.is_bf16(step) for step in steps] == [True, True, False, False]
+    assert [run.choice.find_codec(step) for step in steps] == ["bf16", "bf16", "int8", "int8"]

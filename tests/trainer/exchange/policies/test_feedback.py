@@ -106,7 +106,7 @@ def test_one_that_forgot_encodes_as_one_that_has_just_come(name: str) -> None:
     old, new = sender(name), sender(name)
     sent(old, draw(1))
     sent(old, draw(2))
-    old.clear()
+    old.clear_residuals()
     assert old.norm == 0
     np.testing.assert_array_equal(sent(old, draw(3)), sent(new, draw(3)))
 

@@ -31,7 +31,7 @@ def test_every_step_sends_gradients_and_nothing_else() -> None:
     made = policy()
     assert not isinstance(made, OuterSteps)
     for step in range(made.plan.total_steps):
-        terms = made.terms(step)
+        terms = made.make_terms(step)
         assert (terms.inner_steps, terms.second_moments, terms.settled) == (0, False, True)
         assert made.clip_scale(step, 1e9) < 1
 
@@ -39,10 +39,10 @@ def test_every_step_sends_gradients_and_nothing_else() -> None:
 def test_outer_steps_begin_after_the_ordinary_ones() -> None:
     made = policy(**OUTER)
     steps = range(made.plan.total_steps)
-    assert [made.terms(step).inner_steps for step in steps] == [0] * 3 + [2] * (len(steps) - 3)
+    assert [made.make_terms(step).inner_steps for step in steps] == [0] * 3 + [2] * (len(steps) - 3)
     for step in steps:
-        settles = made.plan.settles(step)
-        assert made.terms(step).second_moments == (step >= 3 and settles)
+        settles = made.plan.flushes_residuals(step)
+        assert made.make_terms(step).second_moments == (step >= 3 and settles)
         assert (made.clip_scale(step, 1e9) == 1) == (step >= 3), "inner steps clip"
 
 
@@ -51,7 +51,7 @@ def test_residuals_are_of_lossy_codecs_alone(codec: str) -> None:
     made = policy(exchange__codec=codec, checkpoint__every=3)
     lossy = codec in ("int8", "int4", "auto")
     assert made.codec.has_feedback == lossy
-    assert [made.residuals.all_sent(step) for step in range(3)] == [False, False, lossy]
+    assert [made.residuals.has_residuals(step) for step in range(3)] == [False, False, lossy]
 
 
 def test_an_outer_step_moves_weights_by_the_mean_displacement() -> None:
@@ -59,6 +59,6 @@ def test_an_outer_step_moves_weights_by_the_mean_displacement() -> None:
     size = made.wire_layout.size // 2
     state = TrainState.create(np.ones(size, np.float32))
     state.step = 3
-    made.apply(state, np.full(size, 0.25, np.float32), 1e-3, 1.0)
+    made.apply_update(state, np.full(size, 0.25, np.float32), 1e-3, 1.0)
     assert state.step == 4
     np.testing.assert_array_equal(state.weights, np.float32(0.75))

@@ -21,7 +21,7 @@ def test_each_name_is_its_codecs_and_decodes_what_it_encodes(name: str) -> None:
     values[[3, 700]] = 1.0, -2.0
     out = np.full(SIZE, 777, np.float32)
     encoded = codec.encode(values)
-    assert encoded.nbytes == codec.nbytes(SIZE)
+    assert encoded.nbytes == codec.encoded_size(SIZE)
     codec.decode(encoded, out)
     np.testing.assert_allclose(out, values, atol=0.2)
 

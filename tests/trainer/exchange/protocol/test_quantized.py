@@ -22,7 +22,7 @@ FINITE = arrays.arrays(
 
 def through(codec: Codec, values: np.ndarray) -> np.ndarray:
     encoded = codec.encode(values)
-    assert encoded.nbytes == codec.nbytes(values.size)
+    assert encoded.nbytes == codec.encoded_size(values.size)
     out = np.full(values.size, 777, np.float32)
     codec.decode(encoded, out)
     return out
@@ -38,13 +38,13 @@ def group_maxima(values: np.ndarray, group: int) -> np.ndarray:
 
 @given(st.integers(0, 1 << 32))
 def test_bytes_follow_the_formulas(elements: int) -> None:
-    assert Int8().nbytes(elements) == elements + 4 * -(-elements // 256)
-    assert Int4().nbytes(elements) == -(-elements // 2) + -(-elements // 32)
+    assert Int8().encoded_size(elements) == elements + 4 * -(-elements // 256)
+    assert Int4().encoded_size(elements) == -(-elements // 2) + -(-elements // 32)
 
 
 def test_bytes_an_element_are_those_of_the_documents() -> None:
-    assert Int8().nbytes(1 << 20) / (1 << 20) == pytest.approx(1.016, abs=5e-4)
-    assert Int4().nbytes(1 << 20) / (1 << 20) == pytest.approx(0.531, abs=5e-4)
+    assert Int8().encoded_size(1 << 20) / (1 << 20) == pytest.approx(1.016, abs=5e-4)
+    assert Int4().encoded_size(1 << 20) / (1 << 20) == pytest.approx(0.531, abs=5e-4)
 
 
 @given(FINITE)
@@ -91,7 +91,7 @@ def test_several_pieces_and_a_short_group_decode_in_place(kind: type) -> None:
 def test_a_wrong_length_is_refused(kind: type, off: int) -> None:
     codec = kind()
     with pytest.raises(ProtocolError, match=r"a block of \d+ bytes came"):
-        codec.decode(np.zeros(codec.nbytes(300) + off, np.uint8), np.empty(300, np.float32))
+        codec.decode(np.zeros(codec.encoded_size(300) + off, np.uint8), np.empty(300, np.float32))
 
 
 @pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf, -1.0, np.finfo(np.float32).max])
@@ -117,7 +117,9 @@ def test_any_bytes_are_refused_or_decode_to_finite_values(
 ) -> None:
     codec = kind()
     encoded = np.frombuffer(
-        data.draw(st.binary(min_size=codec.nbytes(elements), max_size=codec.nbytes(elements))),
+        data.draw(
+            st.binary(min_size=codec.encoded_size(elements), max_size=codec.encoded_size(elements))
+        ),
         np.uint8,
     )
     out = np.empty(elements, np.float32)
