@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainer.config.capabilities import explain_refusal
@@ -17,7 +17,7 @@ from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.planning import replica, vulkan
 from trainer.planning.model_config import read_shape
-from trainer.planning.replica import BUSY_TOKENS, plan_memory
+from trainer.planning.replica import BUSY_TOKENS, can_stream, plan_memory
 from trainer.planning.shapes import ModelShape
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.system.backends import BACKENDS, Backend
@@ -94,6 +94,13 @@ class RunMemory:
             coordinates=coordinates,
         )
         return plan.fixed + plan.per_token * max(tokens, plan.sample_tokens)
+
+    @property
+    def streamed(self) -> RunMemory:
+        """The same run whose CPU workers read all layers at each use, if `auto` lets them."""
+        if self.architecture is None or not can_stream(self.config):
+            return self
+        return replace(self, config=self.config.with_settings({"model.resident": 0}))
 
     def fits(self, room: Room, *, busy: bool = False) -> bool:
         """Return whether a worker fits a room; `busy`: so that an accelerator is kept busy."""

@@ -408,7 +408,9 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
         who = f"{who} and {leader}" if on_cpu else leader
     available = available_memory()
     if available is not None and main > Room(available, "cpu").usable:
-        return _too_little(who, main, available)
+        main += (memory.streamed.needed("cpu") - memory.needed("cpu")) * on_cpu
+        if main > Room(available, "cpu").usable:
+            return _too_little(who, main, available)
     free = "" if available is None else f" of {available / _GIB:.1f}"
     return Finding("ok", f"{main / _GIB:.1f}{free} GiB main memory planned")
 

@@ -31,6 +31,7 @@ from tests.launcher.hollow_model import make_model
 from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import RunConfig, load_config
 from trainer.model.layout import build_layout
+from trainer.planning.workers import RunMemory
 from trainer.replica.wgpu.planning import budget
 
 if TYPE_CHECKING:
@@ -196,6 +197,22 @@ def test_a_plan_above_the_memory_is_refused(
     finding = check_memory(plan, config, ["localhost"])
     assert finding.status == "fail"
     assert "3 CPU workers and the coordinator need" in finding.detail
+
+
+def test_workers_that_read_layers_at_each_use_need_no_room_for_all(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F-HET-002: `model.resident: auto` keeps as many layers as fit, `all` refuses."""
+    folder = tiny_model(num_hidden_layers=40)
+    cpu = Host(name="localhost", connection="local", devices=(Device("cpu", "cpu"),))
+    given = {"model.path": str(folder), "data.max_seq_len": 32, "lora.lora_rank": 1}
+    for resident, status in (("all", "fail"), ("auto", "ok")):
+        config = load_config("quickstart", given | {"model.resident": resident})
+        needed = RunMemory.of(folder, config).needed("cpu")
+        free = int(needed / 0.9)
+        monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda free=free: free)
+        finding = check_memory(place_run([cpu], config, None, SETTING), config, ["localhost"])
+        assert finding.status == status, finding.detail
 
 
 def test_launcher_and_worker_judge_a_vulkan_device_by_the_same_figure(
