@@ -181,18 +181,18 @@ def on_vulkan(folder: Path, config: Any, layout: Any) -> dict[str, Any]:
     """Return planned and taken bytes of the wgpu engine on the first Vulkan device."""
     from trainer.model.initialization import initial_weights
     from trainer.replica.wgpu.gpu.device import Device
-    from trainer.replica.wgpu.gpu.vulkan_adapter import select
-    from trainer.replica.wgpu.planning import budget
+    from trainer.replica.wgpu.gpu.vulkan_adapter import select_adapter
+    from trainer.replica.wgpu.planning import plan_memory
     from trainer.replica.wgpu.replica import WgpuReplica
 
-    device = Device(select("", allow_software=True))
+    device = Device(select_adapter("", allow_software=True))
     before = device.allocated
     replica = WgpuReplica(folder, config, layout, device)
     replica.write_trainable(initial_weights(layout, folder, config))
     vocab = json.loads((folder / "config.json").read_text())["vocab_size"]
     replica.forward_backward(samples(vocab, config.data.max_seq_len), lambda *_: None)
     staging = sum(4 * replica._loaded.slots.padded_size(block.index) for block in layout.blocks)
-    planned = budget(folder, config, layout, ROWS, recompute=False)
+    planned = plan_memory(folder, config, layout, ROWS, recompute=False)
     return {
         "planned": planned.total,
         "peak": device.allocated - before - staging,

@@ -224,7 +224,7 @@ def be_rank(rank: int, world: int, model: Path, folder: Path, options: argparse.
     optimizer = ParallelAdamW(config.optimizer, layout, replica.parameters, replica.copies_of)
     parts = config.parallel.pipeline.parts if config.parallel.pipeline.stages > 1 else 1
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
-    first = replica.share(replica.copies).start
+    first = replica.local_samples(replica.copies).start
     batch = random_rows(vocabulary, options.rows * parts, options.tokens, first)
     seconds: list[float] = []
     for step in range(options.steps + 2):

@@ -26,8 +26,8 @@ from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.vulkan_adapter import select
-from trainer.replica.wgpu.kernels.gemm.choice import candidates, choose_variant
+from trainer.replica.wgpu.gpu.vulkan_adapter import select_adapter
+from trainer.replica.wgpu.kernels.gemm.choice import choose_variant, list_candidates
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
 
@@ -52,7 +52,7 @@ def main() -> None:
     asked = {name: asked[name] for name in arguments.products or asked}
 
     try:
-        device = Device(select(arguments.gpu, allow_software=True))
+        device = Device(select_adapter(arguments.gpu, allow_software=True))
     except DeviceError as error:
         print(f"skipped: {error}")
         return
@@ -96,7 +96,7 @@ def measure(device: Device, chosen_products: dict[str, Product], repeats: int) -
     rows: dict[str, Any] = {}
     for name, product in chosen_products.items():
         ways: dict[str, Callable[[], object]] = {"torch": torch_product(product)}
-        for variant in candidates(product):
+        for variant in list_candidates(product):
             ways[variant.name] = our_product(device, product, variant)
         seconds = best_of(ways, repeats)
         flops = 2e-9 * product.m * product.n * product.k

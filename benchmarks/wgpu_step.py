@@ -38,9 +38,9 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.vulkan_adapter import select
+from trainer.replica.wgpu.gpu.vulkan_adapter import select_adapter
 from trainer.replica.wgpu.kernels.elementwise import copy
-from trainer.replica.wgpu.planning import budget
+from trainer.replica.wgpu.planning import plan_memory
 from trainer.replica.wgpu.replica import WgpuReplica
 
 DISPATCHES = 3900
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, help="where model folders are, or come")
     arguments = parser.parse_args()
     try:
-        device = Device(select(arguments.gpu, allow_software=True))
+        device = Device(select_adapter(arguments.gpu, allow_software=True))
     except DeviceError as error:
         print(f"skipped: {error}")
         return
@@ -104,7 +104,7 @@ def measure(device: Device, folder: Path, arguments: argparse.Namespace) -> dict
     after = (counters.uploads, counters.readbacks, counters.submits, counters.dispatches)
     each = [(b - a) // arguments.repeats for a, b in zip(before, after, strict=True)]
     best = {name: min(times) for name, times in seconds.items()}
-    planned = budget(folder, config, layout, 1, recompute=False)
+    planned = plan_memory(folder, config, layout, 1, recompute=False)
     return {
         "adapter": device.adapter.key,
         "shape": arguments.shape,

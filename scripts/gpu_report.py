@@ -265,9 +265,9 @@ def _energy() -> float | None:
 def _missing_vulkan(gpu: str) -> str:
     """Return why a Vulkan device cannot be had, or nothing."""
     try:
-        from trainer.replica.wgpu.gpu.vulkan_adapter import select
+        from trainer.replica.wgpu.gpu.vulkan_adapter import select_adapter
 
-        select(gpu, allow_software=True)
+        select_adapter(gpu, allow_software=True)
     except Exception as error:
         return " ".join(f"no Vulkan device: {error}".split())
     return ""

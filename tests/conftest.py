@@ -257,9 +257,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def vulkan() -> Adapter:
     """Return the first Vulkan device, software ones included; without any the test skips."""
-    from trainer.replica.wgpu.gpu.vulkan_adapter import adapters
+    from trainer.replica.wgpu.gpu.vulkan_adapter import list_adapters
 
-    found = adapters()
+    found = list_adapters()
     if not found:
         pytest.skip("no Vulkan device (Debian: apt install mesa-vulkan-drivers)")
     return found[0]

@@ -12,7 +12,7 @@ from trainer.planning.vulkan_buffers import KVShape
 from trainer.replica.wgpu.generation.kv_store import KVStore
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import DeviceError
-from trainer.replica.wgpu.gpu.vulkan_adapter import select
+from trainer.replica.wgpu.gpu.vulkan_adapter import select_adapter
 
 _SHAPE = KVShape(32, 8, 128)
 """Of Qwen3-4B and Qwen3-8B."""
@@ -23,7 +23,7 @@ _SIZES = ((1, 1024), (1, 8192), (1, 32768), (4, 8192))
 def kv(report: Report, arguments: argparse.Namespace) -> None:
     """Seconds on the device over those of torch on the CPU, transfers included."""
     try:
-        device = Device(select(arguments.gpu, allow_software=True))
+        device = Device(select_adapter(arguments.gpu, allow_software=True))
     except DeviceError as error:
         skip(str(error))
     print(f"{device.adapter}, {device.adapter.driver}; torch on {torch.get_num_threads()} threads")

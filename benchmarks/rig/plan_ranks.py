@@ -87,7 +87,7 @@ def train(tree: dict[str, Any], settings: dict[str, Any], strategy: str) -> dict
         with Peak() as peak:
             replica = ParallelReplica(folder, config, layout, mesh, torch.device("cpu"), weights)
             optimizer = torch.optim.AdamW(replica.parameters.values(), foreach=False)
-            share = replica.share(ROWS)
+            share = replica.local_samples(ROWS)
             batch = samples[share.start : share.stop]
             for _ in range(2):
                 replica.accumulate(batch)

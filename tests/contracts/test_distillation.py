@@ -19,7 +19,7 @@ from trainer.data.tokens import Encoded
 from trainer.distill.logits.scores import Scheme
 from trainer.distill.logits.targets import targets
 from trainer.replica.torch import kd_loss
-from trainer.replica.torch.batch import SoftRows, soft_rows
+from trainer.replica.torch.batch import SoftTargetRows, soft_rows
 from trainer.replica.torch.kd_loss import KDWeights, row_losses, token_losses
 
 DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
@@ -33,7 +33,7 @@ def draw(seed: int, *shape: int, scale: float = 3.0) -> Tensor:
 
 def teach(
     logits: Tensor, kept: int, temperature: float = 1.0, dtype: torch.dtype = torch.float64
-) -> SoftRows:
+) -> SoftTargetRows:
     """Return the most likely tokens of `logits` `[N, V]`, and the rest as one; all have no rest."""
     rows, vocabulary = logits.shape
     log_p = torch.log_softmax(logits / temperature, -1)
@@ -42,7 +42,7 @@ def teach(
     log_kept = log_p.gather(1, ids)
     rest = log_p.gather(1, others).exp().sum(1)
     entropy = -(log_kept.exp() * log_kept).sum(1) - torch.xlogy(rest, rest)
-    return SoftRows(
+    return SoftTargetRows(
         np.arange(rows + 1, dtype=np.int64) * kept,
         ids.reshape(-1).int(),
         log_kept.exp().reshape(-1).to(dtype),
@@ -52,7 +52,7 @@ def teach(
 
 
 def plainly(
-    logits: Tensor, wanted: Tensor, soft: SoftRows, mix: KDWeights
+    logits: Tensor, wanted: Tensor, soft: SoftTargetRows, mix: KDWeights
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return loss, cross-entropy and divergence by their definitions, over all buckets at once."""
     rows, vocabulary = logits.shape
@@ -91,7 +91,7 @@ def test_no_divergence_is_negative(divergence: Divergence, kept: int, scale: flo
     soft = teach(draw(1, pairs, VOCABULARY, scale=scale), kept, dtype=torch.float32)
     logits = draw(2, pairs, VOCABULARY, scale=scale).float()
     wanted = torch.zeros(pairs, dtype=torch.int64)
-    teacher = soft.chunk(slice(0, pairs), logits)
+    teacher = soft.take_chunk(slice(0, pairs), logits)
     kl = row_losses(logits, wanted, teacher, KDWeights(0.5, 1.0, divergence)).kl
     print(f"the least of {pairs} is {float(kl.min()):.3g}")
     assert kl.shape == (pairs,)
@@ -251,7 +251,7 @@ def test_draws_give_the_full_gradient_on_average(scheme: Scheme) -> None:
     labels = np.array([IGNORED, *ids[1:]], np.int32)
     soft = targets(score(theirs.repeat(repeats, 1).numpy(), scheme, rng), scheme, 1.0, "forward")
     logits = mine.repeat(repeats, 1)
-    rows = soft_rows([Encoded(ids, labels, soft)]).chunk(slice(0, every), logits)
+    rows = soft_rows([Encoded(ids, labels, soft)]).take_chunk(slice(0, every), logits)
     losses = row_losses(logits, wanted.repeat(repeats), rows, mix)
     found = losses.gradient.view(repeats, positions, VOCABULARY)
     values = losses.kl.view(repeats, positions).sum(1)

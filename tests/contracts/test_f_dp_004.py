@@ -24,10 +24,10 @@ from trainer.replica.backend import (
     Opener,
     ReplicaChoice,
     UnusableError,
-    choose,
+    choose_replica,
 )
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.vulkan_adapter import adapters
+from trainer.replica.wgpu.gpu.vulkan_adapter import list_adapters
 from trainer.system.errors import InputError
 from trainer.system.process.child import FALLBACK_VARIABLE
 
@@ -70,12 +70,12 @@ def test_every_request_in_a_run_ends_in_finite_output(
     config = make_config(folder)
     layout = build_layout(folder, config)
     with caplog.at_level(logging.WARNING):
-        choice = choose(wanted, "", folder, config, layout, 1)
+        choice = choose_replica(wanted, "", folder, config, layout, 1)
     assert np.isfinite(trained_step(choice, initial_weights(layout, folder, config))).all()
     if torch.cuda.is_available():
         return
     # Software stands in for a GPU only where wgpu was asked for.
-    fit = [adapter for adapter in adapters() if wanted == "wgpu" or not adapter.software]
+    fit = [adapter for adapter in list_adapters() if wanted == "wgpu" or not adapter.software]
     assert choice.backend == ("wgpu" if fit and wanted != "cpu" else "cpu")
     assert choice.replica.device == ("wgpu:0" if choice.backend == "wgpu" else "cpu")
     assert ("cuda: " in choice.reason) == (wanted in ("auto", "cuda"))
@@ -90,14 +90,14 @@ def test_at_the_start_only_auto_falls_back(
     folder = tiny_model()
     config = make_config(folder)
     layout = build_layout(folder, config)
-    there = {"auto": True, "cpu": True, "cuda": torch.cuda.is_available(), "wgpu": adapters()}
+    there = {"auto": True, "cpu": True, "cuda": torch.cuda.is_available(), "wgpu": list_adapters()}
     if there[wanted]:
-        choice = choose(wanted, "", folder, config, layout, 1)
+        choice = choose_replica(wanted, "", folder, config, layout, 1)
         assert wanted in ("auto", choice.backend)
         assert np.isfinite(trained_step(choice, initial_weights(layout, folder, config))).all()
         return
     with pytest.raises(InputError) as refused:
-        choose(wanted, "", folder, config, layout, 1)
+        choose_replica(wanted, "", folder, config, layout, 1)
     line = str(refused.value)
     assert line.startswith(f"--gpu-backend {wanted} is not available: {wanted}: ")
     assert line.endswith("; --gpu-backend auto without a device takes what works")
@@ -111,9 +111,9 @@ def test_a_device_that_is_named_is_had_or_refused(
     config = make_config(folder)
     layout = build_layout(folder, config)
     with pytest.raises(InputError, match=r"^the device 77 is not available: cuda: .*; wgpu: .*"):
-        choose("auto", "77", folder, config, layout, 1)
+        choose_replica("auto", "77", folder, config, layout, 1)
     with pytest.raises(InputError, match=r"^--gpu-backend wgpu is not available: wgpu: "):
-        choose("wgpu", "77", folder, config, layout, 1)
+        choose_replica("wgpu", "77", folder, config, layout, 1)
 
 
 @pytest.mark.usefixtures("vulkan", "in_a_run")
@@ -131,7 +131,7 @@ def test_a_gpu_that_computes_nonsense_is_passed_over(
     monkeypatch.setattr(Device, "pipeline", miscompiled)
     folder = tiny_model()
     config = make_config(folder)
-    choice = choose("wgpu", "", folder, config, build_layout(folder, config), 1)
+    choice = choose_replica("wgpu", "", folder, config, build_layout(folder, config), 1)
     assert choice.backend == "cpu"
     assert "failed the self-test" in choice.reason
     assert "falling back to cpu" in caplog.text
@@ -157,11 +157,11 @@ def test_the_first_backend_that_works_is_taken_and_the_reasons_are_kept(
         "wgpu": broken("no adapter"),
         "cpu": OPENERS["cpu"],
     }
-    choice = choose("auto", "", folder, config, layout, 1, openers)
+    choice = choose_replica("auto", "", folder, config, layout, 1, openers)
     assert choice.backend == "cpu"
     assert choice.reason == "cuda: driver mismatch; wgpu: no adapter"
     with pytest.raises(InputError, match="cuda: driver mismatch; wgpu: no adapter"):
-        choose("auto", "GPU-1234", folder, config, layout, 1, openers)
+        choose_replica("auto", "GPU-1234", folder, config, layout, 1, openers)
     assert asked == ["", "", "GPU-1234", "GPU-1234"]
 
 
@@ -187,7 +187,7 @@ def test_a_model_that_our_engine_refuses_goes_to_torch(
     scaling = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
     folder = tiny_model(rope_parameters=scaling)
     config = make_config(folder)
-    choice = choose("wgpu", "", folder, config, build_layout(folder, config), 1)
+    choice = choose_replica("wgpu", "", folder, config, build_layout(folder, config), 1)
     assert choice.backend == "cpu"
     assert "rope_type 'yarn' is computed by transformers' code alone" in choice.reason
 
@@ -201,7 +201,7 @@ def test_a_distillation_that_our_engine_refuses_goes_to_torch(
     divergence = "reverse" if lacking == "divergence" else "forward"
     config = make_config(folder, task="causal-lm", distillation__divergence=divergence)
     layout = build_layout(folder, config)
-    choice = choose("wgpu", "", folder, config, layout, 1, rest=lacking == "tail")
+    choice = choose_replica("wgpu", "", folder, config, layout, 1, rest=lacking == "tail")
     assert choice.backend == "cpu"
     assert {
         "divergence": "distillation.divergence reverse is not computed by the wgpu engine",
@@ -216,4 +216,4 @@ def test_a_model_that_is_unusable_everywhere_is_no_reason_to_fall_back(
     config = make_config(folder)
     layout = build_layout(folder, config)
     with pytest.raises(InputError):
-        choose("auto", "", tmp_path, config, layout, 1)
+        choose_replica("auto", "", tmp_path, config, layout, 1)

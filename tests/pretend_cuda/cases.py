@@ -33,7 +33,7 @@ from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch, Targets
 from trainer.replica.torch.decoder import Backbone
 from trainer.replica.torch.generator import load_generator
-from trainer.replica.torch.gradient_stream import _Pinned
+from trainer.replica.torch.gradient_stream import _PinnedCopies
 from trainer.replica.torch.parallel.mesh import make_mesh
 from trainer.replica.torch.parallel.replica import ParallelReplica
 from trainer.replica.torch.replica import TorchReplica
@@ -172,11 +172,14 @@ def rank(folder: Path, settings: Settings, device: str) -> Steps:
     optimizer = ParallelAdamW(config.optimizer, layout, made.parameters, made.copies_of)
     for step in count(1):
         batch = samples(config, 2 * SAMPLES, VOCABULARY, step)
-        mine = [batch[index] for index in made.share(len(batch))]
+        mine = [batch[index] for index in made.local_samples(len(batch))]
         _occupy(device)
         result = made.accumulate(mine)
         figures = result.loss_sum, optimizer.apply(step, 1e-3)
-        yield lambda figures=figures: [*figures, *_on_first(made.gather(made.parameters))]
+        yield lambda figures=figures: [
+            *figures,
+            *_on_first(made.gather_parameters(made.parameters)),
+        ]
 
 
 def _on_first(whole: np.ndarray | None) -> list[np.ndarray]:
@@ -227,8 +230,8 @@ def _asking(language: Any, *given: Any, **settings: Any) -> Any:
 _FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "rotation on the host": (Backbone, "__init__", _rotation_stays),
     "targets on the host": (MicroBatch, "to", _targets_stay),
-    "no copy": (_Pinned, "start", lambda *_: None),
-    "no wait for the copy": (_Pinned, "wait", lambda *_: True),
+    "no copy": (_PinnedCopies, "start", lambda *_: None),
+    "no wait for the copy": (_PinnedCopies, "wait", lambda *_: True),
     "no wait for the gradient": (Stream, "wait_stream", lambda *_: None),
     "an item in each micro-batch": (objective, "language", _asking),
 }

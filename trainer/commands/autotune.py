@@ -47,24 +47,24 @@ _DEFAULT = {
 def autotune(gpu: str, model: Path | None, weights: Kind, tokens: int) -> None:
     """Time the matrix multiplication kernels on a GPU and store the fastest for later runs."""
     from trainer.model.architecture import parse_architecture, read_architecture
-    from trainer.replica.wgpu.autotune import load, products, save, tune
+    from trainer.replica.wgpu.autotune import list_products, load_table, save_table, tune_device
     from trainer.replica.wgpu.gpu.device import Device
     from trainer.replica.wgpu.gpu.errors import DeviceError
-    from trainer.replica.wgpu.gpu.vulkan_adapter import select
+    from trainer.replica.wgpu.gpu.vulkan_adapter import select_adapter
     from trainer.system.errors import InputError
 
     shape = read_architecture(model) if model else parse_architecture(_DEFAULT, "Qwen3-0.6B")
     try:
-        device = Device(select(gpu, allow_software=True))
-        load(device)  # keeps the results of other models
+        device = Device(select_adapter(gpu, allow_software=True))
+        load_table(device)  # keeps the results of other models
         click.echo(f"tuning {device.adapter}")
-        for timings in tune(device, products(shape, weights, tokens)):
+        for timings in tune_device(device, list_products(shape, weights, tokens)):
             best = timings[0]
             others = ", ".join(f"{each.variant.name} {each.gflops:.1f}" for each in timings[1:])
             click.echo(
                 f"{best.product.key:<28} {best.gflops:8.1f} GF/s  {best.variant.name}  ({others})"
             )
-        click.echo(f"stored in {save(device)}")
+        click.echo(f"stored in {save_table(device)}")
     except DeviceError as error:
         raise InputError(str(error)) from None
     except OSError as error:

@@ -249,7 +249,7 @@ def _on_vulkan(trained: Trained, device: Device, longest: int, max_new_tokens: i
     from trainer.replica.backend import UnusableError
     from trainer.replica.wgpu.generation.generator import WgpuGenerator
     from trainer.replica.wgpu.gpu.errors import DeviceError
-    from trainer.replica.wgpu.loaded import load
+    from trainer.replica.wgpu.loaded import load_model
 
     config, layout = trained.config, trained.layout
     data = config.data.model_copy(update={"max_seq_len": slots_for(longest, max_new_tokens)})
@@ -261,7 +261,7 @@ def _on_vulkan(trained: Trained, device: Device, longest: int, max_new_tokens: i
         config = config.model_copy(update={"method": "lora", "model": model})
         layout = GradientLayout((), layout.num_layers)
     try:
-        loaded = load(trained.base_dir, config, layout, device, evaluates=True)
+        loaded = load_model(trained.base_dir, config, layout, device, evaluates=True)
         if trained.weights is not None:
             loaded.write(device, trained.weights)
     except DeviceError as error:

@@ -99,7 +99,7 @@ def _load(trained: Trained, compute: Compute) -> Any:
         import transformers
 
         from trainer.replica.backend import UnusableError, cuda_device, first_usable
-        from trainer.replica.torch.model import flatten
+        from trainer.replica.torch.model import flatten_parameters
         from trainer.replica.torch.precision import compute_dtype
         from trainer.replica.torch.published import load_published
 
@@ -108,7 +108,7 @@ def _load(trained: Trained, compute: Compute) -> Any:
         if compute.threads is not None:
             torch.set_num_threads(compute.threads)
         model: Any = load_published(trained.base_dir, trained.config, device)
-        flatten(model, trained.layout, device, trained.weights)
+        flatten_parameters(model, trained.layout, device, trained.weights)
         model.generation_config.eos_token_id = sorted(trained.encoder().stops)
         dtype = compute_dtype(trained.config, device)
         return _import("lm_eval.models.huggingface").HFLM(

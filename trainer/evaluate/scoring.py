@@ -127,9 +127,11 @@ def score(
     if opener is not None:
         replica, reason = opener(trained)
     else:
-        from trainer.replica.backend import choose  # seconds of import, after the cheap checks
+        from trainer.replica.backend import (
+            choose_replica,
+        )  # seconds of import, after the cheap checks
 
-        choice = choose(
+        choice = choose_replica(
             compute.backend,
             compute.gpu,
             trained.base_dir,
@@ -149,8 +151,8 @@ def score(
         parts.append(replica.evaluate([samples[index] for index in range(start, stop)]))
         if on_progress is not None:
             on_progress(stop, len(samples))
-    total = EvalResult.total(parts)
-    scores = total.scores()
+    total = EvalResult.sum_parts(parts)
+    scores = total.compute_scores()
     assert scores["loss"] is not None, "data without anything to learn is refused"
     return EvaluationScores(
         config.task,

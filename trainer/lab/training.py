@@ -218,7 +218,7 @@ def _variant(seed: int, device: torch.device, dtype: torch.dtype | None) -> _Var
 def _train(variants: Sequence[_Variant], seed: int, steps: int) -> None:
     processors = Processors(torch.get_num_threads())
     for batch in _batches(seed, steps, variants[0].device):
-        torch.set_num_threads(processors.threads())
+        torch.set_num_threads(processors.count_threads())
         for variant in variants:
             variant.step(batch)
 

@@ -94,7 +94,7 @@ class BackendRequest:
 Opener = Callable[[BackendRequest], Replica]
 
 
-def choose(
+def choose_replica(
     wanted: RequestedBackend,
     gpu: str,
     model_dir: Path,
@@ -160,7 +160,7 @@ def first_usable(
     """
     reasons: list[str] = []
     absent = wanted == "auto" and not os.environ.get(FALLBACK_VARIABLE)
-    for backend in _allowed(wanted, gpu):
+    for backend in _backends_to_try(wanted, gpu):
         try:
             opened = openers[backend]()
         except UnusableError as error:
@@ -186,7 +186,7 @@ def in_brackets(reason: str) -> str:
     return f" ({short})" if short else ""
 
 
-def _allowed(wanted: RequestedBackend, gpu: str) -> tuple[RequestedBackend, ...]:
+def _backends_to_try(wanted: RequestedBackend, gpu: str) -> tuple[RequestedBackend, ...]:
     """Return the backends to try, in order."""
     if os.environ.get(FALLBACK_VARIABLE):
         return CHAIN if wanted == "auto" else CHAIN[CHAIN.index(wanted) :]
@@ -252,15 +252,15 @@ def vulkan_device(gpu: str, *, allow_software: bool) -> Device:
         from trainer.replica.wgpu import autotune
         from trainer.replica.wgpu.gpu.device import Device
         from trainer.replica.wgpu.gpu.errors import DeviceError, NoGpuError
-        from trainer.replica.wgpu.gpu.vulkan_adapter import select
-        from trainer.replica.wgpu.selftest import check
+        from trainer.replica.wgpu.gpu.vulkan_adapter import select_adapter
+        from trainer.replica.wgpu.selftest import verify_device
     except (ImportError, OSError) as error:
         raise UnusableError(f"wgpu cannot be loaded: {str(error).splitlines()[0]}") from None
     try:
-        device = Device(select(gpu, allow_software=allow_software))
+        device = Device(select_adapter(gpu, allow_software=allow_software))
         with log_if_slow(f"compiling kernels for {device.adapter.name} and testing them"):
-            autotune.load(device)
-            check(device)
+            autotune.load_table(device)
+            verify_device(device)
     except NoGpuError as error:
         raise AbsentError(str(error)) from None
     except DeviceError as error:

@@ -64,7 +64,7 @@ class EvalResult:
     """Of a script: sums over the samples by name."""
 
     @classmethod
-    def total(cls, parts: Sequence[EvalResult]) -> EvalResult:
+    def sum_parts(cls, parts: Sequence[EvalResult]) -> EvalResult:
         """Return the result of all parts together."""
         loss_sum, weight = sum(part.loss_sum for part in parts), sum(part.weight for part in parts)
         confusion = sum_confusions(part.confusion for part in parts)
@@ -74,7 +74,7 @@ class EvalResult:
         )
         return cls(loss_sum, weight, confusion, rewards, figures)
 
-    def scores(self) -> dict[str, Any]:
+    def compute_scores(self) -> dict[str, Any]:
         """Return the figures of a validation: loss; accuracy, mcc and confusion of a classifier;
         rewards of pairs.
         """

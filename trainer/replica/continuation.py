@@ -38,7 +38,7 @@ class Continuation:
         self._running = set(samples)
         self._place = 0
 
-    def choose(self, logits: Logits) -> NDArray[np.int64] | None:
+    def choose_tokens(self, logits: Logits) -> NDArray[np.int64] | None:
         """Choose the next token `[B]` of each sample from logits `[B, V]`; None if all have ended.
 
         A sample that has ended gets tokens that do not count.
@@ -46,7 +46,7 @@ class Continuation:
         Raises:
             NonFiniteError: a logit is NaN or Inf.
         """
-        tokens = self._sampling.choose(logits, self._samples, self._place)
+        tokens = self._sampling.choose_tokens(logits, self._samples, self._place)
         self._place += 1
         for sample, token in zip(self._samples, tokens.tolist(), strict=True):
             if sample not in self._running:

@@ -11,21 +11,21 @@ model of 0.7 M weights."""
 
 
 @dataclass(frozen=True)
-class Limit:
+class MicroBatchLimit:
     """The limit of one micro-batch; padding counts as tokens."""
 
     samples: int
     """Rows, if several samples share one."""
     tokens: int
 
-    def halved(self, samples: int, tokens: int) -> Limit | None:
+    def halve_limit(self, samples: int, tokens: int) -> MicroBatchLimit | None:
         """Return half of what did not fit, or None if that was a single sample."""
         if samples <= 1:
             return None
-        return Limit(max(1, samples // 2), max(1, tokens // 2))
+        return MicroBatchLimit(max(1, samples // 2), max(1, tokens // 2))
 
 
-def split(lengths: Sequence[int], limit: Limit) -> list[list[int]]:
+def split_by_length(lengths: Sequence[int], limit: MicroBatchLimit) -> list[list[int]]:
     """Return sample indices by micro-batch, longest first: the cheapest split.
 
     Every sample of a micro-batch costs as many tokens as its longest, and a micro-batch costs
@@ -54,7 +54,7 @@ def split(lengths: Sequence[int], limit: Limit) -> list[list[int]]:
     return groups[::-1]
 
 
-def pack(lengths: Sequence[int], width: int) -> list[list[int]]:
+def pack_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
     """Return sample indices by row of at most `width` tokens: each sample where it first fits.
 
     The longest go first (first-fit decreasing), so at most 11 / 9 of the fewest rows are taken. A

@@ -29,12 +29,14 @@ def rope_tables(
     Raises:
         InputError: the scaling lacks a number.
     """
-    angles = np.arange(length, dtype=np.float32)[:, None] * frequencies(config, head_dim, where)
+    angles = np.arange(length, dtype=np.float32)[:, None] * rope_frequencies(
+        config, head_dim, where
+    )
     wide = angles.astype(np.float64)
     return np.cos(wide).astype(np.float32), np.sin(wide).astype(np.float32)
 
 
-def frequencies(config: Mapping[str, Any], head_dim: int, where: str) -> NDArray[np.float32]:
+def rope_frequencies(config: Mapping[str, Any], head_dim: int, where: str) -> NDArray[np.float32]:
     """Return the radians by which each pair of a head turns per position, fp32 `[head_dim / 2]`.
 
     Raises:
@@ -51,13 +53,13 @@ def frequencies(config: Mapping[str, Any], head_dim: int, where: str) -> NDArray
         if kind == "linear":
             return turns / np.float32(settings["factor"])
         if kind == "llama3":
-            return _llama3(turns, settings)
+            return _scale_llama3(turns, settings)
     except KeyError as error:
         raise InputError(f"{where}: rope_type {kind} needs {error.args[0]}") from None
     return turns
 
 
-def _llama3(turns: NDArray[np.float32], settings: Mapping[str, Any]) -> NDArray[np.float32]:
+def _scale_llama3(turns: NDArray[np.float32], settings: Mapping[str, Any]) -> NDArray[np.float32]:
     """Stretch low frequencies, keep high ones and blend between (Llama 3.1, as transformers)."""
     factor = float(settings["factor"])
     low, high = float(settings["low_freq_factor"]), float(settings["high_freq_factor"])

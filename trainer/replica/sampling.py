@@ -47,7 +47,9 @@ class Sampling:
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InputError(f"top-p must be above 0 and at most 1, got {self.top_p}")
 
-    def choose(self, logits: Logits, samples: Sequence[int], place: int) -> NDArray[np.int64]:
+    def choose_tokens(
+        self, logits: Logits, samples: Sequence[int], place: int
+    ) -> NDArray[np.int64]:
         """Return the next token `[B]` of each sample.
 
         Args:
@@ -58,22 +60,23 @@ class Sampling:
         Raises:
             NonFiniteError: a logit is NaN or Inf.
         """
-        _check(logits, samples, place)
+        _check_shapes(logits, samples, place)
         if self.temperature == 0:
             return logits.argmax(axis=1)
         drawn = [
-            self._draw(row, sample, place) for row, sample in zip(logits, samples, strict=True)
+            self._draw_token(row, sample, place)
+            for row, sample in zip(logits, samples, strict=True)
         ]
         return np.array(drawn, np.int64)
 
-    def _draw(self, logits: Logits, sample: int, place: int) -> int:
+    def _draw_token(self, logits: Logits, sample: int, place: int) -> int:
         """Return a token by the inverse of the distribution function, likeliest tokens first."""
         order = np.argsort(-logits, kind="stable")[: self.top_k]
         scaled = logits[order].astype(np.float64) / max(self.temperature, _COLDEST)
         sums = np.cumsum(np.exp(scaled - scaled[0]))
         if self.top_p is not None:
             sums = sums[: int(np.searchsorted(sums, self.top_p * sums[-1])) + 1]
-        point = _uniform(self.seed, sample, place) * sums[-1]
+        point = _draw_uniform(self.seed, sample, place) * sums[-1]
         # A product that rounds up to the last sum would be beyond the end.
         return int(order[min(int(np.searchsorted(sums, point, side="right")), len(sums) - 1)])
 
@@ -92,11 +95,13 @@ class ScoredSampling(Sampling):
     )
     """By sample and place, in nats: over the whole vocabulary, at temperature 1."""
 
-    def choose(self, logits: Logits, samples: Sequence[int], place: int) -> NDArray[np.int64]:
+    def choose_tokens(
+        self, logits: Logits, samples: Sequence[int], place: int
+    ) -> NDArray[np.int64]:
         """See `Sampling.choose`."""
-        _check(logits, samples, place)
+        _check_shapes(logits, samples, place)
         known, numbers = logits[:, : self.vocabulary], [self.numbers[each] for each in samples]
-        tokens = super().choose(known, numbers, place)
+        tokens = super().choose_tokens(known, numbers, place)
         powers = logits - logits.max(axis=1, keepdims=True)
         chosen = powers[np.arange(len(tokens)), tokens]
         found = chosen - np.log(np.exp(powers).sum(axis=1, dtype=np.float64))
@@ -106,7 +111,7 @@ class ScoredSampling(Sampling):
         return tokens
 
 
-def _check(logits: Logits, samples: Sequence[int], place: int) -> None:
+def _check_shapes(logits: Logits, samples: Sequence[int], place: int) -> None:
     spoilt = np.flatnonzero(~np.isfinite(logits).all(axis=1))
     if len(spoilt):
         raise NonFiniteError(
@@ -115,7 +120,7 @@ def _check(logits: Logits, samples: Sequence[int], place: int) -> None:
         )
 
 
-def _uniform(seed: int, sample: int, place: int) -> float:
+def _draw_uniform(seed: int, sample: int, place: int) -> float:
     """Return one draw of U[0, 1): Philox (Salmon et al., SC11) with a key for seed and sample."""
     key = hashlib.blake2b(f"{seed}:{sample}".encode(), digest_size=16).digest()
     generator = np.random.Philox(key=int.from_bytes(key, "little"), counter=place)

@@ -36,10 +36,10 @@ class Seen(Sampling):
 
     logits: list[Logits] = field(default_factory=list[Logits], compare=False)
 
-    def choose(self, logits: Logits, samples: Sequence[int], place: int) -> Any:
+    def choose_tokens(self, logits: Logits, samples: Sequence[int], place: int) -> Any:
         """See `Sampling.choose`."""
         self.logits.append(logits.copy())
-        return super().choose(logits, samples, place)
+        return super().choose_tokens(logits, samples, place)
 
 
 def generator_for(folder: Path, dtype: str = "float32") -> TorchGenerator:
@@ -104,11 +104,11 @@ def test_layers_of_transformers_that_attend_to_everything(
     tiny_model: TinyModel, vulkan: Adapter, family: str, storable: list[int]
 ) -> None:
     """Experts, a scale of its own, a sliding window and a recurrent layer beside them."""
-    from trainer.replica.torch.model import backbone
+    from trainer.replica.torch.model import find_backbone
     from trainer.replica.torch.published_cache import storable_layers
 
     generator = generator_for(tiny_model(family))
-    shape, layers = storable_layers(backbone(generator._model))
+    shape, layers = storable_layers(find_backbone(generator._model))
     assert layers == storable
     assert shape is not None
     compare_with_a_store(generator, vulkan, shape, layers)

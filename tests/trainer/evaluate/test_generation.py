@@ -99,7 +99,7 @@ def tested_once() -> Iterator[None]:
     from trainer.replica.wgpu import selftest
     from trainer.replica.wgpu.gpu.device import Device
 
-    real, passed = selftest.check, []
+    real, passed = selftest.verify_device, []
 
     def check(device: Device) -> None:
         if not passed:
@@ -107,7 +107,7 @@ def tested_once() -> Iterator[None]:
             passed.append(device.adapter.name)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selftest, "check", check)
+        patch.setattr(selftest, "verify_device", check)
         yield
     assert passed
 

@@ -34,7 +34,7 @@ from trainer.planning.replica import (
     training_of,
 )
 from trainer.planning.strategy import Strategy
-from trainer.replica.microbatch import Limit, split
+from trainer.replica.microbatch import MicroBatchLimit, split_by_length
 from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch.replica import TorchReplica
 from trainer.system.errors import InputError
@@ -253,13 +253,13 @@ def test_tables_that_train_whole(tiny: Tiny, names: list[str], tied: bool) -> No
 
 def test_split_keeps_every_sample_once_within_the_limit() -> None:
     lengths = [5, 40, 3, 40, 0, 17, 90, 8]
-    groups = split(lengths, Limit(3, 100))
+    groups = split_by_length(lengths, MicroBatchLimit(3, 100))
     assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
     for group in groups:
         width = max(lengths[index] for index in group)
         assert len(group) == 1 or (len(group) <= 3 and width * len(group) <= 100)
     assert groups[0] == [6]
-    assert split([], Limit(1, 1)) == []
+    assert split_by_length([], MicroBatchLimit(1, 1)) == []
 
 
 def test_memory_decides_on_recomputation(tiny: Tiny, caplog: pytest.LogCaptureFixture) -> None:

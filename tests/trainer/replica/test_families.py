@@ -263,7 +263,7 @@ def test_wgpu_refuses_the_others_before_anything_loads(
     monkeypatch.setattr(backend, "vulkan_device", None)  # opening one would be an error
     reason = "wgpu: layers of gemma2 are computed by transformers' code alone"
     with pytest.raises(InputError, match=reason):
-        backend.choose("wgpu", "", folder, config, layout, 1)
-    choice = backend.choose("auto", "", folder, config, layout, 1)
+        backend.choose_replica("wgpu", "", folder, config, layout, 1)
+    choice = backend.choose_replica("auto", "", folder, config, layout, 1)
     assert choice.backend == "cpu"
     assert reason in choice.reason

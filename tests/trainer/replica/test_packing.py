@@ -15,7 +15,7 @@ from trainer.data.tokens import Encoded
 from trainer.model.layout import read_headers
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import plan_memory
-from trainer.replica.microbatch import FIXED_COST, Limit, pack, split
+from trainer.replica.microbatch import FIXED_COST, MicroBatchLimit, pack_rows, split_by_length
 from trainer.replica.torch.batch import collate
 from trainer.replica.torch.decoder import Backbone
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 def test_samples_are_packed_where_they_first_fit() -> None:
     lengths = [3, 10, 4, 4, 2, 12, 1]
-    rows = pack(lengths, 10)
+    rows = pack_rows(lengths, 10)
     assert rows == [[5], [1], [2, 3, 4], [0, 6]]
-    assert pack([], 10) == []
-    assert pack([2, 2], 1) == [[0], [1]]
+    assert pack_rows([], 10) == []
+    assert pack_rows([2, 2], 1) == [[0], [1]]
     draw = np.random.default_rng(0)
     many = [int(length) for length in draw.integers(1, 41, 200)]
-    rows = pack(many, 40)
+    rows = pack_rows(many, 40)
     assert sorted(index for row in rows for index in row) == list(range(200))
     assert all(sum(many[index] for index in row) <= 40 for row in rows)
     assert len(rows) <= 11 / 9 * -(-sum(many) // 40) + 1
@@ -62,7 +62,7 @@ def test_packing_changes_neither_loss_nor_gradient(
     plain, _ = tiny.start(folder, **settings)
     packed, _ = tiny.start(folder, **settings, training__pack=True)
     expected, theirs, _ = gradient(plain, batch)
-    for limit in (packed.limit, Limit(1, 1000), Limit(100, 128)):
+    for limit in (packed.limit, MicroBatchLimit(1, 1000), MicroBatchLimit(100, 128)):
         packed.limit = limit
         found, mine, _ = gradient(packed, batch)
         assert relative(found, expected) < 1e-6
@@ -96,7 +96,7 @@ def test_rows_are_fewer(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
         return forward(model, **arguments)
 
     monkeypatch.setattr(Backbone, "forward", watched)
-    replica.limit = Limit(100, 10_000)
+    replica.limit = MicroBatchLimit(100, 10_000)
     replica.evaluate(batch)
     ((rows, width),) = shapes
     tokens = sum(len(sample.input_ids) for sample in batch)
@@ -130,12 +130,12 @@ def saved(replica: TorchReplica, batch: list[Encoded]) -> int:
     return kept_bytes(lambda: replica.accumulate(batch))
 
 
-def cost(lengths: list[int], groups: list[list[int]], limit: Limit) -> float:
+def cost(lengths: list[int], groups: list[list[int]], limit: MicroBatchLimit) -> float:
     padded = sum(len(group) * max(1, *(lengths[i] for i in group), 1) for group in groups)
     return padded + FIXED_COST * limit.tokens * len(groups)
 
 
-def fits(lengths: list[int], group: list[int], limit: Limit) -> bool:
+def fits(lengths: list[int], group: list[int], limit: MicroBatchLimit) -> bool:
     rows = len(group)
     padded = rows * max(lengths[index] for index in group)
     return rows == 1 or (rows <= limit.samples and padded <= limit.tokens)
@@ -145,8 +145,8 @@ def fits(lengths: list[int], group: list[int], limit: Limit) -> bool:
 def test_no_split_of_the_sorted_samples_costs_less(seed: int) -> None:
     draw = random.Random(seed)
     lengths = [draw.choice((1, 7, 60, 64, 120, 300)) for _ in range(draw.randint(1, 9))]
-    limit = Limit(draw.choice((2, 99)), draw.choice((128, 256, 1024)))
-    found = split(lengths, limit)
+    limit = MicroBatchLimit(draw.choice((2, 99)), draw.choice((128, 256, 1024)))
+    found = split_by_length(lengths, limit)
     order = [index for group in found for index in group]
     assert sorted(order) == list(range(len(lengths)))
     assert [lengths[index] for index in order] == sorted(lengths, reverse=True)
@@ -161,4 +161,4 @@ def test_no_split_of_the_sorted_samples_costs_less(seed: int) -> None:
 
 
 def test_nothing_is_split_into_nothing() -> None:
-    assert split([], Limit(9, 1024)) == []
+    assert split_by_length([], MicroBatchLimit(9, 1024)) == []

@@ -68,11 +68,11 @@ def test_a_gradient_that_is_never_finite_ends_the_attempts(tiny: Tiny) -> None:
     config = tiny.config(tiny.model(), training__precision="fp16")
     scale = LossScale(config, torch.device("cpu"), 2.0**16)
     attempts = 1
-    while not scale.settle([torch.tensor([1.0, torch.inf])], torch.ones(3)):
+    while not scale.unscale_gradients([torch.tensor([1.0, torch.inf])], torch.ones(3)):
         attempts += 1
     assert attempts == 24
     gradient = torch.tensor([scale.value, -2 * scale.value])
-    assert scale.settle([gradient], torch.ones(3))
+    assert scale.unscale_gradients([gradient], torch.ones(3))
     assert gradient.tolist() == [1, -2]
 
 
@@ -80,4 +80,4 @@ def test_other_formats_have_no_scale(tiny: Tiny) -> None:
     config = tiny.config(tiny.model(), training__precision="bf16")
     scale = LossScale(config, torch.device("cpu"), 2.0**16)
     assert (scale.on, scale.value) == (False, 1)
-    assert scale.settle([torch.tensor([torch.inf])], torch.ones(3))
+    assert scale.unscale_gradients([torch.tensor([torch.inf])], torch.ones(3))

@@ -103,7 +103,7 @@ def test_loss_gradient_and_rewards_are_those_of_the_paper(
     rewards = [expected[name] for name in ("chosen", "rejected", "right")]
     # Differences of sums of about -60, which float32 knows to 4e-6.
     assert list(before.rewards) == pytest.approx(rewards, rel=1e-5, abs=4e-5 * config.dpo.beta)
-    assert before.scores() == {
+    assert before.compute_scores() == {
         "loss": before.loss_sum / 5,
         "reward_chosen": before.rewards.chosen / 5,
         "reward_rejected": before.rewards.rejected / 5,

@@ -11,8 +11,8 @@ import pytest
 from trainer.replica.torch.processors import (
     INTERVAL,
     Processors,
+    ProcessorUsage,
     SpeedWatch,
-    Usage,
     read_usage,
     usable_processors,
 )
@@ -22,15 +22,15 @@ class Machine:
     """A machine on which this process and others use so many processors."""
 
     def __init__(self) -> None:
-        self.usage = Usage(0.0, 50.0, 20.0, 3.0)
+        self.usage = ProcessorUsage(0.0, 50.0, 20.0, 3.0)
 
     def passes(self, own: float, others: float, seconds: float = INTERVAL) -> None:
         clock, busy, mine, stolen = self.usage
-        self.usage = Usage(
+        self.usage = ProcessorUsage(
             clock + seconds, busy + (own + others) * seconds, mine + own * seconds, stolen
         )
 
-    def look(self) -> Usage:
+    def look(self) -> ProcessorUsage:
         return self.usage
 
 
@@ -41,29 +41,29 @@ class Machine:
 def test_as_many_as_others_leave(others: float, expected: int) -> None:
     machine = Machine()
     processors = Processors(4, count=4, look=machine.look)
-    assert processors.threads() == 4
+    assert processors.count_threads() == 4
     machine.passes(own=3.5, others=others)
-    assert processors.threads() == expected
+    assert processors.count_threads() == expected
     machine.passes(own=1.0, others=0.0)
-    assert processors.threads() == 4
+    assert processors.count_threads() == 4
 
 
 def test_never_more_than_the_most() -> None:
     machine = Machine()
     processors = Processors(2, count=16, look=machine.look)
     machine.passes(own=1.0, others=3.0)
-    assert processors.threads() == 2
+    assert processors.count_threads() == 2
     machine.passes(own=1.0, others=15.0)
-    assert processors.threads() == 1
+    assert processors.count_threads() == 1
 
 
 def test_it_looks_once_in_an_interval() -> None:
     machine = Machine()
     processors = Processors(2, count=2, look=machine.look)
     machine.passes(own=1.0, others=1.0, seconds=INTERVAL / 2)
-    assert processors.threads() == 2
+    assert processors.count_threads() == 2
     machine.passes(own=1.0, others=1.0, seconds=INTERVAL / 2)
-    assert processors.threads() == 1
+    assert processors.count_threads() == 1
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_beside_real_processes(busy: int) -> None:
     began = read_usage()
     while (now := read_usage()).clock < began.clock + 1.5 * INTERVAL:
         pass  # as a computation does
-    assert processors.threads() == 1
+    assert processors.count_threads() == 1
     assert 0 < now.own - began.own < now.busy - began.busy
 
 

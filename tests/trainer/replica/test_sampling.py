@@ -17,7 +17,7 @@ DRAWS = 4000
 def draw(**settings: Any) -> np.ndarray:
     """Return how often each token comes first in many samples."""
     rows = np.tile(LOGITS, (DRAWS, 1))
-    tokens = Sampling(**settings).choose(rows, range(DRAWS), 0)
+    tokens = Sampling(**settings).choose_tokens(rows, range(DRAWS), 0)
     return np.bincount(tokens, minlength=len(LOGITS))
 
 
@@ -52,16 +52,16 @@ def test_frequencies_are_those_of_softmax(settings: dict[str, Any], allowed: lis
 def test_places_are_independent_of_each_other_and_of_the_batch() -> None:
     sampling = Sampling(temperature=1.0, seed=2)
     rows = np.tile(LOGITS, (3, 1))
-    found = [sampling.choose(rows, [0, 1, 2], place).tolist() for place in range(40)]
+    found = [sampling.choose_tokens(rows, [0, 1, 2], place).tolist() for place in range(40)]
     again = [
-        [int(sampling.choose(rows[:1], [sample], place)[0]) for sample in range(3)]
+        [int(sampling.choose_tokens(rows[:1], [sample], place)[0]) for sample in range(3)]
         for place in range(40)
     ]
     assert found == again
     by_sample = [tuple(tokens) for tokens in zip(*found, strict=True)]
     assert len(set(by_sample)) == 3
     other = Sampling(temperature=1.0, seed=3)
-    assert found != [other.choose(rows, [0, 1, 2], place).tolist() for place in range(40)]
+    assert found != [other.choose_tokens(rows, [0, 1, 2], place).tolist() for place in range(40)]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_smallest_temperatures_draw_the_likeliest_tokens(
 ) -> None:
     """Those that are equally likely are drawn equally often."""
     rows = np.tile(np.append(LOGITS, LOGITS.max()) + np.float32(offset), (DRAWS, 1))
-    tokens = Sampling(temperature=temperature, seed=1).choose(rows, range(DRAWS), 0)
+    tokens = Sampling(temperature=temperature, seed=1).choose_tokens(rows, range(DRAWS), 0)
     counts = np.bincount(tokens, minlength=7)
     assert counts[[0, 1, 3, 4, 5]].sum() == 0
     assert abs(counts[2] - counts[6]) < 3.3 * DRAWS**0.5
@@ -89,7 +89,7 @@ def test_no_token_is_drawn_from_what_is_no_number(value: float) -> None:
     rows = np.tile(LOGITS, (2, 1))
     rows[1, 3] = value
     with pytest.raises(NonFiniteError, match=r"sample 7: NaN or Inf .* new token 4"):
-        Sampling().choose(rows, [5, 7], 4)
+        Sampling().choose_tokens(rows, [5, 7], 4)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from trainer.config.distillation import Divergence
 from trainer.data.encoder import IGNORED
 from trainer.data.soft_targets import SoftTargets
 from trainer.data.tokens import Encoded
-from trainer.replica.torch.batch import AllTokens, NamedTokens, SoftRows, soft_rows
+from trainer.replica.torch.batch import AllTokens, NamedTokens, SoftTargetRows, soft_rows
 from trainer.replica.torch.kd_loss import KDWeights, row_losses
 
 DIVERGENCES: tuple[Divergence, ...] = get_args(Divergence)
@@ -25,10 +25,10 @@ def draw(seed: int, *shape: int) -> Tensor:
     return 3 * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def whole(order: Tensor, temperature: float) -> SoftRows:
+def whole(order: Tensor, temperature: float) -> SoftTargetRows:
     """Return a teacher's distributions, the tokens of each row in an order `[ROWS, VOCABULARY]`."""
     log_p = torch.log_softmax(draw(1, ROWS, VOCABULARY) / temperature, -1)
-    return SoftRows(
+    return SoftTargetRows(
         np.arange(ROWS + 1, dtype=np.int64) * VOCABULARY,
         order.reshape(-1).int(),
         log_p.exp().gather(1, order).reshape(-1),
@@ -45,7 +45,8 @@ def test_matrices_and_entries_agree(divergence: Divergence, temperature: float) 
     logits, wanted = draw(2, ROWS, VOCABULARY), torch.arange(ROWS)
     mix = KDWeights(0.7, temperature, divergence)
     parts = [
-        whole(order, temperature).chunk(slice(0, ROWS), logits) for order in (by_id, by_id.flip(1))
+        whole(order, temperature).take_chunk(slice(0, ROWS), logits)
+        for order in (by_id, by_id.flip(1))
     ]
     assert [type(part) for part in parts] == [AllTokens, NamedTokens]
     weights = parts[0].weights.clone()
@@ -61,9 +62,9 @@ def test_one_row_of_another_kind_makes_a_list() -> None:
     swapped = torch.arange(VOCABULARY).repeat(ROWS, 1)
     swapped[40, :2] = torch.tensor([1, 0])
     rows = whole(swapped, 1.0)
-    assert isinstance(rows.chunk(slice(0, 40), logits[:40]), AllTokens)
-    assert isinstance(rows.chunk(slice(39, 41), logits[:2]), NamedTokens)
-    assert isinstance(rows.chunk(slice(0, 40), draw(3, 40, VOCABULARY + 1)), NamedTokens)
+    assert isinstance(rows.take_chunk(slice(0, 40), logits[:40]), AllTokens)
+    assert isinstance(rows.take_chunk(slice(39, 41), logits[:2]), NamedTokens)
+    assert isinstance(rows.take_chunk(slice(0, 40), draw(3, 40, VOCABULARY + 1)), NamedTokens)
 
 
 def test_tokens_without_a_loss_leave_no_entries() -> None:

@@ -12,7 +12,7 @@ from tests.trainer.replica.driving import gradient, relative, start, taught
 from trainer.config.distillation import Divergence
 from trainer.data.encoder import IGNORED
 from trainer.data.tokens import Encoded
-from trainer.replica.microbatch import Limit
+from trainer.replica.microbatch import MicroBatchLimit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +107,11 @@ def test_cutting_and_packing_do_not_matter(tiny: Tiny, method: str, dtype: str, 
     expected, theirs, _ = gradient(start(folder, exact)[0], batch)
     replica, _ = tiny.start(folder, **distilling(**settings, training__pack=pack))
     within = 1e-6 if dtype == "float32" else 0.05  # bf16 autocast
-    for limit in (Limit(1, 1000), Limit(100, 100), Limit(100, 10_000)):
+    for limit in (
+        MicroBatchLimit(1, 1000),
+        MicroBatchLimit(100, 100),
+        MicroBatchLimit(100, 10_000),
+    ):
         replica.limit = limit
         flat, result, _ = gradient(replica, batch)
         assert relative(flat, expected) < within

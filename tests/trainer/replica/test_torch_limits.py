@@ -52,14 +52,14 @@ def test_running_out_of_memory_halves_and_remembers(
     replica, _ = tiny.start(training__micro_batch_size="auto")
     batch = tiny.batch(12)
     whole = gradient(replica, batch)[0]
-    real = objective.classify
+    real = objective.classification_loss
 
     def crowded(model: Any, micro: Any, autocast: Any, *settings: Any) -> Any:
         if micro.input_ids.shape[0] > 3:
             raise error
         return real(model, micro, autocast, *settings)
 
-    monkeypatch.setattr(objective, "classify", crowded)
+    monkeypatch.setattr(objective, "classification_loss", crowded)
     flat, _, order = gradient(replica, batch)
     assert order == list(replica.layout.send_order)
     assert relative(flat, whole) < 1e-6
@@ -85,7 +85,7 @@ def test_running_out_of_memory_halves_and_remembers(
     def full(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(objective, "classify", full)
+    monkeypatch.setattr(objective, "classification_loss", full)
     with pytest.raises(DoesNotFitError, match=r"one sample of \d+ tokens does not fit"):
         replica.forward_backward(batch, lambda *_: None)
 

@@ -22,7 +22,7 @@ from trainer.model.layout import GradientLayout, build_layout
 from trainer.replica.torch import replica as torch_replica
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.loader import load_model
-from trainer.replica.torch.model import flatten
+from trainer.replica.torch.model import flatten_parameters
 from trainer.replica.torch.published import load_published
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def compare_with_peft(tiny: Tiny, dtype: str, **chosen: Any) -> None:
     weights = drawn_weights(folder, config)
     theirs = with_peft(folder, config, layout, weights)
     ours: Any = load_model(folder, config, CPU)
-    flatten(ours, layout, CPU).copy_(torch.from_numpy(weights))
+    flatten_parameters(ours, layout, CPU).copy_(torch.from_numpy(weights))
     ids = torch.from_numpy(tiny.batch(1)[0].input_ids.astype(np.int64))[None]
     outputs: list[torch.Tensor] = []
     for model in (ours, theirs):

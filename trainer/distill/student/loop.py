@@ -173,7 +173,7 @@ class Student:
                 return None
             portion = range(start, min(start + _PORTION, len(samples)))
             parts.append(self.replica.evaluate([samples[index] for index in portion]))
-        return EvalResult.total(parts).scores()
+        return EvalResult.sum_parts(parts).compute_scores()
 
     def _save(self, scores: dict[str, Any] | None = None) -> None:
         """Save the current step in the background, unless it was saved."""

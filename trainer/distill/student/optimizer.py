@@ -66,7 +66,7 @@ class StudentOptimizer:
         )
         for target, source in pairs:
             target.copy_(torch.from_numpy(source))
-        self._torch.resume(state.step)
+        self._torch.resume_at(state.step)
 
     def snapshot(self, step: int) -> Snapshot:
         """Return a copy of weights and moments on the host; the next update may follow."""

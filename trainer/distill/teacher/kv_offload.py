@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trainer.planning.vulkan_buffers import KVShape
 from trainer.replica.backend import UnusableError, vulkan_device
-from trainer.replica.torch.cache import Cache, LayerStore
+from trainer.replica.torch.cache import KVCache, LayerStore
 from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.system.errors import InputError
 
@@ -104,7 +104,7 @@ def step_seconds(
         return torch.ones((batch, heads, length, shape.head_dim)).to(like)
 
     layer = 0 if store is None else min(store.layers)
-    cache, best = Cache(slots, store), float("inf")
+    cache, best = KVCache(slots, store), float("inf")
     prompts, new = ones(shape.num_kv_heads, slots - 1), ones(shape.num_kv_heads, 1)
     queries = ones(shape.num_heads, 1)
     cache.advance(None, slots - 1)

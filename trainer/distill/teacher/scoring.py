@@ -20,7 +20,7 @@ from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.distill.tokenizer.vocabulary import Vocabulary
 from trainer.planning.teachers import BATCH, ForwardSize
 from trainer.replica.backend import Compute
-from trainer.replica.microbatch import Limit, split
+from trainer.replica.microbatch import MicroBatchLimit, split_by_length
 from trainer.system.errors import InputError, NonFiniteError, is_out_of_memory
 
 _ANY_NUMBER = 1 << 62
@@ -46,7 +46,7 @@ class Teacher:
         self.engine, self.teacher_ids, self._seed = engine, teacher_ids, seed
         self.scorer = Scorer(scheme, teacher_ids, engine.vocab_size, engine.device)
         self._with_logprobs = scheme.kind != "sampled"
-        self._limit = Limit(_ANY_NUMBER, batch_tokens)
+        self._limit = MicroBatchLimit(_ANY_NUMBER, batch_tokens)
 
     def score(
         self, pieces: Sequence[UnscoredWindow], on_tokens: Callable[[int], None] = lambda _: None
@@ -65,7 +65,9 @@ class Teacher:
         """
         scored: dict[int, Window] = {}
         while waiting := [index for index in range(len(pieces)) if index not in scored]:
-            for group in split([len(pieces[index].tokens) for index in waiting], self._limit):
+            for group in split_by_length(
+                [len(pieces[index].tokens) for index in waiting], self._limit
+            ):
                 indices = [waiting[place] for place in group]
                 batch = [pieces[index] for index in indices]
                 try:
@@ -116,7 +118,7 @@ class Teacher:
     def _halve(self, batch: Sequence[UnscoredWindow]) -> None:
         """Halve the batch size after a batch that did not fit."""
         longest = max(len(piece.tokens) for piece in batch)
-        smaller = self._limit.halved(len(batch), len(batch) * longest)
+        smaller = self._limit.halve_limit(len(batch), len(batch) * longest)
         if smaller is None:
             raise InputError(
                 f"{self.engine.device}: a window of {longest} tokens does not fit; lower"

@@ -18,7 +18,7 @@ from trainer.planning.vulkan_buffers import KVShape
 from trainer.replica.backend import Compute
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.generator import generator_of
-from trainer.replica.torch.model import backbone
+from trainer.replica.torch.model import find_backbone
 from trainer.system.errors import InputError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _storable(model: Any, model_dir: Path) -> tuple[KVShape, Sequence[int]]:
         return shape, range(found.num_layers)
     from trainer.replica.torch.published_cache import storable_layers
 
-    shape, layers = storable_layers(backbone(model))
+    shape, layers = storable_layers(find_backbone(model))
     if shape is None:
         raise InputError(
             f"{model_dir}: --kv-offload needs layers that attend to all tokens by scaled dot"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trainer.config.run import RunConfig
 from trainer.replica.base import EvalResult, OnBlock, StepResult
-from trainer.replica.microbatch import Limit
+from trainer.replica.microbatch import MicroBatchLimit
 from trainer.replica.script.checks import (
     check_buffers,
     check_figures,
@@ -96,12 +96,12 @@ class ScriptReplica:
                 losses.append(loss.detach().double())
                 if is_last:
                     check_random_state(self._opened, self._device, self._random)
-                    self._gradients.last()
+                    self._gradients.mark_last_backward()
                 with script_errors(self._script, "the gradient of loss"):
                     loss.backward()
             return float(sum(losses))
 
-        with self._watchdog, self._gradients.step(on_block):
+        with self._watchdog, self._gradients.stream_step(on_block):
             total = self._within_memory(attempt)
         return StepResult(total, self._divisor, len(batch), time.monotonic() - began)
 
@@ -117,7 +117,7 @@ class ScriptReplica:
             for samples, _ in self._micro_batches(batch):
                 loss, divisor = self._loss(samples)
                 results.append(EvalResult(float(loss), divisor, None, figures=self._score(samples)))
-            return EvalResult.total(results)
+            return EvalResult.sum_parts(results)
 
         with self._watchdog, torch.no_grad(), _eval_mode(self._model):
             return self._within_memory(attempt)
@@ -157,7 +157,7 @@ class ScriptReplica:
             try:
                 return attempt()
             except DoesNotFitError:
-                smaller = Limit(self.limit, 1).halved(self._tried, 1)
+                smaller = MicroBatchLimit(self.limit, 1).halve_limit(self._tried, 1)
                 if smaller is None:
                     raise
             self.limit = smaller.samples

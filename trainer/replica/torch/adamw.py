@@ -30,7 +30,7 @@ class FusedAdamW:
         """Of each parameter both moments, `exp_avg` and `exp_avg_sq`, and `step`, the number of its
         updates in fp32 on its device."""
 
-    def start(self) -> None:
+    def reset_moments(self) -> None:
         """Set moments and steps to zero; an owner of vectors for them sets `state` instead."""
         for members, _ in self._groups:
             for each in members:
@@ -40,7 +40,7 @@ class FusedAdamW:
                     "exp_avg_sq": torch.zeros_like(each),
                 }
 
-    def resume(self, step: int) -> None:
+    def resume_at(self, step: int) -> None:
         """Set how many updates the moments have seen."""
         for state in self.state.values():
             state["step"].fill_(step)

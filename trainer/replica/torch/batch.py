@@ -34,19 +34,19 @@ class NamedTokens:
     entropy: Tensor
     """`[n]`"""
 
-    def get(self, matrix: Tensor) -> Tensor:
+    def gather_entries(self, matrix: Tensor) -> Tensor:
         """Return the entries `[e]` of a matrix `[n, V]`."""
         return matrix.view(-1)[self.at]
 
-    def put(self, matrix: Tensor, values: Tensor | float) -> None:
+    def scatter_entries(self, matrix: Tensor, values: Tensor | float) -> None:
         """Write the entries of a matrix `[n, V]`."""
         matrix.view(-1)[self.at] = values
 
-    def sum(self, values: Tensor) -> Tensor:
+    def sum_entries(self, values: Tensor) -> Tensor:
         """Return the sums `[n]` of values `[e]`, in the same order on every device."""
         return torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True)
 
-    def spread(self, values: Tensor) -> Tensor:
+    def repeat_per_entry(self, values: Tensor) -> Tensor:
         """Return values `[n]` repeated for each entry."""
         return values[self.row]
 
@@ -62,19 +62,19 @@ class AllTokens:
     entropy: Tensor
     """`[n]`"""
 
-    def get(self, matrix: Tensor) -> Tensor:
+    def gather_entries(self, matrix: Tensor) -> Tensor:
         """Return the matrix `[n, V]` itself."""
         return matrix
 
-    def put(self, matrix: Tensor, values: Tensor | float) -> None:
+    def scatter_entries(self, matrix: Tensor, values: Tensor | float) -> None:
         """Overwrite a matrix `[n, V]`."""
         matrix[:] = values
 
-    def sum(self, values: Tensor) -> Tensor:
+    def sum_entries(self, values: Tensor) -> Tensor:
         """Return the sums `[n]` of values `[n, V]`."""
         return values.sum(-1)
 
-    def spread(self, values: Tensor) -> Tensor:
+    def repeat_per_entry(self, values: Tensor) -> Tensor:
         """Return values `[n]` repeated for each entry."""
         return values[:, None]
 
@@ -83,7 +83,7 @@ SoftChunk = NamedTokens | AllTokens
 
 
 @dataclass(frozen=True)
-class SoftRows:
+class SoftTargetRows:
     """A teacher's predictions at N target tokens; `SoftTargets` of consecutive samples.
 
     It stays on the host, and is copied in chunks with the logits that it is compared with: the
@@ -101,12 +101,12 @@ class SoftRows:
     entropy: Tensor
     """fp32 `[N]`"""
 
-    def pinned(self) -> SoftRows:
+    def pin_memory(self) -> SoftTargetRows:
         """Return a copy in page-locked memory, from which copies do not block."""
         arrays = ("ids", "weights", "rest", "entropy")
         return replace(self, **{name: getattr(self, name).pin_memory() for name in arrays})
 
-    def chunk(self, part: slice, logits: Tensor) -> SoftChunk:
+    def take_chunk(self, part: slice, logits: Tensor) -> SoftChunk:
         """Return some of the tokens, on the device and in the dtype of their logits `[n, V]`."""
         offsets = self.offsets[part.start : part.stop + 1]
         first, last = int(offsets[0]), int(offsets[-1])
@@ -155,7 +155,7 @@ class MicroBatch:
     """int64 `[B]` classes, or `[B, T]` unshifted targets with `IGNORED`, which stay on the host."""
     positions: Tensor | None = None
     """int64 `[B, T]`, each token's place in its sample, if rows hold several."""
-    soft: SoftRows | None = None
+    soft: SoftTargetRows | None = None
     """Of the target tokens, row by row."""
     targets: Targets | None = None
     """Of a language model, on the device; `to` finds them."""
@@ -173,7 +173,7 @@ class MicroBatch:
             self.lengths.to(device, non_blocking=True),
             self.labels.to(device, non_blocking=True) if classes else self.labels,
             None if self.positions is None else self.positions.to(device, non_blocking=True),
-            self.soft.pinned() if self.soft and device.type == "cuda" else self.soft,
+            self.soft.pin_memory() if self.soft and device.type == "cuda" else self.soft,
             targets,
         )
 
@@ -211,7 +211,7 @@ def collate(rows: Sequence[Sequence[Encoded]], *, soft: bool = False) -> MicroBa
     )
 
 
-def soft_rows(samples: Sequence[Encoded]) -> SoftRows:
+def soft_rows(samples: Sequence[Encoded]) -> SoftTargetRows:
     """Return a teacher's predictions at the target tokens of consecutive samples."""
     offsets: list[NDArray[np.int64]] = [np.zeros(1, np.int64)]
     columns: list[tuple[NDArray[np.generic], ...]] = []
@@ -229,4 +229,4 @@ def soft_rows(samples: Sequence[Encoded]) -> SoftRows:
     ids, weights, rest, entropy = (
         torch.from_numpy(np.concatenate(column)) for column in zip(*columns, strict=True)
     )
-    return SoftRows(np.cumsum(np.concatenate(offsets)), ids, weights, rest, entropy)
+    return SoftTargetRows(np.cumsum(np.concatenate(offsets)), ids, weights, rest, entropy)

@@ -47,7 +47,7 @@ class LayerStore(Protocol):
         ...
 
 
-class Cache:
+class KVCache:
     """The cache of a decoder's layers for rows that begin at place 0 and may differ in length.
 
     The first run takes all prompts, `[B, T]`, shorter ones with anything behind them; each run
@@ -95,7 +95,7 @@ class Cache:
         if (store := self._store) is not None and layer in store.layers:
             return attend_in(store, layer, queries, keys, values, self._places)
         if self._places is None:
-            self._fill(layer, keys, values)
+            self._fill_layer(layer, keys, values)
             return None
         kept = self._layers[layer]
         for every, new in zip(kept, (keys, values), strict=True):
@@ -107,7 +107,7 @@ class Cache:
         mixed = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask)
         return mixed.reshape(queries.shape)
 
-    def _fill(self, layer: int, keys: Tensor, values: Tensor) -> None:
+    def _fill_layer(self, layer: int, keys: Tensor, values: Tensor) -> None:
         shape = (*keys.shape[:2], self._slots, keys.shape[3])
         self._layers[layer] = keys.new_zeros(shape), values.new_zeros(shape)
         for every, new in zip(self._layers[layer], (keys, values), strict=True):

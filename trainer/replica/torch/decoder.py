@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainer.model.architecture import Architecture
 from trainer.replica import rope
-from trainer.replica.torch.cache import Cache
+from trainer.replica.torch.cache import KVCache
 from trainer.replica.torch.linear import Linear
 
 _TABLE = "model.embed_tokens.weight"
@@ -33,7 +33,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor | None]
 Finish = Callable[[int, "Layer"], None]
 
 
-class Stored(Protocol):
+class WeightSource(Protocol):
     """A model's weights by name, on their device and in their dtype."""
 
     def tensor(self, name: str) -> Tensor:
@@ -71,7 +71,7 @@ class Decoder(nn.Module):
         architecture: Architecture,
         tree: Mapping[str, Any],
         where: str,
-        stored: Stored,
+        stored: WeightSource,
         num_classes: int | None,
         layers: range | None = None,
         finish: Finish | None = None,
@@ -100,7 +100,7 @@ class Backbone(nn.Module):
         architecture: Architecture,
         tree: Mapping[str, Any],
         where: str,
-        stored: Stored,
+        stored: WeightSource,
         layers: range,
         finish: Finish | None,
     ) -> None:
@@ -119,7 +119,7 @@ class Backbone(nn.Module):
             self.layers.add_module(str(number), layer)
         if layers.stop == architecture.num_layers:
             self.norm = RMSNorm(stored.tensor("model.norm.weight"), eps)
-        turns = torch.from_numpy(rope.frequencies(tree, architecture.head_dim, where))
+        turns = torch.from_numpy(rope.rope_frequencies(tree, architecture.head_dim, where))
         self._turns = torch.cat((turns, turns)).to(next(self.parameters()).device)
 
     def forward(
@@ -127,7 +127,7 @@ class Backbone(nn.Module):
         input_ids: Tensor,
         position_ids: Tensor | None = None,
         use_cache: bool = False,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
     ) -> Hidden:
         """Return the hidden states of token ids `[B, T]`.
 
@@ -162,7 +162,9 @@ class Backbone(nn.Module):
 class Layer(nn.Module):
     """Attention, then a gated MLP, each with a norm before it and a residual connection."""
 
-    def __init__(self, architecture: Architecture, eps: float, number: int, stored: Stored) -> None:
+    def __init__(
+        self, architecture: Architecture, eps: float, number: int, stored: WeightSource
+    ) -> None:
         super().__init__()
         name, self._rotates = f"model.layers.{number}", number not in architecture.unrotated
         self.input_layernorm = RMSNorm(stored.tensor(f"{name}.input_layernorm.weight"), eps)
@@ -184,7 +186,9 @@ class Layer(nn.Module):
 class Attention(nn.Module):
     """Causal attention with grouped keys and values; Qwen3 normalises queries and keys."""
 
-    def __init__(self, architecture: Architecture, eps: float, name: str, stored: Stored) -> None:
+    def __init__(
+        self, architecture: Architecture, eps: float, name: str, stored: WeightSource
+    ) -> None:
         super().__init__()
         self._head_dim = architecture.head_dim
         self._group = architecture.num_heads // architecture.num_kv_heads
@@ -210,8 +214,8 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Return `[B, T, D]`; without a mask every token sees those before it."""
         heads = (*x.shape[:-1], -1, self._head_dim)
-        queries = _turned(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), rotation)
-        keys = _turned(self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2), rotation)
+        queries = _apply_rotation(self.q_norm(self.q_proj(x).view(heads)).transpose(1, 2), rotation)
+        keys = _apply_rotation(self.k_norm(self.k_proj(x).view(heads)).transpose(1, 2), rotation)
         values = self.v_proj(x).view(heads).transpose(1, 2)
         mixed = None if attend is None else attend(queries, keys, values)
         if mixed is not None:
@@ -233,7 +237,7 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """SwiGLU (Shazeer, arXiv 2002.05202)."""
 
-    def __init__(self, architecture: Architecture, name: str, stored: Stored) -> None:
+    def __init__(self, architecture: Architecture, name: str, stored: WeightSource) -> None:
         super().__init__()
 
         def linear(part: str) -> nn.Module:
@@ -262,7 +266,7 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-def _turned(heads: Tensor, rotation: Rotation | None) -> Tensor:
+def _apply_rotation(heads: Tensor, rotation: Rotation | None) -> Tensor:
     """Rotate heads `[B, H, T, head_dim]`, each half against the other, if the layer does that."""
     if rotation is None:
         return heads

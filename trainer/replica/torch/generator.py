@@ -22,12 +22,12 @@ from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
 from trainer.replica.continuation import Continuation, Until
 from trainer.replica.sampling import Sampling
-from trainer.replica.torch.cache import Cache, LayerStore
+from trainer.replica.torch.cache import KVCache, LayerStore
 from trainer.replica.torch.decoder import Decoder
 from trainer.replica.torch.kd_loss import shape_logits
 from trainer.replica.torch.loader import load_model
-from trainer.replica.torch.model import backbone, flatten
-from trainer.replica.torch.precision import autocast
+from trainer.replica.torch.model import find_backbone, flatten_parameters
+from trainer.replica.torch.precision import make_autocast
 from trainer.system.errors import InputError, is_out_of_memory
 
 
@@ -56,7 +56,7 @@ def load_generator(
         torch.set_num_threads(threads)
     place = torch.device(device)
     model = load_model(model_dir, config, place)
-    flatten(model, layout, place, weights)
+    flatten_parameters(model, layout, place, weights)
     return generator_of(model, model_dir, config, place, batch=batch)
 
 
@@ -106,7 +106,7 @@ class TorchGenerator:
         self._head = head or model.lm_head
         self.store: LayerStore | None = None
         """Keeps keys and values of some layers; None keeps all here."""
-        self._autocast = autocast(config, device)
+        self._autocast = make_autocast(config, device)
 
     def generate(
         self,
@@ -125,7 +125,7 @@ class TorchGenerator:
             chosen = [prompts[index] for index in group]
             batch = Continuation(group, max_new_tokens, sampling, stop, until)
             try:
-                self._continue(chosen, batch, max_new_tokens)
+                self._generate_batch(chosen, batch, max_new_tokens)
                 fits = True
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -146,7 +146,7 @@ class TorchGenerator:
         return [made[index] for index in range(len(prompts))]
 
     @torch.no_grad()
-    def _continue(
+    def _generate_batch(
         self, prompts: Sequence[Sequence[int]], batch: Continuation, max_new_tokens: int
     ) -> None:
         lengths = torch.tensor([len(prompt) for prompt in prompts])
@@ -154,26 +154,28 @@ class TorchGenerator:
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
         lengths, ids = (part.to(self._device, non_blocking=True) for part in (lengths, ids))
-        run = self._backbone(lengths, ids.shape[1] + max_new_tokens)
+        run = self._cached_backbone(lengths, ids.shape[1] + max_new_tokens)
         last = torch.arange(len(prompts), device=self._device), lengths - 1
         with self._autocast:
             hidden = run(ids).last_hidden_state[last]
             places = lengths[:, None]
-            while (tokens := batch.choose(self._head(hidden).float().cpu().numpy())) is not None:
+            while (
+                tokens := batch.choose_tokens(self._head(hidden).float().cpu().numpy())
+            ) is not None:
                 new = torch.from_numpy(tokens)[:, None].to(self._device, non_blocking=True)
                 hidden = run(new, position_ids=places).last_hidden_state[:, 0]
                 places = places + 1
 
-    def _backbone(self, lengths: Tensor, slots: int) -> Callable[..., Any]:
+    def _cached_backbone(self, lengths: Tensor, slots: int) -> Callable[..., Any]:
         """Return what takes prompts `[B, T]`, then a token a row at its place, both `[B, 1]`."""
         if self.store is not None:
             self.store.begin(len(lengths), slots)
         if isinstance(self._model, Decoder):
-            return partial(self._model.model, cache=Cache(slots, self.store))
-        return _Published(backbone(self._model), lengths, self.store)
+            return partial(self._model.model, cache=KVCache(slots, self.store))
+        return _PublishedBackbone(find_backbone(self._model), lengths, self.store)
 
 
-class _Published:
+class _PublishedBackbone:
     """A backbone of transformers with its cache, in which padding stays behind shorter prompts."""
 
     def __init__(self, backbone: Any, lengths: Tensor, store: LayerStore | None) -> None:

@@ -31,27 +31,27 @@ class GradientStream:
         self.flat = torch.zeros(layout.size, dtype=torch.float32, device=device)
         """fp32 `[layout.size]` on the device; sums since `restart`."""
         self._layout = layout
-        self._transfer: _Pinned | None = None
+        self._transfer: _PinnedCopies | None = None
         self._on_block: OnBlock | None = None
         self._armed = False
         self._sent = 0
         self._missing: list[int] = []
         self._parameters = parameters
-        self._point()
+        self._bind_gradients()
         for block in layout.blocks:
             for name, _, _ in block.parameters:
-                hook = partial(self._finished, block.index)
+                hook = partial(self._on_gradient_ready, block.index)
                 parameters[name].register_post_accumulate_grad_hook(hook)
 
     @contextmanager
-    def step(self, on_block: OnBlock) -> Iterator[None]:
+    def stream_step(self, on_block: OnBlock) -> Iterator[None]:
         """Take one shard: blocks go to `on_block`, and those that never became ready at the end."""
         self._on_block, self._sent = on_block, 0
         if self._transfer is None and self.flat.is_cuda:
-            self._transfer = _Pinned(self._layout, self.flat)
+            self._transfer = _PinnedCopies(self._layout, self.flat)
         try:
             yield
-            self._flush()
+            self._flush_blocks()
         finally:
             self._on_block, self._armed = None, False
 
@@ -63,44 +63,46 @@ class GradientStream:
         self._armed = False
         if self._on_block is not None and self._sent and self._transfer is None:
             self.flat = torch.zeros_like(self.flat)
-            self._point()
+            self._bind_gradients()
         else:
             self.flat.zero_()
         self._missing = [len(block.parameters) for block in self._layout.blocks]
 
-    def last(self) -> None:
+    def mark_last_backward(self) -> None:
         """Say that the next backward is the last: what it finishes is final, and may leave."""
         self._armed = self._on_block is not None
 
-    def _point(self) -> None:
+    def _bind_gradients(self) -> None:
         """Make the parameters' gradients views of `flat`."""
         for block in self._layout.blocks:
             for name, start, stop in block.parameters:
                 parameter = self._parameters[name]
                 parameter.grad = self.flat[start:stop].view(parameter.shape)
 
-    def _finished(self, index: int, _parameter: Tensor) -> None:
+    def _on_gradient_ready(self, index: int, _parameter: Tensor) -> None:
         if not self._armed:
             return
         self._missing[index] -= 1
         if self._missing[index] == 0:
-            self._copy(index)
-            self._send(lambda block: self._transfer is None or self._transfer.arrived(block))
+            self._start_copy(index)
+            self._send_ready(
+                lambda block: self._transfer is None or self._transfer.has_arrived(block)
+            )
 
-    def _flush(self) -> None:
+    def _flush_blocks(self) -> None:
         """Send the rest; a parameter that the loss did not reach has a gradient of zero."""
         for index, missing in enumerate(self._missing):
             if missing:
-                self._copy(index)
+                self._start_copy(index)
             self._missing[index] = 0
-        self._send(lambda block: self._transfer is None or self._transfer.wait(block))
+        self._send_ready(lambda block: self._transfer is None or self._transfer.wait(block))
 
-    def _copy(self, index: int) -> None:
+    def _start_copy(self, index: int) -> None:
         """Begin to copy a block to the host, unless that of a first attempt was sent."""
         if self._transfer is not None and index not in self._layout.send_order[: self._sent]:
             self._transfer.start(index)
 
-    def _send(self, ready: Callable[[int], bool]) -> None:
+    def _send_ready(self, ready: Callable[[int], bool]) -> None:
         order = self._layout.send_order
         while self._sent < len(order):
             index = order[self._sent]
@@ -113,7 +115,7 @@ class GradientStream:
             self._on_block(index, host[block.start : block.stop].numpy())
 
 
-class _Pinned:
+class _PinnedCopies:
     """Copies blocks to page-locked host memory beside the backward, on a stream of its own."""
 
     def __init__(self, layout: GradientLayout, flat: Tensor) -> None:
@@ -131,7 +133,7 @@ class _Pinned:
             self.host[part].copy_(self._flat[part], non_blocking=True)
             self._done[index].record(self._stream)
 
-    def arrived(self, index: int) -> bool:
+    def has_arrived(self, index: int) -> bool:
         return self._done[index].query()
 
     def wait(self, index: int) -> bool:

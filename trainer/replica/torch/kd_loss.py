@@ -32,7 +32,7 @@ from torch import Tensor
 from trainer.config.distillation import Divergence
 from trainer.model.families import PLAIN, Logits
 from trainer.planning.memory import LOGIT_ELEMENTS
-from trainer.replica.torch.batch import SoftChunk, SoftRows
+from trainer.replica.torch.batch import SoftChunk, SoftTargetRows
 
 _ENTRY_COST = 4  # an entry's indices and weights take about as much memory as this many logits
 _LEAST = 1e-30  # replaces a probability that was rounded to zero
@@ -64,7 +64,7 @@ def token_losses(
     hidden: Tensor,
     head: Tensor,
     wanted: Tensor,
-    soft: SoftRows | None = None,
+    soft: SoftTargetRows | None = None,
     mix: KDWeights | None = None,
     shape: Logits = PLAIN,
 ) -> Sums:
@@ -96,7 +96,7 @@ class _TokenLosses(torch.autograd.Function):
         hidden: Tensor,
         head: Tensor,
         wanted: Tensor,
-        soft: SoftRows | None,
+        soft: SoftTargetRows | None,
         mix: KDWeights | None,
         shape: Logits,
         dtype: torch.dtype,
@@ -107,12 +107,12 @@ class _TokenLosses(torch.autograd.Function):
         head_gradient = torch.zeros_like(head) if to_head else None
         weight = head.to(dtype)
         ce, kl = hidden.new_zeros(2, dtype=torch.float64)
-        for part in chunks(len(wanted), len(weight), soft):
+        for part in iterate_chunks(len(wanted), len(weight), soft):
             rows = hidden[part].to(dtype)
             logits = torch.mm(rows, weight.T)
             logits = logits.to(torch.promote_types(dtype, torch.float32))
             slope = shape_logits(logits, shape)
-            teacher = soft.chunk(part, logits) if soft is not None else None
+            teacher = soft.take_chunk(part, logits) if soft is not None else None
             losses = row_losses(logits, wanted[part], teacher, mix)
             ce += losses.ce.sum(dtype=torch.float64)
             kl += losses.kl.sum(dtype=torch.float64)
@@ -124,7 +124,7 @@ class _TokenLosses(torch.autograd.Function):
                 add_product(head_gradient, gradient.T, rows)
         ctx.gradients = hidden_gradient, head_gradient
         ctx.mark_non_differentiable(ce, kl)
-        return _mixed(ce, kl, mix), ce, kl
+        return _mix_losses(ce, kl, mix), ce, kl
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -161,7 +161,7 @@ def add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
         to += torch.mm(left, right)
 
 
-def chunks(count: int, vocabulary: int, soft: SoftRows | None) -> Iterator[slice]:
+def iterate_chunks(count: int, vocabulary: int, soft: SoftTargetRows | None) -> Iterator[slice]:
     """Yield rows whose logits may be held at once."""
     entries = 0 if soft is None else -(-len(soft.ids) // max(1, count))
     rows = max(1, LOGIT_ELEMENTS // (vocabulary + _ENTRY_COST * entries))
@@ -194,19 +194,19 @@ def row_losses(
         return RowLosses(-student.log(chosen), gradient.new_zeros(()), gradient)
 
     scaled = mix.temperature != 1
-    log_named = teacher.get(logits) / mix.temperature
+    log_named = teacher.gather_entries(logits) / mix.temperature
     plain = _softmax(logits.clone()) if scaled else None
     student = _softmax(logits.div_(mix.temperature) if scaled else logits, teacher)
     ce = -(plain or student).log(chosen)
     for part in (student.peak, student.total.log()):
-        log_named.sub_(teacher.spread(part))
+        log_named.sub_(teacher.repeat_per_entry(part))
     buckets = _Buckets(log_named.exp(), log_named, student.rest / student.total)
     kl, pull, slope = _DIVERGENCES[mix.divergence](teacher, buckets, mix.beta)
 
     strength, hard = mix.alpha * mix.temperature, 1 - mix.alpha
     shared = 0.0 if scaled else hard  # at temperature 1 both losses have one softmax
     gradient = student.powers.mul_(((strength * slope + shared) / student.total)[:, None])
-    teacher.put(gradient, pull.mul_(strength).add_(buckets.named, alpha=shared))
+    teacher.scatter_entries(gradient, pull.mul_(strength).add_(buckets.named, alpha=shared))
     if plain is not None:
         gradient.add_(plain.powers.mul_((hard / plain.total)[:, None]))
     gradient.view(-1)[target] -= hard
@@ -236,8 +236,8 @@ def _softmax(logits: Tensor, teacher: SoftChunk | None = None) -> _Softmax:
     if teacher is None:
         total = powers.sum(-1)
         return _Softmax(powers, peak, total, total)
-    named = teacher.sum(teacher.get(powers))
-    teacher.put(powers, 0)
+    named = teacher.sum_entries(teacher.gather_entries(powers))
+    teacher.scatter_entries(powers, 0)
     rest = powers.sum(-1)
     return _Softmax(powers, peak, rest + named, rest)
 
@@ -259,49 +259,49 @@ factor of q_j for all others `[n]`, without temperature and alpha. They overwrit
 whole distributions every further matrix costs as much as an exponential."""
 
 
-def _forward(teacher: SoftChunk, student: _Buckets, _: float) -> _Slopes:
+def _forward_kl(teacher: SoftChunk, student: _Buckets, _: float) -> _Slopes:
     rest = student.rest.clamp(min=_LEAST)
-    named = teacher.sum(student.log_named.mul_(teacher.weights))
+    named = teacher.sum_entries(student.log_named.mul_(teacher.weights))
     kl = -named - teacher.rest * rest.log() - teacher.entropy
-    mass = teacher.sum(teacher.weights) + teacher.rest
-    pull = (student.named * teacher.spread(mass)).sub_(teacher.weights)
+    mass = teacher.sum_entries(teacher.weights) + teacher.rest
+    pull = (student.named * teacher.repeat_per_entry(mass)).sub_(teacher.weights)
     return kl, pull, mass - teacher.rest / rest
 
 
-def _reverse(teacher: SoftChunk, student: _Buckets, _: float) -> _Slopes:
-    g = student.log_named - _log(teacher.weights)
-    g_rest = _log(student.rest) - _log(teacher.rest)
-    kl = teacher.sum(student.named * g) + student.rest * g_rest
-    return kl, g.sub_(teacher.spread(kl)).mul_(student.named), g_rest - kl
+def _reverse_kl(teacher: SoftChunk, student: _Buckets, _: float) -> _Slopes:
+    g = student.log_named - _safe_log(teacher.weights)
+    g_rest = _safe_log(student.rest) - _safe_log(teacher.rest)
+    kl = teacher.sum_entries(student.named * g) + student.rest * g_rest
+    return kl, g.sub_(teacher.repeat_per_entry(kl)).mul_(student.named), g_rest - kl
 
 
 def _jsd(teacher: SoftChunk, student: _Buckets, beta: float) -> _Slopes:
-    log_p, log_p_rest, log_q_rest = map(_log, (teacher.weights, teacher.rest, student.rest))
+    log_p, log_p_rest, log_q_rest = map(_safe_log, (teacher.weights, teacher.rest, student.rest))
     of_p, of_q = math.log(beta), math.log(1 - beta)
     log_m = torch.logaddexp(log_p + of_p, student.log_named + of_q)
     log_m_rest = torch.logaddexp(log_p_rest + of_p, log_q_rest + of_q)
     g = (student.log_named - log_m) * (1 - beta)
     g_rest = (log_q_rest - log_m_rest) * (1 - beta)
-    to_student = teacher.sum(student.named * g) + student.rest * g_rest
-    to_teacher = teacher.sum(teacher.weights * (log_p - log_m)) + teacher.rest * (
+    to_student = teacher.sum_entries(student.named * g) + student.rest * g_rest
+    to_teacher = teacher.sum_entries(teacher.weights * (log_p - log_m)) + teacher.rest * (
         log_p_rest - log_m_rest
     )
-    pull = g.sub_(teacher.spread(to_student)).mul_(student.named)
+    pull = g.sub_(teacher.repeat_per_entry(to_student)).mul_(student.named)
     return to_student + beta * to_teacher, pull, g_rest - to_student
 
 
 _DIVERGENCES: dict[Divergence, Callable[[SoftChunk, _Buckets, float], _Slopes]] = {
-    "forward": _forward,
-    "reverse": _reverse,
+    "forward": _forward_kl,
+    "reverse": _reverse_kl,
     "jsd": _jsd,
 }
 
 
-def _log(probability: Tensor) -> Tensor:
+def _safe_log(probability: Tensor) -> Tensor:
     return probability.clamp(min=_LEAST).log_()
 
 
-def _mixed(ce: Tensor, kl: Tensor, mix: KDWeights | None) -> Tensor:
+def _mix_losses(ce: Tensor, kl: Tensor, mix: KDWeights | None) -> Tensor:
     if mix is None:
         return ce.clone()  # autograd needs distinct outputs
     return mix.alpha * mix.temperature**2 * kl + (1 - mix.alpha) * ce

@@ -25,7 +25,7 @@ _NO_COMPILER = "TORCHDYNAMO_DISABLE"
 """torch's switch: with 1, `torch.compile` returns the function as it is."""
 
 
-def own(weight: Any) -> Any:
+def local_weight(weight: Any) -> Any:
     """Return this rank's values of a weight that tensor-parallel ranks share; else the weight."""
     to_local = getattr(weight, "to_local", None)  # a DTensor's, whose import takes a second
     return weight if to_local is None else to_local()
@@ -42,7 +42,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out]`."""
-        return F.linear(x, own(self.weight), own(self.bias))
+        return F.linear(x, local_weight(self.weight), local_weight(self.bias))
 
 
 class LoraLinear(nn.Module):
@@ -80,7 +80,7 @@ class LoraLinear(nn.Module):
             raise TypeError("a linear in NF4, or with DoRA, is used as a weight alone")
         if not self.enabled:
             return base.weight
-        a, b = own(self.lora_A.weight), own(self.lora_B.weight)
+        a, b = local_weight(self.lora_A.weight), local_weight(self.lora_B.weight)
         return torch.addmm(base.weight.to(a.dtype), b, a, alpha=self._scale).to(base.weight.dtype)
 
     @property
@@ -100,7 +100,7 @@ class LoraLinear(nn.Module):
             if frozen.dtype == x.dtype:  # one pass over the output instead of three
                 flat = frozen.flatten(0, -2)
                 low = self.lora_A(x).flatten(0, -2)
-                b = own(self.lora_B.weight)
+                b = local_weight(self.lora_B.weight)
                 return flat.addmm(low, b.t(), alpha=self._scale).view_as(frozen)
         return frozen + (self.lora_B(self.lora_A(x)) * self._scale).to(frozen.dtype)
 
@@ -158,12 +158,12 @@ class LoraParameter(nn.Module):
         """Return what the module does with the changed parameter."""
         if not self.enabled:
             return self.base_layer(*args, **kwargs)
-        changed = {self._path: self._changed(self.base_layer.get_parameter(self._path))}
+        changed = {self._path: self._add_adapter(self.base_layer.get_parameter(self._path))}
         return functional_call(self.base_layer, changed, args, kwargs, tie_weights=False)
 
-    def _changed(self, frozen: Tensor) -> Tensor:
+    def _add_adapter(self, frozen: Tensor) -> Tensor:
         """Return the parameter with its adapter, in its own format."""
-        a, b = own(self.lora_A.weight), own(self.lora_B.weight)
+        a, b = local_weight(self.lora_A.weight), local_weight(self.lora_B.weight)
         with torch.autocast(frozen.device.type, enabled=False):
             if frozen.dim() == 2:
                 return frozen + (b @ a * self._scale).to(frozen.dtype)

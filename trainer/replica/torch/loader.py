@@ -17,7 +17,7 @@ from trainer.model.layout import check_stored, stored_name
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.replica.torch.decoder import Decoder, Finish, Layer
 from trainer.replica.torch.linear import Linear, nf4_linear
-from trainer.replica.torch.model import prepare, reading, train_whole
+from trainer.replica.torch.model import prepare_for_training, report_load_errors, train_whole
 from trainer.replica.torch.precision import compute_dtype
 from trainer.replica.torch.residence import streamed_layers
 from trainer.replica.torch.streaming import LayerStream
@@ -58,16 +58,16 @@ def load_model(
 
     adapted = config.lora.select_layers(architecture.num_layers)
 
-    def finish(number: int, layer: Layer) -> None:
-        prepare(layer, model_dir, config, device, None if number in adapted else ())
+    def freeze_layer(number: int, layer: Layer) -> None:
+        prepare_for_training(layer, model_dir, config, device, None if number in adapted else ())
         if cut is not None:
             cut(number, layer)
 
-    with reading(model_dir, device, nf4=nf4 is not None):
+    with report_load_errors(model_dir, device, nf4=nf4 is not None):
         streamed = streamed_layers(architecture.num_layers, resident)
         stored = StoredWeights(model_dir, dtype, device, nf4, mapped=cut is None, streamed=streamed)
         where = str(model_dir / "config.json")
-        model = Decoder(architecture, tree, where, stored, config.num_classes, layers, finish)
+        model = Decoder(architecture, tree, where, stored, config.num_classes, layers, freeze_layer)
     headers = read_headers(model_dir)
     # A run writes its weights later, but a full model that is only used keeps what is read here.
     if hasattr(model, "score") and (trained := stored_name(headers, "score.weight")) is not None:
@@ -94,7 +94,7 @@ def load_frozen(model_dir: Path, dtype: torch.dtype, device: torch.device) -> De
     """
     tree, architecture = read_config(model_dir), read_architecture(model_dir)
     check_stored(model_dir, architecture, read_headers(model_dir))
-    with reading(model_dir, device):
+    with report_load_errors(model_dir, device):
         stored = StoredWeights(model_dir, dtype, device)
         model = Decoder(architecture, tree, str(model_dir / "config.json"), stored, None)
     return model.requires_grad_(False).eval()
@@ -128,7 +128,7 @@ class StoredWeights:
     def tensor(self, name: str) -> Tensor:
         """Return a tensor; the layout has checked its presence and shape."""
         # The few of a streamed layer are in memory: a file that is cut must not fault there.
-        return self._read(name, mapped=self._mapped and self._streamed_layer(name) is None)
+        return self._read_tensor(name, mapped=self._mapped and self._streamed_layer(name) is None)
 
     def linear(self, name: str, *, biased: bool) -> nn.Module:
         """Return the product with `name.weight`."""
@@ -136,11 +136,11 @@ class StoredWeights:
             header = self._headers[self._stored_name(f"{name}.weight")]
             bias = self.tensor(f"{name}.bias") if biased else None
             return self._stream.linear(layer, header, name, bias)
-        weight = self._read(f"{name}.weight", mapped=self._mapped and self._nf4 is None)
+        weight = self._read_tensor(f"{name}.weight", mapped=self._mapped and self._nf4 is None)
         bias = self.tensor(f"{name}.bias") if biased else None
         return Linear(weight, bias) if self._nf4 is None else nf4_linear(weight, bias, self._nf4)
 
-    def _read(self, name: str, *, mapped: bool) -> Tensor:
+    def _read_tensor(self, name: str, *, mapped: bool) -> Tensor:
         stored = self._stored_name(name)
         path = self._headers[stored].file
         if mapped:

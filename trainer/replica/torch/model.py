@@ -29,7 +29,9 @@ NF4_BLOCK = 64
 
 
 @contextmanager
-def reading(model_dir: Path, device: torch.device, *, nf4: bool = False) -> Iterator[None]:
+def report_load_errors(
+    model_dir: Path, device: torch.device, *, nf4: bool = False
+) -> Iterator[None]:
     """Announce that a model is loaded, and turn errors into one line for people."""
     try:
         with log_if_slow(f"{'quantising' if nf4 else 'loading'} {model_dir}"):
@@ -42,7 +44,7 @@ def reading(model_dir: Path, device: torch.device, *, nf4: bool = False) -> Iter
         raise InputError(f"{model_dir}: cannot be loaded: {first_line(error)}") from None
 
 
-def prepare(
+def prepare_for_training(
     model: nn.Module,
     model_dir: Path,
     config: RunConfig,
@@ -124,12 +126,12 @@ def compile_layers(model: Any) -> None:
 
 def layers_of(model: Any) -> Iterable[Any]:
     """Return the layers of a decoder, ours or transformers'."""
-    inner = backbone(model)
+    inner = find_backbone(model)
     found = getattr(inner, "layers", None) or getattr(inner, "h", None)
     return found or next(part for part in inner.modules() if isinstance(part, nn.ModuleList))
 
 
-def backbone(model: Any) -> Any:
+def find_backbone(model: Any) -> Any:
     """Return the module that makes hidden states of a decoder, ours or transformers'."""
     found = getattr(model, "base_model", None)
     return model.model if found is None or found is model else found
@@ -149,7 +151,7 @@ def parameters_by_slot(model: nn.Module, layout: GradientLayout) -> dict[str, nn
     return {names.get(name, name): parameter for name, parameter in trainable_parameters(model)}
 
 
-def flatten(
+def flatten_parameters(
     model: nn.Module,
     layout: GradientLayout,
     device: torch.device,

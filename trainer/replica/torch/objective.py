@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from trainer.model.families import PLAIN, Logits
 from trainer.replica.torch.batch import IGNORED, MicroBatch
 from trainer.replica.torch.kd_loss import KDWeights, Sums, token_losses
-from trainer.replica.torch.model import backbone
+from trainer.replica.torch.model import find_backbone
 
 
-def classify(
+def classification_loss(
     model: Any,
     batch: MicroBatch,
     autocast: torch.autocast,
@@ -64,7 +64,7 @@ def count_cells(cells: Tensor, labels: Tensor, logits: Tensor) -> None:
     cells.scatter_add_(0, cell, counts.long())
 
 
-def language(
+def language_loss(
     model: Any,
     batch: MicroBatch,
     autocast: torch.autocast,
@@ -116,4 +116,4 @@ def hidden_states(model: Any, batch: MicroBatch) -> Tensor:
 def last_hidden(model: Any, ids: Tensor, positions: Tensor | None = None) -> Tensor:
     """Return the final hidden states `[B, T, D]` of tokens `[B, T]`."""
     more = {} if positions is None else {"position_ids": positions}  # some classes take none
-    return backbone(model)(input_ids=ids, use_cache=False, **more).last_hidden_state
+    return find_backbone(model)(input_ids=ids, use_cache=False, **more).last_hidden_state

@@ -26,7 +26,7 @@ def compute_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
     return _DTYPES[config.resolve_precision(accelerator=device.type == "cuda")]
 
 
-def autocast(config: RunConfig, device: torch.device) -> torch.autocast:
+def make_autocast(config: RunConfig, device: torch.device) -> torch.autocast:
     """Return the context in which a model computes in `compute_dtype`."""
     dtype = compute_dtype(config, device)
     narrow = dtype != torch.float32
@@ -67,7 +67,7 @@ class LossScale:
         self.value = self._scaler.get_scale()
         """What to multiply the loss by before backward."""
 
-    def settle(self, gradients: Sequence[Tensor], loss: Tensor) -> bool:
+    def unscale_gradients(self, gradients: Sequence[Tensor], loss: Tensor) -> bool:
         """Unscale gradients in place, and return whether they are to be used.
 
         If not, they have overflowed and must be computed again. What no scale is the reason of is

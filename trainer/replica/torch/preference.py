@@ -20,7 +20,7 @@ from torch import Tensor
 
 from trainer.model.families import PLAIN, Logits
 from trainer.replica.torch.batch import MicroBatch
-from trainer.replica.torch.kd_loss import chunks, row_losses, shape_logits
+from trainer.replica.torch.kd_loss import iterate_chunks, row_losses, shape_logits
 from trainer.replica.torch.linear import without_adapters
 from trainer.replica.torch.objective import biased_product, hidden_states
 
@@ -48,7 +48,7 @@ def pair_losses(
 
 
 @contextmanager
-def replaced(weights: Tensor, values: Tensor) -> Iterator[None]:
+def replace_values(weights: Tensor, values: Tensor) -> Iterator[None]:
     """Let a flat tensor, of which the parameters are views, have other values."""
     own = weights.clone()
     weights.copy_(values)
@@ -98,7 +98,7 @@ class _TokenLikelihoods(torch.autograd.Function):
         weight = head.to(dtype)
         wide = torch.promote_types(dtype, torch.float32)
         found = torch.empty(len(wanted), dtype=wide, device=hidden.device)
-        for part in chunks(len(wanted), len(weight), None):
+        for part in iterate_chunks(len(wanted), len(weight), None):
             logits = torch.mm(hidden[part].to(dtype), weight.T).to(wide)
             slope = shape_logits(logits, shape)
             losses = row_losses(logits, wanted[part], None, None)

@@ -25,7 +25,7 @@ _SLOWER, _FOR = 3.0, 10.0
 """The factor by which, and the seconds for which, a slowdown must last to be logged."""
 
 
-class Usage(NamedTuple):
+class ProcessorUsage(NamedTuple):
     """Seconds since some moment in the past."""
 
     clock: float
@@ -44,7 +44,7 @@ def usable_processors() -> int:
     return psutil.cpu_count() or 1
 
 
-def read_usage() -> Usage:
+def read_usage() -> ProcessorUsage:
     """Return the usage so far.
 
     Processes of lower priority than this one give way, and do not count as busy.
@@ -56,7 +56,7 @@ def read_usage() -> Usage:
         if os.nice(0) > 0:
             busy += times.nice
     stolen = times.steal if psutil.LINUX else 0.0
-    return Usage(time.monotonic(), busy, time.process_time(), stolen)
+    return ProcessorUsage(time.monotonic(), busy, time.process_time(), stolen)
 
 
 class Processors:
@@ -69,7 +69,7 @@ class Processors:
     """
 
     def __init__(
-        self, most: int, count: int | None = None, look: Callable[[], Usage] = read_usage
+        self, most: int, count: int | None = None, look: Callable[[], ProcessorUsage] = read_usage
     ) -> None:
         self._most = most
         self._count = usable_processors() if count is None else count
@@ -77,7 +77,7 @@ class Processors:
         self._last = self._look()
         self._threads = most
 
-    def threads(self) -> int:
+    def count_threads(self) -> int:
         """Return the current number."""
         now, last = self._look(), self._last
         elapsed = now.clock - last.clock
@@ -91,10 +91,10 @@ class Processors:
 class SpeedWatch:
     """Reports once that a computation became much slower, with the machine's state."""
 
-    def __init__(self, look: Callable[[], Usage] = read_usage) -> None:
+    def __init__(self, look: Callable[[], ProcessorUsage] = read_usage) -> None:
         self._look = look
         self._best = 0.0
-        self._slow_since: Usage | None = None
+        self._slow_since: ProcessorUsage | None = None
         self._said = False
 
     def observe(self, tokens: int, seconds: float) -> str | None:
@@ -118,11 +118,11 @@ class SpeedWatch:
         return (
             f"computes {speed:,.0f} tokens/s, was {self._best:,.0f}: other processes use"
             f" {max(0.0, others) / elapsed:.1f} of {os.cpu_count()} processors,"
-            f" {max(0.0, stolen) / elapsed:.1f} are taken by the hypervisor{_throttled()}"
+            f" {max(0.0, stolen) / elapsed:.1f} are taken by the hypervisor{_describe_throttling()}"
         )
 
 
-def _throttled() -> str:
+def _describe_throttling() -> str:
     """Return how often a processor was throttled for its temperature."""
     found = Path("/sys/devices/system/cpu").glob("cpu*/thermal_throttle/core_throttle_count")
     try:

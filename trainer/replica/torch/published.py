@@ -21,8 +21,8 @@ from trainer.model.families import family_of, logits_of, text_config
 from trainer.model.layout import adapted_experts, adapted_modules
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.model.tensor_names import LANGUAGE_KEYS, is_ignored, is_tied
-from trainer.replica.torch.model import prepare, reading, train_whole
-from trainer.replica.torch.precision import autocast, compute_dtype
+from trainer.replica.torch.model import prepare_for_training, report_load_errors, train_whole
+from trainer.replica.torch.precision import compute_dtype, make_autocast
 from trainer.replica.torch.unlisted import check_class, find_class, report_unreached
 from trainer.system.errors import InputError
 from trainer.system.key_table import UnknownKeys
@@ -62,7 +62,7 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
     family = family_of(stored := read_config(model_dir), str(model_dir))
     if not family.listed:
         auto = find_class(stored, model_dir)
-    with reading(model_dir, device, nf4=config.model.quantization == "nf4"):
+    with report_load_errors(model_dir, device, nf4=config.model.quantization == "nf4"):
         tree = transformers.AutoConfig.from_pretrained(
             model_dir, local_files_only=True, trust_remote_code=False
         )
@@ -104,12 +104,12 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
             model_dir,
             modules,
             logits_of(stored),
-            autocast(config, device),
+            make_autocast(config, device),
             transposed=family.transposed,
         )
-    prepare(model, model_dir, config, device, modules, experts)
+    prepare_for_training(model, model_dir, config, device, modules, experts)
     if not family.listed:
-        report_unreached(model, model_dir, autocast(config, device))
+        report_unreached(model, model_dir, make_autocast(config, device))
     if not full:
         train_whole(model, config.lora.modules_to_save)
     return model

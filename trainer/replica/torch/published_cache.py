@@ -30,15 +30,15 @@ class StoredLayers:
         """Of the next tokens, `[B, 1]`; None for prompts."""
         self.cache = transformers.DynamicCache(config=backbone.config)
         for layer in store.layers:
-            self.cache.layers[layer] = _Elsewhere()
+            self.cache.layers[layer] = _ForwardingLayer()
         self._store = store
         interfaces = transformers.AttentionInterface, transformers.AttentionMaskInterface
         self._sdpa = interfaces[0]()[_SDPA]
-        interfaces[0].register(_STORED, self._attend)
+        interfaces[0].register(_STORED, self._attend_stored)
         interfaces[1].register(_STORED, interfaces[1]()[_SDPA])
         backbone.set_attn_implementation(_STORED)
 
-    def _attend(
+    def _attend_stored(
         self,
         module: Any,
         query: Tensor,
@@ -57,7 +57,7 @@ class StoredLayers:
         return self._sdpa(module, query, key, value, attention_mask, scaling=scaling, **settings)
 
 
-class _Elsewhere(DynamicLayer):
+class _ForwardingLayer(DynamicLayer):
     """Hands on keys and values of new tokens alone, and counts the tokens."""
 
     def __init__(self) -> None:

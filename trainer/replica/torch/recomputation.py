@@ -19,7 +19,7 @@ from trainer.replica.torch.device import available_bytes, spare_memory
 log = logging.getLogger(__name__)
 
 
-def recomputes(
+def needs_recomputation(
     config: RunConfig, device: torch.device, needed: Callable[[], int], available: int
 ) -> bool:
     """Return whether layers are computed twice, and log why if memory decides.
@@ -48,7 +48,7 @@ def recomputes_together(config: RunConfig, model_dir: Path, device: torch.device
         recompute=False,
     )
     free = available_bytes(device)
-    mine = recomputes(config, device, needed, free)
+    mine = needs_recomputation(config, device, needed, free)
     spare_memory(device, needed(tokens=most_tokens(config)), free)
     any_of_them = torch.tensor(int(mine))
     dist.all_reduce(any_of_them, dist.ReduceOp.MAX)

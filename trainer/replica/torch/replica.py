@@ -29,7 +29,7 @@ from trainer.planning.replica import (
 )
 from trainer.replica.base import EvalResult, OnBlock, StepResult
 from trainer.replica.continuation import Until
-from trainer.replica.microbatch import Limit, pack, split
+from trainer.replica.microbatch import MicroBatchLimit, pack_rows, split_by_length
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch, collate
@@ -41,16 +41,16 @@ from trainer.replica.torch.kd_loss import KDWeights, Sums
 from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import (
     compile_layers,
-    flatten,
+    flatten_parameters,
     freeze_a,
     recompute_activations,
     share_weights,
     trainable_parameters,
 )
-from trainer.replica.torch.precision import SCALE_OF_SUM, LossScale, autocast
-from trainer.replica.torch.preference import pair_losses, replaced
+from trainer.replica.torch.precision import SCALE_OF_SUM, LossScale, make_autocast
+from trainer.replica.torch.preference import pair_losses, replace_values
 from trainer.replica.torch.processors import Processors, SpeedWatch
-from trainer.replica.torch.recomputation import recomputes
+from trainer.replica.torch.recomputation import needs_recomputation
 from trainer.replica.torch.residence import plan_residents
 from trainer.system.errors import DoesNotFitError, is_out_of_memory
 
@@ -67,7 +67,7 @@ _Part = tuple[Sequence["Encoded"], KDWeights | None]
 """Samples of a step, and how they learn from a teacher."""
 
 
-def _size(sample: Encoded) -> int:
+def _count_tokens(sample: Encoded) -> int:
     """Return the tokens that a sample takes in a micro-batch: of a pair its longer row's, twice."""
     return len(sample.answers) * max(len(row.input_ids) for row in sample.answers)
 
@@ -133,7 +133,7 @@ class TorchReplica:
             whole, tokens = plan(recompute=False), busy_tokens(config, accelerator=cuda)
             return whole.fixed + tokens * whole.per_token
 
-        recompute = recomputes(config, self._device, kept, free)
+        recompute = needs_recomputation(config, self._device, kept, free)
         self._plan = plan_residents(
             model_dir, config, device, lambda some: plan(recompute=recompute, resident=some), free
         )
@@ -145,12 +145,12 @@ class TorchReplica:
         if recompute:
             recompute_activations(model)
         self._model: Any = model
-        self._weights = flatten(model, layout, self._device)
+        self._weights = flatten_parameters(model, layout, self._device)
         self._reference = None
         if reference is not None:
             self._reference = torch.tensor(reference, device=self._device)
         self._gradients: GradientStream | None = None
-        self._autocast = autocast(config, self._device)
+        self._autocast = make_autocast(config, self._device)
         weights = config.training.class_weights
         made = None if weights is None else torch.tensor(weights, device=self._device).float()
         self._class_loss = made, config.training.label_smoothing
@@ -160,7 +160,7 @@ class TorchReplica:
         """The limit of a micro-batch; shrinks if the device runs out of memory."""
         self._tried = (0, 0)  # samples and tokens of the micro-batch in flight
 
-    def compile(self) -> None:
+    def compile_layers(self) -> None:
         """Compile the layers by torch.compile: the first steps wait for it, later ones are faster.
 
         It pays off on CUDA, where micro-batches of few shapes (`training.pack`) avoid
@@ -189,7 +189,7 @@ class TorchReplica:
     @property
     def gradient(self) -> Tensor:
         """The sum of `accumulate`, fp32 `[layout.size]` on the device."""
-        return self._stream().flat
+        return self._open_stream().flat
 
     def accumulate(self, batch: Sequence[Encoded], alpha: float | None = None) -> StepResult:
         """Sum the gradient over a batch into `gradient`, which is cleared first.
@@ -207,21 +207,21 @@ class TorchReplica:
         tokens are no targets of a cross-entropy.
         """
         start = time.monotonic()
-        parts = [(batch, self._mix(batch, alpha)), (own, self._own_mix() if own else None)]
+        parts = [(batch, self._loss_weights(batch, alpha)), (own, self._own_mix() if own else None)]
         self._choose_threads()
-        sums, weights = self._within_memory(lambda: self._train(parts))
-        first, second = self._results(parts, sums, weights, start)
+        sums, weights = self._within_memory(lambda: self._train_parts(parts))
+        first, second = self._make_results(parts, sums, weights, start)
         return first, second
 
     def forward_backward(
         self, batch: Sequence[Encoded], on_block: OnBlock, alpha: float | None = None
     ) -> StepResult:
         """Run one shard; see `Replica.forward_backward`."""
-        start, parts = time.monotonic(), [(batch, self._mix(batch, alpha))]
+        start, parts = time.monotonic(), [(batch, self._loss_weights(batch, alpha))]
         self._choose_threads()
-        with self._stream().step(on_block):
-            sums, weights = self._within_memory(lambda: self._train(parts))
-        return self._results(parts, sums, weights, start)[0]
+        with self._open_stream().stream_step(on_block):
+            sums, weights = self._within_memory(lambda: self._train_parts(parts))
+        return self._make_results(parts, sums, weights, start)[0]
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Run only the forward pass; see `Replica.evaluate`.
@@ -231,7 +231,7 @@ class TorchReplica:
         """
         self._choose_threads()
         with torch.no_grad():
-            return self._within_memory(lambda: self._score(batch))
+            return self._within_memory(lambda: self._score_batch(batch))
 
     def answer(
         self, prompts: Sequence[Sequence[int]], new_tokens: int, stop: frozenset[int]
@@ -263,9 +263,9 @@ class TorchReplica:
 
     def _choose_threads(self) -> None:
         if self._processors is not None:
-            torch.set_num_threads(self._processors.threads())
+            torch.set_num_threads(self._processors.count_threads())
 
-    def _results(
+    def _make_results(
         self, parts: Sequence[_Part], sums: Tensor, weights: Sequence[int], start: float
     ) -> list[StepResult]:
         """Return the result of each part, after waiting for the device once."""
@@ -283,13 +283,15 @@ class TorchReplica:
             )
         ]
 
-    def _stream(self) -> GradientStream:
+    def _open_stream(self) -> GradientStream:
         if self._gradients is None:  # an evaluation does not need its memory
             parameters = dict(trainable_parameters(self._model))
             self._gradients = GradientStream(self.layout, parameters, self._device)
         return self._gradients
 
-    def _mix(self, batch: Sequence[Encoded], alpha: float | None = None) -> KDWeights | None:
+    def _loss_weights(
+        self, batch: Sequence[Encoded], alpha: float | None = None
+    ) -> KDWeights | None:
         """Return the weights of soft targets; None if there are none, or their weight is 0."""
         settings = self._config.distillation
         if settings is None or not batch or batch[0].soft is None:
@@ -305,12 +307,12 @@ class TorchReplica:
         assert own is not None
         return KDWeights(1.0, settings.temperature, own.divergence, own.beta)
 
-    def _train(self, parts: Sequence[_Part]) -> tuple[Tensor, list[int]]:
+    def _train_parts(self, parts: Sequence[_Part]) -> tuple[Tensor, list[int]]:
         """Return `Sums` `[P, 3]` and weights of P parts; the gradients of all go to the stream.
 
         With a loss scale they are final, and leave, when all of them are known to be finite.
         """
-        gradients = self._stream()
+        gradients = self._open_stream()
         final = max(number for number, (batch, _) in enumerate(parts) if batch or not number)
         while True:
             gradients.restart()
@@ -319,25 +321,25 @@ class TorchReplica:
             for number, (batch, mix) in enumerate(parts):
                 for micro, is_last in self._micro_batches(batch, mix):
                     if is_last and number == final and not self._scale.on:
-                        gradients.last()
-                    found, count, _ = self._loss(micro, mix, *self._class_loss)
+                        gradients.mark_last_backward()
+                    found, count, _ = self._compute_loss(micro, mix, *self._class_loss)
                     (found.loss * scale if self._scale.on else found.loss).backward()
                     sums[number] += torch.stack([part.detach() for part in found])
                     weights[number] += count
-            if self._scale.settle([gradients.flat], sums):
+            if self._scale.unscale_gradients([gradients.flat], sums):
                 if of_classes := self._config.training.class_weights:
                     batch = parts[0][0]
                     weights[0] = sum(of_classes[int(sample.labels)] for sample in batch)
                 return sums, weights
 
-    def _score(self, batch: Sequence[Encoded]) -> EvalResult:
+    def _score_batch(self, batch: Sequence[Encoded]) -> EvalResult:
         classes = self._config.num_classes
         cells = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=self._device)
         rewards = torch.zeros(3, dtype=torch.float64, device=self._device)
         sums = torch.zeros(3, dtype=torch.float64, device=self._device)
         weight = 0
         for micro, _ in self._micro_batches(batch, None):
-            found, count, logits = self._loss(micro, None)
+            found, count, logits = self._compute_loss(micro, None)
             sums += torch.stack(found)
             weight += count
             if classes is not None and logits is not None:
@@ -359,7 +361,7 @@ class TorchReplica:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                smaller = self.limit.halved(*self._tried)
+                smaller = self.limit.halve_limit(*self._tried)
                 if smaller is None:
                     raise DoesNotFitError(
                         f"{self.device}: one sample of {self._tried[1]} tokens does not fit; lower"
@@ -369,7 +371,7 @@ class TorchReplica:
             self.limit = smaller
             torch.cuda.empty_cache()
 
-    def _loss(
+    def _compute_loss(
         self,
         micro: MicroBatch,
         mix: KDWeights | None,
@@ -381,29 +383,29 @@ class TorchReplica:
         In place of logits pairs have their rewards `[2, P]`.
         """
         if self._config.task == "classify":
-            loss, logits = objective.classify(
+            loss, logits = objective.classification_loss(
                 self._model, micro, self._autocast, weights, smoothing
             )
             return Sums(loss, loss, torch.zeros_like(loss)), len(logits), logits
         if self._config.task == "dpo":
             beta = self._config.dpo.beta
             kept = self._reference
-            reference = None if kept is None else replaced(self._weights, kept)
+            reference = None if kept is None else replace_values(self._weights, kept)
             loss, rewards = pair_losses(
                 self._model, micro, self._autocast, beta, self._logits, reference
             )
             return Sums(loss, loss, torch.zeros_like(loss)), rewards.shape[1], rewards
-        found = objective.language(self._model, micro, self._autocast, mix, shape=self._logits)
+        found = objective.language_loss(self._model, micro, self._autocast, mix, shape=self._logits)
         return *found, None
 
     def _micro_batches(
         self, batch: Sequence[Encoded], mix: KDWeights | None
     ) -> Iterator[tuple[MicroBatch, bool]]:
         """Yield each micro-batch on the device, and whether it is the last."""
-        sizes = [_size(sample) for sample in batch]
-        rows = self._rows(sizes)
+        sizes = [_count_tokens(sample) for sample in batch]
+        rows = self._split_rows(sizes)
         lengths = [sum(sizes[index] for index in row) for row in rows]
-        groups = split(lengths, self.limit)
+        groups = split_by_length(lengths, self.limit)
         for number, group in enumerate(groups, start=1):
             samples = [[batch[index] for index in rows[row]] for row in group]
             count = sum(map(len, samples))
@@ -412,17 +414,17 @@ class TorchReplica:
             self._tried = count, micro.input_ids.numel()
             yield micro.to(self._device), number == len(groups)
 
-    def _rows(self, lengths: Sequence[int]) -> list[list[int]]:
+    def _split_rows(self, lengths: Sequence[int]) -> list[list[int]]:
         """Return the samples of each row: one, or as many as fit `data.max_seq_len`."""
         if not self._config.training.pack:
             return [[index] for index in range(len(lengths))]
-        return pack(lengths, min(self._config.data.max_seq_len, self.limit.tokens))
+        return pack_rows(lengths, min(self._config.data.max_seq_len, self.limit.tokens))
 
-    def _first_limit(self) -> Limit:
+    def _first_limit(self) -> MicroBatchLimit:
         wanted = self._config.training.micro_batch_size
         if wanted != "auto":
-            return Limit(wanted, _UNBOUNDED)
+            return MicroBatchLimit(wanted, _UNBOUNDED)
         tokens = fitting_tokens(self._plan, available_bytes(self._device))
         if self._device.type == "cpu":
             tokens = min(tokens, CPU_TOKENS)
-        return Limit(_UNBOUNDED, tokens)
+        return MicroBatchLimit(_UNBOUNDED, tokens)

@@ -89,8 +89,8 @@ def check_class(
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
-    ids, changed = _probe(model)
-    with _refusing(f"{model_dir}: {name}"), torch.no_grad(), autocast:
+    ids, changed = _probe_tokens(model)
+    with _refuse_errors(f"{model_dir}: {name}"), torch.no_grad(), autocast:
         hidden, again, other = (last_hidden(model, one) for one in (ids, ids, changed))
         product, logits = head(hidden).float(), model(input_ids=ids, use_cache=False).logits
         shape_logits(product, shape)
@@ -121,9 +121,9 @@ def report_unreached(model: Any, model_dir: Path, autocast: torch.autocast) -> N
     }
     if not sides:
         return
-    with _refusing(f"{model_dir}: {type(model).__name__}"):
+    with _refuse_errors(f"{model_dir}: {type(model).__name__}"):
         with autocast:
-            total = last_hidden(model, _probe(model)[0]).float().square().sum()
+            total = last_hidden(model, _probe_tokens(model)[0]).float().square().sum()
         found = torch.autograd.grad(total, list(sides.values()), allow_unused=True)
     modules = ((name, model.get_submodule(name)) for name in sides)
     if past := [name for name, module in modules if getattr(module, "reads_weight", False)]:
@@ -165,7 +165,7 @@ def _check_linear(model: nn.Module, path: str, kind: type[nn.Module], where: str
         raise InputError(f"{where} has {path} as {found}, which gets no adapter; name others")
 
 
-def _probe(model: Any) -> tuple[Tensor, Tensor]:
+def _probe_tokens(model: Any) -> tuple[Tensor, Tensor]:
     """Return tokens `[1, T]`, and the same with another second half."""
     table = model.get_input_embeddings()
     ids = torch.arange(3, 3 + 7 * _TOKENS, 7, device=table.weight.device)[None]
@@ -174,7 +174,7 @@ def _probe(model: Any) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def _refusing(where: str) -> Iterator[None]:
+def _refuse_errors(where: str) -> Iterator[None]:
     """Turn what a class raises into one line for people."""
     try:
         yield

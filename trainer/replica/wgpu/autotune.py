@@ -20,7 +20,7 @@ from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
-from trainer.replica.wgpu.kernels.gemm.choice import candidates, tuned_variants
+from trainer.replica.wgpu.kernels.gemm.choice import list_candidates, tuned_variants
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.gemm.variants import ALL, Product, Variant
 from trainer.system.storage.atomic_file import write_atomically
@@ -33,7 +33,7 @@ _SECONDS = 0.5  # a variant that takes longer than this is timed once
 
 
 @dataclass(frozen=True)
-class Timing:
+class VariantTiming:
     """The speed of one variant."""
 
     product: Product
@@ -47,7 +47,7 @@ class Timing:
         return 2e-9 * product.m * product.n * product.k / self.seconds
 
 
-def products(model: Architecture, kind: Kind, tokens: int, rank: int = 16) -> list[Product]:
+def list_products(model: Architecture, kind: Kind, tokens: int, rank: int = 16) -> list[Product]:
     """Return the products of a training step of `tokens`, one of each class, without batches."""
     found: list[Product] = []
     for linear in LINEARS:
@@ -71,7 +71,7 @@ def products(model: Architecture, kind: Kind, tokens: int, rank: int = 16) -> li
     return list({product.key: product for product in found}.values())
 
 
-def tune(device: Device, wanted: Iterable[Product]) -> Iterator[list[Timing]]:
+def tune_device(device: Device, wanted: Iterable[Product]) -> Iterator[list[VariantTiming]]:
     """Time the candidates of each product, fastest first, and set the device to the fastest.
 
     Raises:
@@ -79,15 +79,15 @@ def tune(device: Device, wanted: Iterable[Product]) -> Iterator[list[Timing]]:
     """
     for product in wanted:
         timings = [
-            Timing(product, variant, _seconds(device, product, variant))
-            for variant in candidates(product)
+            VariantTiming(product, variant, _time_variant(device, product, variant))
+            for variant in list_candidates(product)
         ]
         timings.sort(key=lambda timing: timing.seconds)
         tuned_variants(device)[product.key] = timings[0].variant
         yield timings
 
 
-def _seconds(device: Device, product: Product, variant: Variant) -> float:
+def _time_variant(device: Device, product: Product, variant: Variant) -> float:
     """Return the best of a few runs, without compilation."""
     m, n, k = product.m, product.n, product.k
     a = device.array((k, m) if product.trans_a else (m, k))
@@ -130,7 +130,7 @@ def table_path(adapter: Adapter) -> Path:
     return cache_root() / "wgpu" / f"gemm-{name}.json"
 
 
-def save(device: Device) -> Path:
+def save_table(device: Device) -> Path:
     """Write a device's table, whole or not at all, and return its path.
 
     Raises:
@@ -144,7 +144,7 @@ def save(device: Device) -> Path:
     return path
 
 
-def load(device: Device) -> None:
+def load_table(device: Device) -> None:
     """Load a device's table, if there is one; a damaged table is ignored."""
     path = table_path(device.adapter)
     known = {variant.name: variant for variant in ALL}

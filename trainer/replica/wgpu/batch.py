@@ -13,7 +13,7 @@ from trainer.planning.vulkan_buffers import CHUNK_ROWS, padded_length, padded_wo
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.kernels.embedding import sort_tokens
 from trainer.replica.wgpu.kernels.pool import SKIPPED
-from trainer.replica.wgpu.soft_target_tables import table_width, tables
+from trainer.replica.wgpu.soft_target_tables import make_tables, table_width
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
@@ -71,7 +71,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedBatch:
     """One micro-batch on the host."""
 
     bucket: Bucket
@@ -85,11 +85,11 @@ class Packed:
     """The teacher's, summed over targets, in nats."""
 
 
-def pack(
+def pack_samples(
     samples: Sequence[Encoded],
     shares: tuple[float, float] | None = None,
     class_weights: Sequence[int] | None = None,
-) -> Packed:
+) -> PackedBatch:
     """Return samples as the vector of the smallest bucket, padded on the right with token 0.
 
     A target is predicted from the last token of a classified sample, else from the token before it.
@@ -131,16 +131,20 @@ def pack(
     entries, entropy = 0, 0.0
     if shares is not None:
         entries = table_width(samples, places)
-        taught = tables(samples, places, entries)
+        taught = make_tables(samples, places, entries)
         parts["taught"], parts["weights"] = taught.classes.reshape(-1), taught.weights.reshape(-1)
         parts["shares"] = np.array(shares, np.float32)
         entropy = taught.entropy
     bucket = Bucket(len(samples), length, classify, entries)
     chunks = -(-len(picked) // bucket.chunk_rows)
-    return Packed(bucket, _vector(bucket, parts), chunks, int(counts.sum()), entropy)
+    return PackedBatch(
+        bucket, _concatenate_parts(bucket, parts), chunks, int(counts.sum()), entropy
+    )
 
 
-def _vector(bucket: Bucket, parts: Mapping[str, NDArray[np.generic]]) -> NDArray[np.uint32]:
+def _concatenate_parts(
+    bucket: Bucket, parts: Mapping[str, NDArray[np.generic]]
+) -> NDArray[np.uint32]:
     vector = np.zeros(bucket.words, np.uint32)
     offset = 0
     for name, count in bucket.regions.items():

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.planning.vulkan_buffers import ALIGNMENT
-from trainer.replica.wgpu.batch import Packed
+from trainer.replica.wgpu.batch import PackedBatch
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.layers.decoder import Decoder
 from trainer.replica.wgpu.layers.head import LossSums
-from trainer.replica.wgpu.recordings import Recording, Recordings, run
+from trainer.replica.wgpu.recordings import Recording, Recordings, submit_recording
 
 _WORDS = ALIGNMENT // 4  # from one result to the next: each is a kernel argument
 _TAUGHT, _FLAG, _PREDICTIONS = _WORDS, 2 * _WORDS, 3 * _WORDS
@@ -24,7 +24,7 @@ AfterSegment = Callable[[Any, str], None]
 
 
 @dataclass(frozen=True)
-class Result:
+class EngineResult:
     """The result of a shard's micro-batches."""
 
     loss: float
@@ -49,16 +49,18 @@ class Engine:
         self._sums = device.array((3, _WORDS), "u32")
         self._uploads = device.array((_WORDS,), "u32")
         self._results = device.array((_PREDICTIONS,), "u32")
-        self._pool = Pool(device)
+        self._pool = MemoryPool(device)
         self._recordings = self._none_yet()
 
-    def forget(self) -> None:
+    def free_memory(self) -> None:
         """Free all memory but the weights', after it ran out."""
         self._pool.release()
-        self._pool = Pool(self._device)
+        self._pool = MemoryPool(self._device)
         self._recordings = self._none_yet()
 
-    def prepare(self, micros: Sequence[Packed], *, training: bool) -> list[Recording]:
+    def prepare_recordings(
+        self, micros: Sequence[PackedBatch], *, training: bool
+    ) -> list[Recording]:
         """Make the recordings of these micro-batches; nothing runs yet.
 
         Raises:
@@ -66,15 +68,15 @@ class Engine:
         """
         return [self._recordings.get(micro.bucket, training=training) for micro in micros]
 
-    def run(
+    def start_microbatches(
         self,
-        micros: Sequence[Packed],
+        micros: Sequence[PackedBatch],
         recordings: Sequence[Recording],
         after_segment: AfterSegment | None = None,
     ) -> None:
         """Start all micro-batches; `after_segment` is called for those of the last one."""
         self._device.clear([self._sums])
-        starts = self._upload(micros)
+        starts = self._upload_vectors(micros)
         first = 0
         for micro, recording, start in zip(micros, recordings, starts, strict=True):
             last = recording is recordings[-1] and micro is micros[-1]
@@ -87,19 +89,21 @@ class Engine:
                     self._uploads.buffer, start, vector.buffer, vector.offset, vector.nbytes
                 )
 
-            run(recording, micro, before, after_segment if last and after_segment else _nothing)
+            submit_recording(
+                recording, micro, before, after_segment if last and after_segment else _do_nothing
+            )
             if recording.predictions is not None:
-                self._copy(recording.predictions, place, 4 * count)
+                self._copy_region(recording.predictions, place, 4 * count)
             first += count
 
-    def result(self) -> Result:
+    def wait_for_result(self) -> EngineResult:
         """Wait for the started micro-batches and return their result."""
-        self._copy(self._sums, 0, self._sums.nbytes)
+        self._copy_region(self._sums, 0, self._sums.nbytes)
         words = self._device.read(self._results)
         finite = words[_FLAG] == 0
         sums = words[: _TAUGHT + 1].view(np.float32)[[0, _TAUGHT]]
         loss, taught = (float(value) if finite else float("nan") for value in sums)
-        return Result(loss, taught, words[_PREDICTIONS:])
+        return EngineResult(loss, taught, words[_PREDICTIONS:])
 
     def _none_yet(self) -> Recordings:
         loss = Array(self._sums.buffer, (1,))
@@ -108,7 +112,7 @@ class Engine:
         sums = LossSums(loss, taught, flag)
         return Recordings(self._decoder, self._pool, sums, keep=self._keep)
 
-    def _upload(self, micros: Sequence[Packed]) -> list[int]:
+    def _upload_vectors(self, micros: Sequence[PackedBatch]) -> list[int]:
         """Write all vectors in one upload; return their offsets in bytes."""
         vector = np.concatenate([np.empty(0, np.uint32), *(micro.vector for micro in micros)])
         samples = sum(micro.bucket.samples for micro in micros)
@@ -126,7 +130,7 @@ class Engine:
         self._device.release(array.buffer)
         return self._device.array((2 * words,), "u32")
 
-    def _copy(self, source: Array, place: int, count: int) -> None:
+    def _copy_region(self, source: Array, place: int, count: int) -> None:
         encoder = self._device.encoder()
         encoder.copy_buffer_to_buffer(
             source.buffer, source.offset, self._results.buffer, place, count
@@ -134,5 +138,5 @@ class Engine:
         self._device.submit(encoder)
 
 
-def _nothing(_encoder: Any, _segment: str) -> None:
+def _do_nothing(_encoder: Any, _segment: str) -> None:
     pass

@@ -59,7 +59,7 @@ class Sizes:
         }
 
 
-def draw(sizes: Sizes) -> dict[str, NDArray[np.float32]]:
+def draw_values(sizes: Sizes) -> dict[str, NDArray[np.float32]]:
     """Return input `x` `[samples * length, hidden]`, weights and adapters, always the same.
 
     Linears are named `q`, with `q.a` and `q.b`; the queries have a bias, `q.bias`.
@@ -81,7 +81,7 @@ def draw(sizes: Sizes) -> dict[str, NDArray[np.float32]]:
     return values
 
 
-def layer(values: Mapping[str, Values], rope: tuple[Values, Values], sizes: Sizes) -> Values:
+def layer_output(values: Mapping[str, Values], rope: tuple[Values, Values], sizes: Sizes) -> Values:
     """Return the layer's output `[samples * length, hidden]`.
 
     Args:
@@ -126,7 +126,7 @@ def layer(values: Mapping[str, Values], rope: tuple[Values, Values], sizes: Size
 
 
 @dataclass(frozen=True)
-class Lesson:
+class LossFixture:
     """Tokens, with labels and a teacher's predictions for some of them; some tokens repeat."""
 
     ids: NDArray[np.uint32]
@@ -144,13 +144,13 @@ class Lesson:
     temperature: float
 
 
-def draw_lesson(sizes: Sizes) -> tuple[Lesson, dict[str, NDArray[np.float32]]]:
+def draw_lesson(sizes: Sizes) -> tuple[LossFixture, dict[str, NDArray[np.float32]]]:
     """Return the lesson, and the weights `table` `[V, hidden]` and `norm` `[hidden]`."""
     rng = np.random.default_rng(3)
     vocabulary, count, entries = 100, 8, 4
     classes = [rng.permutation(vocabulary)[:entries] for _ in range(count)]
     classes[0][1] = label = 7  # a teacher may predict the label
-    lesson = Lesson(
+    lesson = LossFixture(
         ids=rng.integers(0, 10, 2 * count).astype(np.uint32),
         rows=np.arange(0, 2 * count, 2, dtype=np.uint32),
         labels=np.array([[label], *rng.integers(0, vocabulary, (count - 1, 1))], np.uint32),
@@ -177,7 +177,9 @@ def logit_gradients(rows: int, classes: int) -> NDArray[np.float32]:
     return gradients.astype(np.float32)
 
 
-def losses(values: Mapping[str, Values], lesson: Lesson, sizes: Sizes) -> tuple[float, float]:
+def loss_sums(
+    values: Mapping[str, Values], lesson: LossFixture, sizes: Sizes
+) -> tuple[float, float]:
     """Return the cross-entropy with the labels and with the teacher, each summed over rows.
 
     The table is the embedding and the output matrix, with only the norm between them.

@@ -17,7 +17,7 @@ from trainer.planning.vulkan_buffers import slots_for
 from trainer.replica.rope import rope_tables
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.layers.decoder import Decoder, Tensors
 from trainer.replica.wgpu.weights.loader import load_frozen
 from trainer.replica.wgpu.weights.slots import Slots
@@ -26,7 +26,7 @@ from trainer.system.process.slow_log import log_if_slow
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A decoder, its trainable weights by block, and their gradients unless it only evaluates."""
 
     decoder: Decoder
@@ -40,24 +40,24 @@ class Loaded:
         assert flat.dtype == np.float32, f"weights are fp32, got {flat.dtype}"
         assert flat.shape == (layout.size,), f"{flat.shape} is not ({layout.size},)"
         for block, array in zip(layout.blocks, self.weights, strict=True):
-            device.write(array, self.slots.pad(block.index, flat[block.start : block.stop]))
+            device.write(array, self.slots.pad_block(block.index, flat[block.start : block.stop]))
 
     def read(self, device: Device, model_dir: Path, seed: int) -> None:
         """Copy `initial_weights` into the trainable weights, one block at a time."""
         headers = read_headers(model_dir)
         for block, array in zip(self.slots.layout.blocks, self.weights, strict=True):
             parts = [initial_tensor(headers, seed, slot) for slot in block.tensors]
-            device.write(array, self.slots.pad(block.index, np.concatenate(parts)))
+            device.write(array, self.slots.pad_block(block.index, np.concatenate(parts)))
 
 
-def load(
+def load_model(
     model_dir: Path,
     config: RunConfig,
     layout: GradientLayout,
     device: Device,
     *,
     evaluates: bool = False,
-) -> Loaded:
+) -> LoadedModel:
     """Load a model onto a device; trainable weights are undefined until written.
 
     Args:
@@ -73,17 +73,17 @@ def load(
     architecture = read_architecture(model_dir)
     length = slots_for(config.data.max_seq_len, 0)
     tables = rope_tables(tree, architecture.head_dim, length, where)
-    pool, slots = Pool(device), Slots(layout)
+    pool, slots = MemoryPool(device), Slots(layout)
     with log_if_slow(f"loading {model_dir}"):
         frozen = load_frozen(model_dir, config, pool)
-    weights = slots.arrays(pool, "trainable")
-    gradients = [] if evaluates else slots.arrays(pool, "gradients")
+    weights = slots.take_arrays(pool, "trainable")
+    gradients = [] if evaluates else slots.take_arrays(pool, "gradients")
     cosines, sines = (device.array(table.shape) for table in tables)
     device.write(cosines, tables[0])
     device.write(sines, tables[1])
-    of_gradients = slots.tensors(gradients) if gradients else {}
-    tensors = Tensors(frozen, slots.tensors(weights), of_gradients, (cosines, sines))
-    loaded = Loaded(Decoder(architecture, tree, config, tensors), slots, weights, gradients)
+    of_gradients = slots.tensors_by_name(gradients) if gradients else {}
+    tensors = Tensors(frozen, slots.tensors_by_name(weights), of_gradients, (cosines, sines))
+    loaded = LoadedModel(Decoder(architecture, tree, config, tensors), slots, weights, gradients)
     if evaluates and config.method == "full":
         loaded.read(device, model_dir, config.training.seed)
     return loaded

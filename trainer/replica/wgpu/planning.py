@@ -12,9 +12,9 @@ from trainer.model.architecture import Architecture, read_architecture
 from trainer.model.layout import GradientLayout
 from trainer.planning.vulkan import USABLE, plan_vulkan_memory
 from trainer.planning.vulkan_buffers import padded_length
-from trainer.replica.microbatch import Limit
+from trainer.replica.microbatch import MicroBatchLimit
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.pool import Budget, Purpose, available, check_fits
+from trainer.replica.wgpu.gpu.pool import MemoryBudget, Purpose, available_memory, check_fits
 from trainer.system.errors import InputError
 
 _TOKENS = 8192
@@ -23,30 +23,30 @@ _UNBOUNDED = 1 << 62
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplicaPlan:
     """The plan of a replica."""
 
-    budget: Budget
-    limit: Limit
+    budget: MemoryBudget
+    limit: MicroBatchLimit
     recompute: bool
     """Keep layer inputs and compute the rest twice."""
 
 
-def plan(
+def plan_replica(
     model_dir: Path,
     config: RunConfig,
     layout: GradientLayout,
     device: Device,
     *,
     evaluates: bool = False,
-) -> Plan:
+) -> ReplicaPlan:
     """Return the plan of a model on a device, which evaluates alone if so said.
 
     Raises:
         InputError: one sample does not fit.
     """
-    there = available(device.adapter)
-    of = partial(budget, model_dir, config, layout, evaluates=evaluates)
+    there = available_memory(device.adapter)
+    of = partial(plan_memory, model_dir, config, layout, evaluates=evaluates)
     recompute = config.training.recompute
     choices = (False, True) if recompute is None else (recompute,)
     for again in choices:
@@ -57,17 +57,19 @@ def plan(
         assert there is not None
         check_fits(needed, there, device.adapter.name)
     wanted = config.training.micro_batch_size
-    tokens = _bindable(model_dir, config, device)
+    tokens = _max_bindable_tokens(model_dir, config, device)
     if there is not None:
         one, two = (of(samples, recompute=again).total for samples in (1, 2))
         spare = max(0, int(there * USABLE) - one)  # for what further samples take
         fitting = 1 + spare // max(1, two - one)
         tokens = min(tokens, fitting * padded_length(config.data.max_seq_len))
-    limit = Limit(_UNBOUNDED, tokens) if wanted == "auto" else Limit(wanted, tokens)
-    return Plan(needed, limit, again)
+    limit = (
+        MicroBatchLimit(_UNBOUNDED, tokens) if wanted == "auto" else MicroBatchLimit(wanted, tokens)
+    )
+    return ReplicaPlan(needed, limit, again)
 
 
-def budget(
+def plan_memory(
     model_dir: Path,
     config: RunConfig,
     layout: GradientLayout,
@@ -75,22 +77,22 @@ def budget(
     *,
     recompute: bool,
     evaluates: bool = False,
-) -> Budget:
+) -> MemoryBudget:
     """Return the memory of a replica whose micro-batches hold `samples` of the longest samples."""
     model = read_architecture(model_dir)
     parts = plan_vulkan_memory(
         model, layout, config, samples, recompute=recompute, evaluates=evaluates
     )
-    return Budget(cast("dict[Purpose, int]", parts))
+    return MemoryBudget(cast("dict[Purpose, int]", parts))
 
 
-def _bindable(model_dir: Path, config: RunConfig, device: Device) -> int:
+def _max_bindable_tokens(model_dir: Path, config: RunConfig, device: Device) -> int:
     """Return the most tokens whose widest activation fits one kernel argument.
 
     Raises:
         InputError: not even one sample fits.
     """
-    widest = _widest(read_architecture(model_dir))
+    widest = _widest_activation(read_architecture(model_dir))
     longest = padded_length(config.data.max_seq_len)
     tokens = device.binding_limit // (4 * widest)
     if tokens < longest:
@@ -102,7 +104,7 @@ def _bindable(model_dir: Path, config: RunConfig, device: Device) -> int:
     return min(tokens, _TOKENS)
 
 
-def _widest(architecture: Architecture) -> int:
+def _widest_activation(architecture: Architecture) -> int:
     """Return the columns of the widest activation."""
     return max(
         architecture.intermediate_size,

@@ -46,12 +46,12 @@ class Readback:
         """
         for index in self._slots.layout.send_order:
             staging = self._staging[index]
-            with self._device.guarded():
+            with self._device.raise_device_errors():
                 staging.map_sync(wgpu.MapMode.READ)
             try:
                 size = self._blocks[index].nbytes
                 mapped: Any = staging.read_mapped(0, size, copy=False)
-                gradient = self._slots.unpad(index, np.frombuffer(mapped, np.float32))
+                gradient = self._slots.unpad_block(index, np.frombuffer(mapped, np.float32))
             finally:
                 staging.unmap()
             yield index, gradient

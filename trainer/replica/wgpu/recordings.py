@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.replica.wgpu.batch import Bucket, Packed
+from trainer.replica.wgpu.batch import Bucket, PackedBatch
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.layers.decoder import Decoder
 from trainer.replica.wgpu.layers.head import LossSums
 
@@ -30,7 +30,7 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Settings:
+class RecordingSettings:
     """The settings of a recording."""
 
     bucket: Bucket
@@ -41,12 +41,12 @@ class Settings:
 class Recordings:
     """All recordings of one model; they share a pool, since only one runs at a time."""
 
-    def __init__(self, decoder: Decoder, pool: Pool, sums: LossSums, *, keep: bool) -> None:
+    def __init__(self, decoder: Decoder, pool: MemoryPool, sums: LossSums, *, keep: bool) -> None:
         self._decoder = decoder
         self._pool = pool
         self._sums = sums
         self._keep = keep
-        self._made: OrderedDict[Settings, Recording] = OrderedDict()
+        self._made: OrderedDict[RecordingSettings, Recording] = OrderedDict()
 
     def get(self, bucket: Bucket, *, training: bool) -> Recording:
         """Return the recording for a shape.
@@ -54,16 +54,18 @@ class Recordings:
         Raises:
             DeviceError: there is no memory for it.
         """
-        settings = Settings(bucket, training, self._keep)
+        settings = RecordingSettings(bucket, training, self._keep)
         if settings not in self._made:
-            self._made[settings] = record(self._decoder, self._pool, self._sums, settings)
+            self._made[settings] = make_recording(self._decoder, self._pool, self._sums, settings)
             if len(self._made) > _KEPT:
                 self._made.popitem(last=False)
         self._made.move_to_end(settings)
         return self._made[settings]
 
 
-def record(decoder: Decoder, pool: Pool, sums: LossSums, settings: Settings) -> Recording:
+def make_recording(
+    decoder: Decoder, pool: MemoryPool, sums: LossSums, settings: RecordingSettings
+) -> Recording:
     """Make one recording; afterwards its memory is free for the next.
 
     Raises:
@@ -88,9 +90,9 @@ Encoder = Any
 """A wgpu command encoder."""
 
 
-def run(
+def submit_recording(
     recording: Recording,
-    packed: Packed,
+    packed: PackedBatch,
     before: Callable[[Encoder], None],
     after: Callable[[Encoder, str], None],
 ) -> None:

@@ -15,15 +15,15 @@ from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout
 from trainer.planning.vulkan_buffers import padded_length
 from trainer.replica.base import EvalResult, OnBlock, StepResult
-from trainer.replica.microbatch import split
+from trainer.replica.microbatch import split_by_length
 from trainer.replica.sampling import Sampling
-from trainer.replica.wgpu.batch import Packed, pack
+from trainer.replica.wgpu.batch import PackedBatch, pack_samples
 from trainer.replica.wgpu.engine import Engine
 from trainer.replica.wgpu.generation.generator import WgpuGenerator
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
-from trainer.replica.wgpu.loaded import load
-from trainer.replica.wgpu.planning import plan
+from trainer.replica.wgpu.loaded import load_model
+from trainer.replica.wgpu.planning import plan_replica
 from trainer.replica.wgpu.readback import Readback
 from trainer.replica.wgpu.recordings import Recording
 from trainer.system.errors import InputError
@@ -69,8 +69,8 @@ class WgpuReplica:
                 self.device,
                 config.training.precision,
             )
-        planned = plan(model_dir, config, layout, device, evaluates=evaluates)
-        self._loaded = load(model_dir, config, layout, device, evaluates=evaluates)
+        planned = plan_replica(model_dir, config, layout, device, evaluates=evaluates)
+        self._loaded = load_model(model_dir, config, layout, device, evaluates=evaluates)
         self._engine = Engine(device, self._loaded.decoder, keep=not planned.recompute)
         self._readback = Readback(device, self._loaded.slots, self._loaded.gradients)
         self.limit = planned.limit
@@ -89,17 +89,17 @@ class WgpuReplica:
             InputError: a soft target has a rest.
         """
         start = time.monotonic()
-        shares = self._shares(batch, alpha)
-        _, micros, recordings = self._prepare(batch, shares, training=True)
+        shares = self._loss_weights(batch, alpha)
+        _, micros, recordings = self._prepare_recordings(batch, shares, training=True)
         self._device.clear(self._loaded.gradients)
-        self._engine.run(micros, recordings, self._copy_block)
+        self._engine.start_microbatches(micros, recordings, self._copy_block)
         if not micros:
             self._readback.submit_all()
         for index, gradient in self._readback.blocks():
             on_block(index, gradient)
         weight = sum(micro.weight for micro in micros)
         tokens = sum(len(sample.input_ids) for sample in batch)
-        result = self._engine.result()
+        result = self._engine.wait_for_result()
         seconds = time.monotonic() - start
         if shares is None:
             return StepResult(result.loss, weight, tokens, seconds)
@@ -109,9 +109,9 @@ class WgpuReplica:
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Run only the forward pass; see `Replica.evaluate`."""
-        order, micros, recordings = self._prepare(batch, None, training=False)
-        self._engine.run(micros, recordings)
-        result = self._engine.result()
+        order, micros, recordings = self._prepare_recordings(batch, None, training=False)
+        self._engine.start_microbatches(micros, recordings)
+        result = self._engine.wait_for_result()
         weight = sum(micro.weight for micro in micros)
         classes = self._config.num_classes
         if classes is None:
@@ -125,7 +125,7 @@ class WgpuReplica:
         self, prompts: Sequence[Sequence[int]], new_tokens: int, stop: frozenset[int]
     ) -> list[list[int]]:
         """Return the likeliest new tokens of each prompt; see `Replica.answer`."""
-        self._engine.forget()  # activations make room for keys and values
+        self._engine.free_memory()  # activations make room for keys and values
         made = WgpuGenerator(self._device, self._loaded.decoder)
         try:
             greedy = Sampling()
@@ -133,7 +133,9 @@ class WgpuReplica:
         finally:
             made.release()
 
-    def _shares(self, batch: Sequence[Encoded], alpha: float | None) -> tuple[float, float] | None:
+    def _loss_weights(
+        self, batch: Sequence[Encoded], alpha: float | None
+    ) -> tuple[float, float] | None:
         """Return the weights of cross-entropy and divergence; None if no teacher counts."""
         distillation = self._config.distillation
         if distillation is None or not batch or batch[0].soft is None:
@@ -152,9 +154,9 @@ class WgpuReplica:
             if ready:
                 self._readback.encode(encoder, block.index)
 
-    def _prepare(
+    def _prepare_recordings(
         self, batch: Sequence[Encoded], shares: tuple[float, float] | None, *, training: bool
-    ) -> tuple[list[int], list[Packed], list[Recording]]:
+    ) -> tuple[list[int], list[PackedBatch], list[Recording]]:
         """Return the samples' order, micro-batches and recordings, smaller ones if memory is short.
 
         Raises:
@@ -162,22 +164,24 @@ class WgpuReplica:
         """
         lengths = [padded_length(len(sample.input_ids)) for sample in batch]
         while True:
-            groups = split(lengths, self.limit)
+            groups = split_by_length(lengths, self.limit)
             weights = self._config.training.class_weights if training else None
-            micros = [pack([batch[index] for index in group], shares, weights) for group in groups]
+            micros = [
+                pack_samples([batch[index] for index in group], shares, weights) for group in groups
+            ]
             try:
-                recordings = self._engine.prepare(micros, training=training)
+                recordings = self._engine.prepare_recordings(micros, training=training)
             except OutOfMemoryError as error:
                 buckets = [micro.bucket for micro in micros]
                 several = [bucket for bucket in buckets if bucket.samples > 1]
                 largest = max(several or buckets, key=lambda bucket: bucket.rows)
-                smaller = self.limit.halved(largest.samples, largest.rows)
+                smaller = self.limit.halve_limit(largest.samples, largest.rows)
                 if smaller is None:
                     raise InputError(
                         f"{error}; one sample of {largest.length} tokens does not fit: lower"
                         " data.max_seq_len or set model.quantization nf4"
                     ) from None
                 self.limit = smaller
-                self._engine.forget()
+                self._engine.free_memory()
             else:
                 return [index for group in groups for index in group], micros, recordings

@@ -19,7 +19,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.distillation import TeacherPredictions
 from trainer.replica.wgpu.kernels.embedding import embed, embedding_gradient, sort_tokens
 from trainer.replica.wgpu.kernels.gemm.choice import choose_variant, tuned_variants
@@ -53,16 +53,21 @@ _VOCABULARIES = ((16, 24, 49_152), (4, 24, 151_936))
 _TRAINED = "down"  # a base weight that trains, as all do without an adapter
 
 
-def check(device: Device) -> None:
+def verify_device(device: Device) -> None:
     """Test a device.
 
     Raises:
         DeviceError: names what is wrong and by how much; or the device fails.
     """
-    pool = Pool(device)
+    pool = MemoryPool(device)
     try:
         errors = dict(
-            itertools.chain(*(part(device, pool) for part in (_products, _heads, _layer, _lesson)))
+            itertools.chain(
+                *(
+                    part(device, pool)
+                    for part in (_product_errors, _head_errors, _layer_errors, _loss_errors)
+                )
+            )
         )
     finally:
         pool.release()
@@ -74,22 +79,22 @@ def check(device: Device) -> None:
         )
 
 
-def _products(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
+def _product_errors(device: Device, pool: MemoryPool) -> Iterator[tuple[str, float]]:
     """Yield the error of every form of product of a model, in every variant that it may take."""
     rng = np.random.default_rng(1)
     for (kind, form), (m, n, k) in itertools.product(_PRODUCTS, _SIZES):
         trans_a, trans_b = form[0] == "T", form[1] == "T"
         shapes = ((k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n), (m, n))
         a, b, c = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
-        wide_a, wide_b = _wide(a), _wide(_seen(b, kind))
+        wide_a, wide_b = _widen_values(a), _widen_values(_round_to_kind(b, kind))
         product = (wide_a.T if trans_a else wide_a) @ (wide_b.T if trans_b else wide_b)
         asked = Product(trans_a, trans_b, kind, m, n, k)
-        for variant, found in _multiply(device, pool, asked, a, b, c):
-            error = _distance(found, c + 0.5 * product)
+        for variant, found in _run_variants(device, pool, asked, a, b, c):
+            error = _relative_distance(found, c + 0.5 * product)
             yield f"a {form} product with {kind} ({variant.name})", error
 
 
-def _heads(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
+def _head_errors(device: Device, pool: MemoryPool) -> Iterator[tuple[str, float]]:
     """Yield the errors of the products of logits' gradients with output matrices.
 
     Rows of a matrix have a common part, as those of trained ones: most of a sum cancels out.
@@ -98,26 +103,26 @@ def _heads(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
     for (m, n, k), kind in itertools.product(_VOCABULARIES, ("f32", "bf16")):
         a, c = golden.logit_gradients(m, k), np.zeros((m, n), np.float32)
         b = (rng.standard_normal((k, n)) / 10 + 0.25).astype(np.float32)
-        product = 0.5 * _wide(a) @ _wide(_seen(b, kind))
-        for variant, found in _multiply(
+        product = 0.5 * _widen_values(a) @ _widen_values(_round_to_kind(b, kind))
+        for variant, found in _run_variants(
             device, pool, Product(False, False, kind, m, n, k), a, b, c
         ):
-            error = _distance(found, product)
+            error = _relative_distance(found, product)
             yield f"a product with {kind} over {k:,} classes ({variant.name})", error
 
 
-def _multiply(
+def _run_variants(
     device: Device,
-    pool: Pool,
+    pool: MemoryPool,
     product: Product,
     a: NDArray[np.float32],
     b: NDArray[np.float32],
     c: NDArray[np.float32],
 ) -> Iterator[tuple[Variant, NDArray[np.float32]]]:
     """Yield each variant that a product may take, and c + a b / 2 by it."""
-    left, right = _put(device, pool, a), _put(device, pool, b, product.kind_b)
-    for variant in _variants(device, product):
-        out, graph = _put(device, pool, c), Graph(device)
+    left, right = _upload_weight(device, pool, a), _upload_weight(device, pool, b, product.kind_b)
+    for variant in _find_variants(device, product):
+        out, graph = _upload_weight(device, pool, c), Graph(device)
         gemm(
             graph,
             left,
@@ -136,62 +141,69 @@ def _multiply(
         yield variant, device.read(out)
 
 
-def _variants(device: Device, product: Product) -> list[Variant]:
+def _find_variants(device: Device, product: Product) -> list[Variant]:
     """Return the variant for a product, and the tuned ones of products of its form."""
     form = f"{product.form} {product.kind_b} "
     tuned = [variant for key, variant in tuned_variants(device).items() if key.startswith(form)]
     return list(dict.fromkeys([choose_variant(device, product), *tuned]))
 
 
-def _layer(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
+def _layer_errors(device: Device, pool: MemoryPool) -> Iterator[tuple[str, float]]:
     """Yield the errors of a layer's output and of its gradients.
 
     A gradient is correct if its product with a direction is the derivative along it, which NumPy
     computes by central differences of `sum(output * dy)`.
     """
     sizes = golden.Sizes()
-    drawn = golden.draw(sizes)
+    drawn = golden.draw_values(sizes)
     rope = rope_tables({}, sizes.head_dim, sizes.length, "self-test")
     rng = np.random.default_rng(2)
     dy = rng.standard_normal(drawn["x"].shape)
-    output, gradients = _run(device, pool, sizes, drawn, rope, dy.astype(np.float32))
+    output, gradients = _run_layer(device, pool, sizes, drawn, rope, dy.astype(np.float32))
 
-    values = {name: _wide(_seen(value, _KINDS.get(name, "f32"))) for name, value in drawn.items()}
-    tables = _wide(rope[0]), _wide(rope[1])
-    yield "a layer's output", _distance(output, golden.layer(values, tables, sizes))
-    dy = _wide(dy.astype(np.float32))
+    values = {
+        name: _widen_values(_round_to_kind(value, _KINDS.get(name, "f32")))
+        for name, value in drawn.items()
+    }
+    tables = _widen_values(rope[0]), _widen_values(rope[1])
+    yield "a layer's output", _relative_distance(output, golden.layer_output(values, tables, sizes))
+    dy = _widen_values(dy.astype(np.float32))
     for name, gradient in gradients.items():
         direction = rng.standard_normal(gradient.shape)
 
         def along(step: float, name: str = name, direction: golden.Values = direction) -> float:
             moved = values | {name: values[name] + step * direction}
-            return float((golden.layer(moved, tables, sizes) * dy).sum())
+            return float((golden.layer_output(moved, tables, sizes) * dy).sum())
 
-        yield f"a layer's gradient of {name}", _off(gradient, direction, along)
+        yield f"a layer's gradient of {name}", _gradient_error(gradient, direction, along)
 
 
-def _lesson(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
+def _loss_errors(device: Device, pool: MemoryPool) -> Iterator[tuple[str, float]]:
     """Yield the errors around the layers: embedding, final norm and losses."""
     sizes = golden.Sizes()
     lesson, drawn = golden.draw_lesson(sizes)
-    weights = {name: _put(device, pool, value) for name, value in drawn.items()}
-    gradients = {name: _put(device, pool, np.zeros_like(value)) for name, value in drawn.items()}
+    weights = {name: _upload_weight(device, pool, value) for name, value in drawn.items()}
+    gradients = {
+        name: _upload_weight(device, pool, np.zeros_like(value)) for name, value in drawn.items()
+    }
     ids, rows, labels, classes = (
-        _words(device, pool, words)
+        _upload_words(device, pool, words)
         for words in (lesson.ids, lesson.rows, lesson.labels, lesson.classes)
     )
     teacher = TeacherPredictions(
         classes,
-        _put(device, pool, lesson.weights),
-        _put(device, pool, lesson.shares),
+        _upload_weight(device, pool, lesson.weights),
+        _upload_weight(device, pool, lesson.shares),
         lesson.temperature,
     )
-    counts = _put(device, pool, np.ones(lesson.labels.shape, np.float32))
-    loss, taught = (_put(device, pool, np.zeros(1, np.float32)) for _ in range(2))
-    sums = LossSums(loss, taught, _words(device, pool, np.zeros(1, np.uint32)))
-    unique, starts, order = (_words(device, pool, words) for words in sort_tokens(lesson.ids))
+    counts = _upload_weight(device, pool, np.ones(lesson.labels.shape, np.float32))
+    loss, taught = (_upload_weight(device, pool, np.zeros(1, np.float32)) for _ in range(2))
+    sums = LossSums(loss, taught, _upload_words(device, pool, np.zeros(1, np.uint32)))
+    unique, starts, order = (
+        _upload_words(device, pool, words) for words in sort_tokens(lesson.ids)
+    )
     x = pool.take((lesson.ids.size, sizes.hidden))
-    dx = _put(device, pool, np.zeros(x.shape, np.float32))
+    dx = _upload_weight(device, pool, np.zeros(x.shape, np.float32))
     table, dtable = weights["table"], gradients["table"]
     head = Head(Norm(weights["norm"], gradients["norm"]), table, dtable, sizes.eps)
     graph = Graph(device)
@@ -200,10 +212,10 @@ def _lesson(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
     embedding_gradient(graph, dx, unique, starts, order, dtable)
     graph.run()
 
-    values = {name: _wide(value) for name, value in drawn.items()}
-    expected = golden.losses(values, lesson, sizes)
+    values = {name: _widen_values(value) for name, value in drawn.items()}
+    expected = golden.loss_sums(values, lesson, sizes)
     for name, found, right in zip(("a label", "a teacher"), (loss, taught), expected, strict=True):
-        yield f"the loss of {name}", _distance(device.read(found), np.array([right]))
+        yield f"the loss of {name}", _relative_distance(device.read(found), np.array([right]))
     rng = np.random.default_rng(4)
     for name, array in gradients.items():
         gradient = device.read(array).reshape(drawn[name].shape)
@@ -211,14 +223,14 @@ def _lesson(device: Device, pool: Pool) -> Iterator[tuple[str, float]]:
 
         def along(step: float, name: str = name, direction: golden.Values = direction) -> float:
             moved = values | {name: values[name] + step * direction}
-            return float(lesson.shares @ np.array(golden.losses(moved, lesson, sizes)))
+            return float(lesson.shares @ np.array(golden.loss_sums(moved, lesson, sizes)))
 
-        yield f"the loss's gradient of {name}", _off(gradient, direction, along)
+        yield f"the loss's gradient of {name}", _gradient_error(gradient, direction, along)
 
 
-def _run(
+def _run_layer(
     device: Device,
-    pool: Pool,
+    pool: MemoryPool,
     sizes: golden.Sizes,
     drawn: Mapping[str, NDArray[np.float32]],
     rope: tuple[NDArray[np.float32], NDArray[np.float32]],
@@ -226,14 +238,15 @@ def _run(
 ) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
     """Return output and gradients of the layer on the device; all that is not packed trains."""
     weights = {
-        name: _put(device, pool, value, _KINDS.get(name, "f32")) for name, value in drawn.items()
+        name: _upload_weight(device, pool, value, _KINDS.get(name, "f32"))
+        for name, value in drawn.items()
     }
     gradients = {
-        name: _put(device, pool, np.zeros_like(drawn[name]))
+        name: _upload_weight(device, pool, np.zeros_like(drawn[name]))
         for name in drawn
         if name not in sizes.linears or name == _TRAINED
     }
-    gradients["x"] = _put(device, pool, dy)
+    gradients["x"] = _upload_weight(device, pool, dy)
 
     def adapter(name: str) -> Lora:
         a, b = f"{name}.a", f"{name}.b"
@@ -252,7 +265,7 @@ def _run(
     }
     norms = {name: Norm(weights[name], gradients[name]) for name in sizes.norms}
     attention = Attention(sizes.samples, sizes.heads, sizes.kv_heads, sizes.length, sizes.head_dim)
-    tables = _put(device, pool, rope[0]), _put(device, pool, rope[1])
+    tables = _upload_weight(device, pool, rope[0]), _upload_weight(device, pool, rope[1])
     shape = Shape(attention, sizes.hidden, sizes.inner, sizes.eps, tables)
     kept, output = Activations.take(pool, shape), pool.take(dy.shape)
     layer = Layer(
@@ -270,7 +283,7 @@ def _run(
     return device.read(output), {name: device.read(array) for name, array in gradients.items()}
 
 
-def _off(
+def _gradient_error(
     gradient: NDArray[np.float32], direction: golden.Values, along: Callable[[float], float]
 ) -> float:
     """Return the error of a gradient's product with a direction against the derivative."""
@@ -281,7 +294,9 @@ def _off(
     return abs(found - derivative) / max(scale, 1e-30)
 
 
-def _put(device: Device, pool: Pool, values: NDArray[np.float32], kind: Kind = "f32") -> Array:
+def _upload_weight(
+    device: Device, pool: MemoryPool, values: NDArray[np.float32], kind: Kind = "f32"
+) -> Array:
     """Return values on the device as a kind of weight."""
     array = pool.take(values.shape, kind)
     flat = values.reshape(-1)
@@ -300,13 +315,13 @@ def _put(device: Device, pool: Pool, values: NDArray[np.float32], kind: Kind = "
     return array
 
 
-def _words(device: Device, pool: Pool, values: NDArray[np.uint32]) -> Array:
+def _upload_words(device: Device, pool: MemoryPool, values: NDArray[np.uint32]) -> Array:
     array = pool.take(values.shape, "u32")
     device.write(array, values)
     return array
 
 
-def _seen(values: NDArray[np.float32], kind: Kind) -> NDArray[np.float32]:
+def _round_to_kind(values: NDArray[np.float32], kind: Kind) -> NDArray[np.float32]:
     """Return values rounded to a kind."""
     flat = values.reshape(-1)
     if kind == "bf16":
@@ -316,10 +331,10 @@ def _seen(values: NDArray[np.float32], kind: Kind) -> NDArray[np.float32]:
     return flat.reshape(values.shape)
 
 
-def _wide(values: NDArray[np.float32]) -> golden.Values:
+def _widen_values(values: NDArray[np.float32]) -> golden.Values:
     return values.astype(np.float64)
 
 
-def _distance(found: NDArray[np.float32], expected: golden.Values) -> float:
+def _relative_distance(found: NDArray[np.float32], expected: golden.Values) -> float:
     """Return the largest difference, relative to the largest value."""
     return float(np.abs(found - expected).max() / np.abs(expected).max())

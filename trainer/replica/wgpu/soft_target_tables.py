@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Tables:
+class SoftTargetTables:
     """The targets of consecutive samples: N rows of K entries."""
 
     classes: NDArray[np.uint32]
@@ -32,12 +32,14 @@ def table_width(samples: Sequence[Encoded], places: Sequence[NDArray[np.int64]])
     """Return the most entries of any target, rounded up to a power of two for fewer recordings."""
     most = 1
     for sample, chosen in zip(samples, places, strict=True):
-        counts = np.diff(_soft(sample).offsets)[chosen]
+        counts = np.diff(_soft_targets(sample).offsets)[chosen]
         most = max(most, int(counts.max(initial=0)))
     return 1 << (most - 1).bit_length()
 
 
-def tables(samples: Sequence[Encoded], places: Sequence[NDArray[np.int64]], width: int) -> Tables:
+def make_tables(
+    samples: Sequence[Encoded], places: Sequence[NDArray[np.int64]], width: int
+) -> SoftTargetTables:
     """Return the entries of every target; `places` are the positions of each sample's, ascending.
 
     Raises:
@@ -47,7 +49,7 @@ def tables(samples: Sequence[Encoded], places: Sequence[NDArray[np.int64]], widt
     weights: list[NDArray[np.float32]] = []
     entropy = 0.0
     for sample, chosen in zip(samples, places, strict=True):
-        soft = _soft(sample)
+        soft = _soft_targets(sample)
         if soft.rest[chosen].any():
             raise InputError(
                 "the wgpu engine does not compute logits whose tail is one number (tail_samples"
@@ -63,9 +65,9 @@ def tables(samples: Sequence[Encoded], places: Sequence[NDArray[np.int64]], widt
         classes.append(ids)
         weights.append(shares)
         entropy += float(soft.entropy[chosen].sum(dtype=np.float64))
-    return Tables(np.concatenate(classes), np.concatenate(weights), entropy)
+    return SoftTargetTables(np.concatenate(classes), np.concatenate(weights), entropy)
 
 
-def _soft(sample: Encoded) -> SoftTargets:
+def _soft_targets(sample: Encoded) -> SoftTargets:
     assert sample.soft is not None, "a sample of a distillation has no teacher"
     return sample.soft

@@ -200,7 +200,7 @@ def _restore(
     resumed = sharded.restore(run_id)
     reached = resumed.progress.step if resumed else 0
     if resumed is not None:
-        optimizer.torch.resume(reached)
+        optimizer.torch.resume_at(reached)
     if reached >= whole:
         return resumed
     restored = opened and opened.store.reopen(run_id)

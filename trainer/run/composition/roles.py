@@ -331,14 +331,14 @@ def open_replica(
     Raises:
         InputError: the model cannot be used, or does not fit.
     """
-    from trainer.replica.backend import choose, in_brackets
+    from trainer.replica.backend import choose_replica, in_brackets
 
     train, openers = inputs.train, None
     if inputs.opened is not None:
         from trainer.replica.script.openers import script_openers
 
         openers = script_openers(inputs.opened)
-    choice = choose(
+    choice = choose_replica(
         place.backend,
         "".join(place.gpus),
         inputs.model_dir,

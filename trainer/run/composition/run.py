@@ -205,7 +205,7 @@ def make_student(
         assert isinstance(replica, TorchReplica)
         if compiled:
             log.info("compiling the layers during the first steps ...")
-            replica.compile()
+            replica.compile_layers()
         if not restored:
             replica.write_trainable(starting_weights(layout, inputs.model_dir, config))
         optimizer = StudentOptimizer(config.optimizer, layout, replica.weights, replica.gradient)

@@ -53,7 +53,9 @@ class GatheredCheckpoints:
         try:
             for parts in self.optimizer.vectors().values():
                 for slot, piece in zip(
-                    self.replica.layout.tensors(), self.replica.gathered(parts), strict=True
+                    self.replica.layout.tensors(),
+                    self.replica.iterate_parameters(parts),
+                    strict=True,
                 ):
                     if stream is not None:
                         stream.put(np.zeros(slot.size, np.float32) if piece is None else piece)

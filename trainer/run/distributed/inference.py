@@ -176,4 +176,6 @@ class RankEvaluator:
 
     def evaluate(self, batch: Sequence[Encoded]) -> EvalResult:
         """Return the sums over all samples; see `Replica.evaluate`."""
-        return self._replica.evaluate([batch[index] for index in self._replica.share(len(batch))])
+        return self._replica.evaluate(
+            [batch[index] for index in self._replica.local_samples(len(batch))]
+        )

@@ -160,7 +160,7 @@ class DistributedRun:
                 grad_norm=norm,
                 seconds=seconds,
                 tokens_per_second=result.tokens / seconds,
-                samples=self.replica.shares(at.start, at.stop),
+                samples=self.replica.samples_by_copy(at.start, at.stop),
             )
         )
 
@@ -183,9 +183,9 @@ class DistributedRun:
         parts: list[EvalResult] = []
         portion = _PORTION * self.replica.copies
         for start in range(0, len(samples), portion):
-            share = self.replica.share(min(portion, len(samples) - start))
+            share = self.replica.local_samples(min(portion, len(samples) - start))
             parts.append(self.replica.evaluate([samples[start + index] for index in share]))
-        return EvalResult.total(parts).scores()
+        return EvalResult.sum_parts(parts).compute_scores()
 
     def _save(self, scores: dict[str, Any] | None = None) -> None:
         """Save the current step unless it was saved; the state is proved first."""
@@ -214,5 +214,5 @@ class DistributedRun:
         order = self._order[1]
         return [
             self.train[int(order[positions.start + index])]
-            for index in self.replica.share(len(positions))
+            for index in self.replica.local_samples(len(positions))
         ]

@@ -50,7 +50,7 @@ class ParallelAdamW:
         self.torch = FusedAdamW(
             settings, [(members, decays) for (decays, _), members in groups.items()]
         )
-        self.torch.start()
+        self.torch.reset_moments()
 
     @torch.no_grad()
     def apply(self, step: int, learning_rate: float) -> float:
@@ -63,7 +63,7 @@ class ParallelAdamW:
             NonFiniteError: the gradient has NaN or Inf; nothing was changed.
         """
         gradients = {
-            name: flat.local(parameter.grad)
+            name: flat.local_part(parameter.grad)
             for name, parameter in self._parameters.items()
             if parameter.grad is not None
         }
@@ -91,7 +91,7 @@ class ParallelAdamW:
         Args:
             replica: whose parameters these are.
         """
-        weights, first, second = map(replica.gather, self.vectors().values())
+        weights, first, second = map(replica.gather_parameters, self.vectors().values())
         if weights is None or first is None or second is None:
             return None
         return Snapshot(weights, first, second, step)
@@ -101,8 +101,8 @@ class ParallelAdamW:
         """Resume from the weights and moments that rank 0 reads; the others give None."""
         for vector, parts in self.vectors().items():
             read = partial(stored.read, vector) if stored else None
-            flat.broadcast(self._layout, read, parts)
-        self.torch.resume(step)
+            flat.broadcast_tensors(self._layout, read, parts)
+        self.torch.resume_at(step)
 
     def _norm(self, gradients: Mapping[str, Tensor]) -> float:
         """Return the norm over all ranks; what several hold counts once."""

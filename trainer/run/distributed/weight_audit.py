@@ -66,7 +66,7 @@ class WeightAudit:
     def _digest(self) -> bytes:
         hasher = blake3()
         for name in sorted(self._parameters):
-            part = flat.local(self._parameters[name]).detach().cpu().contiguous()
+            part = flat.local_part(self._parameters[name]).detach().cpu().contiguous()
             hasher.update(part.view(-1).view(torch.uint8).numpy().data)
         return hasher.digest()
 

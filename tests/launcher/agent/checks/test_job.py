@@ -32,7 +32,7 @@ from tests.trainer.small_model import write_data, write_model
 from trainer.config.run import RunConfig, load_config
 from trainer.model.layout import build_layout
 from trainer.planning.workers import RunMemory
-from trainer.replica.wgpu.planning import budget
+from trainer.replica.wgpu.planning import plan_memory
 
 if TYPE_CHECKING:
     from tests.conftest import TinyModel
@@ -221,7 +221,7 @@ def test_launcher_and_worker_judge_a_vulkan_device_by_the_same_figure(
     """F-HET-002: what the launcher lets start there, the worker does not refuse."""
     folder = make_model(tmp_path)
     config = load_config("quickstart", {"model.path": str(folder)})
-    needed = budget(folder, config, build_layout(folder, config), 1, recompute=True).total
+    needed = plan_memory(folder, config, build_layout(folder, config), 1, recompute=True).total
     monkeypatch.setattr("launcher.agent.checks.job.available_memory", lambda: 1 << 40)
     for spare, status in ((1, "ok"), (-(1 << 20), "fail")):
         card = Device("wgpu", "0000:0b:00.0", "card", int(needed / 0.95) + spare)

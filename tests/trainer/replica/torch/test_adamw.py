@@ -15,8 +15,8 @@ def test_it_is_torchs_bit_for_bit() -> None:
     settings = OptimizerConfig(beta1=0.8, beta2=0.95, epsilon=1e-6, weight_decay=0.1)
     ours, theirs = _parameters(), _parameters()
     optimizer = FusedAdamW(settings, [(ours[:2], True), (ours[2:], False), ([], True)])
-    optimizer.start()
-    optimizer.resume(5)
+    optimizer.reset_moments()
+    optimizer.resume_at(5)
     reference = torch.optim.AdamW(
         [{"params": theirs[:2]}, {"params": theirs[2:], "weight_decay": 0.0}],
         betas=(0.8, 0.95),

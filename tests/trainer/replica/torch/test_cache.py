@@ -14,7 +14,7 @@ def test_a_token_at_a_time(tmp_path: Path, family: str) -> None:
     """Rows of different lengths, the shorter one with something behind it."""
     import torch
 
-    from trainer.replica.torch.cache import Cache
+    from trainer.replica.torch.cache import KVCache
     from trainer.replica.torch.loader import load_frozen
 
     folder = write_drawn_model(tmp_path / "model", family)
@@ -22,7 +22,7 @@ def test_a_token_at_a_time(tmp_path: Path, family: str) -> None:
     rows = torch.randint(0, 300, (2, 9), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         whole = [backbone(row[None]).last_hidden_state[0] for row in rows]
-        cache = Cache(9)
+        cache = KVCache(9)
         lengths = torch.tensor([5, 2])
         prompts = backbone(rows[:, :5], cache=cache).last_hidden_state
         torch.testing.assert_close(prompts[0], whole[0][:5])

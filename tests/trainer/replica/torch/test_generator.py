@@ -39,7 +39,7 @@ def test_tokens_are_those_of_transformers(
     import torch
     import transformers
 
-    from trainer.replica.torch.model import flatten
+    from trainer.replica.torch.model import flatten_parameters
     from trainer.replica.torch.published import load_published
 
     folder = write_drawn_model(tmp_path / "model", family, **model)
@@ -47,7 +47,7 @@ def test_tokens_are_those_of_transformers(
     layout, weights = build_layout(folder, config), drawn_weights(folder, config)
     cpu = torch.device("cpu")
     judge: Any = load_published(folder, config, cpu)
-    flatten(judge, layout, cpu).copy_(torch.from_numpy(weights))
+    flatten_parameters(judge, layout, cpu).copy_(torch.from_numpy(weights))
     judge.generation_config = transformers.GenerationConfig()
     wanted: list[list[int]] = []
     bf16 = config.model.dtype == "bfloat16"

@@ -10,11 +10,11 @@ from trainer.replica.wgpu.gpu.errors import DeviceError
 from trainer.replica.wgpu.gpu.vulkan_adapter import (
     Adapter,
     Kind,
-    adapters,
-    located,
-    ordered,
-    pick,
-    select,
+    list_adapters,
+    locate_adapters,
+    order_adapters,
+    pick_adapter,
+    select_adapter,
 )
 from trainer.system import pci
 
@@ -50,7 +50,9 @@ def found(bus: Path) -> list[Adapter]:
         shown("AMD Radeon Pro W5700X", "discrete", AMD, NAVI10),
         shown("Intel(R) Arc(tm) A770", "discrete", 0x8086, ARC),
     ]
-    return ordered(located(listed, lambda vendor, device: pci.find_addresses(vendor, device, bus)))
+    return order_adapters(
+        locate_adapters(listed, lambda vendor, device: pci.find_addresses(vendor, device, bus))
+    )
 
 
 def test_strongest_kind_first_and_numbered(found: list[Adapter]) -> None:
@@ -79,34 +81,34 @@ def test_strongest_kind_first_and_numbered(found: list[Adapter]) -> None:
 )
 def test_what_is_meant(found: list[Adapter], wanted: str, index: int) -> None:
     for allow_software in (False, True):
-        assert pick(found, wanted, allow_software=allow_software).index == index
+        assert pick_adapter(found, wanted, allow_software=allow_software).index == index
 
 
 @pytest.mark.parametrize("wanted", ["5", "0000:0c:00.0", "GeForce"])
 def test_who_is_not_there(found: list[Adapter], wanted: str) -> None:
     with pytest.raises(DeviceError) as error:
-        pick(found, wanted, allow_software=True)
+        pick_adapter(found, wanted, allow_software=True)
     assert f"no Vulkan device is '{wanted}'; found: 0: AMD" in str(error.value)
     assert str(error.value).endswith("4: llvmpipe (LLVM 15) (software)")
 
 
 def test_software_is_taken_where_it_is_allowed_and_all_there_is() -> None:
-    alone = ordered([shown("llvmpipe", "software")])
-    assert pick(alone, "", allow_software=True).software
+    alone = order_adapters([shown("llvmpipe", "software")])
+    assert pick_adapter(alone, "", allow_software=True).software
     with pytest.raises(DeviceError, match=r"^no Vulkan device but software \(llvmpipe\)$"):
-        pick(alone, "", allow_software=False)
+        pick_adapter(alone, "", allow_software=False)
 
 
 def test_no_vulkan_at_all() -> None:
     with pytest.raises(DeviceError, match="no Vulkan device answers"):
-        pick([], "", allow_software=True)
+        pick_adapter([], "", allow_software=True)
 
 
 def test_one_of_two_equal_cards_has_no_certain_address(bus: Path) -> None:
     def addresses(vendor: int, device: int) -> list[str]:
         return pci.find_addresses(vendor, device, bus)
 
-    (one,) = located([shown("W5700X", "discrete", AMD, NAVI10)], addresses)
+    (one,) = locate_adapters([shown("W5700X", "discrete", AMD, NAVI10)], addresses)
     assert one.address == ""
 
 
@@ -115,7 +117,7 @@ def test_a_card_that_two_drivers_show(bus: Path) -> None:
         return pci.find_addresses(vendor, device, bus)
 
     both = [shown("Arc", "discrete", 0x8086, ARC, driver) for driver in ("anv", "other")]
-    assert [adapter.address for adapter in located(both, addresses)] == ["0000:03:00.0"] * 2
+    assert [adapter.address for adapter in locate_adapters(both, addresses)] == ["0000:03:00.0"] * 2
 
 
 @pytest.mark.parametrize("text", ["", "7", "GPU-6f7a", "0000:0b:00", "0b:00.9", "Arc"])
@@ -125,7 +127,7 @@ def test_what_is_no_address(text: str) -> None:
 
 @pytest.mark.usefixtures("vulkan")
 def test_this_machines_own() -> None:
-    own = adapters()
+    own = list_adapters()
     assert [adapter.index for adapter in own] == list(range(len(own)))
-    assert select(own[-1].name, allow_software=True).name == own[-1].name
-    assert select(allow_software=True).index == 0
+    assert select_adapter(own[-1].name, allow_software=True).name == own[-1].name
+    assert select_adapter(allow_software=True).index == 0

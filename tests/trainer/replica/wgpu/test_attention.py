@@ -10,7 +10,7 @@ from tests.trainer.replica.driving import relative
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.layers import attention
 from trainer.replica.wgpu.layers.attention import Attention
 
@@ -27,7 +27,7 @@ def computed(
     device: Device, shape: Attention, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Return output and gradients; `arrays` are queries, keys, values and the output's gradient."""
-    pool, graph = Pool(device), Graph(device)
+    pool, graph = MemoryPool(device), Graph(device)
     given: dict[str, Array] = {}
     for name, values in arrays.items():
         given[name] = device.array(values.shape)

@@ -13,12 +13,18 @@ from click.testing import CliRunner
 
 from trainer.commands.autotune import autotune
 from trainer.model.architecture import parse_architecture
-from trainer.replica.wgpu.autotune import load, products, save, table_path, tune
+from trainer.replica.wgpu.autotune import (
+    list_products,
+    load_table,
+    save_table,
+    table_path,
+    tune_device,
+)
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.kernels.gemm.choice import (
-    candidates,
     choose_variant,
     default_variant,
+    list_candidates,
     tuned_variants,
 )
 from trainer.replica.wgpu.kernels.gemm.variants import ALL, SPLIT, Product
@@ -49,24 +55,24 @@ def untuned(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_fastest_candidate_is_taken_and_found_again(untuned: Device) -> None:
     product = Product(False, True, "f32", 3, 8, 8)
-    (timings,) = tune(untuned, [product])
-    assert {timing.variant for timing in timings} == set(candidates(product))
+    (timings,) = tune_device(untuned, [product])
+    assert {timing.variant for timing in timings} == set(list_candidates(product))
     assert [timing.seconds for timing in timings] == sorted(timing.seconds for timing in timings)
     assert choose_variant(untuned, product) == timings[0].variant
 
-    path = save(untuned)
+    path = save_table(untuned)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     tuned_variants(untuned).clear()
-    load(untuned)
+    load_table(untuned)
     assert tuned_variants(untuned) == {product.key: timings[0].variant}
 
 
 def test_without_a_table_there_are_defaults(untuned: Device) -> None:
-    load(untuned)
+    load_table(untuned)
     product = Product(False, False, "f32", 64, 64, 64)
     assert tuned_variants(untuned) == {}
     assert choose_variant(untuned, product) == default_variant(product)
-    assert default_variant(product) in candidates(product)
+    assert default_variant(product) in list_candidates(product)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +94,7 @@ def test_a_damaged_table_is_ignored_with_a_warning(
     path.parent.mkdir(parents=True)
     path.write_text(damage.replace("KEY", untuned.adapter.key))
     with caplog.at_level(logging.WARNING):
-        load(untuned)
+        load_table(untuned)
     assert tuned_variants(untuned) == {}
     assert f"{path}: ignored" in caplog.text
 
@@ -96,15 +102,15 @@ def test_a_damaged_table_is_ignored_with_a_warning(
 def test_a_table_of_other_products_leaves_defaults(untuned: Device) -> None:
     tuned = SPLIT
     tuned_variants(untuned)[Product(False, True, "nf4", 512, 1024, 1024).key] = tuned
-    save(untuned)
-    load(untuned)
+    save_table(untuned)
+    load_table(untuned)
     assert choose_variant(untuned, Product(False, True, "nf4", 300, 600, 700)) == tuned
     other = Product(False, True, "nf4", 300, 300, 300)
     assert choose_variant(untuned, other) == default_variant(other)
 
 
 def test_products_of_a_model_cover_its_linears_adapters_and_attention() -> None:
-    found = products(parse_architecture(TINY, "tiny"), "nf4", tokens=16, rank=4)
+    found = list_products(parse_architecture(TINY, "tiny"), "nf4", tokens=16, rank=4)
     assert len({product.key for product in found}) == len(found)
     assert {product.form for product in found if product.kind_b == "nf4"} == {"NT", "NN"}
     assert any(product.form == "TN" and product.m == 4 for product in found)  # LoRA's A
@@ -114,15 +120,15 @@ def test_products_of_a_model_cover_its_linears_adapters_and_attention() -> None:
 def test_defaults_are_among_what_is_timed() -> None:
     model = parse_architecture(TINY | {"hidden_size": 2048}, "wide")
     for tokens in (1, 16, 512):
-        for product in products(model, "nf4", tokens):
-            assert default_variant(product) in candidates(product)
-            assert set(candidates(product)) <= set(ALL)
+        for product in list_products(model, "nf4", tokens):
+            assert default_variant(product) in list_candidates(product)
+            assert set(list_candidates(product)) <= set(ALL)
 
 
 def test_no_default_depends_on_the_kind_of_device(
     untuned: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = products(parse_architecture(TINY | {"hidden_size": 2048}, "wide"), "nf4", 512)
+    wanted = list_products(parse_architecture(TINY | {"hidden_size": 2048}, "wide"), "nf4", 512)
     here = [choose_variant(untuned, product) for product in wanted]
     monkeypatch.setattr(untuned, "adapter", replace(untuned.adapter, kind="discrete"))
     assert here == [choose_variant(untuned, product) for product in wanted]
@@ -140,5 +146,5 @@ def test_the_command_prints_a_table_and_keeps_it(untuned: Device, tmp_path: Path
     assert result.exit_code == 0, result.output
     assert "GF/s" in result.output
     assert str(table_path(untuned.adapter)) in result.output
-    load(untuned)
+    load_table(untuned)
     assert tuned_variants(untuned)

@@ -9,7 +9,7 @@ from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, r
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels import bias as kernels
 
 SHAPES = [(1, 1), (3, 80), (129, 65), (1000, 3)]
@@ -29,6 +29,6 @@ def test_forward_adds_to_every_row(device: Device, shape: tuple[int, int]) -> No
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gradient_is_autograds(device: Device, shape: tuple[int, int]) -> None:
     dy, before = draw(*shape), draw(shape[1], number=1)
-    (got,) = run(device, kernels.bias_gradient, [Pool(device), dy], [before])
+    (got,) = run(device, kernels.bias_gradient, [MemoryPool(device), dy], [before])
     bias = leaf(before)
     agree(got, before + gradients(leaf(dy) + bias, dy, bias)[0].numpy())

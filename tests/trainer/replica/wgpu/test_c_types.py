@@ -15,7 +15,7 @@ from wgpu.backends import wgpu_native
 from trainer.replica.wgpu.gpu.c_types import NAMES, parse_together, types
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter, adapters
+from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter, list_adapters
 
 POINTED = ("WGPUPair *", "WGPUPair * ", "WGPUHandle[]", "char []", "uint8_t *", "uintptr_t")
 CALLED = "void(WGPUPair, WGPUHandle const *, void *)"
@@ -108,7 +108,7 @@ def test_the_engine_uses_the_listed_types_alone(
     ffi: Any = wgpu_native.ffi
     for name in ("new", "cast", "callback", "from_buffer", "typeof", "sizeof"):
         monkeypatch.setattr(ffi, name, recorded(getattr(ffi, name)))
-    device = Device(adapters()[vulkan.index])
+    device = Device(list_adapters()[vulkan.index])
     product = device.array((64,), "u32")
     device.write(product, np.zeros(64, np.uint32))
     graph = Graph(device)

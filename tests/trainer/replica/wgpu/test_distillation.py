@@ -12,7 +12,7 @@ from tests.trainer.replica import driving
 from tests.trainer.replica.driving import gradient, relative, taught
 from tests.trainer.replica.wgpu.on_device import agree, draw, run
 from tests.trainer.replica.wgpu.test_cross_entropy import cross_entropy
-from trainer.replica.microbatch import Limit
+from trainer.replica.microbatch import MicroBatchLimit
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.graph import Graph
@@ -134,7 +134,11 @@ def test_the_split_into_micro_batches_does_not_matter(device: Device, tiny: Tiny
     batch = taught(tiny.batch(8, "causal-lm"), 2.0, rest=False)
     narrow = Device(device.adapter, binding_limit=32 << 10)
     found: list[tuple[np.ndarray, StepResult]] = []
-    for where, limit in ((device, Limit(1, 1000)), (device, Limit(8, 1000)), (narrow, None)):
+    for where, limit in (
+        (device, MicroBatchLimit(1, 1000)),
+        (device, MicroBatchLimit(8, 1000)),
+        (narrow, None),
+    ):
         replica, _ = tiny.wgpu(where, **settings(2.0, data__max_seq_len=48))
         replica.limit = limit or replica.limit
         found.append(gradient(replica, batch)[:2])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.trainer.replica.driving import gradient, relative
-from trainer.replica.microbatch import Limit
+from trainer.replica.microbatch import MicroBatchLimit
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import LostError, OutOfMemoryError
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
@@ -44,16 +44,16 @@ def test_micro_batches_halve_when_memory_ends(adapter: Adapter, tiny: Tiny) -> N
     expected = gradient(replica, batch)[0]
     assert replica.limit.samples >= 8
 
-    replica._engine.forget()
+    replica._engine.free_memory()
     small.room = 700_000
     assert relative(gradient(replica, batch)[0], expected) < 1e-6
     assert 1 <= replica.limit.samples < 8
 
-    replica._engine.forget()
+    replica._engine.free_memory()
     small.room = 10_000
     with pytest.raises(InputError, match=r"one sample of .* tokens does not fit: lower"):
         gradient(replica, batch)
-    assert replica.limit == Limit(1, replica.limit.tokens)
+    assert replica.limit == MicroBatchLimit(1, replica.limit.tokens)
 
 
 def test_a_lost_device_ends_the_step_with_its_name(adapter: Adapter, tiny: Tiny) -> None:

@@ -15,11 +15,11 @@ from trainer.config.run import RunConfig
 from trainer.model.initialization import initial_weights, uniform
 from trainer.model.layout import build_layout
 from trainer.replica.sampling import Sampling
-from trainer.replica.torch.model import flatten
+from trainer.replica.torch.model import flatten_parameters
 from trainer.replica.torch.published import load_published
 from trainer.replica.wgpu.generation.generator import WgpuGenerator
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.loaded import load
+from trainer.replica.wgpu.loaded import load_model
 from trainer.system.errors import InputError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ class Both:
         for slot in layout.tensors():
             if slot.name.endswith("lora_B.weight"):  # zeros would hide the adapter
                 weights[slot.start : slot.stop] = uniform(5, slot.name, slot.size, 0.5)
-        self.loaded = load(folder, config, layout, device)
+        self.loaded = load_model(folder, config, layout, device)
         self.layout = layout
         self.loaded.write(device, weights)
         self.generator = WgpuGenerator(device, self.loaded.decoder, **settings)
         self.torch: Any = load_published(folder, on_torch or config, torch.device("cpu"))
-        flatten(self.torch, layout, torch.device("cpu")).copy_(torch.tensor(weights))
+        flatten_parameters(self.torch, layout, torch.device("cpu")).copy_(torch.tensor(weights))
 
     def greedy(self, prompt: Sequence[int], count: int = NEW) -> list[int]:
         """Return what transformers generates."""
@@ -126,7 +126,7 @@ class Forced:
         self._tokens = tokens
         self.seen: dict[tuple[int, int], np.ndarray] = {}
 
-    def choose(self, logits: np.ndarray, samples: Sequence[int], place: int) -> np.ndarray:
+    def choose_tokens(self, logits: np.ndarray, samples: Sequence[int], place: int) -> np.ndarray:
         for row, sample in zip(logits, samples, strict=True):
             self.seen[sample, place] = row
         return np.array([self._tokens[sample][place] for sample in samples])

@@ -10,7 +10,7 @@ from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels import heads
 
 EPS = 1e-6
@@ -92,7 +92,7 @@ def test_split_backward_is_autograds(
 def test_norm_gradient_is_autograds(device: Device, shape: tuple[int, ...], turned: bool) -> None:
     x, dout, before = draw(*rows_of(shape)), draw(*shape, number=1), draw(shape[3])
     rope = tables(9, shape[3]) if turned else None
-    inputs = [Pool(device), x, dout]
+    inputs = [MemoryPool(device), x, dout]
     (dweight,) = run(device, heads.head_norm_gradient, inputs, [before], rope=rope, eps=EPS)
     weight = leaf(before)
     out = split_heads(leaf(x), shape, weight, rope)

@@ -20,7 +20,7 @@ from trainer.model.files import model_digest
 from trainer.replica.torch.loader import load_model
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.weights import loader, nf4_file
 from trainer.replica.wgpu.weights.loader import load_frozen, take_frozen
 
@@ -75,7 +75,7 @@ def test_every_dtype_into_every_kind(
 ) -> None:
     monkeypatch.setattr(loader, "_STEP", 512)  # several pieces a tensor
     store(model, tensors_of(model), stored)
-    arrays = load_frozen(model, config_of(model, dtype=dtype), Pool(device))
+    arrays = load_frozen(model, config_of(model, dtype=dtype), MemoryPool(device))
     source = tensors_of(model)
     assert "score.weight" not in arrays
     for name, array in arrays.items():
@@ -94,7 +94,7 @@ def test_shards_and_a_bare_prefix(model: Path, device: Device) -> None:
         save_file({name: bare[name] for name in chosen}, model / shard)
         weight_map |= dict.fromkeys(chosen, shard)
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    for name, array in load_frozen(model, config_of(model), Pool(device)).items():
+    for name, array in load_frozen(model, config_of(model), MemoryPool(device)).items():
         np.testing.assert_array_equal(host(device, array), source[name].numpy(), err_msg=name)
 
 
@@ -110,7 +110,7 @@ def test_nf4_is_that_of_the_torch_replica(
     monkeypatch.setattr(nf4_file, "_STEP", 640)
     monkeypatch.setattr(loader, "_STEP", 512)
     config = config_of(model, dtype=dtype, quantization="nf4", task="causal-lm")
-    arrays = load_frozen(model, config, Pool(device))
+    arrays = load_frozen(model, config, MemoryPool(device))
     quantised = {name: array for name, array in arrays.items() if array.kind == "nf4"}
     assert len(quantised) == 14  # seven linears in two layers
     parameters = dict(load_model(model, config, torch.device("cpu")).named_parameters())
@@ -124,7 +124,7 @@ def test_nf4_is_that_of_the_torch_replica(
 
 def test_the_nf4_file_says_what_it_was_made_from(model: Path, device: Device, cache: Path) -> None:
     before = sorted(model.iterdir())
-    load_frozen(model, config_of(model, quantization="nf4"), Pool(device))
+    load_frozen(model, config_of(model, quantization="nf4"), MemoryPool(device))
     assert sorted(model.iterdir()) == before, "the model's folder is the user's"
     (made,) = kept(cache)
     with safe_open(made, "numpy") as file:
@@ -150,12 +150,12 @@ def test_a_good_file_is_used_again_and_another_model_has_its_own(
     model: Path, device: Device, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = config_of(model, quantization="nf4")
-    first = read_codes(device, load_frozen(model, config, Pool(device)))
+    first = read_codes(device, load_frozen(model, config, MemoryPool(device)))
     with caplog.at_level(logging.INFO):
-        assert read_codes(device, load_frozen(model, config, Pool(device))) == first
+        assert read_codes(device, load_frozen(model, config, MemoryPool(device))) == first
     assert "quantising" not in caplog.text
     flip_last_byte(model / "model.safetensors")
-    load_frozen(model, config, Pool(device))
+    load_frozen(model, config, MemoryPool(device))
     before, after = kept(cache)
     assert before.read_bytes() != after.read_bytes()
 
@@ -165,17 +165,17 @@ def test_where_nothing_can_be_written_it_is_made_for_this_run(
 ) -> None:
     cache.write_text("a file")
     config = config_of(model, quantization="nf4")
-    first = read_codes(device, load_frozen(model, config, Pool(device)))
+    first = read_codes(device, load_frozen(model, config, MemoryPool(device)))
     assert "set MOTLEY_CACHE to a folder to write to; quantised for this run only" in caplog.text
     cache.unlink()
-    assert first == read_codes(device, load_frozen(model, config, Pool(device)))
+    assert first == read_codes(device, load_frozen(model, config, MemoryPool(device)))
     assert len(kept(cache)) == 1
 
 
 def test_a_plan_takes_what_loading_takes(model: Path, device: Device) -> None:
     for settings in ({}, {"dtype": "bfloat16"}, {"quantization": "nf4"}):
         config = config_of(model, **settings)
-        planned, loaded = Pool(None), Pool(device)
+        planned, loaded = MemoryPool(None), MemoryPool(device)
         take_frozen(read_architecture(model), config, planned)
         load_frozen(model, config, loaded)
         assert planned.budget() == loaded.budget()

@@ -10,14 +10,14 @@ import psutil
 import pytest
 
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.pool import Budget, Pool, available, check_fits
+from trainer.replica.wgpu.gpu.pool import MemoryBudget, MemoryPool, available_memory, check_fits
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter, Kind
 from trainer.system import pci
 from trainer.system.errors import InputError
 
 
 def test_memory_given_back_is_taken_again_the_smallest_that_fits(device: Device) -> None:
-    pool = Pool(device)
+    pool = MemoryPool(device)
     small, large = pool.take((128,)), pool.take((1024,))
     pool.give(large)
     pool.give(small)
@@ -25,11 +25,11 @@ def test_memory_given_back_is_taken_again_the_smallest_that_fits(device: Device)
     assert pool.take((65,)).buffer is large.buffer
     third = pool.take((1,))
     assert third.buffer not in (small.buffer, large.buffer)
-    assert pool.budget() == Budget({"workspace": 512 + 4096 + 256})
+    assert pool.budget() == MemoryBudget({"workspace": 512 + 4096 + 256})
 
 
 def test_purposes_do_not_share() -> None:
-    pool = Pool(None)
+    pool = MemoryPool(None)
     pool.give(pool.take((256,), purpose="activations"))
     pool.take((1,), purpose="checkpoints")
     pool.take((256,), purpose="activations")
@@ -37,7 +37,7 @@ def test_purposes_do_not_share() -> None:
 
 
 def test_a_plan_counts_what_a_device_allocates(device: Device) -> None:
-    def record(pool: Pool) -> None:
+    def record(pool: MemoryPool) -> None:
         kept = [pool.take((3, 50 + 7 * n), purpose="checkpoints") for n in range(5)]
         for n in range(20):
             one, two = pool.take((n + 1, 33)), pool.take((40 - n, 17), "u32")
@@ -49,7 +49,7 @@ def test_a_plan_counts_what_a_device_allocates(device: Device) -> None:
         for array in kept:
             pool.give(array)
 
-    planned, real = Pool(None), Pool(device)
+    planned, real = MemoryPool(None), MemoryPool(device)
     before = device.allocated
     record(planned)
     record(real)
@@ -61,7 +61,7 @@ def test_a_plan_counts_what_a_device_allocates(device: Device) -> None:
 
 
 def test_an_nf4_array_gives_its_scales_back_too() -> None:
-    pool = Pool(None)
+    pool = MemoryPool(None)
     for _ in range(3):
         array = pool.take((64, 64), "nf4")
         assert array.scales is not None
@@ -71,7 +71,7 @@ def test_an_nf4_array_gives_its_scales_back_too() -> None:
 
 
 def test_what_was_not_taken_cannot_be_given() -> None:
-    pool = Pool(None)
+    pool = MemoryPool(None)
     array = pool.take((4, 64))
     with pytest.raises(AssertionError, match="was not taken here"):
         pool.give(array.reshape(256))
@@ -81,7 +81,7 @@ def test_what_was_not_taken_cannot_be_given() -> None:
 
 
 def test_a_budget_above_the_memory_is_refused_in_one_line() -> None:
-    budget = Budget({"frozen": 6 << 30, "activations": 2 << 30})
+    budget = MemoryBudget({"frozen": 6 << 30, "activations": 2 << 30})
     check_fits(budget, 9 << 30, "Radeon")
     with pytest.raises(InputError) as refused:
         check_fits(budget, 8 << 30, "Radeon")
@@ -99,7 +99,7 @@ def test_a_radeon_tells_its_free_memory_in_files(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "mem_info_vram_total").write_text("8573157376\n")
     (folder / "mem_info_vram_used").write_text("73157376\n")
-    assert available(adapter("discrete", "0000:0b:00.0"), tmp_path) == 8_500_000_000
+    assert available_memory(adapter("discrete", "0000:0b:00.0"), tmp_path) == 8_500_000_000
 
 
 def test_the_largest_of_the_cards_that_tell(
@@ -123,29 +123,29 @@ def test_nvidia_tells_through_its_tool(tmp_path: Path, monkeypatch: pytest.Monke
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert available(adapter("discrete", "0000:0b:00.0"), tmp_path) == 23028 << 20
+    assert available_memory(adapter("discrete", "0000:0b:00.0"), tmp_path) == 23028 << 20
     tool.write_text("#!/bin/sh\necho failed; exit 9\n")
-    assert available(adapter("discrete", "0000:0b:00.0"), tmp_path) is None
+    assert available_memory(adapter("discrete", "0000:0b:00.0"), tmp_path) is None
 
 
 def test_who_does_not_tell_is_not_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no nvidia-smi
     with pytest.raises(FileNotFoundError):
         subprocess.run(["nvidia-smi"], check=False)
-    assert available(adapter("discrete", "0000:0b:00.0"), tmp_path) is None
-    assert available(adapter("discrete"), tmp_path) is None
-    assert available(adapter("other"), tmp_path) is None
+    assert available_memory(adapter("discrete", "0000:0b:00.0"), tmp_path) is None
+    assert available_memory(adapter("discrete"), tmp_path) is None
+    assert available_memory(adapter("other"), tmp_path) is None
 
 
 @pytest.mark.parametrize("kind", ["integrated", "software"])
 def test_an_adapter_without_memory_of_its_own_has_the_machines(kind: Kind) -> None:
-    there = available(adapter(kind))
+    there = available_memory(adapter(kind))
     assert there is not None
     assert 0 < there <= psutil.virtual_memory().total
 
 
 def test_a_pool_on_a_device_holds_what_is_written(device: Device) -> None:
-    pool = Pool(device)
+    pool = MemoryPool(device)
     array = pool.take((5, 13))
     values = np.arange(65, dtype=np.float32).reshape(5, 13)
     device.write(array, values)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tests.trainer.replica.wgpu.on_device import agree, draw, gradients, leaf, run
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels import norm
 
 EPS = 1e-6
@@ -40,7 +40,7 @@ def test_backward_is_autograds(device: Device, shape: tuple[int, int], accumulat
 @pytest.mark.parametrize("shape", [*SHAPES[1:], (1000, 70)])
 def test_weight_gradient_is_autograds(device: Device, shape: tuple[int, int]) -> None:
     x, dy, before = draw(*shape), draw(*shape, number=1), draw(shape[1], number=2)
-    inputs = [Pool(device), x, dy]
+    inputs = [MemoryPool(device), x, dy]
     (dweight,) = run(device, norm.rms_norm_weight_gradient, inputs, [before], eps=EPS)
     a, b = leaf(x), leaf(np.ones(shape[1]))
     agree(dweight, before + gradients(F.rms_norm(a, shape[1:], b, EPS), dy, b)[0].numpy())

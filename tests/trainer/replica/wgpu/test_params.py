@@ -13,13 +13,13 @@ import pytest
 from trainer.replica.wgpu import kernels
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Dispatch, Graph
-from trainer.replica.wgpu.gpu.params import fields
+from trainer.replica.wgpu.gpu.params import param_fields
 from trainer.replica.wgpu.kernels.elementwise import fill
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.gemm.variants import ALL, Variant
 from trainer.replica.wgpu.kernels.heads import split_heads
 from trainer.replica.wgpu.kernels.softmax import causal_softmax
-from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.kernels.source import kernel_source
 
 RIGHT: dict[str, Any] = {"rows": 2, "width": 64, "eps": 1e-6}
 DECLARED = sorted(
@@ -32,7 +32,9 @@ DECLARED = sorted(
 
 def added(params: dict[str, Any], code: str | None = None) -> bytes:
     graph = Graph(None)
-    graph.add("rms_norm", source("rms_norm") if code is None else code, [], params, (1, 1, 1))
+    graph.add(
+        "rms_norm", kernel_source("rms_norm") if code is None else code, [], params, (1, 1, 1)
+    )
     return graph.dispatches[0].params
 
 
@@ -63,9 +65,9 @@ def test_a_misspelt_name_is_both() -> None:
 
 
 def test_a_code_without_parameters_takes_none() -> None:
-    assert added({}, source("grid")) == b""
+    assert added({}, kernel_source("grid")) == b""
     with pytest.raises(AssertionError, match="no field rows"):
-        added({"rows": 2}, source("grid"))
+        added({"rows": 2}, kernel_source("grid"))
 
 
 @pytest.mark.parametrize(
@@ -103,14 +105,14 @@ def test_a_member_of_another_layout_is_refused(member: str) -> None:
 
 @pytest.mark.parametrize("name", DECLARED)
 def test_a_file_declares_what_it_reads(name: str) -> None:
-    assert set(fields(source(name))) == read_by(source(name)) != set()
+    assert set(param_fields(kernel_source(name))) == read_by(kernel_source(name)) != set()
 
 
 @pytest.mark.parametrize("variant", ALL, ids=lambda variant: variant.name)
 def test_a_product_declares_what_it_reads(variant: Variant) -> None:
     shapes = (5, 12), (12, 8), (5, 8)
     code = recorded(gemm, *shapes, m=5, n=8, k=12, variant=variant).code
-    assert set(fields(code)) == read_by(code) != set()
+    assert set(param_fields(code)) == read_by(code) != set()
 
 
 def test_a_product() -> None:

@@ -20,11 +20,11 @@ from trainer.replica.wgpu import planning
 from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.pool import Pool, Purpose
+from trainer.replica.wgpu.gpu.pool import MemoryPool, Purpose
 from trainer.replica.wgpu.layers.decoder import Decoder, Tensors
 from trainer.replica.wgpu.layers.head import LossSums
-from trainer.replica.wgpu.planning import budget, plan
-from trainer.replica.wgpu.recordings import Settings, record
+from trainer.replica.wgpu.planning import plan_memory, plan_replica
+from trainer.replica.wgpu.recordings import RecordingSettings, make_recording
 from trainer.replica.wgpu.replica import WgpuReplica
 from trainer.replica.wgpu.weights.loader import take_frozen
 from trainer.replica.wgpu.weights.slots import Slots
@@ -66,7 +66,7 @@ def test_qwen3_4b_in_nf4_fits_8_gb(tmp_path: Path, tiny: Tiny, task: str) -> Non
     )
     layout = build_layout(folder, config)
     kept, computed_twice = (
-        budget(folder, config, layout, 1, recompute=again) for again in (False, True)
+        plan_memory(folder, config, layout, 1, recompute=again) for again in (False, True)
     )
     print(f"{task}: {kept}; with gradient checkpointing {computed_twice}")
     assert kept.total < 8e9
@@ -80,21 +80,23 @@ def recorded(
     folder: Path, config: RunConfig, samples: int, *, recompute: bool
 ) -> dict[Purpose, int]:
     """Return what the engine takes to record a micro-batch, without a device."""
-    pool, layout = Pool(None), build_layout(folder, config)
+    pool, layout = MemoryPool(None), build_layout(folder, config)
     architecture, slots = read_architecture(folder), Slots(layout)
     length = padded_length(config.data.max_seq_len)
     tables = (length, architecture.head_dim // 2)
     tensors = Tensors(
         take_frozen(architecture, config, pool),
-        slots.tensors(slots.arrays(pool, "trainable")),
-        slots.tensors(slots.arrays(pool, "gradients")),
+        slots.tensors_by_name(slots.take_arrays(pool, "trainable")),
+        slots.tensors_by_name(slots.take_arrays(pool, "gradients")),
         (pool.take(tables, purpose="frozen"), pool.take(tables, purpose="frozen")),
     )
     decoder = Decoder(architecture, read_config(folder), config, tensors)
     sums = LossSums(Array(None, (1,)), Array(None, (1,)), Array(None, (1,), "u32"))
     entries = PLANNED_ENTRIES if config.distillation else 0
     bucket = Bucket(samples, length, config.task == "classify", entries)
-    record(decoder, pool, sums, Settings(bucket, training=True, keep=not recompute))
+    make_recording(
+        decoder, pool, sums, RecordingSettings(bucket, training=True, keep=not recompute)
+    )
     return pool.budget().parts
 
 
@@ -120,7 +122,9 @@ def test_the_plan_is_the_recording_to_the_byte(
     folder = write_hollow(tmp_path, tree)
     config = tiny.config(folder, **settings)
     for samples, recompute in ((1, False), (3, True)):
-        planned = budget(folder, config, build_layout(folder, config), samples, recompute=recompute)
+        planned = plan_memory(
+            folder, config, build_layout(folder, config), samples, recompute=recompute
+        )
         assert planned.parts == recorded(folder, config, samples, recompute=recompute)
 
 
@@ -130,7 +134,7 @@ def test_what_is_planned_is_what_is_taken(device: Device, tiny: Tiny, method: st
     folder = tiny.model()
     config = tiny.config(folder, method=method, data__max_seq_len=48)
     layout = build_layout(folder, config)
-    planned = budget(folder, config, layout, 2, recompute=False).total
+    planned = plan_memory(folder, config, layout, 2, recompute=False).total
     weights = driving.drawn_weights(folder, config)
     before = device.allocated
     replica = WgpuReplica(folder, config, layout, device)
@@ -165,7 +169,7 @@ def test_a_model_that_only_evaluates_has_no_gradients(
     saved = taken[0] - taken[1]  # also what they are read back to
     assert 2 * gradients <= saved < 2.1 * gradients
     trains, not_so = (
-        budget(folder, config, layout, 1, recompute=True, evaluates=evaluates).total
+        plan_memory(folder, config, layout, 1, recompute=True, evaluates=evaluates).total
         for evaluates in (False, True)
     )
     assert trains - not_so == gradients
@@ -177,9 +181,9 @@ def test_a_model_that_does_not_fit_is_refused(
     folder = tiny.model()
     config = tiny.config(folder)
     layout = build_layout(folder, config)
-    monkeypatch.setattr(planning, "available", lambda _adapter: 300_000)
+    monkeypatch.setattr(planning, "available_memory", lambda _adapter: 300_000)
     with pytest.raises(InputError, match=r"the run needs .* are free; use method lora"):
-        plan(folder, config, layout, device)
+        plan_replica(folder, config, layout, device)
 
 
 def test_activations_are_computed_twice_where_they_would_not_fit(
@@ -189,13 +193,13 @@ def test_activations_are_computed_twice_where_they_would_not_fit(
     config = tiny.config(folder, data__max_seq_len=256, training__micro_batch_size="auto")
     layout = build_layout(folder, config)
     kept, again = (
-        budget(folder, config, layout, 1, recompute=flag).total for flag in (False, True)
+        plan_memory(folder, config, layout, 1, recompute=flag).total for flag in (False, True)
     )
-    monkeypatch.setattr(planning, "available", lambda _adapter: (kept + again) // 2)
-    planned = plan(folder, config, layout, device)
+    monkeypatch.setattr(planning, "available_memory", lambda _adapter: (kept + again) // 2)
+    planned = plan_replica(folder, config, layout, device)
     assert planned.recompute
     assert planned.limit.tokens == 256
-    monkeypatch.setattr(planning, "available", lambda _adapter: 3 * kept)
-    planned = plan(folder, config, layout, device)
+    monkeypatch.setattr(planning, "available_memory", lambda _adapter: 3 * kept)
+    planned = plan_replica(folder, config, layout, device)
     assert not planned.recompute
     assert planned.limit.tokens >= 512

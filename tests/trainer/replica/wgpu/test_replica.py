@@ -10,7 +10,7 @@ import pytest
 from tests.families import COMPUTED_HERE
 from tests.trainer.replica.driving import METHODS, TASKS, gradient, relative
 from tests.trainer.replica.test_shares import DORA, OF_CLASSES, SETTINGS
-from trainer.replica.microbatch import Limit
+from trainer.replica.microbatch import MicroBatchLimit
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.system.errors import InputError
 
@@ -92,7 +92,7 @@ def test_the_split_into_micro_batches_does_not_matter(
     batch = tiny.batch(8, task)
     found: list[np.ndarray] = []
     confusions: list[Any] = []
-    for limit in (Limit(1, 1000), Limit(8, 1000), Limit(100, 100)):
+    for limit in (MicroBatchLimit(1, 1000), MicroBatchLimit(8, 1000), MicroBatchLimit(100, 100)):
         replica.limit = limit
         found.append(gradient(replica, batch)[0])
         confusions.append(replica.evaluate(batch).confusion)

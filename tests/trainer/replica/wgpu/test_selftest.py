@@ -15,7 +15,7 @@ from trainer.replica.wgpu import golden
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import DeviceError, LostError
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
-from trainer.replica.wgpu.selftest import check
+from trainer.replica.wgpu.selftest import verify_device
 
 
 class Miscompiling(Device):
@@ -33,9 +33,9 @@ class Miscompiling(Device):
 
 
 def test_a_right_device_passes_and_gets_its_memory_back(device: Device) -> None:
-    check(device)
+    verify_device(device)
     before = device.allocated
-    check(device)
+    verify_device(device)
     assert device.allocated == before
 
 
@@ -59,7 +59,7 @@ def test_one_wrong_sign_or_number_is_caught(
 ) -> None:
     broken = Miscompiling(vulkan, written, compiled)
     with pytest.raises(DeviceError, match=f"failed the self-test: .*{wrong}.* is off by"):
-        check(broken)
+        verify_device(broken)
     assert broken.hits
 
 
@@ -70,20 +70,20 @@ def test_one_sum_over_a_real_vocabulary_is_caught(
     with pytest.raises(
         DeviceError, match=r"failed the self-test: .* over 151,936 classes .* is off"
     ):
-        check(Device(vulkan))
+        verify_device(Device(vulkan))
 
 
 def test_a_lost_device_is_not_called_wrong(vulkan: Adapter) -> None:
     device = Device(vulkan)
     device.handle.destroy()
     with pytest.raises(LostError):
-        check(device)
+        verify_device(device)
 
 
 def test_the_golden_layer_is_that_of_torch() -> None:
     sizes = golden.Sizes()
     rope = rope_tables({}, sizes.head_dim, sizes.length, "here")
-    values = {name: value.astype(np.float64) for name, value in golden.draw(sizes).items()}
+    values = {name: value.astype(np.float64) for name, value in golden.draw_values(sizes).items()}
     tables = rope[0].astype(np.float64), rope[1].astype(np.float64)
     t = {name: torch.from_numpy(value) for name, value in values.items()}
     cosines, sines = (torch.from_numpy(table).repeat(1, 2) for table in tables)
@@ -113,7 +113,7 @@ def test_the_golden_layer_is_that_of_torch() -> None:
     middle = t["x"] + linear("o", attended.transpose(1, 2).reshape(len(x), -1))
     x = norm("post_norm", middle)
     expected = middle + linear("down", functional.silu(linear("gate", x)) * linear("up", x))
-    found = golden.layer(values, tables, sizes)
+    found = golden.layer_output(values, tables, sizes)
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-12, atol=1e-12)
 
 
@@ -134,5 +134,5 @@ def test_the_golden_losses_are_those_of_torch() -> None:
         functional.cross_entropy(logits, labels, reduction="sum"),
         functional.cross_entropy(logits / lesson.temperature, dense, reduction="sum"),
     )
-    assert golden.losses(values, lesson, sizes) == pytest.approx([float(e) for e in expected])
+    assert golden.loss_sums(values, lesson, sizes) == pytest.approx([float(e) for e in expected])
     assert len(set(lesson.ids.tolist())) < lesson.ids.size

@@ -10,7 +10,7 @@ from trainer.config.run import RunConfig
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.planning.vulkan_buffers import ALIGNMENT
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.weights.slots import Slots
 
 
@@ -36,16 +36,16 @@ def test_a_block_comes_back_as_it_went(layout: GradientLayout) -> None:
     flat = np.random.default_rng(0).normal(size=layout.size).astype(np.float32)
     for block in layout.blocks:
         values = flat[block.start : block.stop]
-        padded = slots.pad(block.index, values)
+        padded = slots.pad_block(block.index, values)
         assert padded.size == slots.padded_size(block.index) >= values.size
-        np.testing.assert_array_equal(slots.unpad(block.index, padded), values)
+        np.testing.assert_array_equal(slots.unpad_block(block.index, padded), values)
         assert np.count_nonzero(padded) == np.count_nonzero(values)  # zeros between tensors
 
 
 def test_tensors_are_aligned_and_apart(layout: GradientLayout) -> None:
     slots = Slots(layout)
-    blocks = slots.arrays(Pool(None), "gradients")
-    tensors = slots.tensors(blocks)
+    blocks = slots.take_arrays(MemoryPool(None), "gradients")
+    tensors = slots.tensors_by_name(blocks)
     assert {name: array.shape for name, array in tensors.items()} == {
         slot.name: slot.shape for slot in layout.tensors()
     }
@@ -63,14 +63,14 @@ def test_what_a_block_carries_is_what_its_tensors_hold(
     layout: GradientLayout, device: Device
 ) -> None:
     slots = Slots(layout)
-    blocks = slots.arrays(Pool(device), "trainable")
-    tensors = slots.tensors(blocks)
+    blocks = slots.take_arrays(MemoryPool(device), "trainable")
+    tensors = slots.tensors_by_name(blocks)
     flat = np.arange(layout.size, dtype=np.float32)
     for block, array in zip(layout.blocks, blocks, strict=True):
-        device.write(array, slots.pad(block.index, flat[block.start : block.stop]))
+        device.write(array, slots.pad_block(block.index, flat[block.start : block.stop]))
     for slot in layout.tensors():
         expected = flat[slot.start : slot.stop].reshape(slot.shape)
         np.testing.assert_array_equal(device.read(tensors[slot.name]), expected)
     for block, array in zip(layout.blocks, blocks, strict=True):
-        values = slots.unpad(block.index, device.read(array))
+        values = slots.unpad_block(block.index, device.read(array))
         np.testing.assert_array_equal(values, flat[block.start : block.stop])

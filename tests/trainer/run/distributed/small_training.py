@@ -42,7 +42,7 @@ class Training:
         self.optimizer = FusedAdamW(
             OptimizerConfig(), [([part], True) for part in parameters.values()]
         )
-        self.optimizer.start()
+        self.optimizer.reset_moments()
         Training.count += 1
         self.checkpoints = ShardedCheckpoints(
             Path(output),
@@ -63,7 +63,7 @@ class Training:
         if resumed is None:
             return None
         self.step = resumed.progress.step
-        self.optimizer.resume(self.step)
+        self.optimizer.resume_at(self.step)
         return self.step
 
     def train(self, steps: int, save_at: tuple[int, ...] = ()) -> list[float]:
@@ -71,7 +71,7 @@ class Training:
         losses: list[float] = []
         for _ in range(steps):
             batch = samples(self._config, BATCH, VOCABULARY, seed=self.step % 2)
-            result = self.replica.accumulate([batch[i] for i in self.replica.share(BATCH)])
+            result = self.replica.accumulate([batch[i] for i in self.replica.local_samples(BATCH)])
             self.optimizer.step(0.01)
             self.step += 1
             losses.append(result.loss_sum / result.weight)

@@ -42,17 +42,17 @@ def norms(folder: str, settings: dict[str, Any], spoiled: int | None) -> list[An
         config.optimizer, replica.layout, replica.parameters, replica.copies_of
     )
     batch = samples(config, 6, 300)
-    replica.accumulate([batch[index] for index in replica.share(len(batch))])
-    before = replica.gather(replica.parameters)
+    replica.accumulate([batch[index] for index in replica.local_samples(len(batch))])
+    before = replica.gather_parameters(replica.parameters)
     if spoiled == dist.get_rank():
         gradient = next(iter(replica.parameters.values())).grad
         assert gradient is not None
-        flat.local(gradient).view(-1)[0] = torch.nan
+        flat.local_part(gradient).view(-1)[0] = torch.nan
     whole = replica.gather_gradient()
     try:
         found = optimizer.apply(3, 1e-3)
     except NonFiniteError as error:
-        after = replica.gather(replica.parameters)
+        after = replica.gather_parameters(replica.parameters)
         return [str(error), before is None or np.array_equal(before, after)]  # type: ignore[arg-type]  # both are None or neither
     return [found, None if whole is None else float(np.linalg.norm(whole.astype(np.float64)))]
 

@@ -99,7 +99,7 @@ def damaged(model: str, output: str, settings: dict[str, Any]) -> dict[str, Any]
     training.train(3, (1, 2, 3))
     kept = sorted(path.name for path in Path(output).glob("step-*"))
     training = Training(model, output, settings)
-    if training.replica.share(2)[0] == 0:
+    if training.replica.local_samples(2)[0] == 0:
         shard = sorted(Path(output, "step-000003").glob("shard-00002*"))[0]
         content = bytearray(shard.read_bytes())
         content[-1] ^= 1

@@ -121,7 +121,7 @@ def evaluated(output: str, settings: dict[str, Any]) -> float:
         mesh = mesh_of(chosen.pipeline.stages, chosen.tensor)
         model = trained.base_dir, config, trained.layout
         parallel = ParallelReplica(*model, mesh, device(), trained.weights)
-        found = parallel.evaluate([batch[index] for index in parallel.share(len(batch))])
+        found = parallel.evaluate([batch[index] for index in parallel.local_samples(len(batch))])
     return found.loss_sum / found.weight
 
 

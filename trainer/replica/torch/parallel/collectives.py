@@ -23,29 +23,29 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def copy(x: Tensor, group: Group) -> Tensor:
+def copy_to_ranks(x: Tensor, group: Group) -> Tensor:
     """Return `x`, which is the same on all ranks; its gradient is the sum of theirs."""
-    return _Exchange.apply(x, group, _same, _sum)  # pyright: ignore[reportReturnType]
+    return _Exchange.apply(x, group, _identity, _all_reduce)  # pyright: ignore[reportReturnType]
 
 
 def add_up(x: Tensor, group: Group) -> Tensor:
     """Return the sum over the ranks, whose gradient is the same on all of them."""
-    return _Exchange.apply(x, group, _sum, _same)  # pyright: ignore[reportReturnType]
+    return _Exchange.apply(x, group, _all_reduce, _identity)  # pyright: ignore[reportReturnType]
 
 
 def gather_tokens(x: Tensor, group: Group) -> Tensor:
     """Return `[B, T, D]` of `[B, T / ranks, D]`; its gradient is the sum of the ranks'."""
-    return _Exchange.apply(x, group, _joined, _summed_part)  # pyright: ignore[reportReturnType]
+    return _Exchange.apply(x, group, _all_gather, _summed_part)  # pyright: ignore[reportReturnType]
 
 
 def scatter_tokens(x: Tensor, group: Group) -> Tensor:
     """Return this rank's tokens `[B, T / ranks, D]` of the sum of the ranks' `[B, T, D]`."""
-    return _Exchange.apply(x, group, _summed_part, _joined)  # pyright: ignore[reportReturnType]
+    return _Exchange.apply(x, group, _summed_part, _all_gather)  # pyright: ignore[reportReturnType]
 
 
 def join_tokens(x: Tensor, group: Group) -> Tensor:
     """Return `[B, T, D]` of `[B, T / ranks, D]`; its gradient is the same on all ranks."""
-    return _Exchange.apply(x, group, _joined, _own_part)  # pyright: ignore[reportReturnType]
+    return _Exchange.apply(x, group, _all_gather, _own_part)  # pyright: ignore[reportReturnType]
 
 
 class _Exchange(torch.autograd.Function):
@@ -61,7 +61,7 @@ class _Exchange(torch.autograd.Function):
         return ctx.back(gradient, ctx.group), None, None, None
 
 
-def _same(x: Tensor, _: Group) -> Tensor:
+def _identity(x: Tensor, _: Group) -> Tensor:
     return x.view_as(x)
 
 
@@ -69,13 +69,13 @@ def _own_part(x: Tensor, group: Group) -> Tensor:
     return x.chunk(dist.get_world_size(group), 1)[dist.get_rank(group)]
 
 
-def _sum(x: Tensor, group: Group) -> Tensor:
+def _all_reduce(x: Tensor, group: Group) -> Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 
 
-def _joined(x: Tensor, group: Group) -> Tensor:
+def _all_gather(x: Tensor, group: Group) -> Tensor:
     mine = x.transpose(0, 1).contiguous()  # the collectives join along the first dimension
     every = mine.new_empty(mine.shape[0] * dist.get_world_size(group), *mine.shape[1:])
     all_gather(every, mine, group=group)

@@ -23,7 +23,7 @@ Reading = Callable[[TensorSlot, int, np.ndarray], None]
 """Fills contiguous fp32 `[n]` with a tensor's elements from the given one on."""
 
 
-def gather(
+def gather_vector(
     layout: GradientLayout,
     parts: Mapping[str, Tensor | None],
     owners: Mapping[str, int] | None = None,
@@ -35,13 +35,13 @@ def gather(
         owners: of stages, which hold whole tensors: a rank that has it by each layout name.
     """
     flat = np.zeros(layout.size, np.float32) if dist.get_rank() == 0 else None
-    for slot, whole in zip(layout.tensors(), gathered(layout, parts, owners), strict=True):
+    for slot, whole in zip(layout.tensors(), iterate_gathered(layout, parts, owners), strict=True):
         if flat is not None and whole is not None:
             flat[slot.start : slot.stop] = whole
     return flat
 
 
-def gathered(
+def iterate_gathered(
     layout: GradientLayout,
     parts: Mapping[str, Tensor | None],
     owners: Mapping[str, int] | None = None,
@@ -49,23 +49,25 @@ def gathered(
     """Yield the same one tensor at a time, fp32 `[slot.size]`, and None for zeros."""
     for slot in layout.tensors():
         if owners is None:
-            whole = _joined(parts[slot.name])
+            whole = _join_parts(parts[slot.name])
         else:
-            whole = _sent(slot, parts, owners[slot.name])
+            whole = _send_to_first(slot, parts, owners[slot.name])
         if whole is None or dist.get_rank() > 0:
             yield None
         else:
             yield whole.cpu().numpy().reshape(-1)
 
 
-def _joined(part: Tensor | None) -> Tensor | None:
+def _join_parts(part: Tensor | None) -> Tensor | None:
     """Return the whole of which every rank has a part."""
     if isinstance(part, DTensor):
         part = part.full_tensor()
     return None if part is None else part.detach()
 
 
-def _sent(slot: TensorSlot, parts: Mapping[str, Tensor | None], owner: int) -> Tensor | None:
+def _send_to_first(
+    slot: TensorSlot, parts: Mapping[str, Tensor | None], owner: int
+) -> Tensor | None:
     """Return on rank 0 what its owner has."""
     rank, mine = dist.get_rank(), parts.get(slot.name)
     if rank == owner:
@@ -81,7 +83,7 @@ def _sent(slot: TensorSlot, parts: Mapping[str, Tensor | None], owner: int) -> T
     return received
 
 
-def scatter(
+def scatter_tensors(
     layout: GradientLayout, whole: Callable[[TensorSlot], np.ndarray], parts: Mapping[str, Tensor]
 ) -> None:
     """Copy tensors, the same on every rank, into the ranks' parts, one at a time.
@@ -91,10 +93,12 @@ def scatter(
     """
     for slot in layout.tensors():
         if slot.name in parts:  # else another stage's
-            _take(slot, torch.from_numpy(whole(slot)), parts[slot.name])
+            _copy_rows(slot, torch.from_numpy(whole(slot)), parts[slot.name])
 
 
-def broadcast(layout: GradientLayout, read: Reading | None, parts: Mapping[str, Tensor]) -> None:
+def broadcast_tensors(
+    layout: GradientLayout, read: Reading | None, parts: Mapping[str, Tensor]
+) -> None:
     """Copy what rank 0 reads into the parts of all ranks; every rank calls this.
 
     A rank holds `PIECE` elements at a time beside its parts, or one row that is longer.
@@ -113,14 +117,14 @@ def broadcast(layout: GradientLayout, read: Reading | None, parts: Mapping[str, 
                 read(slot, first * width, piece.numpy())
             dist.broadcast(piece, 0)
             if slot.name in parts:
-                _take(slot, piece, parts[slot.name], first)
+                _copy_rows(slot, piece, parts[slot.name], first)
 
 
 @torch.no_grad()
-def _take(slot: TensorSlot, values: Tensor, part: Tensor, first: int = 0) -> None:
+def _copy_rows(slot: TensorSlot, values: Tensor, part: Tensor, first: int = 0) -> None:
     """Copy into a part what it has of a tensor's rows from `first` on."""
     rows = values.view(-1, *slot.shape[1:])
-    mine = local(part)
+    mine = local_part(part)
     if isinstance(part, DTensor):
         sizes, starts = compute_local_shape_and_global_offset(
             part.shape, part.device_mesh, part.placements
@@ -134,12 +138,12 @@ def _take(slot: TensorSlot, values: Tensor, part: Tensor, first: int = 0) -> Non
         mine[start - begin : stop - begin].copy_(rows[start - first : stop - first])
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def parts(tensor: Tensor) -> int:
+def part_count(tensor: Tensor) -> int:
     """Return into how many parts a tensor is cut."""
     if not isinstance(tensor, DTensor):
         return 1

@@ -17,7 +17,7 @@ from trainer.model.families import left_to_transformers
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
 from trainer.replica.torch.generator import TorchGenerator
-from trainer.replica.torch.linear import own
+from trainer.replica.torch.linear import local_weight
 from trainer.replica.torch.loader import load_model
 from trainer.replica.torch.model import trainable_parameters
 from trainer.replica.torch.parallel import flat
@@ -55,10 +55,10 @@ def load_parallel_generator(
     tensor.cut_ends(model)
     if weights is not None:
         parameters = dict(trainable_parameters(model))
-        flat.scatter(layout, lambda slot: weights[slot.start : slot.stop], parameters)
+        flat.scatter_tensors(layout, lambda slot: weights[slot.start : slot.stop], parameters)
 
     def head(hidden: Tensor) -> Tensor:
-        logits = F.linear(hidden, own(model.lm_head.weight)).float()
+        logits = F.linear(hidden, local_weight(model.lm_head.weight)).float()
         most = -(-vocabulary // mesh.size())  # the first ranks' part
         mine = F.pad(logits, (0, most - logits.shape[1]))
         every = [torch.empty_like(mine) for _ in range(mesh.size())]

@@ -12,7 +12,7 @@ from trainer.config.run import RunConfig
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import MicroBatch
 from trainer.replica.torch.kd_loss import Sums, token_losses
-from trainer.replica.torch.precision import autocast
+from trainer.replica.torch.precision import make_autocast
 
 
 class Losses(nn.Module):
@@ -33,12 +33,12 @@ class Losses(nn.Module):
         self.model: Any = model
         self._losses = losses
         self._classifies = config.task == "classify"
-        self._autocast = autocast(config, device)
+        self._autocast = make_autocast(config, device)
 
     def forward(self, micro: MicroBatch) -> tuple[Tensor, Tensor | None]:
         """Return the loss `[]`, summed over samples or target tokens, and a classifier's logits."""
         if self._classifies:
-            loss, logits = objective.classify(self.model, micro, self._autocast)
+            loss, logits = objective.classification_loss(self.model, micro, self._autocast)
             return loss, logits.detach()
-        sums, _ = objective.language(self.model, micro, self._autocast, losses=self._losses)
+        sums, _ = objective.language_loss(self.model, micro, self._autocast, losses=self._losses)
         return sums.loss, None

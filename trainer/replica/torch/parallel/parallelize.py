@@ -64,7 +64,7 @@ def parallelize(
     copies = mesh["data"]
     shards = copies.size() > 1 and config.parallel.data == "fsdp"
 
-    def cut(number: int, layer: Any) -> None:
+    def cut_layer(number: int, layer: Any) -> None:
         if tensor is not None:
             tensor.cut_layer(number, layer)
         if shards:  # it is gathered for its forward, and again for its backward
@@ -74,21 +74,21 @@ def parallelize(
     is_kept = tensor is None and not shards and config.method != "full"
     tree = read_config(model_dir)
     whole = left_to_transformers(tree, config.data.max_seq_len) is not None
-    model: Any = load_model(model_dir, config, device, cut=None if is_kept or whole else cut)
+    model: Any = load_model(model_dir, config, device, cut=None if is_kept or whole else cut_layer)
     if whole and shards:
         for number, layer in enumerate(layers_of(model)):
-            cut(number, layer)
+            cut_layer(number, layer)
     if tensor is not None:
         tensor.cut_ends(model)
     if recompute:
         recompute_activations(model)
     plain = partial(kd_loss.token_losses, shape=logits_of(tree))
-    token_losses = plain if tensor is None else tensor.losses
+    token_losses = plain if tensor is None else tensor.token_losses
     module: nn.Module = Losses(model, config, device, token_losses)
     if shards:  # what remains, the embedding, the last norm and the head, is gathered once a step
         fully_shard(module, mesh=copies)
     elif copies.size() > 1:
-        module = ddp(module, copies)
+        module = wrap_ddp(module, copies)
     return Parallelized(module, model, frozenset(tensor.summed if tensor else ()))
 
 
@@ -98,7 +98,7 @@ _OPTIONS = signature(DistributedDataParallel.__init__).parameters
 _KEEP_BUFFERS: dict[str, Any] = {_NEW if _NEW in _OPTIONS else "broadcast_buffers": False}
 
 
-def ddp(losses: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def wrap_ddp(losses: nn.Module, mesh: DeviceMesh) -> nn.Module:
     """Average the gradients, in buckets, while backward still runs."""
     return DistributedDataParallel(
         losses,

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
 from trainer.model.layout import Block, GradientLayout
-from trainer.replica.microbatch import Limit
+from trainer.replica.microbatch import MicroBatchLimit
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import IGNORED, MicroBatch, collate
 from trainer.replica.torch.decoder import Decoder
@@ -33,9 +33,9 @@ from trainer.replica.torch.parallel.stages import (
     SCHEDULES,
     Stage,
     make_schedule,
-    placement,
+    place_stages,
 )
-from trainer.replica.torch.precision import autocast
+from trainer.replica.torch.precision import make_autocast
 
 if TYPE_CHECKING:
     from trainer.data.tokens import Encoded
@@ -68,8 +68,8 @@ class Pipeline:
         self._kind, self._microbatches = SCHEDULES[settings.schedule], settings.microbatch_count
         self._group, self._copies = mesh.get_group("pipeline"), mesh.get_group("data")
         self._device, self._width = device, architecture.hidden_size
-        self._autocast = autocast(config, device)
-        holders = placement(settings)
+        self._autocast = make_autocast(config, device)
+        holders = place_stages(settings)
         self._count, self._last_rank = len(holders), holders[-1]
         layers = split_layers(layout.num_layers, self._count)
         self._stages: list[Stage] = []
@@ -81,7 +81,7 @@ class Pipeline:
                 self._stages.append(Stage(part, number, self._autocast))
         self._dtype = base_dtype(config)
         tied = architecture.tied and config.num_classes is None
-        found = _parameters(self._stages, tied=tied)
+        found = _trainable_parameters(self._stages, tied=tied)
         self.parameters = {
             slot.name: found.pop(slot.name) for slot in layout.tensors() if slot.name in found
         }
@@ -94,7 +94,7 @@ class Pipeline:
             for slot in block.tensors
         }
         """A rank that holds each trainable tensor, by its layout name."""
-        self._gradient = _flattened(self.parameters)
+        self._gradient = _flatten_parameters(self.parameters)
         self._gradients = self._gradient.split([part.numel() for part in self.parameters.values()])
         shared = tied and holders[0] != holders[-1] and _TABLE in self.parameters
         self.copied = [_TABLE] if shared else []
@@ -106,24 +106,28 @@ class Pipeline:
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._cells = torch.zeros((config.num_classes or 0) ** 2, dtype=torch.int64, device=device)
 
-    def rounds(self, rows: Sequence[Sequence[Encoded]], limit: Limit) -> list[MicroBatch]:
+    def group_microbatches(
+        self, rows: Sequence[Sequence[Encoded]], limit: MicroBatchLimit
+    ) -> list[MicroBatch]:
         """Return rows as what the schedule runs at a time: micro-batches of one shape, together.
 
         Args:
             rows: one sample each, or several.
             limit: of one micro-batch.
         """
-        order = sorted(rows, key=lambda row: -_tokens(row))  # rows of a round have similar lengths
+        order = sorted(
+            rows, key=lambda row: -_count_tokens(row)
+        )  # rows of a round have similar lengths
         found: list[MicroBatch] = []
         while order:
-            fitting = min(limit.samples, limit.tokens // _tokens(order[0]))
+            fitting = min(limit.samples, limit.tokens // _count_tokens(order[0]))
             each = max(1, min(fitting, -(-len(order) // self._microbatches)))
             taken, order = order[: each * self._microbatches], order[each * self._microbatches :]
             missing = each * self._microbatches - len(taken)
-            found.append(collate([*taken, *[[_nothing(taken[0][0])]] * missing]))
+            found.append(collate([*taken, *[[_padding_sample(taken[0][0])]] * missing]))
         return found
 
-    def train(self, rounds: Sequence[MicroBatch], scale: float) -> Tensor:
+    def train_groups(self, rounds: Sequence[MicroBatch], scale: float) -> Tensor:
         """Leave the gradient of the losses' sum over all copies, times `scale`, in `grad`.
 
         Returns:
@@ -134,28 +138,28 @@ class Pipeline:
             parameter.grad = part.view(parameter.shape)
         self._loss_sum.zero_()
         for batch in rounds:
-            self._run(batch, scale)
+            self._run_schedule(batch, scale)
         dist.all_reduce(self._gradient, group=self._copies)
         for name in self.copied:
-            self._exchange(self.parameters[name])
+            self._reduce_tied(self.parameters[name])
         dist.broadcast(self._loss_sum, group=self._group, group_src=self._last_rank)
         return self._loss_sum
 
-    def score(self, rounds: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:
+    def score_groups(self, rounds: Sequence[MicroBatch]) -> tuple[Tensor, Tensor]:
         """Return this copy's sum of losses `[]`, and a classifier's confusion `[classes^2]`."""
         self._loss_sum.zero_()
         self._cells.zero_()
         with torch.no_grad():
             for batch in rounds:
-                self._run(batch, None)
+                self._run_schedule(batch, None)
         for sums in (self._loss_sum, self._cells):
             dist.broadcast(sums, group=self._group, group_src=self._last_rank)
         return self._loss_sum, self._cells
 
-    def _run(self, batch: MicroBatch, scale: float | None) -> None:
+    def _run_schedule(self, batch: MicroBatch, scale: float | None) -> None:
         """Run the schedule; without a scale forward alone."""
         if self._stages[-1].number == self._count - 1:
-            parts = _split(batch, self._microbatches)
+            parts = _split_microbatch(batch, self._microbatches)
             self._micros = [part.to(self._device) for part in parts]
         self._scale = scale or 0.0
         rows, columns = batch.input_ids.shape
@@ -169,7 +173,7 @@ class Pipeline:
         run = schedule.eval if scale is None else schedule.step
         run(*ids, target=torch.arange(self._microbatches), return_outputs=False, **named)
 
-    def _loss(self, hidden: Tensor, number: Tensor) -> Tensor:
+    def _add_loss(self, hidden: Tensor, number: Tensor) -> Tensor:
         """Add a micro-batch's losses up, and return what has their gradient to `hidden`.
 
         The head's backward runs here: its gradient, `[V, D]`, would otherwise wait for each
@@ -207,11 +211,11 @@ class Pipeline:
                 self._dtype,
                 self._group,
                 self._microbatches,
-                self._loss,
+                self._add_loss,
             )
         return self._schedule
 
-    def _exchange(self, parameter: nn.Parameter) -> None:
+    def _reduce_tied(self, parameter: nn.Parameter) -> None:
         """Add up the gradients of the embedding and of the head that is its copy.
 
         Both stages add the same two numbers, so the copies stay equal.
@@ -232,7 +236,7 @@ class Pipeline:
         mine += theirs
 
 
-def _parameters(stages: Sequence[Stage], *, tied: bool) -> dict[str, nn.Parameter]:
+def _trainable_parameters(stages: Sequence[Stage], *, tied: bool) -> dict[str, nn.Parameter]:
     """Return the trainable parameters of a process by their layout names.
 
     A process that holds both a tied embedding and the head gets one weight for them.
@@ -247,7 +251,7 @@ def _parameters(stages: Sequence[Stage], *, tied: bool) -> dict[str, nn.Paramete
     }
 
 
-def _flattened(parameters: Mapping[str, nn.Parameter]) -> Tensor:
+def _flatten_parameters(parameters: Mapping[str, nn.Parameter]) -> Tensor:
     """Make the parameters views of one fp32 tensor, and return zeros like it for gradients."""
     weights = torch.cat([part.detach().float().flatten() for part in parameters.values()])
     views = weights.split([part.numel() for part in parameters.values()])
@@ -264,7 +268,7 @@ def _stage_of(block: Block, layers: Sequence[range]) -> int:
     return next(stage for stage, held in enumerate(layers) if number in held)
 
 
-def _split(whole: MicroBatch, parts: int) -> Iterator[MicroBatch]:
+def _split_microbatch(whole: MicroBatch, parts: int) -> Iterator[MicroBatch]:
     rows = len(whole.lengths) // parts
     for start in range(0, parts * rows, rows):
         part = slice(start, start + rows)
@@ -276,11 +280,11 @@ def _split(whole: MicroBatch, parts: int) -> Iterator[MicroBatch]:
         )
 
 
-def _tokens(row: Sequence[Encoded]) -> int:
+def _count_tokens(row: Sequence[Encoded]) -> int:
     return sum(len(sample.input_ids) for sample in row)
 
 
-def _nothing(like: Encoded) -> Encoded:
+def _padding_sample(like: Encoded) -> Encoded:
     """Return a sample of one token without a target."""
     labels = IGNORED if isinstance(like.labels, int) else np.array([IGNORED], np.int32)
     return type(like)(np.zeros(1, np.int32), labels)

@@ -26,7 +26,7 @@ from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_headers
 from trainer.planning.replica import BUSY_TOKENS, CPU_TOKENS
 from trainer.replica.base import EvalResult, StepResult
-from trainer.replica.microbatch import Limit, pack, split
+from trainer.replica.microbatch import MicroBatchLimit, pack_rows, split_by_length
 from trainer.replica.torch import objective
 from trainer.replica.torch.batch import IGNORED, MicroBatch, collate
 from trainer.replica.torch.model import parameters_by_slot
@@ -110,32 +110,32 @@ class ParallelReplica:
             self.write_trainable(weights)
             return
         headers, seed = read_headers(model_dir), config.training.seed
-        flat.scatter(layout, partial(initial_tensor, headers, seed), self.parameters)
+        flat.scatter_tensors(layout, partial(initial_tensor, headers, seed), self.parameters)
 
-    def share(self, samples: int) -> range:
+    def local_samples(self, samples: int) -> range:
         """Return which of a step's samples this rank's copy of the model takes: a near-equal part.
 
         Ranks that hold one copy together take the same.
         """
-        return self._share(samples, self._mesh.get_local_rank("data"))
+        return self._copy_samples(samples, self._mesh.get_local_rank("data"))
 
-    def shares(self, start: int, stop: int) -> list[list[int]]:
+    def samples_by_copy(self, start: int, stop: int) -> list[list[int]]:
         """Return each copy's first rank and its part of the samples `start..stop`."""
         first = self._mesh.mesh[0, :, 0].tolist()
-        parts = (self._share(stop - start, copy) for copy in range(self.copies))
+        parts = (self._copy_samples(stop - start, copy) for copy in range(self.copies))
         return [
             [rank, start + part.start, start + part.stop]
             for rank, part in zip(first, parts, strict=True)
         ]
 
-    def _share(self, samples: int, copy: int) -> range:
+    def _copy_samples(self, samples: int, copy: int) -> range:
         return range(samples * copy // self.copies, samples * (copy + 1) // self.copies)
 
     @property
     def copies_of(self) -> dict[str, int]:
         """Of each tensor, the ranks that hold the same part of it."""
         ranks = self._mesh["data"].size() * self._mesh["tensor"].size()
-        found = {name: ranks // flat.parts(part) for name, part in self.parameters.items()}
+        found = {name: ranks // flat.part_count(part) for name, part in self.parameters.items()}
         if self._pipeline is not None:
             found |= dict.fromkeys(self._pipeline.copied, 2 * ranks)
         return found
@@ -150,16 +150,16 @@ class ParallelReplica:
         micros = self._micro_batches(batch)
         # Every rank runs as many micro-batches as the longest, since they gather and reduce
         # together, and knows what the mean divides by before its first backward.
-        weight, rounds = self._agree(_weight(micros), len(micros))
+        weight, rounds = self._agree_on_groups(_sum_weights(micros), len(micros))
         while True:
             factor = self._scale.value / max(weight, 1)
             if self._pipeline is None:
-                loss_sum = self._train(micros, rounds, factor)
+                loss_sum = self._train_microbatches(micros, rounds, factor)
             else:
-                loss_sum = self._pipeline.train(micros, factor)
+                loss_sum = self._pipeline.train_groups(micros, factor)
             gradients = (part.grad for part in self.parameters.values())
-            mine = [flat.local(part) for part in gradients if part is not None]
-            if self._scale.settle(mine, loss_sum):
+            mine = [flat.local_part(part) for part in gradients if part is not None]
+            if self._scale.unscale_gradients(mine, loss_sum):
                 break
         tokens = loss_sum.new_full((), sum(len(sample.input_ids) for sample in batch))
         sums = torch.stack([loss_sum, tokens])
@@ -171,11 +171,11 @@ class ParallelReplica:
         """Run only the forward pass over this rank's samples and return the sums over all ranks."""
         classes = self._config.num_classes
         micros = self._micro_batches(batch)
-        weight, rounds = self._agree(_weight(micros), len(micros))
+        weight, rounds = self._agree_on_groups(_sum_weights(micros), len(micros))
         if self._pipeline is None:
-            loss_sum, cells = self._score(micros, rounds)
+            loss_sum, cells = self._score_microbatches(micros, rounds)
         else:
-            loss_sum, cells = self._pipeline.score(micros)
+            loss_sum, cells = self._pipeline.score_groups(micros)
         group = self._mesh.get_group("data")
         dist.all_reduce(loss_sum, group=group)
         dist.all_reduce(cells, group=group)
@@ -184,15 +184,15 @@ class ParallelReplica:
 
     def gather_gradient(self) -> np.ndarray | None:
         """Return the mean gradient `[layout.size]` on rank 0, None on the others."""
-        return self.gather({name: part.grad for name, part in self.parameters.items()})
+        return self.gather_parameters({name: part.grad for name, part in self.parameters.items()})
 
-    def gather(self, parts: Mapping[str, Tensor | None]) -> np.ndarray | None:
+    def gather_parameters(self, parts: Mapping[str, Tensor | None]) -> np.ndarray | None:
         """Return the parameters, or tensors with their names and shapes, in the same way."""
-        return flat.gather(self.layout, parts, self._owners)
+        return flat.gather_vector(self.layout, parts, self._owners)
 
-    def gathered(self, parts: Mapping[str, Tensor | None]) -> Iterator[np.ndarray | None]:
+    def iterate_parameters(self, parts: Mapping[str, Tensor | None]) -> Iterator[np.ndarray | None]:
         """Yield them one at a time, as rank 0 has memory for."""
-        return flat.gathered(self.layout, parts, self._owners)
+        return flat.iterate_gathered(self.layout, parts, self._owners)
 
     @property
     def _owners(self) -> Mapping[str, int] | None:
@@ -201,21 +201,25 @@ class ParallelReplica:
     def write_trainable(self, weights: np.ndarray) -> None:
         """Copy fp32 `[layout.size]`, the same on every rank, into the trainable weights."""
         assert weights.shape == (self.layout.size,), f"{weights.shape}: not {self.layout.size}"
-        flat.scatter(self.layout, lambda slot: weights[slot.start : slot.stop], self.parameters)
+        flat.scatter_tensors(
+            self.layout, lambda slot: weights[slot.start : slot.stop], self.parameters
+        )
 
-    def _train(self, micros: Sequence[MicroBatch], rounds: int, scale: float) -> Tensor:
+    def _train_microbatches(
+        self, micros: Sequence[MicroBatch], rounds: int, scale: float
+    ) -> Tensor:
         """Return this copy's sum of losses; leave the gradient of all, times `scale`, in `grad`."""
         self._clear_gradients()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for number in range(rounds):
-            micro = micros[number] if number < len(micros) else self._nothing()
-            with self._reducing(number == rounds - 1):
+            micro = micros[number] if number < len(micros) else self._padding_microbatch()
+            with self._reduce_last_backward(number == rounds - 1):
                 loss, _ = self._module(micro.to(self._device))
                 # DDP and FSDP divide by the number of copies; what is wanted is the sum.
                 (loss * (self.copies * scale)).backward()
             loss_sum += loss.detach()
         gradients = [part.grad for part in self._summed if part.grad is not None]
-        sum_gradients(list(map(flat.local, gradients)), self._mesh.get_group("tensor"))
+        sum_gradients(list(map(flat.local_part, gradients)), self._mesh.get_group("tensor"))
         return loss_sum
 
     def _clear_gradients(self) -> None:
@@ -226,7 +230,7 @@ class ParallelReplica:
         is_ddp = isinstance(self._module, DistributedDataParallel)
         if is_ddp and all(part.grad is None for part in self.parameters.values()):
             for _again in range(2):  # DDP rebuilds its buckets after the first backward
-                loss, _ = self._module(self._nothing().to(self._device))
+                loss, _ = self._module(self._padding_microbatch().to(self._device))
                 loss.backward()
         for parameter in self.parameters.values():
             if is_ddp and parameter.grad is not None:
@@ -234,14 +238,16 @@ class ParallelReplica:
             else:
                 parameter.grad = None
 
-    def _score(self, micros: Sequence[MicroBatch], rounds: int) -> tuple[Tensor, Tensor]:
+    def _score_microbatches(
+        self, micros: Sequence[MicroBatch], rounds: int
+    ) -> tuple[Tensor, Tensor]:
         """Return this copy's sum of losses, and a classifier's confusion `[classes^2]`."""
         classes = self._config.num_classes
         cells = torch.zeros((classes or 0) ** 2, dtype=torch.int64, device=self._device)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         with torch.no_grad():
             for number in range(rounds):
-                micro = micros[number] if number < len(micros) else self._nothing()
+                micro = micros[number] if number < len(micros) else self._padding_microbatch()
                 micro = micro.to(self._device)
                 loss, logits = self._module(micro)
                 loss_sum += loss
@@ -249,7 +255,7 @@ class ParallelReplica:
                     objective.count_cells(cells, micro.labels, logits)
         return loss_sum, cells
 
-    def _agree(self, weight: int, rounds: int) -> tuple[int, int]:
+    def _agree_on_groups(self, weight: int, rounds: int) -> tuple[int, int]:
         """Return the sum of all copies' weights and the most rounds of any."""
         mine = torch.tensor([weight, rounds]).to(self._device, non_blocking=True)
         every = mine.new_empty(2 * self.copies)
@@ -257,7 +263,7 @@ class ParallelReplica:
         counts = every.tolist()
         return sum(counts[::2]), max(counts[1::2])
 
-    def _reducing(self, last: bool) -> AbstractContextManager[None]:
+    def _reduce_last_backward(self, last: bool) -> AbstractContextManager[None]:
         """Let DDP reduce gradients in the last backward of a step alone.
 
         FSDP reduces in each: the whole gradient, kept in between, is the memory that it saves.
@@ -270,23 +276,27 @@ class ParallelReplica:
         lengths = [len(sample.input_ids) for sample in batch]
         rows = [[index] for index in range(len(batch))]
         if self._config.training.pack:
-            rows = pack(lengths, self._config.data.max_seq_len)
+            rows = pack_rows(lengths, self._config.data.max_seq_len)
         if self._pipeline is not None:
             samples = [[batch[index] for index in row] for row in rows]
-            return self._pipeline.rounds(samples, self._limit())
+            return self._pipeline.group_microbatches(samples, self._agree_on_limit())
         widths = [sum(lengths[index] for index in row) for row in rows]
-        return list(self._collated(batch, rows, split(widths, self._limit())))
+        return list(
+            self._collate_rows(batch, rows, split_by_length(widths, self._agree_on_limit()))
+        )
 
-    def _collated(
+    def _collate_rows(
         self,
         batch: Sequence[Encoded],
         rows: Sequence[Sequence[int]],
         groups: Sequence[Sequence[int]],
     ) -> Iterator[MicroBatch]:
         for group in groups:
-            yield self._even(collate([[batch[index] for index in rows[row]] for row in group]))
+            yield self._pad_columns(
+                collate([[batch[index] for index in rows[row]] for row in group])
+            )
 
-    def _even(self, micro: MicroBatch) -> MicroBatch:
+    def _pad_columns(self, micro: MicroBatch) -> MicroBatch:
         """Return a micro-batch with as many columns as ranks that share tokens can divide."""
         ranks = self._config.parallel.tensor if self._config.parallel.sequence else 1
         width = -micro.input_ids.shape[1] % ranks
@@ -300,21 +310,21 @@ class ParallelReplica:
         ids = F.pad(micro.input_ids, (0, width))
         return replace(micro, input_ids=ids, labels=labels, positions=positions)
 
-    def _limit(self) -> Limit:
+    def _agree_on_limit(self) -> MicroBatchLimit:
         """Return the limit of a micro-batch, the same on every rank."""
         wanted = self._config.training.micro_batch_size
         if wanted == "auto":
             tokens = CPU_TOKENS if self._device.type == "cpu" else BUSY_TOKENS
-            return Limit(_UNBOUNDED, tokens)
-        return Limit(wanted, _UNBOUNDED)
+            return MicroBatchLimit(_UNBOUNDED, tokens)
+        return MicroBatchLimit(wanted, _UNBOUNDED)
 
-    def _nothing(self) -> MicroBatch:
+    def _padding_microbatch(self) -> MicroBatch:
         """Return a micro-batch without a target: its loss and gradient are zero."""
         ids, classes = torch.zeros((1, 1), dtype=torch.int64), self._config.num_classes
         labels = torch.full((1,) if classes else (1, 1), IGNORED)
-        return self._even(MicroBatch(ids, torch.ones(1, dtype=torch.int64), labels))
+        return self._pad_columns(MicroBatch(ids, torch.ones(1, dtype=torch.int64), labels))
 
 
-def _weight(micros: Sequence[MicroBatch]) -> int:
+def _sum_weights(micros: Sequence[MicroBatch]) -> int:
     """Return the number of samples of a classifier, or of valid target tokens."""
     return sum(int(torch.count_nonzero(micro.labels != IGNORED)) for micro in micros)

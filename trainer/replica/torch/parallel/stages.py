@@ -47,7 +47,7 @@ SCHEDULES = {
 }
 
 
-def placement(settings: PipelineConfig) -> list[int]:
+def place_stages(settings: PipelineConfig) -> list[int]:
     """Return which process of a pipeline holds each stage."""
     down = list(range(settings.stages))
     if SCHEDULES[settings.schedule].v_shaped:

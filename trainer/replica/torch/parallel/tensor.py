@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from trainer.replica.torch.decoder import MLP, Attention, Decoder, Layer
-from trainer.replica.torch.linear import Linear, LoraLinear, own
+from trainer.replica.torch.linear import Linear, LoraLinear, local_weight
 from trainer.replica.torch.parallel import collectives
 from trainer.replica.torch.parallel.vocabulary import SharedEmbedding, shared_token_losses
 
@@ -53,7 +53,7 @@ class TensorParallel:
             for function in (
                 (collectives.gather_tokens, collectives.scatter_tokens)
                 if sequence
-                else (collectives.copy, collectives.add_up)
+                else (collectives.copy_to_ranks, collectives.add_up)
             )
         )
         self._sequence = sequence
@@ -66,9 +66,9 @@ class TensorParallel:
         """Cut a layer in place."""
         self._cut_block(layer.self_attn, ("q_proj", "k_proj", "v_proj"), "o_proj")
         self._cut_block(layer.mlp, ("gate_proj", "up_proj"), "down_proj")
-        self._sum(layer.self_attn.q_norm, layer.self_attn.k_norm)
+        self._finish_embedding(layer.self_attn.q_norm, layer.self_attn.k_norm)
         if self._sequence:
-            self._sum(layer.input_layernorm, layer.post_attention_layernorm)
+            self._finish_embedding(layer.input_layernorm, layer.post_attention_layernorm)
         self._name_summed(layer, f"model.layers.{number}.")
 
     def cut_ends(self, model: Decoder) -> None:
@@ -78,20 +78,20 @@ class TensorParallel:
         head = None if classifies else model.lm_head
         tied = head is not None and head.weight is backbone.embed_tokens.weight
         self._widest = -(-len(backbone.embed_tokens.weight) // self._ranks)
-        table, self._first = self._part(backbone.embed_tokens.weight, _OUTPUTS)
+        table, self._first = self._cut_parameter(backbone.embed_tokens.weight, _OUTPUTS)
         backbone.embed_tokens = SharedEmbedding(table, self._first, self._leave)
         if head is not None:
-            head.weight = table if tied else self._part(head.weight, _OUTPUTS)[0]
+            head.weight = table if tied else self._cut_parameter(head.weight, _OUTPUTS)[0]
         if self._sequence:
-            self._sum(backbone.norm)
+            self._finish_embedding(backbone.norm)
             self._name_summed(model, "")
-        self._end(backbone.norm, classifies)
+        self._prepare_head(backbone.norm, classifies)
 
-    def losses(self, hidden: Tensor, head: Tensor, wanted: Tensor, *_: None) -> Any:
+    def token_losses(self, hidden: Tensor, head: Tensor, wanted: Tensor, *_: None) -> Any:
         """Return the losses of tokens by a head that is cut; see `kd_loss.token_losses`."""
         return shared_token_losses(
             hidden,
-            own(head),
+            local_weight(head),
             wanted,
             first=self._first,
             widest=self._widest,
@@ -101,29 +101,29 @@ class TensorParallel:
     def _cut_block(self, block: Attention | MLP, begin: tuple[str, ...], end: str) -> None:
         block.register_forward_pre_hook(partial(_first_argument, self._enter))
         for name in begin:
-            setattr(block, name, self._cut(getattr(block, name), _OUTPUTS))
-        last = self._cut(getattr(block, end), _INPUTS)
+            setattr(block, name, self._cut_linear(getattr(block, name), _OUTPUTS))
+        last = self._cut_linear(getattr(block, end), _INPUTS)
         setattr(block, end, last)
-        last.register_forward_hook(partial(_result, self._leave))
+        last.register_forward_hook(partial(_change_result, self._leave))
 
-    def _cut(self, linear: Any, dim: int) -> nn.Module:
+    def _cut_linear(self, linear: Any, dim: int) -> nn.Module:
         """Return this rank's part of a linear, by its outputs or its inputs."""
         if isinstance(linear, LoraLinear):
-            linear.base_layer = self._cut(linear.base_layer, dim)
+            linear.base_layer = self._cut_linear(linear.base_layer, dim)
             cut, whole = linear.lora_B, linear.lora_A
             if dim == _INPUTS:
                 cut, whole = whole, cut
-            cut.weight = self._part(cut.weight, dim)[0]
-            self._sum(whole)
+            cut.weight = self._cut_parameter(cut.weight, dim)[0]
+            self._finish_embedding(whole)
             return linear
         if isinstance(linear, Linear):
-            linear.weight = self._part(linear.weight, dim)[0]
+            linear.weight = self._cut_parameter(linear.weight, dim)[0]
         else:
             _cut_nf4(linear, dim, self._rank, self._ranks)
         if linear.bias is None:
             return linear
         if dim == _OUTPUTS:
-            linear.bias = self._part(linear.bias, _OUTPUTS)[0]
+            linear.bias = self._cut_parameter(linear.bias, _OUTPUTS)[0]
             return linear
         # Every rank adds its part of the bias, since the results are added up.
         if linear.bias.requires_grad:
@@ -132,7 +132,7 @@ class TensorParallel:
         linear.bias = nn.Parameter(linear.bias / self._ranks, requires_grad=False)
         return linear
 
-    def _part(self, whole: Any, dim: int) -> tuple[nn.Parameter, int]:
+    def _cut_parameter(self, whole: Any, dim: int) -> tuple[nn.Parameter, int]:
         """Return this rank's part of a parameter and where it begins."""
         parts = whole.detach().chunk(self._ranks, dim)
         part = parts[self._rank].clone(memory_format=torch.contiguous_format)
@@ -145,7 +145,7 @@ class TensorParallel:
         )
         return nn.Parameter(shared), first
 
-    def _sum(self, *modules: Any) -> None:
+    def _finish_embedding(self, *modules: Any) -> None:
         for module in modules:
             for parameter in module.parameters():
                 self._sum_parameter(parameter)
@@ -160,14 +160,14 @@ class TensorParallel:
         self.summed.update(prefix + name for name in found)
         self._summed.clear()
 
-    def _end(self, norm: nn.Module, classifies: bool) -> None:
+    def _prepare_head(self, norm: nn.Module, classifies: bool) -> None:
         """Give the head what it needs: all tokens, and for a shared vocabulary a sum backward."""
         after: Callable[[Tensor], Tensor] = self._enter
         if classifies:  # every rank computes the same with the whole head
             if not self._sequence:
                 return
             after = partial(collectives.join_tokens, group=self._group)
-        norm.register_forward_hook(partial(_result, after))
+        norm.register_forward_hook(partial(_change_result, after))
 
 
 class _DividedBias(nn.Module):
@@ -181,7 +181,7 @@ class _DividedBias(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `[..., out]`."""
         assert self.bias is not None
-        return nn.functional.linear(x, own(self.weight), self.bias / self._parts)
+        return nn.functional.linear(x, local_weight(self.weight), self.bias / self._parts)
 
 
 def _first_argument(
@@ -190,7 +190,7 @@ def _first_argument(
     return change(arguments[0]), *arguments[1:]
 
 
-def _result(
+def _change_result(
     change: Callable[[Tensor], Tensor], _module: nn.Module, _arguments: object, result: Tensor
 ) -> Tensor:
     return change(result)

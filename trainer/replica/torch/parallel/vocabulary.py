@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.replica.torch.kd_loss import Sums, add_product
-from trainer.replica.torch.linear import own
+from trainer.replica.torch.linear import local_weight
 
 
 class SharedEmbedding(nn.Module):
@@ -36,7 +36,7 @@ class SharedEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return what `finish` returns."""
-        rows = own(self.weight)
+        rows = local_weight(self.weight)
         places = ids - self._first
         mine = (places >= 0) & (places < len(rows))
         return self._finish(F.embedding(places * mine, rows) * mine[..., None])

@@ -21,7 +21,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import USABLE, Pool, available
+from trainer.replica.wgpu.gpu.pool import USABLE, MemoryPool, available_memory
 from trainer.replica.wgpu.layers.decoder import Decoder
 from trainer.system.errors import InputError
 
@@ -71,7 +71,7 @@ class WgpuGenerator:
         self._device = device
         self._decoder = decoder
         self._batch = batch
-        self._pool = Pool(device)
+        self._pool = MemoryPool(device)
         self._made: tuple[StepShape, _RecordedStep] | None = None  # the requested, the fitting one
 
     def generate(
@@ -88,7 +88,7 @@ class WgpuGenerator:
         The decoder must be loaded for `slots_for` positions at least.
         """
         # 1. Record both graphs, unless the last call had the same shape.
-        recorded = self._recorded(prompts, max_new_tokens)
+        recorded = self._find_recordings(prompts, max_new_tokens)
         batch = recorded.shape.batch
         # 2. Sort the prompts: those of similar length end in the same chunk.
         order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]), reverse=True)
@@ -100,8 +100,8 @@ class WgpuGenerator:
             # 3. Take the prompts of a group into the cache, in chunks.
             logits, place = run.prefill(), 0
             # 4. Choose a token for each, and take it in for the next logits, until all have ended.
-            while (tokens := continued.choose(logits[: len(group)])) is not None:
-                logits = run.step(tokens, place)
+            while (tokens := continued.choose_tokens(logits[: len(group)])) is not None:
+                logits = run.next_logits(tokens, place)
                 place += 1
             made |= continued.made
         # 5. Back in the order of the prompts.
@@ -112,7 +112,9 @@ class WgpuGenerator:
         self._made = None
         self._pool.release()
 
-    def _recorded(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> _RecordedStep:
+    def _find_recordings(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int
+    ) -> _RecordedStep:
         """Return recordings for these prompts, the last call's if they are the same."""
         longest = max(len(prompt) for prompt in prompts)
         slots = slots_for(longest, max_new_tokens)
@@ -123,22 +125,22 @@ class WgpuGenerator:
         wanted = StepShape(min(self._batch, len(prompts)), chunk, slots)
         if self._made is None or self._made[0] != wanted:
             self.release()
-            self._made = wanted, self._record(wanted)
+            self._made = wanted, self._record_largest(wanted)
         return self._made[1]
 
-    def _record(self, wanted: StepShape) -> _RecordedStep:
+    def _record_largest(self, wanted: StepShape) -> _RecordedStep:
         """Return recordings of the largest shape that fits.
 
         Raises:
             InputError: not even one sample fits.
         """
         problem = ""
-        for shape in _smaller(wanted):
-            problem = self._problem(shape)
+        for shape in _iterate_smaller(wanted):
+            problem = self._shape_problem(shape)
             if problem:
                 continue
             try:
-                return _record(self._pool, self._decoder, shape, self._device.binding_limit)
+                return _record_step(self._pool, self._decoder, shape, self._device.binding_limit)
             except OutOfMemoryError as error:
                 problem = str(error)
                 self._pool.release()
@@ -147,14 +149,14 @@ class WgpuGenerator:
             f" {problem}; shorten the prompts or ask for fewer new tokens"
         )
 
-    def _problem(self, shape: StepShape) -> str:
+    def _shape_problem(self, shape: StepShape) -> str:
         """Return why a shape cannot be recorded; empty if no reason is known."""
         limit = self._device.binding_limit
-        if 4 * _widest(self._decoder, shape) > limit:
+        if 4 * _widest_array(self._decoder, shape) > limit:
             return f"an array exceeds the {limit >> 20} MiB that a kernel's argument may span"
-        plan = Pool(None)
-        _record(plan, self._decoder, shape, limit)
-        budget, there = plan.budget(), available(self._device.adapter)
+        plan = MemoryPool(None)
+        _record_step(plan, self._decoder, shape, limit)
+        budget, there = plan.budget(), available_memory(self._device.adapter)
         if there is not None and budget.total > USABLE * there:
             return f"that needs {budget}, {there / 2**30:.1f} GiB are free"
         return ""
@@ -185,21 +187,21 @@ class _Run:
         for start in range(0, self._ids.shape[1], chunk):
             ids = self._ids[:, start : start + chunk]
             starts = np.full(len(last), start)
-            self._start(recorded.prefill, ids, starts, last % chunk)
+            self._start_recording(recorded.prefill, ids, starts, last % chunk)
             ending = last // chunk == start // chunk
             if ending.any():
                 logits[ending] = self._device.read(recorded.logits)[ending]
         return logits
 
-    def step(self, tokens: NDArray[np.int64], place: int) -> Logits:
+    def next_logits(self, tokens: NDArray[np.int64], place: int) -> Logits:
         """Take new token `place` of each sample; return the logits `[B, V]` after it."""
         ids = np.zeros((len(self._lengths), 1), np.uint32)
         ids[: len(tokens), 0] = tokens
         first = np.zeros(len(ids), np.int64)
-        self._start(self._recorded.single, ids, self._lengths + place, first)
+        self._start_recording(self._recorded.single, ids, self._lengths + place, first)
         return self._device.read(self._recorded.logits)
 
-    def _start(
+    def _start_recording(
         self,
         part: _Recording,
         ids: NDArray[np.uint32],
@@ -208,7 +210,7 @@ class _Run:
     ) -> None:
         """Run a recording; `last` `[B]` are columns of ids."""
         rows = np.arange(len(ids)) * ids.shape[1] + last
-        padded = (_padded(words.ravel()) for words in (ids, starts, rows))
+        padded = (_pad_words(words.ravel()) for words in (ids, starts, rows))
         self._device.write(part.vector, np.concatenate(list(padded)).astype(np.uint32))
         if ids.shape[1] == 1:
             part.graph.run()
@@ -218,7 +220,7 @@ class _Run:
             part.graph.run(*part.graph.span(name))
 
 
-def _smaller(wanted: StepShape) -> Iterator[StepShape]:
+def _iterate_smaller(wanted: StepShape) -> Iterator[StepShape]:
     """Yield a shape and smaller and smaller ones; fewer samples at last."""
     batch = wanted.batch
     while batch:
@@ -228,7 +230,7 @@ def _smaller(wanted: StepShape) -> Iterator[StepShape]:
         batch //= 2
 
 
-def _widest(decoder: Decoder, shape: StepShape) -> int:
+def _widest_array(decoder: Decoder, shape: StepShape) -> int:
     """Return the elements of the largest array that is one kernel argument."""
     model = decoder.architecture
     heads = model.num_heads * max(model.head_dim, shape.slots)
@@ -237,7 +239,7 @@ def _widest(decoder: Decoder, shape: StepShape) -> int:
     return shape.batch * max(rows, cached, model.vocab_size)
 
 
-def _record(pool: Pool, decoder: Decoder, shape: StepShape, limit: int) -> _RecordedStep:
+def _record_step(pool: MemoryPool, decoder: Decoder, shape: StepShape, limit: int) -> _RecordedStep:
     """Record prompts and single tokens on the pool's device, or plan them without one."""
     model = decoder.architecture
     cache = Cache.take(pool, model, shape.batch, shape.slots)
@@ -258,5 +260,5 @@ def _record(pool: Pool, decoder: Decoder, shape: StepShape, limit: int) -> _Reco
     return _RecordedStep(shape, cache, logits, part(shape.chunk), part(1))
 
 
-def _padded(words: NDArray[Any]) -> NDArray[Any]:
+def _pad_words(words: NDArray[Any]) -> NDArray[Any]:
     return np.pad(words, (0, -len(words) % _WORDS))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from trainer.model.architecture import Architecture
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.elementwise import copy
 from trainer.replica.wgpu.kernels.embedding import embed
 from trainer.replica.wgpu.kernels.gemm.record import gemm
@@ -17,7 +17,7 @@ from trainer.replica.wgpu.kernels.pool import gather_rows
 from trainer.replica.wgpu.kernels.softmax import cached_softmax
 from trainer.replica.wgpu.layers.attention import Attention
 from trainer.replica.wgpu.layers.decoder import Decoder
-from trainer.replica.wgpu.layers.decoder_layer import Layer, finish
+from trainer.replica.wgpu.layers.decoder_layer import Layer, record_mlp_output
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Cache:
     values: list[Array]
 
     @classmethod
-    def take(cls, pool: Pool, model: Architecture, batch: int, slots: int) -> Cache:
+    def take(cls, pool: MemoryPool, model: Architecture, batch: int, slots: int) -> Cache:
         """Return memory for `slots` tokens of each of `batch` samples."""
         shape = (batch, model.num_kv_heads, slots, model.head_dim)
 
@@ -56,7 +56,12 @@ class StepInputs:
 
 
 def record_decoding(
-    graph: Graph, pool: Pool, decoder: Decoder, cache: Cache, inputs: StepInputs, logits: Array
+    graph: Graph,
+    pool: MemoryPool,
+    decoder: Decoder,
+    cache: Cache,
+    inputs: StepInputs,
+    logits: Array,
 ) -> None:
     """Record T more tokens of each sample, and logits `[B, V]` after one of them.
 
@@ -74,7 +79,7 @@ def record_decoding(
     step = _Step(graph, pool, decoder, attention, slots, inputs.starts)
     for number, layer in enumerate(decoder.layers):
         graph.segment(f"forward.{number}")
-        step.layer(layer, cache.keys[number], cache.values[number], x, y)
+        step.record_layer(layer, cache.keys[number], cache.values[number], x, y)
         x, y = y, x
     graph.segment("head")
     picked = pool.take((batch, model.hidden_size))
@@ -87,30 +92,30 @@ def record_decoding(
 @dataclass(frozen=True)
 class _Step:
     graph: Graph
-    pool: Pool
+    pool: MemoryPool
     decoder: Decoder
     shape: Attention
     slots: int
     starts: Array
 
-    def layer(self, layer: Layer, keys: Array, values: Array, x: Array, y: Array) -> None:
+    def record_layer(self, layer: Layer, keys: Array, values: Array, x: Array, y: Array) -> None:
         """Record y = layer(x) after the cached tokens, and add these to the cache."""
         graph, pool, eps = self.graph, self.pool, self.decoder.eps
         rows, inner = x.shape[0], self.decoder.architecture.intermediate_size
         normed, middle = pool.take(x.shape), pool.take(x.shape)
         rms_norm(graph, x, layer.input_norm.weight, normed, eps=eps)
-        attended = self._attend(layer, normed, keys, values)
+        attended = self._record_attention(layer, normed, keys, values)
         copy(graph, x, middle)
         layer.o.forward(graph, pool, attended, middle, accumulate=True)
         rms_norm(graph, middle, layer.post_norm.weight, normed, eps=eps)
         gate, up = pool.take((rows, inner)), pool.take((rows, inner))
         layer.gate.forward(graph, pool, normed, gate)
         layer.up.forward(graph, pool, normed, up)
-        finish(graph, pool, layer, gate, up, middle, y)
+        record_mlp_output(graph, pool, layer, gate, up, middle, y)
         for array in (normed, middle, attended, gate, up):
             pool.give(array)
 
-    def _attend(self, layer: Layer, normed: Array, keys: Array, values: Array) -> Array:
+    def _record_attention(self, layer: Layer, normed: Array, keys: Array, values: Array) -> Array:
         """Record the heads' outputs `[M, Hq * d]`."""
         graph, pool, shape = self.graph, self.pool, self.shape
         rope, starts, eps = layer.rope(self.decoder.rope), self.starts, self.decoder.eps

@@ -20,16 +20,16 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.errors import OutOfMemoryError
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import USABLE, Pool, available
+from trainer.replica.wgpu.gpu.pool import USABLE, MemoryPool, available_memory
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.heads import split_heads
 from trainer.replica.wgpu.kernels.softmax import cached_softmax
 
 
-class _Step:
+class _StepUpload:
     """The upload of a step: queries, keys, values and places of a token a sample."""
 
-    def __init__(self, pool: Pool, batch: int, shape: KVShape) -> None:
+    def __init__(self, pool: MemoryPool, batch: int, shape: KVShape) -> None:
         rows = batch, shape.num_kv_heads * shape.head_dim
         parts: dict[str, tuple[int, ...]] = {
             "queries": (batch * shape.num_heads, shape.head_dim),
@@ -49,21 +49,21 @@ class _Step:
             view = self.words[begin : begin + math.prod(part)]
             self._views.append(view if kind == "u32" else view.view(np.float32))
 
-    def set(self, *given: NDArray[Any]) -> None:
+    def upload_parts(self, *given: NDArray[Any]) -> None:
         """Take the parts, in order."""
         for view, part in zip(self._views, given, strict=True):
             view[:] = part.ravel()
 
 
 @dataclass(frozen=True)
-class _Room:
+class _CacheMemory:
     """Memory for a number of samples and slots."""
 
     batch: int
     slots: int
     kept: dict[int, tuple[Array, Array]]
     """Keys and values of each layer, `[B, Hkv, slots, d]`."""
-    step: _Step
+    step: _StepUpload
     scores: Array
     out: Array
     """`[B * Hq, d]`"""
@@ -82,8 +82,8 @@ class KVStore:
     def __init__(self, device: Device, shape: KVShape, layers: Iterable[int]) -> None:
         self.layers = frozenset(layers)
         self._device, self._shape = device, shape
-        self._pool = Pool(device)
-        self._room: _Room | None = None
+        self._pool = MemoryPool(device)
+        self._room: _CacheMemory | None = None
 
     def begin(self, batch: int, slots: int) -> None:
         """Make room for `slots` tokens of each of `batch` samples, in place of those before.
@@ -106,11 +106,11 @@ class KVStore:
                 f" {limit >> 20} MiB that a kernel's argument may span"
             )
         take, heads = self._pool.take, batch * shape.num_heads
-        self._room = _Room(
+        self._room = _CacheMemory(
             batch,
             slots,
             {layer: (take(cached), take(cached)) for layer in sorted(self.layers)},
-            _Step(self._pool, batch, shape),
+            _StepUpload(self._pool, batch, shape),
             take((heads, slots)),
             take((heads, shape.head_dim)),
         )
@@ -140,13 +140,13 @@ class KVStore:
         assert room is not None, "there is no room yet"
         width = slots_for(int(places.max()) + 1, 0)  # slots far behind cost nothing
         if (layer, width) not in room.graphs:
-            room.graphs[layer, width] = self._record(room, layer, width)
-        room.step.set(queries, keys, values, places)
+            room.graphs[layer, width] = self._record_attention(room, layer, width)
+        room.step.upload_parts(queries, keys, values, places)
         self._device.write(room.step.vector, room.step.words)
         room.graphs[layer, width].run()
         return self._device.read(room.out)
 
-    def _record(self, room: _Room, layer: int, width: int) -> Graph:
+    def _record_attention(self, room: _CacheMemory, layer: int, width: int) -> Graph:
         graph, shape, step = Graph(self._device), self._shape, room.step.arrays
         for name, kept in zip(("keys", "values"), room.kept[layer], strict=True):
             split_heads(graph, step[name], kept, starts=step["places"], cached=True)
@@ -185,7 +185,7 @@ class KVStore:
 
 def fitting_layers(device: Device, shape: KVShape, batch: int, slots: int) -> int | None:
     """Return of how many layers keys and values fit; None if the device does not report it."""
-    there = available(device.adapter)
+    there = available_memory(device.adapter)
     if there is None:
         return None
     scores = 4 * batch * shape.num_heads * slots_for(slots, 0)

@@ -57,7 +57,7 @@ class Array:
         return replace(self, shape=shape, offset=self.offset + begin, scales=scales)
 
 
-def windows(weight: Array, limit: int) -> Iterator[tuple[int, int]]:
+def iterate_windows(weight: Array, limit: int) -> Iterator[tuple[int, int]]:
     """Yield ranges of rows of a matrix, each within the bytes that a kernel argument may span.
 
     A window begins at an aligned byte, also of the NF4 scales.

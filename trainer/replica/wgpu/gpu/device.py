@@ -58,7 +58,7 @@ class Device:
         if binding_limit is not None:
             limits["max-storage-buffer-binding-size"] = binding_limit
         self.adapter = adapter
-        with self.guarded():
+        with self.raise_device_errors():
             self.handle: Any = adapter.handle.request_device_sync(required_limits=limits)
         self.counters = Counters()
         self.binding_limit: int = limits["max-storage-buffer-binding-size"]
@@ -84,7 +84,7 @@ class Device:
         """
         storage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
         size = aligned(size)
-        with self.guarded():
+        with self.raise_device_errors():
             buffer = self.handle.create_buffer(size=size, usage=usage or storage)
         self.allocated += size
         return buffer
@@ -101,7 +101,7 @@ class Device:
         """
         key = code, tuple(sorted((constants or {}).items()))
         if key not in self._pipelines:
-            with log_if_slow("compiling a kernel"), self.guarded():
+            with log_if_slow("compiling a kernel"), self.raise_device_errors():
                 module = self.handle.create_shader_module(code=code)
                 stage: Any = {"module": module, "entry_point": "main", "constants": dict(key[1])}
                 made = self.handle.create_compute_pipeline(layout="auto", compute=stage)
@@ -114,14 +114,14 @@ class Device:
         assert data.nbytes == array.nbytes, f"{data.nbytes} bytes for {array.nbytes}"
         self.counters.uploads += 1
         assert array.buffer is not None, "a plan cannot be written to"
-        with self.guarded():
+        with self.raise_device_errors():
             self.handle.queue.write_buffer(array.buffer, array.offset, data)
 
     def read(self, array: Array) -> np.ndarray:
         """Return a copy of an array on the host: f32, or u32 for every other kind; one readback."""
         self.counters.readbacks += 1
         assert array.buffer is not None, "a plan cannot be read"
-        with self.guarded():
+        with self.raise_device_errors():
             data: Any = self.handle.queue.read_buffer(array.buffer, array.offset, array.nbytes)
         if array.kind == "f32":
             return np.frombuffer(data, np.float32).reshape(array.shape)
@@ -141,13 +141,13 @@ class Device:
     def submit(self, encoder: Any) -> None:
         """Start the encoded work, after all earlier writes."""
         self.counters.submits += 1
-        with self.guarded():
+        with self.raise_device_errors():
             # A lost device is reported here; submitting to it would abort the process.
             commands = encoder.finish()
             self.handle.queue.submit([commands])
 
     @contextmanager
-    def guarded(self) -> Iterator[None]:
+    def raise_device_errors(self) -> Iterator[None]:
         """Raise wgpu's errors in the block as the matching DeviceError."""
         try:
             yield

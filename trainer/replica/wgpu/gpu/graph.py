@@ -17,7 +17,7 @@ from wgpu.backends import wgpu_native
 
 from trainer.planning.vulkan_buffers import ALIGNMENT, BINDING_BYTES
 from trainer.replica.wgpu.gpu.array import Array
-from trainer.replica.wgpu.gpu.params import pack
+from trainer.replica.wgpu.gpu.params import pack_params
 
 if TYPE_CHECKING:
     from trainer.replica.wgpu.gpu.device import Device
@@ -27,7 +27,7 @@ _native: Any = wgpu_native
 _LARGEST = 65535  # workgroups along one axis, on every device
 
 
-def spread(groups: int) -> Grid:
+def spread_workgroups(groups: int) -> Grid:
     """Return a grid of at least `groups` workgroups; `group_index` in grid.wgsl numbers them."""
     columns = min(groups, _LARGEST)
     return columns, -(-groups // columns), 1
@@ -80,7 +80,7 @@ class Graph:
         for array in arrays:
             assert array.nbytes <= self.binding_limit, f"{label}: {array.nbytes} bytes"
         settings = tuple(sorted((constants or {}).items()))
-        packed = pack(label, code, params)
+        packed = pack_params(label, code, params)
         self.dispatches.append(Dispatch(code, settings, tuple(arrays), packed, grid, label))
 
     def segment(self, name: str) -> None:
@@ -104,7 +104,7 @@ class Graph:
         """Add dispatches `first` to `last` (exclusive; -1 for all) to a command encoder."""
         assert self.device is not None, "a plan cannot run"
         if self._encoded is None:
-            self._encoded = self._freeze(self.device)
+            self._encoded = self._create_bind_groups(self.device)
         chosen = self._encoded[first:] if last < 0 else self._encoded[first:last]
         compute = encoder.begin_compute_pass()
         handle = compute._internal
@@ -129,7 +129,7 @@ class Graph:
         self.encode(encoder, first, last)
         self.device.submit(encoder)
 
-    def _freeze(self, device: Device) -> list[tuple[Any, Any, int, int, int]]:
+    def _create_bind_groups(self, device: Device) -> list[tuple[Any, Any, int, int, int]]:
         """Make all pipelines and bind groups; all parameters are in one uniform buffer."""
         places: dict[bytes, int] = {}
         for item in self.dispatches:

@@ -19,7 +19,7 @@ _FIELD = re.compile(r"(\w+)\s*:\s*(\w+)")
 
 
 @cache
-def fields(code: str) -> Mapping[str, str]:
+def param_fields(code: str) -> Mapping[str, str]:
     """Return name and type of each field in order; none if a code has no `struct Params`."""
     found = _STRUCT.search(_COMMENT.sub("", code))
     members = found.group(1).split(",") if found else []
@@ -33,12 +33,12 @@ def fields(code: str) -> Mapping[str, str]:
     return types
 
 
-def pack(kernel: str, code: str, values: Mapping[str, float]) -> bytes:
+def pack_params(kernel: str, code: str, values: Mapping[str, float]) -> bytes:
     """Return the bytes of `struct Params`; every field has a value, every value a field.
 
     A bool is 0 or 1. `kernel` is its name in messages.
     """
-    types = fields(code)
+    types = param_fields(code)
     wrong = [f"no value for {name}" for name in types if name not in values]
     wrong += [f"no field {name}" for name in values if name not in types]
     assert not wrong, f"{kernel}: {', '.join(wrong)}"

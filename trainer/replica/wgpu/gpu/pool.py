@@ -28,7 +28,7 @@ Purpose = Literal[
 
 
 @dataclass(frozen=True)
-class Budget:
+class MemoryBudget:
     """Bytes on the device by purpose."""
 
     parts: dict[Purpose, int]
@@ -39,12 +39,14 @@ class Budget:
         return sum(self.parts.values())
 
     def __str__(self) -> str:
-        large = {purpose: size for purpose, size in self.parts.items() if _gib(size) != "0.0"}
-        listed = ", ".join(f"{purpose} {_gib(size)}" for purpose, size in large.items())
-        return f"{_gib(self.total)} GiB" + (f" ({listed})" if listed else "")
+        large = {
+            purpose: size for purpose, size in self.parts.items() if _format_gib(size) != "0.0"
+        }
+        listed = ", ".join(f"{purpose} {_format_gib(size)}" for purpose, size in large.items())
+        return f"{_format_gib(self.total)} GiB" + (f" ({listed})" if listed else "")
 
 
-class Pool:
+class MemoryPool:
     """Memory of one device, or the plan of it.
 
     Memory is reused for the same purpose alone: a small long-lived array must not occupy a large
@@ -105,9 +107,9 @@ class Pool:
         for free in self._free.values():
             free.clear()
 
-    def budget(self) -> Budget:
+    def budget(self) -> MemoryBudget:
         """Return the allocated bytes; until a `release` they only grow, so they are the peak."""
-        return Budget(dict(self._allocated))
+        return MemoryBudget(dict(self._allocated))
 
     def _allocate(self, size: int, purpose: Purpose) -> Array:
         whole = Array(None, (size // 4,))
@@ -118,7 +120,7 @@ class Pool:
         return whole
 
 
-def available(adapter: Adapter, devices: Path = pci.DEVICES) -> int | None:
+def available_memory(adapter: Adapter, devices: Path = pci.DEVICES) -> int | None:
     """Return the free bytes of the memory of an adapter's buffers; None if not reported.
 
     A software or integrated adapter has the machine's memory.
@@ -128,7 +130,7 @@ def available(adapter: Adapter, devices: Path = pci.DEVICES) -> int | None:
     return pci.free_memory(adapter.address, devices) if adapter.address else None
 
 
-def check_fits(budget: Budget, there: int, device: str) -> None:
+def check_fits(budget: MemoryBudget, there: int, device: str) -> None:
     """Refuse a budget that exceeds a device's memory.
 
     Raises:
@@ -136,10 +138,10 @@ def check_fits(budget: Budget, there: int, device: str) -> None:
     """
     if budget.total > there * USABLE:
         raise InputError(
-            f"{device}: the run needs {budget}, {_gib(there)} are free; use method lora,"
+            f"{device}: the run needs {budget}, {_format_gib(there)} are free; use method lora,"
             " model.quantization nf4 or a smaller data.max_seq_len"
         )
 
 
-def _gib(size: int) -> str:
+def _format_gib(size: int) -> str:
     return f"{size / 2**30:.1f}"

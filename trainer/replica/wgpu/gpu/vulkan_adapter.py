@@ -58,17 +58,17 @@ class Adapter:
         return f"{self.index}: {self.name}{place} ({self.kind})"
 
 
-def adapters() -> list[Adapter]:
+def list_adapters() -> list[Adapter]:
     """Return the Vulkan devices of this machine: discrete, integrated, others, software."""
     found = [
-        _adapter(handle)
+        _read_adapter(handle)
         for handle in wgpu.gpu.enumerate_adapters_sync()
         if handle.info["backend_type"] == "Vulkan"
     ]
-    return ordered(located(found))
+    return order_adapters(locate_adapters(found))
 
 
-def select(wanted: str = "", *, allow_software: bool = False) -> Adapter:
+def select_adapter(wanted: str = "", *, allow_software: bool = False) -> Adapter:
     """Return the selected adapter.
 
     Args:
@@ -79,14 +79,14 @@ def select(wanted: str = "", *, allow_software: bool = False) -> Adapter:
     Raises:
         DeviceError: there is none; lists the existing ones.
     """
-    return pick(adapters(), wanted, allow_software=allow_software)
+    return pick_adapter(list_adapters(), wanted, allow_software=allow_software)
 
 
-def pick(found: Sequence[Adapter], wanted: str, *, allow_software: bool) -> Adapter:
+def pick_adapter(found: Sequence[Adapter], wanted: str, *, allow_software: bool) -> Adapter:
     """Return the selected adapter of `found`; see `select`."""
     if not found:
         raise NoGpuError("no Vulkan device answers")
-    matching = [adapter for adapter in found if _matches(adapter, wanted)]
+    matching = [adapter for adapter in found if _is_wanted(adapter, wanted)]
     if not wanted and not allow_software:
         matching = [adapter for adapter in matching if not adapter.software]
     if not matching:
@@ -98,7 +98,7 @@ def pick(found: Sequence[Adapter], wanted: str, *, allow_software: bool) -> Adap
     return matching[0]
 
 
-def located(
+def locate_adapters(
     found: Sequence[Adapter],
     addresses: Callable[[int, int], list[str]] = pci.find_addresses,
 ) -> list[Adapter]:
@@ -107,11 +107,11 @@ def located(
     wgpu reports ids but no address. Equal cards are assumed to be listed in the order of the bus;
     if some are missing, it is unknown which, and none gets an address.
     """
-    twins = Counter(_model(adapter) for adapter in found)
+    twins = Counter(_card_key(adapter) for adapter in found)
     seen: Counter[tuple[int, int, str]] = Counter()
     placed: list[Adapter] = []
     for adapter in found:
-        model = _model(adapter)
+        model = _card_key(adapter)
         places = addresses(adapter.vendor, adapter.device)
         certain = len(places) == twins[model]
         placed.append(replace(adapter, address=places[seen[model]] if certain else ""))
@@ -119,13 +119,13 @@ def located(
     return placed
 
 
-def ordered(found: Sequence[Adapter]) -> list[Adapter]:
+def order_adapters(found: Sequence[Adapter]) -> list[Adapter]:
     """Return the adapters sorted by kind, otherwise in order, and numbered."""
     listed = sorted(found, key=lambda adapter: _ORDER.index(adapter.kind))
     return [replace(adapter, index=index) for index, adapter in enumerate(listed)]
 
 
-def _matches(adapter: Adapter, wanted: str) -> bool:
+def _is_wanted(adapter: Adapter, wanted: str) -> bool:
     if wanted.isdecimal():
         return adapter.index == int(wanted)
     if address := pci.normalize_address(wanted):
@@ -133,12 +133,12 @@ def _matches(adapter: Adapter, wanted: str) -> bool:
     return wanted.casefold() in adapter.name.casefold()
 
 
-def _model(adapter: Adapter) -> tuple[int, int, str]:
+def _card_key(adapter: Adapter) -> tuple[int, int, str]:
     """Return the key of equal cards; two drivers may list the same card once each."""
     return adapter.vendor, adapter.device, adapter.driver
 
 
-def _adapter(handle: Any) -> Adapter:
+def _read_adapter(handle: Any) -> Adapter:
     info = handle.info
     return Adapter(
         index=0,

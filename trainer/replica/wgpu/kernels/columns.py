@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from trainer.planning.vulkan_buffers import PARTIAL_SUMS
 from trainer.replica.wgpu.gpu.array import Array
-from trainer.replica.wgpu.gpu.graph import Graph, spread
-from trainer.replica.wgpu.gpu.pool import Pool
-from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
+from trainer.replica.wgpu.gpu.pool import MemoryPool
+from trainer.replica.wgpu.kernels.source import kernel_source
 
 
 def sum_columns(graph: Graph, x: Array, sums: Array, *, accumulate: bool = False) -> None:
@@ -21,20 +21,20 @@ def sum_columns(graph: Graph, x: Array, sums: Array, *, accumulate: bool = False
     params = {"rows": rows, "width": width, "parts": parts}
     graph.add(
         "sum_columns",
-        source("sum_columns"),
+        kernel_source("sum_columns"),
         [x, sums],
         params,
-        spread(parts * -(-width // 64)),
+        spread_workgroups(parts * -(-width // 64)),
         {"ACCUMULATE": accumulate},
     )
 
 
-def take_parts(pool: Pool, x: Array) -> Array:
+def take_parts(pool: MemoryPool, x: Array) -> Array:
     """Return memory `[P, D]` for partial sums over x `[R, D]`."""
     return pool.take((min(x.shape[0], PARTIAL_SUMS), x.shape[1]))
 
 
-def add_column_sums(graph: Graph, pool: Pool, x: Array, sums: Array) -> None:
+def add_column_sums(graph: Graph, pool: MemoryPool, x: Array, sums: Array) -> None:
     """Record sums `[D]` += the column sums of x `[R, D]`, in two stages."""
     parts = take_parts(pool, x)
     sum_columns(graph, x, parts)

@@ -18,8 +18,8 @@ that is normalised as it goes: Milakov and Gimelshein, arXiv 1805.02867).
 from __future__ import annotations
 
 from trainer.replica.wgpu.gpu.array import Array
-from trainer.replica.wgpu.gpu.graph import Graph, spread
-from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
+from trainer.replica.wgpu.kernels.source import kernel_source
 
 _LANES = 64  # rows of a workgroup with a lane for each row
 
@@ -28,8 +28,8 @@ def cross_entropy_start(graph: Graph, state: Array) -> None:
     """Record state `[N, 4]` = the state of no classes."""
     rows = state.shape[0]
     assert state.shape == (rows, 4), state.shape
-    params, grid = {"rows": rows}, spread(-(-rows // _LANES))
-    graph.add("cross_entropy_start", source("cross_entropy_start"), [state], params, grid)
+    params, grid = {"rows": rows}, spread_workgroups(-(-rows // _LANES))
+    graph.add("cross_entropy_start", kernel_source("cross_entropy_start"), [state], params, grid)
 
 
 def cross_entropy_window(
@@ -49,10 +49,10 @@ def cross_entropy_window(
     """
     graph.add(
         "cross_entropy_window",
-        source("cross_entropy_window"),
+        kernel_source("cross_entropy_window"),
         [logits, state, classes, probabilities],
-        _params(logits, state, classes, probabilities, first, temperature),
-        spread(logits.shape[0]),
+        _kernel_params(logits, state, classes, probabilities, first, temperature),
+        spread_workgroups(logits.shape[0]),
     )
 
 
@@ -63,7 +63,7 @@ def cross_entropy_loss(graph: Graph, state: Array, probabilities: Array, total: 
     assert total.shape == (1,), total.shape
     params = {"rows": rows, "targets": targets}
     arrays = [state, probabilities, total]
-    graph.add("cross_entropy_loss", source("cross_entropy_loss"), arrays, params, (1, 1, 1))
+    graph.add("cross_entropy_loss", kernel_source("cross_entropy_loss"), arrays, params, (1, 1, 1))
 
 
 def cross_entropy_gradient(
@@ -82,10 +82,10 @@ def cross_entropy_gradient(
     """
     graph.add(
         "cross_entropy_gradient",
-        source("cross_entropy_gradient"),
+        kernel_source("cross_entropy_gradient"),
         [logits, state, classes, probabilities],
-        _params(logits, state, classes, probabilities, first, temperature),
-        spread(logits.shape[0]),
+        _kernel_params(logits, state, classes, probabilities, first, temperature),
+        spread_workgroups(logits.shape[0]),
     )
 
 
@@ -93,11 +93,11 @@ def argmax_rows(graph: Graph, x: Array, best: Array) -> None:
     """Record best u32 `[N]` = the first column with the largest value of each row of x `[N, C]`."""
     rows, width = x.shape
     assert best.shape == (rows,), (best.shape, x.shape)
-    params, grid = {"rows": rows, "width": width}, spread(-(-rows // _LANES))
-    graph.add("argmax_rows", source("argmax_rows"), [x, best], params, grid)
+    params, grid = {"rows": rows, "width": width}, spread_workgroups(-(-rows // _LANES))
+    graph.add("argmax_rows", kernel_source("argmax_rows"), [x, best], params, grid)
 
 
-def _params(
+def _kernel_params(
     logits: Array,
     state: Array,
     classes: Array,

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.replica.wgpu.gpu.array import Array
-from trainer.replica.wgpu.gpu.graph import Graph, spread
-from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
+from trainer.replica.wgpu.kernels.source import kernel_source
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def distillation_gradient(
     assert teacher.classes.shape == teacher.weights.shape == (rows, entries), teacher
     graph.add(
         "distillation_gradient",
-        source("distillation_gradient"),
+        kernel_source("distillation_gradient"),
         [logits, hard, soft, labels, counts, teacher.classes, teacher.weights, teacher.shares],
         {
             "rows": rows,
@@ -66,5 +66,5 @@ def distillation_gradient(
             "entries": entries,
             "sharpness": 1 / teacher.temperature,
         },
-        spread(rows),
+        spread_workgroups(rows),
     )

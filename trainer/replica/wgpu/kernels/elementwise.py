@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainer.replica.wgpu.gpu.array import Array, windows
-from trainer.replica.wgpu.gpu.graph import Graph, spread
-from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.gpu.array import Array, iterate_windows
+from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
+from trainer.replica.wgpu.kernels.source import kernel_source
 
 _LANES = 256  # elements of a workgroup
 
@@ -12,18 +12,18 @@ _LANES = 256  # elements of a workgroup
 def copy(graph: Graph, x: Array, y: Array) -> None:
     """Record y = x, of one shape."""
     assert x.shape == y.shape, (x.shape, y.shape)
-    _each(graph, "copy", [x, y])
+    _record_elementwise(graph, "copy", [x, y])
 
 
 def fill(graph: Graph, y: Array, *, value: float) -> None:
     """Record y = value, for all elements."""
-    _each(graph, "fill", [y], value=value)
+    _record_elementwise(graph, "fill", [y], value=value)
 
 
-def _each(graph: Graph, name: str, arrays: list[Array], **settings: float) -> None:
+def _record_elementwise(graph: Graph, name: str, arrays: list[Array], **settings: float) -> None:
     columns = [array.reshape(array.size, 1) for array in arrays]
-    for start, stop in windows(columns[0], graph.binding_limit):
+    for start, stop in iterate_windows(columns[0], graph.binding_limit):
         size = stop - start
         params = {"size": size, **settings}
         parts = [column.rows(start, stop) for column in columns]
-        graph.add(name, source(name), parts, params, spread(-(-size // _LANES)))
+        graph.add(name, kernel_source(name), parts, params, spread_workgroups(-(-size // _LANES)))

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.replica.wgpu.gpu.array import Array, windows
-from trainer.replica.wgpu.gpu.graph import Graph, spread
+from trainer.replica.wgpu.gpu.array import Array, iterate_windows
+from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
 from trainer.replica.wgpu.kernels.pool import SKIPPED, gather_rows
-from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.kernels.source import kernel_source
 
 Words = NDArray[np.uint32]
 
@@ -47,11 +47,11 @@ def embedding_gradient(
     assert starts.shape == (tokens + 1,), (starts.shape, unique.shape)
     assert order.shape == (count,), (order.shape, dy.shape)
     assert dtable.shape[1:] == (width,), (dtable.shape, dy.shape)
-    for start, stop in windows(dtable, graph.binding_limit):
+    for start, stop in iterate_windows(dtable, graph.binding_limit):
         graph.add(
             "embedding_gradient",
-            source("embedding_gradient"),
+            kernel_source("embedding_gradient"),
             [dy, unique, starts, order, dtable.rows(start, stop)],
             {"tokens": tokens, "width": width, "first": start, "rows": stop - start},
-            spread(tokens * -(-width // 64)),
+            spread_workgroups(tokens * -(-width // 64)),
         )

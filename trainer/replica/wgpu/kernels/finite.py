@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainer.replica.wgpu.gpu.array import Array, windows
-from trainer.replica.wgpu.gpu.graph import Graph, spread
-from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.gpu.array import Array, iterate_windows
+from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
+from trainer.replica.wgpu.kernels.source import kernel_source
 
 _LANES = 256  # elements of a workgroup
 
@@ -14,8 +14,8 @@ def mark_non_finite(graph: Graph, x: Array, flag: Array) -> None:
     assert x.kind == "f32", x.kind
     assert flag.shape == (1,), flag.shape
     column = x.reshape(x.size, 1)
-    for start, stop in windows(column, graph.binding_limit):
+    for start, stop in iterate_windows(column, graph.binding_limit):
         size = stop - start
         arrays = [column.rows(start, stop), flag]
-        params, grid = {"size": size}, spread(-(-size // _LANES))
-        graph.add("mark_non_finite", source("mark_non_finite"), arrays, params, grid)
+        params, grid = {"size": size}, spread_workgroups(-(-size // _LANES))
+        graph.add("mark_non_finite", kernel_source("mark_non_finite"), arrays, params, grid)

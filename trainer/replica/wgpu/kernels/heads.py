@@ -8,10 +8,10 @@ which turns the pairs of a head's two halves, as in Llama.
 from __future__ import annotations
 
 from trainer.replica.wgpu.gpu.array import Array
-from trainer.replica.wgpu.gpu.graph import Graph, spread
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.norm import rms_norm_weight_gradient
-from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.kernels.source import kernel_source
 
 Rope = tuple[Array, Array]
 """Cosines and sines `[positions, d / 2]`."""
@@ -46,12 +46,12 @@ def split_heads(
     assert x.shape == (batch * length, heads * head_dim), (x.shape, out.shape)
     assert length <= slots if cached else length == slots, (x.shape, out.shape)
     assert starts is None or starts.shape == (batch,), starts
-    _check(norm, rope, head_dim)
+    _check_head(norm, rope, head_dim)
     cosines, sines = rope or (x, x)  # x is a placeholder for arrays that are not read
     rows = batch * length * heads
     graph.add(
         "split_heads",
-        source("split_heads"),
+        kernel_source("split_heads"),
         [x, norm or x, cosines, sines, starts or x, out],
         {
             "rows": rows,
@@ -61,7 +61,7 @@ def split_heads(
             "slots": slots,
             "eps": eps,
         },
-        spread(rows),
+        spread_workgroups(rows),
         {
             "NORM": norm is not None,
             "ROPE": rope is not None,
@@ -86,12 +86,12 @@ def split_heads_backward(
     The arguments are those of `split_heads`, all starts 0; x is read if there is a norm.
     """
     assert x.shape == dx.shape, (x.shape, dx.shape)
-    _merge(graph, dout, x, dx, norm=norm, rope=rope, eps=eps)
+    _record_merge(graph, dout, x, dx, norm=norm, rope=rope, eps=eps)
 
 
 def head_norm_gradient(
     graph: Graph,
-    pool: Pool,
+    pool: MemoryPool,
     x: Array,
     dout: Array,
     dweight: Array,
@@ -102,7 +102,7 @@ def head_norm_gradient(
     """Record dweight `[d]` += the gradient of the norm's weight in `split_heads`."""
     head_dim = dout.shape[3]
     turned = pool.take((x.size // head_dim, head_dim))
-    _merge(graph, dout, x, turned.reshape(*x.shape), norm=None, rope=rope, eps=eps)
+    _record_merge(graph, dout, x, turned.reshape(*x.shape), norm=None, rope=rope, eps=eps)
     rows = x.reshape(*turned.shape)
     rms_norm_weight_gradient(graph, pool, rows, turned, dweight, eps=eps)
     pool.give(turned)
@@ -110,7 +110,7 @@ def head_norm_gradient(
 
 def merge_heads(graph: Graph, x: Array, y: Array) -> None:
     """Record y `[B * T, H * d]` = the heads x `[B, H, T, d]` side by side."""
-    _merge(graph, x, x, y, norm=None, rope=None, eps=0.0)
+    _record_merge(graph, x, x, y, norm=None, rope=None, eps=0.0)
 
 
 def merge_heads_backward(graph: Graph, dy: Array, dx: Array) -> None:
@@ -118,7 +118,7 @@ def merge_heads_backward(graph: Graph, dy: Array, dx: Array) -> None:
     split_heads(graph, dy, dx)
 
 
-def _merge(
+def _record_merge(
     graph: Graph,
     dout: Array,
     x: Array,
@@ -130,20 +130,20 @@ def _merge(
 ) -> None:
     batch, heads, length, head_dim = dout.shape
     assert dx.shape == (batch * length, heads * head_dim), (dout.shape, dx.shape)
-    _check(norm, rope, head_dim)
+    _check_head(norm, rope, head_dim)
     cosines, sines = rope or (dout, dout)
     rows = batch * length * heads
     graph.add(
         "merge_heads",
-        source("merge_heads"),
+        kernel_source("merge_heads"),
         [dout, x, norm or dout, cosines, sines, dx],
         {"rows": rows, "heads": heads, "length": length, "head_dim": head_dim, "eps": eps},
-        spread(rows),
+        spread_workgroups(rows),
         {"NORM": norm is not None, "ROPE": rope is not None},
     )
 
 
-def _check(norm: Array | None, rope: Rope | None, head_dim: int) -> None:
+def _check_head(norm: Array | None, rope: Rope | None, head_dim: int) -> None:
     assert norm is None or norm.shape == (head_dim,), norm
     for table in rope or ():
         assert head_dim % 2 == 0, head_dim

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from trainer.replica.wgpu.gpu.array import Array
-from trainer.replica.wgpu.gpu.graph import Graph, spread
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.columns import sum_columns, take_parts
-from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.kernels.source import kernel_source
 
 
 def rms_norm(graph: Graph, x: Array, weight: Array, y: Array, *, eps: float) -> None:
@@ -15,7 +15,9 @@ def rms_norm(graph: Graph, x: Array, weight: Array, y: Array, *, eps: float) -> 
     assert weight.shape == (width,), weight.shape
     assert y.shape == x.shape, y.shape
     params = {"rows": rows, "width": width, "eps": eps}
-    graph.add("rms_norm", source("rms_norm"), [x, weight, y], params, spread(rows))
+    graph.add(
+        "rms_norm", kernel_source("rms_norm"), [x, weight, y], params, spread_workgroups(rows)
+    )
 
 
 def rms_norm_backward(
@@ -34,16 +36,16 @@ def rms_norm_backward(
     assert dy.shape == dx.shape == x.shape, (dy.shape, dx.shape, x.shape)
     graph.add(
         "rms_norm_backward",
-        source("rms_norm_backward"),
+        kernel_source("rms_norm_backward"),
         [x, weight, dy, dx],
         {"rows": rows, "width": width, "eps": eps},
-        spread(rows),
+        spread_workgroups(rows),
         {"ACCUMULATE": accumulate},
     )
 
 
 def rms_norm_weight_gradient(
-    graph: Graph, pool: Pool, x: Array, dy: Array, dweight: Array, *, eps: float
+    graph: Graph, pool: MemoryPool, x: Array, dy: Array, dweight: Array, *, eps: float
 ) -> None:
     """Record dweight `[D]` += the weight's gradient, from x and dy `[R, D]`."""
     rows, width = x.shape
@@ -51,7 +53,9 @@ def rms_norm_weight_gradient(
     assert dweight.shape == (width,), dweight.shape
     parts = take_parts(pool, x)
     params = {"rows": rows, "width": width, "parts": parts.shape[0], "eps": eps}
-    code = source("rms_norm_weight_gradient")
-    graph.add("rms_norm_weight_gradient", code, [x, dy, parts], params, spread(parts.shape[0]))
+    code = kernel_source("rms_norm_weight_gradient")
+    graph.add(
+        "rms_norm_weight_gradient", code, [x, dy, parts], params, spread_workgroups(parts.shape[0])
+    )
     sum_columns(graph, parts, dweight.reshape(1, width), accumulate=True)
     pool.give(parts)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trainer.replica.wgpu.gpu.array import Array, windows
-from trainer.replica.wgpu.gpu.graph import Graph, spread
-from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.gpu.array import Array, iterate_windows
+from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
+from trainer.replica.wgpu.kernels.source import kernel_source
 
 SKIPPED = 0xFFFFFFFF
 """An index of no row."""
@@ -20,13 +20,13 @@ def gather_rows(graph: Graph, table: Array, index: Array, out: Array) -> None:
     assert index.shape == out.shape[:1], (index.shape, out.shape)
     assert out.shape[1:] == (width,), (out.shape, table.shape)
     assert table.kind in ("f32", "bf16"), table.kind
-    for start, stop in windows(table, graph.binding_limit):
+    for start, stop in iterate_windows(table, graph.binding_limit):
         graph.add(
             "gather_rows",
-            source("gather_rows"),
+            kernel_source("gather_rows"),
             [table.rows(start, stop), index, out],
             {"count": index.size, "width": width, "first": start, "rows": stop - start},
-            spread(index.size),
+            spread_workgroups(index.size),
             {"BF16": table.kind == "bf16"},
         )
 
@@ -40,4 +40,10 @@ def scatter_rows(graph: Graph, x: Array, index: Array, out: Array) -> None:
     assert index.shape == x.shape[:1], (index.shape, x.shape)
     assert x.shape[1:] == (width,), (x.shape, out.shape)
     params = {"count": index.size, "width": width, "rows": rows}
-    graph.add("scatter_rows", source("scatter_rows"), [x, index, out], params, spread(index.size))
+    graph.add(
+        "scatter_rows",
+        kernel_source("scatter_rows"),
+        [x, index, out],
+        params,
+        spread_workgroups(index.size),
+    )

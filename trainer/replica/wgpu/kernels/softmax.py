@@ -7,8 +7,8 @@ A matrix of scores has a row for each query of each head that shares its keys: c
 from __future__ import annotations
 
 from trainer.replica.wgpu.gpu.array import Array
-from trainer.replica.wgpu.gpu.graph import Graph, spread
-from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
+from trainer.replica.wgpu.kernels.source import kernel_source
 
 
 def causal_softmax(
@@ -20,10 +20,10 @@ def causal_softmax(
     """
     graph.add(
         "causal_softmax",
-        source("causal_softmax"),
+        kernel_source("causal_softmax"),
         [scores],
-        _params(scores, length, scale, first_row),
-        spread(scores.shape[0] * scores.shape[1]),
+        _kernel_params(scores, length, scale, first_row),
+        spread_workgroups(scores.shape[0] * scores.shape[1]),
     )
 
 
@@ -43,10 +43,10 @@ def causal_softmax_backward(
     assert probabilities.shape == gradient.shape, (probabilities.shape, gradient.shape)
     graph.add(
         "causal_softmax_backward",
-        source("causal_softmax_backward"),
+        kernel_source("causal_softmax_backward"),
         [probabilities, gradient],
-        _params(gradient, length, scale, first_row),
-        spread(gradient.shape[0] * gradient.shape[1]),
+        _kernel_params(gradient, length, scale, first_row),
+        spread_workgroups(gradient.shape[0] * gradient.shape[1]),
     )
 
 
@@ -70,11 +70,11 @@ def cached_softmax(
         "length": length,
         "scale": scale,
     }
-    code = source("cached_softmax")
-    graph.add("cached_softmax", code, [starts, scores], params, spread(rows))
+    code = kernel_source("cached_softmax")
+    graph.add("cached_softmax", code, [starts, scores], params, spread_workgroups(rows))
 
 
-def _params(scores: Array, length: int, scale: float, first_row: int) -> dict[str, float]:
+def _kernel_params(scores: Array, length: int, scale: float, first_row: int) -> dict[str, float]:
     matrices, matrix_rows, width = scores.shape
     assert length == width, (length, scores.shape)
     rows = matrices * matrix_rows

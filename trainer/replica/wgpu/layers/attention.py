@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from trainer.planning.vulkan_buffers import SCORE_BYTES
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 from trainer.replica.wgpu.kernels.softmax import causal_softmax, causal_softmax_backward
 
@@ -68,7 +68,7 @@ class Attention:
                 )
 
     def forward(
-        self, graph: Graph, pool: Pool, queries: Array, keys: Array, values: Array, out: Array
+        self, graph: Graph, pool: MemoryPool, queries: Array, keys: Array, values: Array, out: Array
     ) -> None:
         """Record out `[B, Hq, T, d]` = softmax(Q K^T / sqrt(d), causal) V."""
         for window in self.windows(self._limit(graph)):
@@ -79,7 +79,7 @@ class Attention:
     def backward(
         self,
         graph: Graph,
-        pool: Pool,
+        pool: MemoryPool,
         queries: Array,
         keys: Array,
         values: Array,
@@ -105,14 +105,14 @@ class Attention:
         return min(graph.binding_limit, SCORE_BYTES)
 
     def _probabilities(
-        self, graph: Graph, pool: Pool, queries: Array, keys: Array, window: ScoreWindow
+        self, graph: Graph, pool: MemoryPool, queries: Array, keys: Array, window: ScoreWindow
     ) -> Array:
         scores = self._scores(graph, pool, queries, keys, window)
         causal_softmax(graph, scores, first_row=window.row, length=self.length, scale=self.scale)
         return scores
 
     def _scores(
-        self, graph: Graph, pool: Pool, left: Array, right: Array, window: ScoreWindow
+        self, graph: Graph, pool: MemoryPool, left: Array, right: Array, window: ScoreWindow
     ) -> Array:
         """Record left right^T `[heads, rows, T]`: queries with keys, or dout with values."""
         scores = pool.take((window.heads, window.rows, self.length))

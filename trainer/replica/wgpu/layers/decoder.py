@@ -12,7 +12,7 @@ from trainer.model.architecture import Architecture, module_of
 from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.distillation import TeacherPredictions
 from trainer.replica.wgpu.kernels.elementwise import fill
 from trainer.replica.wgpu.kernels.embedding import embed, embedding_gradient
@@ -84,7 +84,9 @@ class Decoder:
         self.eps = float(tree.get("rms_norm_eps", 1e-6))
         self.rope = tensors.rope
         self.layers = [
-            _layer(tensors, number, config.lora.scale, rotates=number not in architecture.unrotated)
+            _make_layer(
+                tensors, number, config.lora.scale, rotates=number not in architecture.unrotated
+            )
             for number in range(architecture.num_layers)
         ]
         self.embedding, self._embedding_gradient = tensors.matrix("model.embed_tokens.weight")
@@ -97,7 +99,13 @@ class Decoder:
         self.head = Head(tensors.norm("model.norm.weight"), *tensors.matrix(name), self.eps)
 
     def record_training(
-        self, graph: Graph, pool: Pool, bucket: Bucket, vector: Array, sums: LossSums, keep: bool
+        self,
+        graph: Graph,
+        pool: MemoryPool,
+        bucket: Bucket,
+        vector: Array,
+        sums: LossSums,
+        keep: bool,
     ) -> None:
         """Record a micro-batch, forward and backward; gradients are `+=`.
 
@@ -107,7 +115,7 @@ class Decoder:
         Args:
             keep: hold every layer's activations; else only its input, and compute the rest twice.
         """
-        shape = self._shape(bucket)
+        shape = self._layer_shape(bucket)
         rows, hidden = bucket.rows, self.architecture.hidden_size
         stream = [
             pool.take((rows, hidden), purpose="checkpoints") for _ in range(len(self.layers) + 1)
@@ -128,7 +136,7 @@ class Decoder:
             graph.segment(f"head.{chunk}")
             if chunk == 0:
                 fill(graph, dx, value=0.0)
-            targets = self._targets(bucket, vector, chunk)
+            targets = self._chunk_targets(bucket, vector, chunk)
             self.head.loss(graph, pool, stream[-1], targets, sums, dx=dx)
         for number in reversed(range(len(self.layers))):
             graph.segment(f"backward.{number}")
@@ -151,7 +159,7 @@ class Decoder:
     def record_evaluation(
         self,
         graph: Graph,
-        pool: Pool,
+        pool: MemoryPool,
         bucket: Bucket,
         vector: Array,
         sums: LossSums,
@@ -161,7 +169,7 @@ class Decoder:
 
         Segments: `embed`, `forward.N`, `head.N`. predictions u32 `[B]` for a classifier.
         """
-        shape = self._shape(bucket)
+        shape = self._layer_shape(bucket)
         size = (bucket.rows, self.architecture.hidden_size)
         x, y = (pool.take(size, purpose="activations") for _ in range(2))
         kept = Activations.take(pool, shape)
@@ -173,13 +181,13 @@ class Decoder:
             x, y = y, x
         for chunk in range(bucket.chunks):
             graph.segment(f"head.{chunk}")
-            targets = self._targets(bucket, vector, chunk)
+            targets = self._chunk_targets(bucket, vector, chunk)
             self.head.loss(graph, pool, x, targets, sums, predictions=predictions)
         for array in (x, y):
             pool.give(array)
         kept.give(pool)
 
-    def _targets(self, bucket: Bucket, vector: Array, chunk: int) -> Targets:
+    def _chunk_targets(self, bucket: Bucket, vector: Array, chunk: int) -> Targets:
         """Return the windows of one chunk of targets."""
         count, entries = bucket.chunk_rows, bucket.entries
         first, last = chunk * count, (chunk + 1) * count
@@ -197,7 +205,7 @@ class Decoder:
             )
         return Targets(rows, table("classes", 1), table("counts", 1), teacher)
 
-    def _shape(self, bucket: Bucket) -> Shape:
+    def _layer_shape(self, bucket: Bucket) -> Shape:
         model = self.architecture
         attention = Attention(
             bucket.samples, model.num_heads, model.num_kv_heads, bucket.length, model.head_dim
@@ -205,7 +213,7 @@ class Decoder:
         return Shape(attention, model.hidden_size, model.intermediate_size, self.eps, self.rope)
 
 
-def _layer(tensors: Tensors, number: int, lora_scale: float, *, rotates: bool) -> Layer:
+def _make_layer(tensors: Tensors, number: int, lora_scale: float, *, rotates: bool) -> Layer:
     stem = f"model.layers.{number}"
     linears = {
         linear.removesuffix("_proj"): tensors.linear(f"{stem}.{module_of(linear)}", lora_scale)

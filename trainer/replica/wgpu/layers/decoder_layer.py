@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.elementwise import copy
 from trainer.replica.wgpu.kernels.heads import (
     head_norm_gradient,
@@ -89,14 +89,14 @@ class Activations:
     up: Array
     """`[M, F]`."""
 
-    def give(self, pool: Pool) -> None:
+    def give(self, pool: MemoryPool) -> None:
         """Give the memory back."""
         for array in vars(self).values():
             for part in array if isinstance(array, tuple) else (array,):
                 pool.give(part)
 
     @classmethod
-    def take(cls, pool: Pool, shape: Shape) -> Activations:
+    def take(cls, pool: MemoryPool, shape: Shape) -> Activations:
         """Return memory for one layer's."""
         attention, rows = shape.attention, shape.rows
         batch, length, head_dim = attention.batch, attention.length, attention.head_dim
@@ -122,25 +122,31 @@ class Activations:
 
 
 def forward(
-    graph: Graph, pool: Pool, layer: Layer, shape: Shape, kept: Activations, x: Array, y: Array
+    graph: Graph,
+    pool: MemoryPool,
+    layer: Layer,
+    shape: Shape,
+    kept: Activations,
+    x: Array,
+    y: Array,
 ) -> None:
     """Record y `[M, D]` = layer(x `[M, D]`); fills `kept`. x and y are two arrays."""
     recompute(graph, pool, layer, shape, kept, x)
-    finish(graph, pool, layer, kept.gate, kept.up, kept.middle, y)
+    record_mlp_output(graph, pool, layer, kept.gate, kept.up, kept.middle, y)
 
 
 def recompute(
-    graph: Graph, pool: Pool, layer: Layer, shape: Shape, kept: Activations, x: Array
+    graph: Graph, pool: MemoryPool, layer: Layer, shape: Shape, kept: Activations, x: Array
 ) -> None:
     """Record all that backward needs, and no more: the layer without its last projection."""
-    _attend(graph, pool, layer, shape, kept, x)
+    _record_attention(graph, pool, layer, shape, kept, x)
     rms_norm(graph, kept.middle, layer.post_norm.weight, kept.normed_middle, eps=shape.eps)
     layer.gate.forward(graph, pool, kept.normed_middle, kept.gate)
     layer.up.forward(graph, pool, kept.normed_middle, kept.up)
 
 
-def finish(
-    graph: Graph, pool: Pool, layer: Layer, gate: Array, up: Array, middle: Array, y: Array
+def record_mlp_output(
+    graph: Graph, pool: MemoryPool, layer: Layer, gate: Array, up: Array, middle: Array, y: Array
 ) -> None:
     """Record y = middle + down(silu(gate) * up)."""
     product = pool.take(gate.shape)
@@ -150,8 +156,8 @@ def finish(
     pool.give(product)
 
 
-def _attend(
-    graph: Graph, pool: Pool, layer: Layer, shape: Shape, kept: Activations, x: Array
+def _record_attention(
+    graph: Graph, pool: MemoryPool, layer: Layer, shape: Shape, kept: Activations, x: Array
 ) -> None:
     """Record the attention half; fills `kept` up to `middle`."""
     rms_norm(graph, x, layer.input_norm.weight, kept.normed, eps=shape.eps)
@@ -176,7 +182,13 @@ def _attend(
 
 
 def backward(
-    graph: Graph, pool: Pool, layer: Layer, shape: Shape, kept: Activations, x: Array, dx: Array
+    graph: Graph,
+    pool: MemoryPool,
+    layer: Layer,
+    shape: Shape,
+    kept: Activations,
+    x: Array,
+    dx: Array,
 ) -> None:
     """Record dx `[M, D]`: from the gradient of the layer's output to that of its input x.
 
@@ -187,7 +199,7 @@ def backward(
 
 
 def _transform_backward(
-    graph: Graph, pool: Pool, layer: Layer, shape: Shape, kept: Activations, dx: Array
+    graph: Graph, pool: MemoryPool, layer: Layer, shape: Shape, kept: Activations, dx: Array
 ) -> None:
     product, dproduct = pool.take(kept.gate.shape), pool.take(kept.gate.shape)
     swiglu(graph, kept.gate, kept.up, product)
@@ -205,7 +217,13 @@ def _transform_backward(
 
 
 def _attend_backward(
-    graph: Graph, pool: Pool, layer: Layer, shape: Shape, kept: Activations, x: Array, dx: Array
+    graph: Graph,
+    pool: MemoryPool,
+    layer: Layer,
+    shape: Shape,
+    kept: Activations,
+    x: Array,
+    dx: Array,
 ) -> None:
     dattended = pool.take(kept.attended.shape)
     layer.o.backward(graph, pool, kept.attended, dx, dattended)
@@ -259,7 +277,7 @@ def _attend_backward(
 
 def _head_backward(
     graph: Graph,
-    pool: Pool,
+    pool: MemoryPool,
     layer: Layer,
     linear: Linear,
     norm: Norm | None,
@@ -282,7 +300,7 @@ def _head_backward(
 
 def norm_backward(
     graph: Graph,
-    pool: Pool,
+    pool: MemoryPool,
     norm: Norm,
     x: Array,
     dy: Array,

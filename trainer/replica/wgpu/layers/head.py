@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.planning.vulkan_buffers import logit_window_bytes
-from trainer.replica.wgpu.gpu.array import Array, windows
+from trainer.replica.wgpu.gpu.array import Array, iterate_windows
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.cross_entropy import (
     argmax_rows,
     cross_entropy_gradient,
@@ -66,7 +66,7 @@ class Head:
     def loss(
         self,
         graph: Graph,
-        pool: Pool,
+        pool: MemoryPool,
         x: Array,
         targets: Targets,
         sums: LossSums,
@@ -86,7 +86,7 @@ class Head:
         mark_non_finite(graph, normed, sums.flag)
 
         objective = _Objective.start(graph, pool, targets)
-        spans = list(windows(self.weight, self._window_bytes(graph, count)))
+        spans = list(iterate_windows(self.weight, self._window_bytes(graph, count)))
         logits = pool.take((count, spans[0][1]), purpose="logits")
         for start, stop in spans:
             part = self._logits(graph, normed, logits, start, stop)
@@ -113,11 +113,11 @@ class Head:
         for array in (picked, normed, *objective.states, logits):
             pool.give(array)
 
-    def logits(self, graph: Graph, pool: Pool, x: Array, out: Array) -> None:
+    def logits(self, graph: Graph, pool: MemoryPool, x: Array, out: Array) -> None:
         """Record out `[N, V]`, the logits of all classes for hidden states x `[N, D]`."""
         normed = pool.take(x.shape)
         rms_norm(graph, x, self.norm.weight, normed, eps=self.eps)
-        for start, stop in windows(self.weight, graph.binding_limit):
+        for start, stop in iterate_windows(self.weight, graph.binding_limit):
             gemm(
                 graph,
                 normed,
@@ -191,7 +191,7 @@ class _Objective:
     """The teacher's."""
 
     @classmethod
-    def start(cls, graph: Graph, pool: Pool, targets: Targets) -> _Objective:
+    def start(cls, graph: Graph, pool: MemoryPool, targets: Targets) -> _Objective:
         size = (targets.rows.size, 4)
         made = cls(targets, pool.take(size), pool.take(size) if targets.teacher else None)
         for state in made.states:

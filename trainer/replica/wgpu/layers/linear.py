@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.replica.wgpu.gpu.array import Array, windows
+from trainer.replica.wgpu.gpu.array import Array, iterate_windows
 from trainer.replica.wgpu.gpu.graph import Graph
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.kernels.bias import add_bias, bias_gradient
 from trainer.replica.wgpu.kernels.gemm.record import gemm
 
@@ -50,11 +50,11 @@ class Linear:
     lora: Lora | None = None
 
     def forward(
-        self, graph: Graph, pool: Pool, x: Array, y: Array, *, accumulate: bool = False
+        self, graph: Graph, pool: MemoryPool, x: Array, y: Array, *, accumulate: bool = False
     ) -> None:
         """Record y `[M, out]` (+)= x `[M, in]` W^T + b."""
         rows, out, inner = x.shape[0], *self.weight.shape
-        for start, stop in windows(self.weight, graph.binding_limit):
+        for start, stop in iterate_windows(self.weight, graph.binding_limit):
             gemm(
                 graph,
                 x,
@@ -89,7 +89,7 @@ class Linear:
     def backward(
         self,
         graph: Graph,
-        pool: Pool,
+        pool: MemoryPool,
         x: Array,
         dy: Array,
         dx: Array | None,
@@ -99,7 +99,9 @@ class Linear:
         """Record dx `[M, in]` (+)= dy `[M, out]` W, and `+=` into gradients; dx may be None."""
         rows, out, inner = x.shape[0], *self.weight.shape
         if dx is not None:
-            for number, (start, stop) in enumerate(windows(self.weight, graph.binding_limit)):
+            for number, (start, stop) in enumerate(
+                iterate_windows(self.weight, graph.binding_limit)
+            ):
                 gemm(
                     graph,
                     dy,
@@ -113,7 +115,7 @@ class Linear:
                     accumulate=accumulate or number > 0,
                 )
         if self.weight_gradient is not None:
-            for start, stop in windows(self.weight_gradient, graph.binding_limit):
+            for start, stop in iterate_windows(self.weight_gradient, graph.binding_limit):
                 gemm(
                     graph,
                     dy,
@@ -133,7 +135,7 @@ class Linear:
             self._adapter_backward(graph, pool, self.lora, x, dy, dx)
 
     def _adapter_backward(
-        self, graph: Graph, pool: Pool, lora: Lora, x: Array, dy: Array, dx: Array | None
+        self, graph: Graph, pool: MemoryPool, lora: Lora, x: Array, dy: Array, dx: Array | None
     ) -> None:
         rows, out, inner, rank = x.shape[0], *self.weight.shape, lora.rank
         low = self._project(graph, pool, lora, x)
@@ -170,7 +172,7 @@ class Linear:
         pool.give(low)
         pool.give(dlow)
 
-    def _project(self, graph: Graph, pool: Pool, lora: Lora, x: Array) -> Array:
+    def _project(self, graph: Graph, pool: MemoryPool, lora: Lora, x: Array) -> Array:
         """Record x A^T `[M, r]`; it is cheaper to compute twice than to keep."""
         low = pool.take((x.shape[0], lora.rank))
         gemm(graph, x, lora.a, low, trans_b=True, m=x.shape[0], n=lora.rank, k=x.shape[1])

@@ -18,7 +18,7 @@ from trainer.planning.vulkan import frozen_tensors
 from trainer.planning.vulkan_buffers import Kind
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.weights.floats import from_bf16, stored_values, to_bf16
 from trainer.replica.wgpu.weights.nf4_file import ABSMAX, quantized
 from trainer.system.errors import InputError
@@ -26,7 +26,7 @@ from trainer.system.errors import InputError
 _STEP = 1 << 22  # elements of a piece
 
 
-def take_frozen(model: Architecture, config: RunConfig, pool: Pool) -> dict[str, Array]:
+def take_frozen(model: Architecture, config: RunConfig, pool: MemoryPool) -> dict[str, Array]:
     """Take memory for everything that does not train, by the layout's names; not filled.
 
     Vectors are fp32, rounded to the config's dtype.
@@ -40,7 +40,7 @@ def take_frozen(model: Architecture, config: RunConfig, pool: Pool) -> dict[str,
     }
 
 
-def load_frozen(model_dir: Path, config: RunConfig, pool: Pool) -> dict[str, Array]:
+def load_frozen(model_dir: Path, config: RunConfig, pool: MemoryPool) -> dict[str, Array]:
     """Take memory as `take_frozen` does and fill it from a model directory.
 
     Raises:
@@ -51,26 +51,26 @@ def load_frozen(model_dir: Path, config: RunConfig, pool: Pool) -> dict[str, Arr
     assert device is not None, "a plan cannot be loaded"
     arrays = take_frozen(read_architecture(model_dir), config, pool)
     drawn = {name for name in arrays if name.endswith(SIDE_A)}
-    headers = _stored(model_dir, {name: arrays[name] for name in arrays.keys() - drawn})
+    headers = _stored_headers(model_dir, {name: arrays[name] for name in arrays.keys() - drawn})
     for name in drawn:
         slot = TensorSlot(name, arrays[name].shape, 0)
-        _upload(device, arrays[name], [initial_tensor(headers, config.training.seed, slot)])
+        _upload_chunks(device, arrays[name], [initial_tensor(headers, config.training.seed, slot)])
     rounded = config.model.dtype == "bfloat16"
     packed = {name: header for name, header in headers.items() if arrays[name].kind == "nf4"}
     for name in headers.keys() - packed.keys():
         array = arrays[name]
-        _upload(device, array, _converted(headers[name], array.kind, rounded))
+        _upload_chunks(device, array, _convert_tensor(headers[name], array.kind, rounded))
     if packed:
         with quantized(model_dir, packed, through_bf16=rounded) as codes:
             for name in packed:
-                _upload(device, arrays[name], _raw(codes[name]))
+                _upload_chunks(device, arrays[name], _read_raw(codes[name]))
                 scales = arrays[name].scales
                 assert scales is not None, name
-                _upload(device, scales, _raw(codes[name + ABSMAX]))
+                _upload_chunks(device, scales, _read_raw(codes[name + ABSMAX]))
     return arrays
 
 
-def _stored(model_dir: Path, arrays: dict[str, Array]) -> dict[str, TensorHeader]:
+def _stored_headers(model_dir: Path, arrays: dict[str, Array]) -> dict[str, TensorHeader]:
     headers = read_headers(model_dir)
     found: dict[str, TensorHeader] = {}
     for name, array in arrays.items():
@@ -82,7 +82,7 @@ def _stored(model_dir: Path, arrays: dict[str, Array]) -> dict[str, TensorHeader
     return found
 
 
-def _converted(header: TensorHeader, kind: Kind, rounded: bool) -> Iterator[np.ndarray]:
+def _convert_tensor(header: TensorHeader, kind: Kind, rounded: bool) -> Iterator[np.ndarray]:
     for values in stored_values(header, _STEP):
         if kind == "bf16":
             yield to_bf16(values)
@@ -90,13 +90,13 @@ def _converted(header: TensorHeader, kind: Kind, rounded: bool) -> Iterator[np.n
             yield from_bf16(to_bf16(values)) if rounded else values
 
 
-def _raw(header: TensorHeader) -> Iterator[np.ndarray]:
+def _read_raw(header: TensorHeader) -> Iterator[np.ndarray]:
     stored = np.memmap(header.file, np.uint8, "r", header.begin, header.end - header.begin)
     for start in range(0, len(stored), _STEP):
         yield stored[start : start + _STEP]
 
 
-def _upload(device: Device, array: Array, pieces: Iterable[np.ndarray[Any, Any]]) -> None:
+def _upload_chunks(device: Device, array: Array, pieces: Iterable[np.ndarray[Any, Any]]) -> None:
     """Write consecutive pieces; all but the last are whole aligned windows."""
     words = replace(array, shape=(array.nbytes // 4,), kind="u32", scales=None)
     start = 0

@@ -13,7 +13,7 @@ import numpy as np
 from trainer.model.layout import Block, GradientLayout
 from trainer.planning.vulkan_buffers import aligned
 from trainer.replica.wgpu.gpu.array import Array
-from trainer.replica.wgpu.gpu.pool import Pool
+from trainer.replica.wgpu.gpu.pool import MemoryPool
 
 
 class Slots:
@@ -21,13 +21,15 @@ class Slots:
 
     def __init__(self, layout: GradientLayout) -> None:
         self.layout = layout
-        self._starts = [_starts(block) for block in layout.blocks]
+        self._starts = [_tensor_starts(block) for block in layout.blocks]
 
     def padded_size(self, index: int) -> int:
         """Return the elements of a padded block."""
         return self._starts[index][-1]
 
-    def arrays(self, pool: Pool, purpose: Literal["trainable", "gradients"]) -> list[Array]:
+    def take_arrays(
+        self, pool: MemoryPool, purpose: Literal["trainable", "gradients"]
+    ) -> list[Array]:
         """Take one fp32 array `[padded_size]` for each block.
 
         Raises:
@@ -35,7 +37,7 @@ class Slots:
         """
         return [pool.take((starts[-1],), purpose=purpose) for starts in self._starts]
 
-    def tensors(self, blocks: list[Array]) -> dict[str, Array]:
+    def tensors_by_name(self, blocks: list[Array]) -> dict[str, Array]:
         """Return every tensor by name, as a window of the result of `arrays`."""
         found: dict[str, Array] = {}
         for block, array, starts in zip(self.layout.blocks, blocks, self._starts, strict=True):
@@ -43,7 +45,7 @@ class Slots:
                 found[slot.name] = array.rows(start, start + slot.size).reshape(*slot.shape)
         return found
 
-    def pad(self, index: int, values: np.ndarray) -> np.ndarray:
+    def pad_block(self, index: int, values: np.ndarray) -> np.ndarray:
         """Return a block `[block.size]` in its form on the device, with zeros between tensors."""
         block, starts = self.layout.blocks[index], self._starts[index]
         padded = np.zeros(starts[-1], np.float32)
@@ -52,7 +54,7 @@ class Slots:
             padded[start : start + slot.size] = values[begin : begin + slot.size]
         return padded
 
-    def unpad(self, index: int, padded: np.ndarray) -> np.ndarray:
+    def unpad_block(self, index: int, padded: np.ndarray) -> np.ndarray:
         """Return a block `[block.size]` from its form on the device."""
         block, starts = self.layout.blocks[index], self._starts[index]
         values = np.empty(block.size, np.float32)
@@ -62,7 +64,7 @@ class Slots:
         return values
 
 
-def _starts(block: Block) -> list[int]:
+def _tensor_starts(block: Block) -> list[int]:
     """Return each tensor's first element in the padded block, and the block's size."""
     starts = [0]
     for slot in block.tensors:

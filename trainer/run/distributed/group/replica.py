@@ -93,7 +93,9 @@ class GroupReplica:
         for rank, part in enumerate(parts[1:], start=1):
             self._members.tell(rank, {"do": "evaluate"}, pack_samples(part))
         own = self._collectively(lambda: self._part.evaluate(parts[0]))
-        return EvalResult.total([own, *(EvalResult(**each) for each in self._members.answers())])
+        return EvalResult.sum_parts(
+            [own, *(EvalResult(**each) for each in self._members.answers())]
+        )
 
     def answer(
         self,

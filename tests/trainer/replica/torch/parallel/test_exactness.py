@@ -39,7 +39,7 @@ def first_step(
     """Return how far the loss and the gradients of a step are from those of one process."""
     replica, config = parallel_replica(folder, settings, recompute=recompute)
     batch = samples(config, count, 300)
-    result = replica.accumulate([batch[index] for index in replica.share(len(batch))])
+    result = replica.accumulate([batch[index] for index in replica.local_samples(len(batch))])
     mine = replica.gather_gradient()
     if mine is None:
         return {}
@@ -162,7 +162,7 @@ def written_weights(folder: str, settings: dict[str, Any]) -> bool | None:
     replica, _ = parallel_replica(folder, settings)
     weights = np.random.default_rng(2).random(replica.layout.size, np.float32)
     replica.write_trainable(weights)
-    back = replica.gather(replica.parameters)
+    back = replica.gather_parameters(replica.parameters)
     return None if back is None else bool(np.array_equal(back, weights))
 
 

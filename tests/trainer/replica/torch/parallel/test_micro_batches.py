@@ -22,7 +22,7 @@ def collectives(folder: str, settings: dict[str, Any]) -> dict[str, int]:
     """Return how often each collective runs in a step of 8 samples a rank."""
     replica, config = parallel_replica(folder, settings)
     batch = samples(config, 8 * replica.copies, 300)
-    share = [batch[index] for index in replica.share(len(batch))]
+    share = [batch[index] for index in replica.local_samples(len(batch))]
     replica.accumulate(share)  # DDP rebuilds its buckets after the first
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         replica.accumulate(share)

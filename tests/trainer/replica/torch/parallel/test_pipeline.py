@@ -243,7 +243,7 @@ def test_weights_written_are_those_gathered(ranks: Ranks, drawn_model: DrawnMode
 
 def weights_return(folder: str, settings: dict[str, Any]) -> bool:
     replica, config = parallel_replica(folder, settings)
-    gathered = replica.gather(replica.parameters)
+    gathered = replica.gather_parameters(replica.parameters)
     return gathered is not None and np.array_equal(gathered, drawn_weights(Path(folder), config))
 
 
@@ -305,8 +305,8 @@ def test_layers_are_split_evenly(layers: int, stages: int, wanted: list[int]) ->
 
 
 def test_a_v_gives_the_first_process_the_first_stage_and_the_last() -> None:
-    from trainer.replica.torch.parallel.stages import placement
+    from trainer.replica.torch.parallel.stages import place_stages
 
-    assert placement(PipelineConfig(stages=3, schedule="zbv")) == [0, 1, 2, 2, 1, 0]
-    assert placement(PipelineConfig(stages=2, schedule="interleaved")) == [0, 1, 0, 1]
-    assert placement(PipelineConfig(stages=3)) == [0, 1, 2]
+    assert place_stages(PipelineConfig(stages=3, schedule="zbv")) == [0, 1, 2, 2, 1, 0]
+    assert place_stages(PipelineConfig(stages=2, schedule="interleaved")) == [0, 1, 0, 1]
+    assert place_stages(PipelineConfig(stages=3)) == [0, 1, 2]

@@ -41,7 +41,7 @@ def overflowing_step(folder: str, settings: dict[str, Any], factor: float) -> di
             weights[slot.start : slot.stop] *= factor
     replica.write_trainable(weights)
     batch = samples(config, 6, 300)
-    result = replica.accumulate([batch[index] for index in replica.share(len(batch))])
+    result = replica.accumulate([batch[index] for index in replica.local_samples(len(batch))])
     mine = replica.gather_gradient()
     scales: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(scales, replica._scale.value)

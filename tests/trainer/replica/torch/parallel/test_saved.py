@@ -47,15 +47,15 @@ def trained(folder: str, settings: dict[str, Any], output: str) -> dict[str, Any
 
     replica, config = parallel_replica(folder, settings)
     batch = samples(config, 6, 300)
-    mine = [batch[index] for index in replica.share(len(batch))]
+    mine = [batch[index] for index in replica.local_samples(len(batch))]
     for _ in range(2):
         replica.accumulate(mine)
         with torch.no_grad():
             for parameter in replica.parameters.values():
                 assert parameter.grad is not None
-                flat.local(parameter).sub_(0.05 * flat.local(parameter.grad))
+                flat.local_part(parameter).sub_(0.05 * flat.local_part(parameter.grad))
     result = replica.evaluate(mine)
-    weights = replica.gather(replica.parameters)
+    weights = replica.gather_parameters(replica.parameters)
     if weights is not None:
         layout = build_layout(Path(folder), config)
         zeros = np.zeros_like(weights)
@@ -64,7 +64,9 @@ def trained(folder: str, settings: dict[str, Any], output: str) -> dict[str, Any
         store.save(TrainState(weights, zeros, zeros.copy(), step=2).take_snapshot(), progress)
     kept = {
         storage.data_ptr(): storage.nbytes()
-        for storage in (flat.local(part).untyped_storage() for part in replica.parameters.values())
+        for storage in (
+            flat.local_part(part).untyped_storage() for part in replica.parameters.values()
+        )
     }
     return {"loss": result.loss_sum / result.weight, "bytes": sum(kept.values())}
 

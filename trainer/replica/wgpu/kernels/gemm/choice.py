@@ -42,15 +42,15 @@ def default_variant(product: Product) -> Variant:
     groups = -(-product.m // rows) * -(-product.n // columns)
     if groups < _FEW and product.k >= 256:
         return SPLIT
-    return _tiled(product)
+    return _tiled_variant(product)
 
 
-def candidates(product: Product) -> list[Variant]:
+def list_candidates(product: Product) -> list[Variant]:
     """Return the variants worth timing for a product."""
     if product.m < 4:
         return [DIRECT_ROW, SPLIT_ROW]
-    return [_tiled(product), TILED_LARGE, SPLIT, DIRECT]
+    return [_tiled_variant(product), TILED_LARGE, SPLIT, DIRECT]
 
 
-def _tiled(product: Product) -> Variant:
+def _tiled_variant(product: Product) -> Variant:
     return TILED if product.kind_b == "f32" else TILED_DEEP

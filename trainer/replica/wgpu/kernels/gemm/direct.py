@@ -6,18 +6,18 @@ from trainer.replica.wgpu.kernels.gemm.parts import (
     XYZW,
     Operand,
     OperandLayout,
-    column,
-    head,
-    loop,
-    operands,
-    vectors,
+    begin_main,
+    component_vector,
+    make_operands,
+    sum_vectors,
+    write_k_loop,
 )
 from trainer.replica.wgpu.kernels.gemm.variants import Variant
 
 
-def direct(variant: Variant, layout: OperandLayout) -> list[str]:
+def write_direct_kernel(variant: Variant, layout: OperandLayout) -> list[str]:
     """Write a kernel that reads a and b from memory, four k a step."""
-    a, b = operands(layout)
+    a, b = make_operands(layout)
     rows, columns, splits = variant.rows, variant.columns, variant.splits
     threads = variant.down * variant.across
     # Neighbours in memory go to neighbour threads: if b lies along k these are the splits.
@@ -26,7 +26,7 @@ def direct(variant: Variant, layout: OperandLayout) -> list[str]:
         split, spot = f"lane % {splits}u", f"lane / {splits}u"
     places, loads = _load_a(variant, a)
     lines = [
-        *head(variant),
+        *begin_main(variant),
         f"  let split = {split};",
         f"  let spot = {spot};",
         f"  let m0 = m_tile + spot / {variant.across}u * {rows}u;",
@@ -43,23 +43,23 @@ def direct(variant: Variant, layout: OperandLayout) -> list[str]:
     for s in range(4):
         for j in range(columns // 4):
             four = (
-                column([f"w{4 * j + r}" for r in range(4)], s)
+                component_vector([f"w{4 * j + r}" for r in range(4)], s)
                 if b.along_k
                 else b.load(f"place_b{4 * j}", f"at + {s}u")
             )
             body.append(f"    let b{j}_{s} = {four};")
     fours = -(-rows // 4)
     for s in range(4):
-        for i, j in vectors(variant):
+        for i, j in sum_vectors(variant):
             scalar = f"a{i}.{XYZW[s]}" if a.along_k else f"a{s * fours + i // 4}.{XYZW[i % 4]}"
             body.append(f"    c{i}_{j} = fma(vec4<f32>({scalar}), b{j}_{s}, c{i}_{j});")
-    lines += loop(variant, layout, "split * 4u", body)
+    lines += write_k_loop(variant, layout, "split * 4u", body)
     if splits > 1:
-        count = variant.threads * len(vectors(variant))
+        count = variant.threads * len(sum_vectors(variant))
         memory = f"var<workgroup> partial: array<vec4<f32>, {count}>;"
         return [memory, *lines, *_add_splits(variant)]
     stores = [
-        f"  store(origin_c, m0 + {i}u, n0 + {4 * j}u, c{i}_{j});" for i, j in vectors(variant)
+        f"  store(origin_c, m0 + {i}u, n0 + {4 * j}u, c{i}_{j});" for i, j in sum_vectors(variant)
     ]
     return [*lines, *stores]
 
@@ -83,14 +83,14 @@ def _load_a(variant: Variant, a: Operand) -> tuple[list[str], list[str]]:
 
 def _add_splits(variant: Variant) -> list[str]:
     """Write the sums of all splits, then add and store them, one vector a thread at a time."""
-    own = len(vectors(variant))
+    own = len(sum_vectors(variant))
     count = variant.across * own
     fours = variant.columns // 4
     return [
         f"  let mine = (split * {variant.across}u + spot) * {own}u;",
         *(
             f"  partial[mine + {number}u] = c{i}_{j};"
-            for number, (i, j) in enumerate(vectors(variant))
+            for number, (i, j) in enumerate(sum_vectors(variant))
         ),
         "  workgroupBarrier();",
         f"  for (var v = lane; v < {count}u; v += {variant.threads}u) {{",

@@ -66,7 +66,7 @@ class Operand:
         return f"select(vec4<f32>(0.0), {four}, {at} < k)"
 
 
-def operands(layout: OperandLayout) -> tuple[Operand, Operand]:
+def make_operands(layout: OperandLayout) -> tuple[Operand, Operand]:
     """Return a and b."""
     return (
         Operand("a", not layout.trans_a, layout.wide_a, layout.ragged),
@@ -74,7 +74,7 @@ def operands(layout: OperandLayout) -> tuple[Operand, Operand]:
     )
 
 
-def head(variant: Variant) -> list[str]:
+def begin_main(variant: Variant) -> list[str]:
     """Begin `main`: the workgroup's tile and batch item.
 
     Neighbours in the grid share columns: b, often the larger, then stays in the cache. Parameters
@@ -95,11 +95,11 @@ def head(variant: Variant) -> list[str]:
         f"  let m_tile = index % tiles % tall * {rows}u;",
         f"  let n_tile = index % tiles / tall * {columns}u;",
         *(f"  let origin_{name} = p.offset_{name} + z * p.stride_{name};" for name in "abc"),
-        *(f"  var c{i}_{j} = vec4<f32>(0.0);" for i, j in vectors(variant)),
+        *(f"  var c{i}_{j} = vec4<f32>(0.0);" for i, j in sum_vectors(variant)),
     ]
 
 
-def loop(variant: Variant, layout: OperandLayout, start: str, body: list[str]) -> list[str]:
+def write_k_loop(variant: Variant, layout: OperandLayout, start: str, body: list[str]) -> list[str]:
     """Write the loop over k, `at`, around a body that adds to the sums.
 
     The gradient of the logits of a real vocabulary has one large element among 50,000 to 150,000
@@ -113,22 +113,22 @@ def loop(variant: Variant, layout: OperandLayout, start: str, body: list[str]) -
     some = PARTIAL * variant.splits
     return [
         f"  for (var part = 0u; part < k; part += {some}u) {{",
-        *(f"  let sum{i}_{j} = c{i}_{j};" for i, j in vectors(variant)),
-        *(f"  c{i}_{j} = vec4<f32>(0.0);" for i, j in vectors(variant)),
+        *(f"  let sum{i}_{j} = c{i}_{j};" for i, j in sum_vectors(variant)),
+        *(f"  c{i}_{j} = vec4<f32>(0.0);" for i, j in sum_vectors(variant)),
         f"  let part_end = min(part + {some}u, k);",
         f"  for (var at = part + {start}; at < part_end; at += {step}u) {{",
         *body,
         "  }",
-        *(f"  c{i}_{j} += sum{i}_{j};" for i, j in vectors(variant)),
+        *(f"  c{i}_{j} += sum{i}_{j};" for i, j in sum_vectors(variant)),
         "  }",
     ]
 
 
-def vectors(variant: Variant) -> list[tuple[int, int]]:
+def sum_vectors(variant: Variant) -> list[tuple[int, int]]:
     """Return the row and the four columns of every vector of sums that a thread keeps."""
     return [(i, j) for i in range(variant.rows) for j in range(variant.columns // 4)]
 
 
-def column(names: list[str], component: int) -> str:
+def component_vector(names: list[str], component: int) -> str:
     """Return the vector of one component of four vectors."""
     return f"vec4<f32>({', '.join(f'{name}.{XYZW[component]}' for name in names)})"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cache
 
 from trainer.replica.wgpu.gpu.array import Array
-from trainer.replica.wgpu.gpu.graph import Graph, spread
+from trainer.replica.wgpu.gpu.graph import Graph, spread_workgroups
 from trainer.replica.wgpu.kernels.gemm.choice import choose_variant
-from trainer.replica.wgpu.kernels.gemm.direct import direct
+from trainer.replica.wgpu.kernels.gemm.direct import write_direct_kernel
 from trainer.replica.wgpu.kernels.gemm.parts import LONG, OperandLayout
-from trainer.replica.wgpu.kernels.gemm.tiled import tiled
+from trainer.replica.wgpu.kernels.gemm.tiled import write_tiled_kernel
 from trainer.replica.wgpu.kernels.gemm.variants import Product, Variant
-from trainer.replica.wgpu.kernels.source import source
+from trainer.replica.wgpu.kernels.source import kernel_source
 
 
 def gemm(
@@ -66,18 +66,22 @@ def gemm(
     groups = -(-m // tile_rows) * -(-n // tile_columns) * batch
     arrays = [a, b, *([b.scales] if b.scales else []), c]
     label = f"gemm {product.form} {chosen.name}"
-    graph.add(label, gemm_code(chosen, layout), arrays, params, spread(groups))
+    graph.add(label, gemm_code(chosen, layout), arrays, params, spread_workgroups(groups))
 
 
 @cache
 def gemm_code(variant: Variant, layout: OperandLayout) -> str:
     """Return the code of one kernel; its bindings are a, b, (scales of b,) c, parameters."""
-    body = tiled(variant, layout) if variant.kind == "tiled" else direct(variant, layout)
+    body = (
+        write_tiled_kernel(variant, layout)
+        if variant.kind == "tiled"
+        else write_direct_kernel(variant, layout)
+    )
     parts = ["gemm_params", *_operand_parts(layout), "grid"]
     if layout.kind_b == "nf4":
         parts.append("nf4_table" if variant.kind == "tiled" else "nf4_chosen")
-    pieces = [source(part).strip() for part in parts]
-    return "\n".join([*pieces, *_bindings(layout), *body, "}", ""])
+    pieces = [kernel_source(part).strip() for part in parts]
+    return "\n".join([*pieces, *_write_bindings(layout), *body, "}", ""])
 
 
 def _operand_parts(layout: OperandLayout) -> list[str]:
@@ -90,7 +94,7 @@ def _operand_parts(layout: OperandLayout) -> list[str]:
     ]
 
 
-def _bindings(layout: OperandLayout) -> list[str]:
+def _write_bindings(layout: OperandLayout) -> list[str]:
     packed = "vec2<u32>" if layout.kind_b == "bf16" and layout.wide_b else "u32"
     floats = {True: "vec4<f32>", False: "f32"}
     element_b = floats[layout.wide_b] if layout.kind_b == "f32" else packed

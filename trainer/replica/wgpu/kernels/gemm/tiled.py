@@ -6,11 +6,11 @@ from trainer.replica.wgpu.kernels.gemm.parts import (
     XYZW,
     Operand,
     OperandLayout,
-    column,
-    head,
-    loop,
-    operands,
-    vectors,
+    begin_main,
+    component_vector,
+    make_operands,
+    sum_vectors,
+    write_k_loop,
 )
 from trainer.replica.wgpu.kernels.gemm.variants import Variant
 
@@ -18,42 +18,42 @@ _UNROLLED = 8
 """k of one round of the inner loop."""
 
 
-def tiled(variant: Variant, layout: OperandLayout) -> list[str]:
+def write_tiled_kernel(variant: Variant, layout: OperandLayout) -> list[str]:
     """Write a kernel whose workgroup copies tiles of a and b into workgroup memory.
 
     Copies and products are unrolled, which saves rounds of loops. llvmpipe ends a thread's loops,
     without an error, after 65,535 rounds in all: k / 8 + k / depth leave room for any vocabulary.
     """
-    a, b = operands(layout)
+    a, b = make_operands(layout)
     rows, columns = variant.tile
     depth, down, across = variant.depth, variant.down, variant.across
     # A thread's fours are `down` and `across` fours apart, so that neighbours read neighbours.
     body = [
-        *_fill(variant, a, "m_tile", rows // 4),
-        *_fill(variant, b, "n_tile", columns // 4),
+        *_write_tile_copy(variant, a, "m_tile", rows // 4),
+        *_write_tile_copy(variant, b, "n_tile", columns // 4),
         "    workgroupBarrier();",
         f"    for (var step = 0u; step < {depth}u; step += {_UNROLLED}u) {{",
-        *(line for s in range(_UNROLLED) for line in _multiply(variant, f"(step + {s}u)")),
+        *(line for s in range(_UNROLLED) for line in _write_products(variant, f"(step + {s}u)")),
         "    }",
         "    workgroupBarrier();",
     ]
     return [
         f"var<workgroup> tile_a: array<vec4<f32>, {depth * rows // 4}>;",
         f"var<workgroup> tile_b: array<vec4<f32>, {depth * columns // 4}>;",
-        *head(variant),
+        *begin_main(variant),
         f"  let tx = lane % {across}u;",
         f"  let ty = lane / {across}u;",
         *_fill_table(layout, variant),
-        *loop(variant, layout, "0u", body),
+        *write_k_loop(variant, layout, "0u", body),
         *(
             f"  store(origin_c, m_tile + (ty + {i // 4 * down}u) * 4u + {i % 4}u,"
             f" n_tile + (tx + {j * across}u) * 4u, c{i}_{j});"
-            for i, j in vectors(variant)
+            for i, j in sum_vectors(variant)
         ),
     ]
 
 
-def _multiply(variant: Variant, step: str) -> list[str]:
+def _write_products(variant: Variant, step: str) -> list[str]:
     """Write the products of one k of the tiles."""
     rows, columns = variant.tile
     return [
@@ -68,7 +68,7 @@ def _multiply(variant: Variant, step: str) -> list[str]:
         ),
         *(
             f"        c{i}_{j} = fma(vec4<f32>(a{i // 4}.{XYZW[i % 4]}), b{j}, c{i}_{j});"
-            for i, j in vectors(variant)
+            for i, j in sum_vectors(variant)
         ),
         "      }",
     ]
@@ -83,25 +83,25 @@ def _fill_table(layout: OperandLayout, variant: Variant) -> list[str]:
     ]
 
 
-def _fill(variant: Variant, operand: Operand, start: str, fours: int) -> list[str]:
+def _write_tile_copy(variant: Variant, operand: Operand, start: str, fours: int) -> list[str]:
     """Write the copy of one tile, [k][four of x] in workgroup memory."""
     tile, depth = f"tile_{operand.name}", variant.depth
     if not operand.along_k:
         place = operand.place(f"{start} + t % {fours}u * 4u")
         load = operand.load(place, f"at + t / {fours}u")
-        return _share(variant.threads, depth * fours, [f"      {tile}[t] = {load};"])
+        return _write_item_loop(variant.threads, depth * fours, [f"      {tile}[t] = {load};"])
     steps = depth // 4
     lines = [f"      let step = t % {steps}u * 4u;", f"      let four = t / {steps}u;"]
     for r in range(4):
         place = operand.place(f"{start} + four * 4u + {r}u")
         lines.append(f"      let r{r} = {operand.load(place, 'at + step')};")
     for s in range(4):
-        line = column(["r0", "r1", "r2", "r3"], s)
+        line = component_vector(["r0", "r1", "r2", "r3"], s)
         lines.append(f"      {tile}[(step + {s}u) * {fours}u + four] = {line};")
-    return _share(variant.threads, fours * steps, lines)
+    return _write_item_loop(variant.threads, fours * steps, lines)
 
 
-def _share(threads: int, items: int, lines: list[str]) -> list[str]:
+def _write_item_loop(threads: int, items: int, lines: list[str]) -> list[str]:
     """Write lines for the items `t` of a thread, every `threads`-th one."""
     shared: list[str] = []
     for first in range(0, items, threads):
