@@ -41,7 +41,7 @@ from trainer.distill.teacher.scoring import Teacher
 from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.distill.teacher.windows import UnscoredWindow
 from trainer.model.files import resolve_model
-from trainer.model.gguf.source import source_of
+from trainer.model.gguf.source import find_source
 
 VOCAB_SIZE = 151_936
 """Of Qwen3."""
@@ -198,7 +198,7 @@ def engines(report: Report, arguments: argparse.Namespace) -> None:
         "torch bf16": lambda: TorchEngine(model, torch.bfloat16),
         "openvino int8": lambda: OpenVinoEngine(model, "bfloat16", threads=1),
     }
-    if (source := source_of(model)) is not None:
+    if (source := find_source(model)) is not None:
         openers["gguf"] = lambda: GgufEngine(source, threads=1)
     known = {name: openers[name]() for name in arguments.only or openers}
     own = np.arange(next(iter(known.values())).vocab_size, dtype=np.int32)

@@ -36,7 +36,7 @@ from typing import Any
 import psutil
 from rig.report import Ratio, Report, skip
 
-from trainer.data.order import epoch_order
+from trainer.data.order import permute_epoch
 
 ROWS, RATE, RANK, SEED = 4, 1e-4, 16, 0
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -267,7 +267,7 @@ def _rows(options: argparse.Namespace) -> list[tuple[list[int], list[int]]]:
         end = len(ids) - ids[::-1].index(tokenizer.eos_token_id)
         labels = [-100] * len(prompt) + ids[len(prompt) : end] + [-100] * (len(ids) - end)
         found.append((ids, labels))
-    return [found[place] for place in epoch_order(SEED, 0, len(found))]
+    return [found[place] for place in permute_epoch(SEED, 0, len(found))]
 
 
 def _now() -> tuple[float, float]:

@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainer.data.samples import read_samples
-from trainer.model.hf_export import safetensors_pieces
+from trainer.model.hf_export import iter_safetensors
 from trainer.model.initialization import WEIGHT_STD, random_weights
 from trainer.system.errors import InputError
 from trainer.system.storage.new_folder import check_new, write_new
@@ -75,7 +75,7 @@ def init_model(data: Path, output: Path, sizes: ModelSizes | None = None, seed: 
         "generation_config.json": [_pretty({"eos_token_id": 0, "pad_token_id": 1})],
         "tokenizer.json": [tokenizer.to_str(pretty=True).encode()],
         "tokenizer_config.json": [_pretty(tokenizer_config(sizes.max_position_embeddings))],
-        "model.safetensors": safetensors_pieces(weights, {"format": "pt"}),
+        "model.safetensors": iter_safetensors(weights, {"format": "pt"}),
     }
     return write_new(output, files)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from benchmarks.rig import training
 from benchmarks.rig.interface import counted
 from benchmarks.rig.member import Commands
-from trainer.data.order import epoch_order
+from trainer.data.order import permute_epoch
 from trainer.exchange.protocol.schedule import StepPlan
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
@@ -194,7 +194,7 @@ def train(spec: CollectiveSpec, group: Group) -> dict[str, Any]:
     state = TrainState.create(initial_weights(layout, model, config))
     optimizer = AdamW(config.optimizer, layout)
     samples = training.RandomSamples(spec.batch * spec.steps)
-    order = epoch_order(config.training.seed, 0, len(samples))
+    order = permute_epoch(config.training.seed, 0, len(samples))
     gradient, stamps = np.empty(layout.size, np.float32), list[dict[str, float]]()
     share, weight, total = spec.batch // spec.world, spec.batch * (training.LENGTH - 1), 0.0
     under_way: list[Callable[[], object]] = []

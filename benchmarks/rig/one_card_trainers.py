@@ -226,7 +226,8 @@ def _with_adapters(model: Any, job: Job) -> Any:
         ),
     )
     tensors = {
-        slot.name: weights[slot.start : slot.stop].view(slot.shape) for slot in layout.tensors()
+        slot.name: weights[slot.start : slot.stop].view(slot.shape)
+        for slot in layout.iter_tensors()
     }
     found = set_peft_model_state_dict(model, tensors)
     assert not found.unexpected_keys, found.unexpected_keys

@@ -16,7 +16,7 @@ from pathlib import Path
 from meetings.ami import read_corpus
 from meetings.generator import generate
 
-from trainer.data.corpus import write
+from trainer.data.corpus import write_corpus
 from trainer.system.errors import InputError
 
 
@@ -38,7 +38,7 @@ def main() -> None:
                 "validation": list(generate("validation", options.validation_count, options.seed)),
             }
         lines = {name: (meeting.as_json() for meeting in found) for name, found in parts.items()}
-        folder = write(options.output, lines)
+        folder = write_corpus(options.output, lines)
     except InputError as error:
         sys.exit(f"generate: {error}")
     print(f"{folder}: " + ", ".join(f"{len(found)} {name}" for name, found in parts.items()))

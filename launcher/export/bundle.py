@@ -30,7 +30,7 @@ from launcher.export.job import (
 )
 from launcher.export.target import Target, check_strategy
 from launcher.transfer.wheel import wheel_to_push
-from trainer.checkpoint.reader import FOLDER, SHARDED, complete_checkpoints, owner_of, step_of
+from trainer.checkpoint.reader import FOLDER, SHARDED, complete_checkpoints, read_owner, read_step
 from trainer.config.run import RunConfig
 from trainer.data.sources import HUB
 from trainer.model.files import local_model
@@ -184,7 +184,7 @@ def _hand_over(run_id: str, config: RunConfig, output: Path) -> int:
         return 0
     if (home / METRICS).is_file():
         shutil.copyfile(home / METRICS, output / METRICS)
-    return max(map(step_of, made))
+    return max(map(read_step, made))
 
 
 def _link_or_copy(source: str, target: str) -> None:
@@ -198,8 +198,8 @@ def _link_or_copy(source: str, target: str) -> None:
 def _newest_checkpoint(folder: Path, run_id: str) -> Path | None:
     """Return a run's newest complete checkpoint, whole or in parts; None if there is none."""
     found = [*complete_checkpoints(folder), *complete_checkpoints(folder / SHARDED)]
-    own = [path for path in found if owner_of(path) == run_id]
-    return max(own, key=step_of, default=None)
+    own = [path for path in found if read_owner(path) == run_id]
+    return max(own, key=read_step, default=None)
 
 
 def _bring_checkpoints(source: Path, target: Path, run_id: str) -> list[Path]:
@@ -221,11 +221,11 @@ def _bring_checkpoints(source: Path, target: Path, run_id: str) -> list[Path]:
         link = source / pointer
         # A name alone is taken from a link: it leads nowhere but into its folder.
         path = source / link.readlink().name if link.is_symlink() else None
-        if path in complete_checkpoints(source) and owner_of(path) == run_id:
+        if path in complete_checkpoints(source) and read_owner(path) == run_id:
             wanted.setdefault(path, False)
             pointed[pointer] = path.name
     made: list[Path] = []
-    for path, in_parts in sorted(wanted.items(), key=lambda one: step_of(one[0])):
+    for path, in_parts in sorted(wanted.items(), key=lambda one: read_step(one[0])):
         parent = target / SHARDED if in_parts else target
         parent.mkdir(parents=True, exist_ok=True)
         made.append(_copy_checkpoint(path, parent))

@@ -26,7 +26,7 @@ import numpy as np
 from tests.cluster.half_blocks import fail, halves
 from tests.trainer.data.datasets import load_dataset
 from trainer.config import run
-from trainer.data.order import epoch_order
+from trainer.data.order import permute_epoch
 from trainer.data.tokens import Dataset, Encoded
 from trainer.exchange.protocol import wire
 from trainer.exchange.protocol.messages import Message, ShardAssignment, ShardResult
@@ -111,7 +111,7 @@ def expected_moments(run_file: Path) -> tuple[np.ndarray, np.ndarray]:
     first, second = np.zeros(inputs.layout.size), np.zeros(inputs.layout.size)
     done = 0
     for epoch in range(settings.training.epochs):
-        order = epoch_order(seed, epoch, len(train))
+        order = permute_epoch(seed, epoch, len(train))
         for start in range(0, len(train), size):
             if done == (settings.training.max_steps or math.inf):
                 break

@@ -27,7 +27,7 @@ from trainer.config.run import load_config
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.evaluate.results import read_evaluations
 from trainer.evaluate.scoring import score
-from trainer.model.initialization import initial_weights, uniform
+from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
 from trainer.replica.backend import Compute
@@ -61,7 +61,7 @@ class Trainee:
         return CheckpointStore(place, self.layout, self.config, self.bench.model)
 
     def save(self, store: CheckpointStore, step: int) -> Path:
-        noise = uniform(step, "noise", self.weights.size, 0.01)
+        noise = draw_uniform(step, "noise", self.weights.size, 0.01)
         zeros = np.zeros_like(self.weights)
         state = TrainState(self.weights + noise, zeros, zeros.copy(), step=step)
         tree = self.config.model_dump(mode="json")

@@ -78,7 +78,7 @@ def test_f_dp_003_in_a_gradient(seed: int, step: int, rank: int, element: int, v
     block = next(block for block in problem().layout.blocks if element < block.stop)
     cluster.workers[rank].poison = (block.index, element - block.start, value)
     run_until(cluster, seed + 1, None)
-    tensor = problem().layout.tensor_at(block.index, element - block.start)
+    tensor = problem().layout.find_tensor(block.index, element - block.start)
     reason = assert_halted(cluster, cluster.step)
     assert cluster.step in (step, step + 1)
     assert f"step {cluster.step + 1}: rank {rank} sent {value} " in reason

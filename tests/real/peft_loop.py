@@ -92,7 +92,7 @@ class PeftLoop:
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad
         }
-        slots = {_plain(slot.name): slot for slot in layout.tensors()}
+        slots = {_plain(slot.name): slot for slot in layout.iter_tensors()}
         assert slots.keys() == trained.keys(), slots.keys() ^ trained.keys()
         self._trained = [(slot, trained[name]) for name, slot in slots.items()]
         self.size = layout.size

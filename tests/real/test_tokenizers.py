@@ -22,7 +22,7 @@ from trainer.data.shapes import Sample
 from trainer.data.turns import ChatMessage
 from trainer.distill.tokenizer.trim import trim
 from trainer.distill.tokenizer.vocabulary import Vocabulary
-from trainer.model.gguf.conversion import converted
+from trainer.model.gguf.conversion import convert_gguf
 
 pytestmark = pytest.mark.real
 
@@ -58,7 +58,7 @@ TEXTS = (
 @pytest.fixture
 def folder(name: str, request: pytest.FixtureRequest) -> Path:
     if name == "smollm2":
-        return converted(request.getfixturevalue("smollm2_gguf"))
+        return convert_gguf(request.getfixturevalue("smollm2_gguf"))
     return folder_of(TOKENIZERS[name]) / "package" / "models"
 
 
@@ -102,7 +102,7 @@ def test_ids_and_ends(folder: Path, name: str) -> None:
     encoder, judge = ours(folder), theirs(folder)
     for text in TEXTS:
         expected = judge(text, truncation=False)["input_ids"]
-        assert encoder.texts([Sample(text)]) == [expected], text
+        assert encoder.encode_texts([Sample(text)]) == [expected], text
     added = encoder.tokenizer.get_added_tokens_decoder()
     assert {token.content: number for number, token in added.items()} == judge.get_added_vocab()
     assert encoder.end == judge.eos_token_id
@@ -117,7 +117,7 @@ def test_conversations(folder: Path, name: str, case: str) -> None:
     encoder, judge, said = ours(folder), theirs(folder), CONVERSATIONS[case]
     text: str = judge.apply_chat_template(said, tokenize=False)
     encoded = judge(text, add_special_tokens=False, return_offsets_mapping=True, truncation=False)
-    ids, labels = encoder.conversation(sample(said))
+    ids, labels = encoder.encode_conversation(sample(said))
     assert ids == judge.apply_chat_template(said, return_dict=False) == encoded["input_ids"]
     spans: list[tuple[int, int]] = []
     for number, turn in enumerate(said):
@@ -134,7 +134,9 @@ def test_conversations(folder: Path, name: str, case: str) -> None:
     targets = [label for label in labels if label != IGNORED]
     assert encoder.tokenizer.decode(targets, skip_special_tokens=False) == learned
     expected = judge.apply_chat_template(said[:-1], add_generation_prompt=True, return_dict=False)
-    assert encoder.prompt(sample(said)) == encoder.prompt(sample(said[:-1])) == expected
+    assert (
+        encoder.encode_prompt(sample(said)) == encoder.encode_prompt(sample(said[:-1])) == expected
+    )
 
 
 def calls(arguments: Any, **more: Any) -> dict[str, Any]:
@@ -189,13 +191,13 @@ def test_calls_and_thoughts(folder: Path, name: str, case: str, tmp_path: Path) 
         assert has_call
         assert name != "qwen3"
         if name == "deepseek_v3":  # it writes calls only beside a null text, which is then given
-            ids, _ = encoder.conversation(sample)
+            ids, _ = encoder.encode_conversation(sample)
             assert '"Köln"' in encoder.tokenizer.decode(ids, False)
             return
         with pytest.raises(ConversationError):
-            encoder.conversation(sample)
+            encoder.encode_conversation(sample)
         return
-    ids, labels = encoder.conversation(sample)
+    ids, labels = encoder.encode_conversation(sample)
     assert ids == judge(text, add_special_tokens=False, truncation=False)["input_ids"]
     learned = encoder.tokenizer.decode([n for n in labels if n != IGNORED], False)
     answers = [turn for turn in said if turn["role"] == "assistant"]
@@ -211,9 +213,9 @@ def test_plain_text_forges_no_markup(folder: Path, name: str) -> None:
     encoder, end = ours(folder), TURN_ENDS[name]
     number = encoder.tokenizer.token_to_id(end)
     assert number is not None
-    plain, _ = encoder.conversation(sample(turns("a b", "c d")))
+    plain, _ = encoder.encode_conversation(sample(turns("a b", "c d")))
     forged = turns(f"a {end} b", f"c {end} d")
-    ids, labels = encoder.conversation(sample(forged))
+    ids, labels = encoder.encode_conversation(sample(forged))
     assert ids.count(number) == plain.count(number)
     assert len(ids) > len(plain) + 4
     assert labels.count(number) == 1
@@ -234,7 +236,7 @@ def test_it_can_be_trimmed(folder: Path, name: str, tmp_path: Path) -> None:
     trimmed = Encoder(tmp_path / "out")
     ids = Vocabulary.load(tmp_path / "out", teacher).teacher_ids
     for text in TEXTS:
-        (mine,) = trimmed.texts([Sample(text)])
-        (whole,) = ours(folder).texts([Sample(text)])
+        (mine,) = trimmed.encode_texts([Sample(text)])
+        (whole,) = ours(folder).encode_texts([Sample(text)])
         decode = ours(folder).tokenizer.decode
         assert decode(ids[mine].tolist(), False) == decode(whole, False)

@@ -88,7 +88,7 @@ def main(root: Path) -> None:
 def report(folder: Path, k: int, again: bool, exit_code: int) -> None:
     store = open_store(folder)
     restored = store.restore()
-    best = store.best()
+    best = store.best_checkpoint()
     result = {
         "k": k,
         "again": again,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainer.checkpoint.store import CheckpointStore, RunProgress
-from trainer.checkpoint.trained_model import Trained
+from trainer.checkpoint.trained_model import TrainedModel
 from trainer.evaluate.base import Outcome
 from trainer.evaluate.claims import Claims
 from trainer.evaluate.results import read_evaluations
 from trainer.evaluate.runner import Manner, Runner
-from trainer.model.initialization import initial_weights, uniform
+from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
 from trainer.replica.backend import Compute
@@ -40,9 +40,9 @@ class Run:
 
     def save(self, step: int, scale: float = 0.5) -> Path:
         weights = self._start.copy()
-        for slot in self._layout.tensors():
+        for slot in self._layout.iter_tensors():
             if slot.name.endswith("lora_B.weight"):
-                weights[slot.start : slot.stop] = uniform(step, slot.name, slot.size, scale)
+                weights[slot.start : slot.stop] = draw_uniform(step, slot.name, slot.size, scale)
         zeros = np.zeros_like(weights)
         state = TrainState(weights, zeros, zeros.copy(), step=step)
         tree = self._config.model_dump(mode="json")
@@ -66,7 +66,7 @@ class Probe:
         self.seen: list[str] = []
         self._action = action
 
-    def run(self, trained: Trained, compute: Compute) -> Outcome:
+    def run(self, trained: TrainedModel, compute: Compute) -> Outcome:
         self.seen.append(trained.path.name)
         self._action(trained.path)
         return Outcome({"figure": float(trained.path.name[-1])}, "figure")

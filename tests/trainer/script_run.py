@@ -11,7 +11,7 @@ import torch
 
 from trainer.config.run import SCRIPT, RunConfig, load_config
 from trainer.config.script import read_script
-from trainer.data.order import epoch_order
+from trainer.data.order import permute_epoch
 from trainer.optimizer.learning_rate import compute_learning_rate
 from trainer.run.composition import roles
 from trainer.tracking.metrics import read_metrics
@@ -101,7 +101,7 @@ def plain_losses(path: Path, config: RunConfig) -> tuple[np.ndarray, torch.nn.Mo
     steps = epochs * len(data) // size
     found: list[float] = []
     for epoch in range(epochs):
-        order = epoch_order(config.training.seed, epoch, len(data))
+        order = permute_epoch(config.training.seed, epoch, len(data))
         for start in range(0, len(data), size):
             samples = [data[int(index)] for index in order[start : start + size]]
             for group in optimizer.param_groups:

@@ -19,9 +19,9 @@ from trainer.checkpoint.module_patterns import values_by_pattern
 from trainer.checkpoint.reader import RUN_FILE, RunProgress, read_progress
 from trainer.model.class_names import read_class_names
 from trainer.model.expert_parameters import AdaptedParameter
-from trainer.model.families import family_of
+from trainer.model.families import find_family
 from trainer.model.files import resolve_model, weights_digest
-from trainer.model.formats import adapter_way_in, template_files
+from trainer.model.formats import find_adapter_conversion, template_files
 from trainer.model.header_layout import read_stored
 from trainer.model.hf_export import (
     ADAPTER_CONFIG,
@@ -136,7 +136,7 @@ class LoraPair:
         """The number of rows of A."""
         return self.down.shape[0]
 
-    def applied_to(self, weight: np.ndarray) -> np.ndarray:
+    def apply_to(self, weight: np.ndarray) -> np.ndarray:
         """Return the changed weight, fp32 `[out, in]`."""
         delta = np.float32(self.scale) * (read_tensor(self.up) @ read_tensor(self.down))
         changed = weight + delta
@@ -158,7 +158,7 @@ class ParameterPair:
     up: TensorHeader
     """B of all experts, `[out, r * experts]`."""
 
-    def delta(self, expert: int) -> np.ndarray:
+    def expert_delta(self, expert: int) -> np.ndarray:
         """Return what is added to an expert's weight, fp32 `[out, in]`."""
         count = self.target.experts
         down = read_tensor(self.down).reshape(count, self.rank, -1)[expert]
@@ -167,7 +167,7 @@ class ParameterPair:
 
     def stacked_delta(self) -> np.ndarray:
         """Return what is added to the parameter that holds all experts, or to a router's."""
-        deltas = np.stack([self.delta(expert) for expert in range(self.target.experts)])
+        deltas = np.stack([self.expert_delta(expert) for expert in range(self.target.experts)])
         return deltas.swapaxes(1, 2) if self.target.transposed else deltas
 
 
@@ -233,18 +233,19 @@ def open_adapter(path: Path, base: str | None = None) -> tuple[Adapter, list[str
         atomic_folder.verify_folder(path)
         progress = read_progress(path)
     where = path / ADAPTER_CONFIG
-    tree, unknown = _settings(where), UnknownKeys(ADAPTER_KEYS)
+    tree, unknown = _read_settings(where), UnknownKeys(ADAPTER_KEYS)
     unknown.add(tree)
     lines = [f"{where}: {line}"] if (line := unknown.report()) else []
-    if not (path / ADAPTER_FILE).exists() and (other := adapter_way_in(path)):
+    if not (path / ADAPTER_FILE).exists() and (other := find_adapter_conversion(path)):
         raise InputError(f"{path}: {other}")
     headers = read_file_headers(path / ADAPTER_FILE)
     named = tree.get("base_model_name_or_path")
     if not base and not isinstance(named, str):
         raise InputError(f"{where}: names no base model; give it with --base")
     parameters = tree.get("target_parameters")
-    targets = _targets(where, parameters, resolve_model(base or str(named))) if parameters else {}
-    pairs, experts, saved, tokens = _places(path / ADAPTER_FILE, tree, headers, targets)
+    base_dir = resolve_model(base or str(named)) if parameters else where
+    targets = _map_targets(where, parameters, base_dir) if parameters else {}
+    pairs, experts, saved, tokens = _locate_tensors(path / ADAPTER_FILE, tree, headers, targets)
     task = _TASKS[tree["task_type"]]
     if task == "classify" and "score.weight" not in saved:
         raise InputError(f"{path / ADAPTER_FILE}: has no score.weight, so no classifier")
@@ -261,7 +262,7 @@ def open_adapter(path: Path, base: str | None = None) -> tuple[Adapter, list[str
     return found, lines
 
 
-def _targets(where: Path, names: Any, base_dir: Path) -> dict[str, AdaptedParameter]:
+def _map_targets(where: Path, names: Any, base_dir: Path) -> dict[str, AdaptedParameter]:
     """Return the parameters that `target_parameters` names, by the modules of their adapters.
 
     Raises:
@@ -270,13 +271,13 @@ def _targets(where: Path, names: Any, base_dir: Path) -> dict[str, AdaptedParame
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError(f"{where}: target_parameters must be a list of names, got {names!r}")
     tree = read_config(base_dir)
-    if family_of(tree, str(base_dir / "config.json")).code != "transformers":
+    if find_family(tree, str(base_dir / "config.json")).code != "transformers":
         raise InputError(
             f"{where}: target_parameters is read for experts alone, which {base_dir} has not;"
             " merge it with PEFT (merge_and_unload) and give the merged model"
         )
     stored = read_stored(base_dir, read_headers(base_dir))
-    return {target.module: target for _, target in stored.named_parameters(names)}
+    return {target.module: target for _, target in stored.find_named_parameters(names)}
 
 
 def _compare_base(path: Path, base: str | None, named: Any, base_dir: Path) -> list[str]:
@@ -296,7 +297,7 @@ def _compare_base(path: Path, base: str | None, named: Any, base_dir: Path) -> l
     return []
 
 
-def _settings(where: Path) -> dict[str, Any]:
+def _read_settings(where: Path) -> dict[str, Any]:
     tree = read_object(where)
     if tree.get("peft_type") != "LORA" or tree.get("task_type") not in _TASKS:
         raise InputError(f"{where}: only LoRA adapters of SEQ_CLS or CAUSAL_LM can be read")
@@ -315,7 +316,7 @@ def _settings(where: Path) -> dict[str, Any]:
     return tree
 
 
-def _places(
+def _locate_tensors(
     file: Path,
     tree: Mapping[str, Any],
     headers: Mapping[str, TensorHeader],
@@ -345,7 +346,7 @@ def _places(
             parts.setdefault(match["module"], {})[match["part"].partition(".weight")[0]] = header
         elif plain.endswith(_TOKENS):
             module = plain.removesuffix(_TOKENS)
-            tokens[module] = _rows(file, name, tree, module), header
+            tokens[module] = _read_rows(file, name, tree, module), header
         elif name.startswith(PREFIX) and re.fullmatch(r"(?!.*\.lora_).+\.(weight|bias)", plain):
             saved[plain.replace(".base_layer.", ".").replace(".modules_to_save.", ".")] = header
         else:
@@ -365,17 +366,17 @@ def _places(
         if (target := targets.get(module)) is not None:
             rank = found["A"].shape[0] // target.experts
             shapes = found["A"].shape, found["B"].shape
-            if shapes != target.shapes(rank):
+            if shapes != target.factor_shapes(rank):
                 raise InputError(
                     f"{file}: lora_A and lora_B of {module}, {shapes[0]} and {shapes[1]}, do not"
                     f" fit {target.experts} experts of {[target.rows, target.columns]}"
                 )
-            scale = _scale(file, tree, target.parameter, rank, ranks, alphas)
+            scale = _compute_scale(file, tree, target.parameter, rank, ranks, alphas)
             pair = ParameterPair(target, rank, scale, found["A"], found["B"])
             experts[target.parameter] = pair
             continue
         pairs[module] = LoraPair(
-            _scale(file, tree, module, found["A"].shape[0], ranks, alphas),
+            _compute_scale(file, tree, module, found["A"].shape[0], ranks, alphas),
             found["A"],
             found["B"],
             found.get("B.bias"),
@@ -394,7 +395,7 @@ def _places(
     return pairs, experts, saved, tokens
 
 
-def _rows(file: Path, name: str, tree: Mapping[str, Any], module: str) -> tuple[int, ...]:
+def _read_rows(file: Path, name: str, tree: Mapping[str, Any], module: str) -> tuple[int, ...]:
     """Return the tokens whose rows a tensor holds."""
     given = tree.get("trainable_token_indices")
     if isinstance(given, dict):
@@ -404,7 +405,7 @@ def _rows(file: Path, name: str, tree: Mapping[str, Any], module: str) -> tuple[
     return tuple(given)
 
 
-def _scale(
+def _compute_scale(
     file: Path,
     tree: Mapping[str, Any],
     module: str,

@@ -15,14 +15,14 @@ import numpy as np
 from trainer.checkpoint.adapter import Adapter
 from trainer.checkpoint.generation_file import generation_file
 from trainer.config.run import RunConfig, load_config
-from trainer.model.expert_parameters import expert_place
+from trainer.model.expert_parameters import find_expert_slice
 from trainer.model.families import BIASED_BY, text_config
 from trainer.model.hf_export import (
     MODEL_CONFIG,
     MODEL_FILE,
-    companions,
-    encode,
-    file_pieces,
+    companion_files,
+    encode_values,
+    iter_file,
     safetensors_header,
 )
 from trainer.model.initialization import read_tensor
@@ -37,7 +37,7 @@ _HEAD = "lm_head"
 _MERGE_IT = "merge it with PEFT (merge_and_unload) and give the merged model"
 
 
-def merge(adapter: Adapter, output: Path) -> Path:
+def merge_adapter(adapter: Adapter, output: Path) -> Path:
     """Write base and adapter as one model and return its folder; it appears whole or not at all.
 
     Each weight keeps the base's dtype, and a new one takes that of the embedding.
@@ -70,9 +70,9 @@ def merged_files(adapter: Adapter, dtype: str | None = None) -> Files:
     Raises:
         InputError: a tensor of the adapter has no place in the base.
     """
-    merged = _Merged(adapter, dtype)
+    merged = _MergedModel(adapter, dtype)
     files: Files = {}
-    found = companions(merged.config, adapter.base_dir, adapter.tokenizer_dir)
+    found = companion_files(merged.config, adapter.base_dir, adapter.tokenizer_dir)
     if adapter.task == "causal-lm":
         found |= generation_file(adapter.base_dir, adapter.tokenizer_dir)
     for name, content in found.items():
@@ -80,11 +80,11 @@ def merged_files(adapter: Adapter, dtype: str | None = None) -> Files:
             assert isinstance(content, bytes)
             tree = {**json.loads(content), **merged.changes}
             content = (json.dumps(tree, indent=2) + "\n").encode()
-        files[name] = file_pieces(content) if isinstance(content, Path) else [content]
-    return {**files, MODEL_FILE: merged.pieces()}
+        files[name] = iter_file(content) if isinstance(content, Path) else [content]
+    return {**files, MODEL_FILE: merged.iter_chunks()}
 
 
-class _Merged:
+class _MergedModel:
     """The tensors of the merged model, computed as they are written."""
 
     def __init__(self, adapter: Adapter, dtype: str | None) -> None:
@@ -110,15 +110,15 @@ class _Merged:
         self.changes: dict[str, Any] = {}
         if self._tied:
             self._base.pop(f"{_HEAD}.weight", None)  # the embedding counts
-            self._untie()
+            self._untie_head()
         if adapter.task == "classify":
             self._base.pop(f"{_HEAD}.weight", None)
         self._shapes = {name: header.shape for name, header in self._base.items()}
         self._take_saved(() if family.biased else family.keys)
-        self.dtype = self._dtype(self._table)
+        self.dtype = self._find_dtype(self._table)
         self.changes["dtype"] = _TORCH_NAMES[self.dtype]
 
-    def _untie(self) -> None:
+    def _untie_head(self) -> None:
         """Give a tied model the head that its adapter trained apart, or leave it tied."""
         adapter = self._adapter
         if any(name in adapter.pairs for name in (self._embedding, _HEAD)):
@@ -157,7 +157,7 @@ class _Merged:
                     raise InputError(f"{where}a vector of {module} does not fit its linear")
             if pair.bias is not None and f"{module}.bias" not in self._shapes:
                 self._add_biases(module, keys)
-        self._resize()
+        self._resize_vocabulary()
         for name, header in adapter.saved.items():
             if self._shapes.get(name) != header.shape:
                 held = self._shapes.get(name)
@@ -173,7 +173,7 @@ class _Merged:
             if table is not None and not all(0 <= row < table[0] for row in rows):
                 raise InputError(f"{where}trainable_token_indices go beyond {module}'s {table[0]}")
 
-    def _resize(self) -> None:
+    def _resize_vocabulary(self) -> None:
         """Take the number of tokens from tables that the adapter saved whole.
 
         Its embedding was resized, for tokens of its own (axolotl, TRL's `setup_chat_format`).
@@ -209,14 +209,14 @@ class _Merged:
             if kind == "weight" and part.rpartition(".")[2] in BIASED_BY[key]:
                 self._shapes.setdefault(f"{part}.bias", (self._shapes[name][0],))
 
-    def pieces(self) -> Iterator[bytes | memoryview]:
+    def iter_chunks(self) -> Iterator[bytes | memoryview]:
         """Yield a safetensors file."""
-        dtypes = {name: self._dtype(name) for name in self._shapes}
+        dtypes = {name: self._find_dtype(name) for name in self._shapes}
         yield safetensors_header(self._shapes, {"format": "pt"}, dtypes)
         for name, dtype in dtypes.items():
-            yield encode(self._values(name), dtype)
+            yield encode_values(self._merge_tensor(name), dtype)
 
-    def _values(self, name: str) -> np.ndarray:
+    def _merge_tensor(self, name: str) -> np.ndarray:
         """Return a merged tensor in fp32, which holds F16 and BF16 exactly."""
         adapter, stored = self._adapter, self._base.get(name)
         module, _, kind = name.rpartition(".")
@@ -229,12 +229,12 @@ class _Merged:
         pair = adapter.pairs.get(module)
         if pair is not None and kind == "weight":
             transposed = self._transposed
-            values = pair.applied_to(values.T).T if transposed else pair.applied_to(values)
-        if (place := expert_place(self._family, name)) is not None:
+            values = pair.apply_to(values.T).T if transposed else pair.apply_to(values)
+        if (place := find_expert_slice(self._family, name)) is not None:
             expert = adapter.parameters.get(place.parameter)
             if expert is not None:
                 first = place.part * len(values)
-                values = values + expert.delta(place.expert)[first : first + len(values)]
+                values = values + expert.expert_delta(place.expert)[first : first + len(values)]
         elif (expert := adapter.parameters.get(name)) is not None:
             values = values + expert.stacked_delta().reshape(values.shape)
         if pair is not None and kind == "bias" and pair.bias is not None:
@@ -245,7 +245,7 @@ class _Merged:
             values[list(rows)] = read_tensor(header)
         return values
 
-    def _dtype(self, name: str) -> str:
+    def _find_dtype(self, name: str) -> str:
         if self._dtype_of_all is not None:
             return self._dtype_of_all
         stored = self._base.get(name)

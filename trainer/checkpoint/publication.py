@@ -21,7 +21,7 @@ from trainer.checkpoint.reader import RUN_FILE, read_run
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE
 from trainer.config.run import SCRIPT, RunConfig
 from trainer.model.formats import lasting_name
-from trainer.model.hf_export import ADAPTER_CONFIG, CLASSIFIER_CONFIG, file_pieces
+from trainer.model.hf_export import ADAPTER_CONFIG, CLASSIFIER_CONFIG, iter_file
 from trainer.system.commandline.markdown_text import code_block, code_span, escape_markdown
 from trainer.system.errors import StorageError
 from trainer.system.regular_file import read_file
@@ -59,7 +59,7 @@ def write_publication(checkpoint: Path, config: RunConfig, model_dir: Path) -> P
                     os.link(checkpoint / name, writer.prepare_path(name))
                     writer.adopt_file(name, record)
                 except OSError:  # another file system, or one without links
-                    writer.write_file(name, file_pieces(checkpoint / name))
+                    writer.write_file(name, iter_file(checkpoint / name))
             for name, text in texts.items():
                 writer.write_file(name, [text.encode()])
             return writer.publish()
@@ -125,11 +125,11 @@ def model_card(run: Mapping[str, Any], config: RunConfig, model_dir: Path) -> st
         f"---\n{yaml.safe_dump(about, sort_keys=False, width=1 << 16)}---\n\n"
         f"# {escape_markdown(config.name)}\n\n{what}, trained with Motley"
         f" {__version__}. Its licence is for you to choose: add `license:` above.{local}\n\n"
-        f"| | |\n|---|---|\n{rows}\n{code_block(_use(config, base or found), 'python')}\n"
+        f"| | |\n|---|---|\n{rows}\n{code_block(_usage_lines(config, base or found), 'python')}\n"
     )
 
 
-def _use(config: RunConfig, base: str) -> list[str]:
+def _usage_lines(config: RunConfig, base: str) -> list[str]:
     """Return the lines of Python that load the folder, from inside it."""
     auto = "Sequence" + "Classification" if config.task == "classify" else "CausalLM"
     auto = f"AutoModelFor{auto}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from blake3 import blake3
 
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
-from trainer.model.formats import way_in
+from trainer.model.formats import find_conversion
 from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE
 from trainer.optimizer.adamw import TrainState, Vector
 from trainer.optimizer.early_stopping import ValidationHistory
@@ -97,7 +97,7 @@ def find_checkpoint(path: Path) -> Path:
             with suppress(StorageError):
                 verify_folder(candidate)
                 return candidate
-    other = way_in(path) if path.is_dir() else None
+    other = find_conversion(path) if path.is_dir() else None
     raise InputError(f"{path}: {other or 'holds no intact checkpoint'}")
 
 
@@ -122,7 +122,7 @@ def load_checkpoint(path: Path, layout: GradientLayout) -> tuple[TrainState, Run
     """
     with pin_folder(path):
         stored, progress = open_checkpoint(path, layout)
-        vectors = map(stored.whole, get_args(Vector))
+        vectors = map(stored.read_vector, get_args(Vector))
         return TrainState(*vectors, step=progress.step), progress
 
 
@@ -172,11 +172,11 @@ def step_folders(folder: Path) -> list[Path]:
     # Not `glob` and `is_dir`: of a share that fails, newer Pythons' say that nothing is there.
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         found = [Path(entry) for entry in entries if _NUMBERED.match(entry.name) and entry.is_dir()]
-        return sorted(found, key=step_of, reverse=True)
+        return sorted(found, key=read_step, reverse=True)
     return []
 
 
-def step_of(path: Path) -> int:
+def read_step(path: Path) -> int:
     """Return the step in a step folder's name."""
     return int(path.name.removeprefix("step-"))
 
@@ -199,7 +199,7 @@ def checkpoint_digest(path: Path) -> str:
         return blake3(read_file(path / MANIFEST)).hexdigest()
 
 
-def owner_of(path: Path) -> str | None:
+def read_owner(path: Path) -> str | None:
     """Return the id of the run that wrote a checkpoint, if it can be read."""
     try:
         return read_progress(path).run_id
@@ -216,7 +216,7 @@ def best_checkpoint(folder: Path) -> Path | None:
         with suppress(StorageError):
             metric = read_run(path).get("metric")
             if metric is not None:
-                rated.append((metric, -step_of(path), path))
+                rated.append((metric, -read_step(path), path))
     return max(rated)[-1] if rated else None
 
 

@@ -11,8 +11,8 @@ from trainer.checkpoint.reader import (
     RUN_FILE,
     SHARDED,
     complete_checkpoints,
-    owner_of,
-    step_of,
+    read_owner,
+    read_step,
 )
 from trainer.checkpoint.store import CheckpointStore, Found, RunProgress
 from trainer.config.run import SCRIPT, RunConfig
@@ -120,15 +120,15 @@ def continue_run(
     """
     restored = restore(run_id)
     reached = -1 if restored is None else restored.progress.step
-    sharded = newest_of(store.folder / SHARDED, run_id)
-    if sharded is not None and step_of(sharded) > reached:
+    sharded = newest_checkpoint(store.folder / SHARDED, run_id)
+    if sharded is not None and read_step(sharded) > reached:
         raise InputError(
             f"{sharded}: the newest checkpoint is sharded, which only --distributed reads; resume"
             " with it, or give another -o for a new run"
         )
     if restored is None:
-        owner = store.owner()
-        owner = owner or next(map(owner_of, complete_checkpoints(store.folder / SHARDED)), None)
+        owner = store.read_owner()
+        owner = owner or next(map(read_owner, complete_checkpoints(store.folder / SHARDED)), None)
         if owner == run_id:
             raise InputError(
                 f"{store.folder}: no checkpoint of this run is intact (the log says why); restore "
@@ -145,9 +145,9 @@ def continue_run(
     return restored
 
 
-def newest_of(folder: Path, run_id: str) -> Path | None:
+def newest_checkpoint(folder: Path, run_id: str) -> Path | None:
     """Return a run's newest complete checkpoint in a folder."""
-    return next((path for path in complete_checkpoints(folder) if owner_of(path) == run_id), None)
+    return next((path for path in complete_checkpoints(folder) if read_owner(path) == run_id), None)
 
 
 def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, job: Identity) -> None:
@@ -164,7 +164,7 @@ def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, job: Id
         what = f"its model has changed (other weights in {config.model.path})"
     elif progress.model != job.model:
         what = f"its model has changed (other config or tokenizer in {config.model.path})"
-    elif changes := _settings_of(path, progress).list_changes(config):
+    elif changes := _read_settings(path, progress).list_changes(config):
         what = f"its settings have changed ({', '.join(changes)})"
     else:
         return
@@ -174,7 +174,7 @@ def refuse_changes(path: Path, progress: RunProgress, config: RunConfig, job: Id
     )
 
 
-def _settings_of(path: Path, progress: RunProgress) -> RunConfig:
+def _read_settings(path: Path, progress: RunProgress) -> RunConfig:
     try:
         return build_settings(RunConfig, progress.config, {}, path / RUN_FILE)
     except InputError as error:

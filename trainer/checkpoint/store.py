@@ -33,17 +33,17 @@ from trainer.checkpoint.reader import (
     linked_checkpoint,
     load_checkpoint,
     open_checkpoint,
-    owner_of,
+    read_owner,
     read_progress,
     read_run,
     step_folders,
 )
-from trainer.checkpoint.retention import older_ones, prune
+from trainer.checkpoint.retention import describe_older, prune_checkpoints
 from trainer.checkpoint.stored_state import OPTIMIZER_FILE, StoredState
 from trainer.config.run import SCRIPT
 from trainer.model.hf_export import (
     BASE_DIGEST,
-    companions,
+    companion_files,
     raw_bytes,
     safetensors_header,
     weights_file,
@@ -114,7 +114,7 @@ class CheckpointStore:
         self._disk = disk or Disk()
         self._model_dir = model_dir
         tokenizer_dir = find_tokenizer(model_dir, config.model.adapter)
-        beside = {} if config.task == SCRIPT else companions(config, model_dir, tokenizer_dir)
+        beside = {} if config.task == SCRIPT else companion_files(config, model_dir, tokenizer_dir)
         if config.task not in ("classify", SCRIPT):
             beside |= generation_file(model_dir, tokenizer_dir)
         # Read now: the model's folder may change while the run goes on.
@@ -148,26 +148,27 @@ class CheckpointStore:
         if metric is not None and not math.isfinite(metric):
             metric = None
         name = f"step-{progress.step:06d}"
-        improves = metric is not None and self._improves(metric)
+        improves = metric is not None and self._is_better(metric)
         try:
-            path = self._publish(name, snapshot, progress, metric)
-            self._point("latest", name)
-            if improves or (metric is not None and self.best() == path):
-                self._point("best", name)
+            path = self._write_folder(name, snapshot, progress, metric)
+            self._point_link("latest", name)
+            if improves or (metric is not None and self.best_checkpoint() == path):
+                self._point_link("best", name)
         except OSError as error:
             if self.lease:
                 self.lease.check_held(at_once=True)
             reason = error.strerror or str(error)
             raise StorageError(
-                f"{self.folder / name}: checkpoint not saved: {reason}; {older_ones(self.folder)}"
+                f"{self.folder / name}: checkpoint not saved: {reason};"
+                f" {describe_older(self.folder)}"
             ) from None
         finally:
             snapshot.close()
         try:
-            linked = (self.best(), linked_checkpoint(self.folder, BEST_EVALUATED))
+            linked = (self.best_checkpoint(), linked_checkpoint(self.folder, BEST_EVALUATED))
             keep_last = self._config.checkpoint.keep_last
             also = [kept for kept in linked if kept]
-            prune(self._disk, path, progress.run_id, keep_last, also, self._workspace)
+            prune_checkpoints(self._disk, path, progress.run_id, keep_last, also, self._workspace)
             for folder in {self.folder, self._workspace}:  # left by a failed save
                 removal.sweep_leftovers(self._disk, folder)
         except OSError as error:  # the checkpoint is safe; the next save prunes again
@@ -179,21 +180,21 @@ class CheckpointStore:
         if self.lease:
             self.lease.release()
 
-    def latest(self) -> Path | None:
+    def latest_checkpoint(self) -> Path | None:
         """Return the newest complete checkpoint (sizes checked, bytes not)."""
         return next(iter(complete_checkpoints(self.folder)), None)
 
-    def best(self) -> Path | None:
+    def best_checkpoint(self) -> Path | None:
         """Return the checkpoint with the best metric, if it is complete."""
         return best_checkpoint(self.folder)
 
-    def publish(self) -> Path | None:
+    def write_publication(self) -> Path | None:
         """Write the folder to publish from the best checkpoint, else the newest.
 
         Raises:
             StorageError: it cannot be written.
         """
-        found = self.best() or self.latest()
+        found = self.best_checkpoint() or self.latest_checkpoint()
         return found and write_publication(found, self._config, self._model_dir)
 
     def load(self, path: Path) -> tuple[TrainState, RunProgress]:
@@ -210,18 +211,18 @@ class CheckpointStore:
 
         Newer ones that are damaged are logged and named in `rejected`.
         """
-        return self._newest(run_id, load_checkpoint, Restored)
+        return self._find_newest(run_id, load_checkpoint, Restored)
 
     def reopen(self, run_id: str) -> Reopened | None:
         """Return the same to be read in pieces; this process must hold the lease meanwhile."""
-        return self._newest(run_id, open_checkpoint, Reopened)
+        return self._find_newest(run_id, open_checkpoint, Reopened)
 
-    def owner(self) -> str | None:
+    def read_owner(self) -> str | None:
         """Return the id of the run that wrote the newest complete checkpoint."""
-        newest = self.latest()
-        return owner_of(newest) if newest else None
+        newest = self.latest_checkpoint()
+        return read_owner(newest) if newest else None
 
-    def _newest(
+    def _find_newest(
         self,
         run_id: str | None,
         read: Callable[[Path, GradientLayout], tuple[State, RunProgress]],
@@ -240,7 +241,7 @@ class CheckpointStore:
             return found(path, progress, tuple(rejected), state)
         return None
 
-    def _publish(
+    def _write_folder(
         self, name: str, snapshot: SavedState, progress: RunProgress, metric: float | None
     ) -> Path:
         run = {
@@ -250,18 +251,18 @@ class CheckpointStore:
             "layout": self._layout.digest,
             "weights": snapshot.digest,
         }
-        if run["weights"] is not None and self._holds(self.folder / name, run):
+        if run["weights"] is not None and self._is_saved(self.folder / name, run):
             return self.folder / name
         writer = FolderWriter(self._disk, self.folder, name, self._workspace)
         try:
-            slots = (*self._layout.tensors(), *self._frozen)
+            slots = (*self._layout.iter_tensors(), *self._frozen)
             shapes = {slot.name: slot.shape for slot in slots}
             hashing = blake3()
             writer.write_file(
                 weights_file(self._config),
                 chain(
-                    [safetensors_header(shapes, self._about(progress))],
-                    _hashed(map(raw_bytes, snapshot.iter_chunks("weights")), hashing),
+                    [safetensors_header(shapes, self._weights_metadata(progress))],
+                    _hash_chunks(map(raw_bytes, snapshot.iter_chunks("weights")), hashing),
                     map(raw_bytes, self._frozen_pieces()),
                 ),
             )
@@ -288,32 +289,32 @@ class CheckpointStore:
             for slot in self._frozen:
                 yield initial_tensor(headers, seed, slot)
 
-    def _about(self, progress: RunProgress) -> dict[str, str]:
+    def _weights_metadata(self, progress: RunProgress) -> dict[str, str]:
         """Return the metadata of the weights: of an adapter also which base it belongs to."""
         about = {"format": "pt"}
         if self._config.method == "lora" and progress.base is not None:
             about[BASE_DIGEST] = progress.base
         return about
 
-    def _point(self, pointer: str, name: str) -> None:
+    def _point_link(self, pointer: str, name: str) -> None:
         atomic_folder.point_link(self._disk, self.folder, pointer, name, self._workspace)
 
-    def _holds(self, path: Path, run: dict[str, Any]) -> bool:
+    def _is_saved(self, path: Path, run: dict[str, Any]) -> bool:
         """Whether this checkpoint was already saved and is intact."""
         try:
             return path.exists() and bool(verify_folder(path)) and read_run(path) == run
         except StorageError:
             return False
 
-    def _improves(self, metric: float) -> bool:
+    def _is_better(self, metric: float) -> bool:
         try:
-            known = read_run(best).get("metric") if (best := self.best()) else None
+            known = read_run(best).get("metric") if (best := self.best_checkpoint()) else None
         except StorageError:
             known = None  # damaged: not compared
         return known is None or metric > known
 
 
-def _hashed(pieces: Iterable[memoryview], hashing: blake3) -> Iterator[memoryview]:
+def _hash_chunks(pieces: Iterable[memoryview], hashing: blake3) -> Iterator[memoryview]:
     for piece in pieces:
         hashing.update(piece)
         yield piece

@@ -47,10 +47,10 @@ class StoredState:
         }
         flat = (layout.size,)
         moments = {"first_moment": flat, "second_moment": flat}
-        shapes = {slot.name: slot.shape for slot in layout.tensors()}
-        self._begins = _begins(weights, shapes) | _begins(optimizer, moments)
+        shapes = {slot.name: slot.shape for slot in layout.iter_tensors()}
+        self._begins = _read_offsets(weights, shapes) | _read_offsets(optimizer, moments)
 
-    def read(
+    def read_slice(
         self, vector: Vector, slot: TensorSlot, first: int, target: NDArray[np.float32]
     ) -> None:
         """Fill contiguous fp32 `[n]` with a tensor's elements from `first` on.
@@ -62,21 +62,21 @@ class StoredState:
         element = first if vector == "weights" else slot.start + first
         path = self._files[vector]
         with convert_read_errors(path, StorageError), open_file(path) as file:
-            _fill(file.fileno(), path, begin + _BYTES * element, target)
+            _read_into(file.fileno(), path, begin + _BYTES * element, target)
 
-    def whole(self, vector: Vector) -> NDArray[np.float32]:
+    def read_vector(self, vector: Vector) -> NDArray[np.float32]:
         """Return a vector, fp32 `[layout.size]`.
 
         Raises:
             StorageError: the file cannot be read.
         """
         flat = np.empty(self._layout.size, np.float32)
-        for slot in self._layout.tensors():
-            self.read(vector, slot, 0, flat[slot.start : slot.stop])
+        for slot in self._layout.iter_tensors():
+            self.read_slice(vector, slot, 0, flat[slot.start : slot.stop])
         return flat
 
 
-def _begins(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def _read_offsets(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """Return where each fp32 tensor begins in a file."""
     try:
         headers = read_file_headers(path)
@@ -91,7 +91,7 @@ def _begins(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]
     return {name: headers[name].begin for name in shapes}
 
 
-def _fill(descriptor: int, path: Path, offset: int, target: NDArray[np.float32]) -> None:
+def _read_into(descriptor: int, path: Path, offset: int, target: NDArray[np.float32]) -> None:
     memory = target.view(np.uint8).data
     while memory:
         count = os.preadv(descriptor, [memory], offset)

@@ -27,7 +27,7 @@ from trainer.config.run import RunConfig, load_config
 from trainer.model.architecture import fit_length
 from trainer.model.class_names import read_class_names
 from trainer.model.expert_parameters import FUSED, converted_targets
-from trainer.model.families import family_of
+from trainer.model.families import find_family
 from trainer.model.files import resolve_model, weights_digest
 from trainer.model.formats import gguf_file
 from trainer.model.hf_export import (
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A trained model, ready for a replica."""
 
     path: Path
@@ -74,7 +74,7 @@ class Trained:
         """The folder of the tokenizer that it was trained with."""
         return self.adapter_tokenizer or self.base_dir
 
-    def encoder(self, today: str | None = None) -> Encoder:
+    def open_encoder(self, today: str | None = None) -> Encoder:
         """Return the model's tokenizer with its layout of samples.
 
         Args:
@@ -94,7 +94,7 @@ def load_trained(
     base: str | None = None,
     max_seq_len: int | None = None,
     lost_text: LostText | None = None,
-) -> Trained:
+) -> TrainedModel:
     """Return what an output folder (its best checkpoint), checkpoint, adapter or model holds.
 
     An adapter that is more than LoRA on the linears that Motley trains is merged into the cache.
@@ -109,20 +109,20 @@ def load_trained(
         InputError: the folder holds none of them, or its base is missing or differs.
         StorageError: a checkpoint is damaged.
     """
-    trained = _load(path, base, max_seq_len)
+    trained = _load_model(path, base, max_seq_len)
     if lost_text is None:
         return trained
     return replace(trained, config=trained.config.with_settings({"data.lost_text": lost_text}))
 
 
-def _load(path: Path, base: str | None, max_seq_len: int | None) -> Trained:
+def _load_model(path: Path, base: str | None, max_seq_len: int | None) -> TrainedModel:
     if gguf_file(path) is not None:
-        return replace(_load(resolve_model(str(path)), base, max_seq_len), path=path)
+        return replace(_load_model(resolve_model(str(path)), base, max_seq_len), path=path)
     if find_adapter(path) is not None:
         adapter, lines = open_adapter(path, base)
         for line in lines:
             log.warning("%s", line)
-        return _adapter(adapter, max_seq_len)
+        return _load_adapter(adapter, max_seq_len)
     if not any((path / name).is_file() for name in (MODEL_CONFIG, RUN_FILE)):
         path = find_checkpoint(path)
     progress: RunProgress | None = None
@@ -133,12 +133,12 @@ def _load(path: Path, base: str | None, max_seq_len: int | None) -> Trained:
     return replace(_model(path, run, max_seq_len), progress=progress)
 
 
-def _adapter(adapter: Adapter, max_seq_len: int | None) -> Trained:
+def _load_adapter(adapter: Adapter, max_seq_len: int | None) -> TrainedModel:
     progress, path = adapter.progress, adapter.path
     run = progress.config if progress is not None else {}
     linears = {module.rpartition(".")[2] for module in adapter.pairs}
     rank = max((pair.rank for pair in adapter.pairs.values()), default=1)
-    family = family_of(read_config(adapter.base_dir), str(adapter.base_dir))
+    family = find_family(read_config(adapter.base_dir), str(adapter.base_dir))
     fused = [name for name, to in converted_targets(family).items() if to == FUSED]
     experts = set(adapter.parameters)
     for name, pair in adapter.parameters.items():
@@ -158,7 +158,7 @@ def _adapter(adapter: Adapter, max_seq_len: int | None) -> Trained:
         "lora.use_rslora": bool(adapter.tree.get("use_rslora")),
         "lora.target_modules": sorted(linears),
         "lora.target_parameters": sorted(experts) or None,
-        **_of_data(run, max_seq_len),
+        **_data_settings(run, max_seq_len),
     }
     for key in ("dtype", "quantization"):
         settings[f"model.{key}"] = (run.get("model") or {}).get(key)
@@ -171,8 +171,10 @@ def _adapter(adapter: Adapter, max_seq_len: int | None) -> Trained:
     if layout is None or not _fits(layout, adapter):
         return replace(_merged(adapter, run, max_seq_len), progress=progress, path=path)
     weights = np.zeros(layout.size, dtype=np.float32)
-    _place(weights, layout, adapter, config.lora)
-    return Trained(path, config, adapter.base_dir, layout, weights, progress, adapter.tokenizer_dir)
+    _copy_adapter(weights, layout, adapter, config.lora)
+    return TrainedModel(
+        path, config, adapter.base_dir, layout, weights, progress, adapter.tokenizer_dir
+    )
 
 
 def starting_weights(layout: GradientLayout, model_dir: Path, config: RunConfig) -> np.ndarray:
@@ -199,16 +201,16 @@ def starting_weights(layout: GradientLayout, model_dir: Path, config: RunConfig)
             " lora.lora_rank, lora.target_modules and lora.layers_to_transform so that all are"
             " there, or merge it into the base"
         )
-    _place(weights, layout, adapter, config.lora)
+    _copy_adapter(weights, layout, adapter, config.lora)
     return weights
 
 
-def _place(
+def _copy_adapter(
     weights: np.ndarray, layout: GradientLayout, adapter: Adapter, lora: LoraSettings
 ) -> None:
     """Set what an adapter has in flat weights; other elements stay."""
     experts = {pair.target.module: pair for pair in adapter.parameters.values()}
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         if (values := _slot_values(slot, adapter, experts, lora)) is not None:
             weights[slot.start : slot.stop].reshape(slot.shape)[tuple(map(slice, values.shape))] = (
                 values
@@ -217,7 +219,9 @@ def _place(
 
 def _fits(layout: GradientLayout, adapter: Adapter) -> bool:
     """Whether every tensor of an adapter has a slot, of its shape up to the rank."""
-    slots = {language_name(slot.name.removeprefix(PREFIX)): slot.shape for slot in layout.tensors()}
+    slots = {
+        language_name(slot.name.removeprefix(PREFIX)): slot.shape for slot in layout.iter_tensors()
+    }
     for module, pair in adapter.pairs.items():
         down, up = (slots.get(f"{module}.lora_{part}.weight") for part in "AB")
         if down is None or up is None or pair.rank > down[0]:
@@ -254,7 +258,7 @@ def _slot_values(
     return up if pair.scale == scale else up * np.float32(pair.scale / scale)
 
 
-def _merged(adapter: Adapter, run: dict[str, Any], max_seq_len: int | None) -> Trained:
+def _merged(adapter: Adapter, run: dict[str, Any], max_seq_len: int | None) -> TrainedModel:
     """Return a full model, merged in fp32 into the cache."""
     hasher = blake3(weights_digest(adapter.base_dir).encode())
     for name in (ADAPTER_CONFIG, ADAPTER_FILE):
@@ -266,7 +270,7 @@ def _merged(adapter: Adapter, run: dict[str, Any], max_seq_len: int | None) -> T
     return _model(folder, run, max_seq_len)
 
 
-def _model(path: Path, run: dict[str, Any], max_seq_len: int | None) -> Trained:
+def _model(path: Path, run: dict[str, Any], max_seq_len: int | None) -> TrainedModel:
     headers = read_headers(path)
     head = stored_name(headers, "score.weight")
     names = str(read_config(path).get("architectures"))
@@ -282,14 +286,14 @@ def _model(path: Path, run: dict[str, Any], max_seq_len: int | None) -> Trained:
             "num_classes": None if head is None else headers[head].shape[0],
             "class_names": (head and read_class_names(read_config(path))) or None,
             "model.path": str(path),
-            **_of_data(run, max_seq_len),
+            **_data_settings(run, max_seq_len),
         },
     )
     config = fit_length(config, path)
-    return Trained(path, config, path, build_layout(path, config), weights=None)
+    return TrainedModel(path, config, path, build_layout(path, config), weights=None)
 
 
-def _of_data(run: dict[str, Any], max_seq_len: int | None) -> dict[str, Any]:
+def _data_settings(run: dict[str, Any], max_seq_len: int | None) -> dict[str, Any]:
     """Return the settings of data with which a run's model is used."""
     data = run.get("data") or {}
     return {

@@ -19,7 +19,7 @@ def merge(adapter: Path, output: Path, base: str | None) -> None:
     """Merge ADAPTER (or an output folder, or a checkpoint) into its base model."""
     from trainer.checkpoint.adapter import open_adapter
     from trainer.checkpoint.merge_lora import describe_left_out
-    from trainer.checkpoint.merge_lora import merge as write
+    from trainer.checkpoint.merge_lora import merge_adapter as write
     from trainer.system.process.slow_log import log_if_slow
 
     with log_if_slow("merging"):

@@ -14,7 +14,7 @@ from trainer.system.commandline.number import Threads
 from trainer.system.commandline.options import PATH, Command, combine_options
 
 if TYPE_CHECKING:
-    from trainer.checkpoint.trained_model import Trained
+    from trainer.checkpoint.trained_model import TrainedModel
     from trainer.replica.backend import Compute
     from trainer.run.distributed.inference import Ranks
 
@@ -106,7 +106,7 @@ def open_ranks(parallel: str | None, compute: Compute) -> AbstractContextManager
     return Ranks(parallel, compute)
 
 
-def teller(doing: str, trained: Trained, ranks: Ranks | None) -> Callable[[str, str], None]:
+def teller(doing: str, trained: TrainedModel, ranks: Ranks | None) -> Callable[[str, str], None]:
     """Return what prints where a model computes, and why no earlier device was taken."""
 
     def tell(device: str, reason: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from trainer.data.values import BadLineError, shown
+from trainer.data.values import BadLineError, format_value
 
 _OF_PRODIGY = frozenset(("reject", "ignore"))
 _REJECTED = frozenset(
@@ -29,14 +29,14 @@ _APPROVALS = frozenset(("accepted", "approved", "is_accepted", "is_approved", "i
 
 def is_status(key: str) -> bool:
     """Return whether a key may hold a status."""
-    return bool(_rejecting(key))
+    return bool(_rejecting_values(key))
 
 
 def find_rejections(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys and values of an object that say that it was rejected."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
-        if words := _rejecting(key):
+        if words := _rejecting_values(key):
             values = value if isinstance(value, list) else [value]
             if any(str(each).strip().lower() in words for each in values):
                 found[key] = value
@@ -51,13 +51,13 @@ def check_accepted(tree: Mapping[str, Any]) -> None:
     """
     for key, value in find_rejections(tree).items():
         raise BadLineError(
-            f"'{key[:40]}' is {shown(value)}: the line was not accepted, so it is not learned;"
-            " remove such lines, or the key if it says something else"
+            f"'{key[:40]}' is {format_value(value)}: the line was not accepted, so it is not"
+            " learned; remove such lines, or the key if it says something else"
         )
 
 
 @lru_cache(maxsize=1024)
-def _rejecting(key: str) -> frozenset[str]:
+def _rejecting_values(key: str) -> frozenset[str]:
     """Return the values of a key that reject a line, in lower case."""
     name = key.lower()
     if name == "answer":

@@ -49,14 +49,14 @@ def parquet_rows(
     with _damage_named(pa, place):
         # A row group may be as large as the file, so its pages are read as they are needed.
         file = parquet.ParquetFile(stream, buffer_size=PIECE, pre_buffer=False)
-        chosen = _choose(pa, file.schema_arrow, columns, place)
+        chosen = _choose_columns(pa, file.schema_arrow, columns, place)
         names = list(dict.fromkeys(chosen.values()))
         _check_sizes(file.metadata, set(names), place)
-        batches = _groups(parquet, file, stream, names, place)
-        yield from _rows(pa, batches, file.schema_arrow, chosen, columns, place)
+        batches = _iter_row_groups(parquet, file, stream, names, place)
+        yield from _iter_rows(pa, batches, file.schema_arrow, chosen, columns, place)
 
 
-def _groups(
+def _iter_row_groups(
     parquet: Any, file: Any, stream: BinaryIO, names: list[str], place: str
 ) -> Iterator[Any]:
     """Yield the rows of each row group, after its pages are found to be of a size to decode.
@@ -130,11 +130,11 @@ def arrow_rows(
                 raise InputError(f"{place}: is cut or damaged: it has no end mark; copy it again")
             _check_messages(stream, False, place)
             found = reader = pa.ipc.open_stream(stream)
-        chosen = _choose(pa, reader.schema, columns, place)
-        yield from _rows(pa, _parts(found), reader.schema, chosen, columns, place)
+        chosen = _choose_columns(pa, reader.schema, columns, place)
+        yield from _iter_rows(pa, _split_batches(found), reader.schema, chosen, columns, place)
 
 
-def _parts(batches: Iterator[Any]) -> Iterator[Any]:
+def _split_batches(batches: Iterator[Any]) -> Iterator[Any]:
     """Yield parts of batches; pyarrow itself does not check where their texts and lists end."""
     for batch in batches:
         batch.validate(full=True)
@@ -165,14 +165,16 @@ def _damage_named(pa: Any, place: str) -> Iterator[None]:
     try:
         yield
     except pa.ArrowException as error:
-        raise InputError(f"{place}: is cut or damaged: {_line(error)}; copy it again") from None
+        raise InputError(
+            f"{place}: is cut or damaged: {_error_line(error)}; copy it again"
+        ) from None
 
 
-def _line(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0].rstrip(".")
 
 
-def _choose(pa: Any, schema: Any, columns: Mapping[str, str], place: str) -> dict[str, str]:
+def _choose_columns(pa: Any, schema: Any, columns: Mapping[str, str], place: str) -> dict[str, str]:
     """Return the columns to decode, our name to the file's."""
     used = LINE_KEYS.used | LABELLED_KEYS.used | PAIR_KEYS.used
     wanted = used | LABELLED_KEYS.refused.keys()
@@ -221,7 +223,7 @@ def _check_sizes(metadata: Any, names: set[str], place: str) -> None:
                 )
 
 
-def _rows(
+def _iter_rows(
     pa: Any,
     batches: Iterator[Any],
     schema: Any,
@@ -238,7 +240,7 @@ def _rows(
     names = _class_names(schema, chosen.get(LABEL))
     source, number = f"{place}: row ", 0
     for batch in batches:
-        for row in _values(pa, batch, list(chosen.values()), f"{source}{number + 1}"):
+        for row in _iter_values(pa, batch, list(chosen.values()), f"{source}{number + 1}"):
             number += 1
             tree = dict(zip(chosen, row, strict=True))
             for ours, read in readers.items():
@@ -252,7 +254,7 @@ def _rows(
             yield Record(tree | others, source, number)
 
 
-def _values(pa: Any, batch: Any, names: list[str], place: str) -> Iterator[tuple[Any, ...]]:
+def _iter_values(pa: Any, batch: Any, names: list[str], place: str) -> Iterator[tuple[Any, ...]]:
     """Yield the values of each row of a batch, of which none is larger than a record may be.
 
     Raises:
@@ -272,7 +274,7 @@ def _values(pa: Any, batch: Any, names: list[str], place: str) -> Iterator[tuple
             source, _, first = place.rpartition(" ")
             for index in range(len(batch)):
                 row = batch.slice(index, 1)
-                yield from _values(pa, row, names, f"{source} {int(first) + index}")
+                yield from _iter_values(pa, row, names, f"{source} {int(first) + index}")
             return
     columns = [batch.column(name).to_pylist() for name in names]
     yield from zip(*columns, strict=True)

@@ -26,8 +26,8 @@ def unpacked_sizes(stream: BinaryIO, is_file: bool) -> Iterator[int]:
     """
     kept = 0
     try:
-        for at in _blocks(stream) if is_file else _one_after_another(stream):
-            kind, size = _unpacked(stream, at)
+        for at in _iter_blocks(stream) if is_file else _one_after_another(stream):
+            kind, size = _read_unpacked_size(stream, at)
             kept += size if kind == _DICTIONARY else 0
             yield kept if kind == _DICTIONARY else size
     except (struct.error, IndexError, OverflowError):
@@ -36,13 +36,13 @@ def unpacked_sizes(stream: BinaryIO, is_file: bool) -> Iterator[int]:
 
 def _one_after_another(stream: BinaryIO) -> Iterator[int]:
     at = 0
-    while found := _message(stream, at):
+    while found := _read_message(stream, at):
         yield at
         tree, body = found
         at = body + tree.long(3)
 
 
-def _blocks(stream: BinaryIO) -> Iterator[int]:
+def _iter_blocks(stream: BinaryIO) -> Iterator[int]:
     """Yield the places of a file's messages, which its end lists."""
     stream.seek(-10, 2)
     end = stream.tell()
@@ -56,7 +56,7 @@ def _blocks(stream: BinaryIO) -> Iterator[int]:
             yield struct.unpack_from("<q", footer.data, place)[0]
 
 
-def _message(stream: BinaryIO, at: int) -> tuple[_Table, int] | None:
+def _read_message(stream: BinaryIO, at: int) -> tuple[_Table, int] | None:
     """Return a message and where its body begins; None at the end."""
     stream.seek(at)
     (size,) = struct.unpack("<I", stream.read(4))
@@ -67,9 +67,9 @@ def _message(stream: BinaryIO, at: int) -> tuple[_Table, int] | None:
     return (_Table.root(stream.read(size)), stream.tell()) if size else None
 
 
-def _unpacked(stream: BinaryIO, at: int) -> tuple[int, int]:
+def _read_unpacked_size(stream: BinaryIO, at: int) -> tuple[int, int]:
     """Return the kind of a message, and what its buffers unpack to."""
-    found = _message(stream, at)
+    found = _read_message(stream, at)
     if found is None:
         return 0, 0
     message, body = found

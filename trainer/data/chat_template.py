@@ -45,7 +45,7 @@ from trainer.data.chat_marks import (
     layout,
     with_mark,
 )
-from trainer.data.lost_text import beginning, lost_text
+from trainer.data.lost_text import find_lost_text, shorten_text
 from trainer.data.tokenizer_folder import NAMES, TokenizerFolder
 from trainer.data.turn_forms import forms_of, template_turn, with_null, with_text, writes_python
 from trainer.data.turns import ChatMessage
@@ -161,7 +161,7 @@ class ChatTemplate:
         for number, found in answers.spans.items():
             learned = "".join(text[begin:end] for begin, end in found)
             if messages[number].target and (
-                words := lost_text(messages[number], RESERVED.sub("", learned))
+                words := find_lost_text(messages[number], RESERVED.sub("", learned))
             ):
                 return f"a part of turn {number + 1}, {words!r}"
         for tool in tools:
@@ -178,7 +178,7 @@ class ChatTemplate:
         if self._seen(read, tools, heard, asking) < len(heard):
             for number in heard:
                 if not self._seen(read, tools, [number], asking):
-                    return f"turn {number + 1}, {beginning(messages[number].content)!r}"
+                    return f"turn {number + 1}, {shorten_text(messages[number].content)!r}"
         return None
 
     def _seen(self, turns: list[Turn], tools: Tools, numbers: Sequence[int], asking: bool) -> int:

@@ -21,7 +21,7 @@ Lines = Iterable[dict[str, object]]
 
 
 def write_shell_safety(output: Path, count: int, validation_count: int, seed: int) -> Path:
-    """Write labelled scripts; see `write`."""
+    """Write labelled scripts; see `write_corpus`."""
 
     def lines(scripts: Iterable[Script]) -> Lines:
         return ({"input": script.text, "label": script.label} for script in scripts)
@@ -30,10 +30,10 @@ def write_shell_safety(output: Path, count: int, validation_count: int, seed: in
         "train": lines(generate("train", count, seed)),
         "validation": lines(generate("validation", validation_count, seed)),
     }
-    return write(output, parts)
+    return write_corpus(output, parts)
 
 
-def write(output: Path, parts: Mapping[str, Lines]) -> Path:
+def write_corpus(output: Path, parts: Mapping[str, Lines]) -> Path:
     """Write `NAME.jsonl` for each part into `output`, replacing an earlier corpus.
 
     Raises:
@@ -41,7 +41,7 @@ def write(output: Path, parts: Mapping[str, Lines]) -> Path:
         StorageError: the disk failed; an earlier corpus is unchanged.
     """
     output = output.resolve()
-    _check(output)
+    _check_output(output)
     prepare_folder(output.parent)
     writer: FolderWriter | None = None
     try:
@@ -61,7 +61,7 @@ def write(output: Path, parts: Mapping[str, Lines]) -> Path:
         raise
 
 
-def _check(output: Path) -> None:
+def _check_output(output: Path) -> None:
     """Check that only an empty folder or an earlier corpus is replaced, never other files."""
     if not output.exists():
         return

@@ -68,7 +68,9 @@ class DataFile(Protocol):
         """
         ...
 
-    def measure(self, encoder: Encoder, max_seq_len: int, budget: int | None = None) -> Measurement:
+    def measure_tokens(
+        self, encoder: Encoder, max_seq_len: int, budget: int | None = None
+    ) -> Measurement:
         """Count the tokens.
 
         Args:
@@ -92,7 +94,7 @@ class DataFile(Protocol):
         """Return how many samples are as one before, and how many texts have several labels."""
         ...
 
-    def digests(self) -> Digests:
+    def sample_digests(self) -> Digests:
         """Return the digests of the samples."""
         ...
 

@@ -16,7 +16,7 @@ from trainer.data.chat_marks import ConversationError
 from trainer.data.documents import Documents
 from trainer.data.encoded_rows import EncodedFile, is_large, open_encoded
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.formats import holds_records
+from trainer.data.formats import has_records
 from trainer.data.measurement import size_of
 from trainer.data.row_entry import NEVER_CUT, RowSettings
 from trainer.data.shapes import Sample
@@ -76,7 +76,7 @@ def _open_rows(
         if path.is_dir() and find_texts(path) is not None:
             return None
         found = find_data(path)
-        if found.piped or not all(holds_records(file, file.name) for file in found.files):
+        if found.piped or not all(has_records(file, file.name) for file in found.files):
             return None
         files += found.files
     if not is_large(files):
@@ -98,7 +98,7 @@ class EncodedDocuments:
         self._begins = [0, *accumulate(map(len, self._rows))]
         hasher = blake3()
         for rows in self._rows:
-            for batch in rows.column("digest"):
+            for batch in rows.iter_column("digest"):
                 hasher.update(b"".join(batch))
         self.digest = hasher.hexdigest()
 
@@ -108,7 +108,7 @@ class EncodedDocuments:
     def sizes(self) -> Iterator[int]:
         """Yield the bytes of each document's text."""
         for rows in self._rows:
-            for batch in rows.column("size"):
+            for batch in rows.iter_column("size"):
                 yield from batch.tolist()
 
     def tokens(self, first: int, stop: int) -> Iterator[tuple[int, Ids, Learned | None]]:
@@ -136,13 +136,13 @@ class ReadDocuments:
     def tokens(self, first: int, stop: int) -> Iterator[tuple[int, Ids, Learned | None]]:
         """Yield numbers of documents, their token ids, and which are learned."""
         sizes = (size_of(self._documents[number]) for number in range(first, stop))
-        for begin, end in spans(sizes, _BATCH_BYTES):
+        for begin, end in group_documents(sizes, _BATCH_BYTES):
             numbers = range(first + begin, first + end)
             samples = [self._documents[number] for number in numbers]
-            texts = iter(self._encoder.texts([each for each in samples if _is_text(each)]))
+            texts = iter(self._encoder.encode_texts([each for each in samples if _is_text(each)]))
             for number, sample in zip(numbers, samples, strict=True):
                 if _is_text(sample):
-                    ids, learned = self._encoder.ended(next(texts)), None
+                    ids, learned = self._encoder.append_end(next(texts)), None
                 else:
                     try:
                         ids, labels = self._encoder.encode(sample)
@@ -160,7 +160,7 @@ def _is_text(sample: Sample) -> bool:
     return not sample.messages and not sample.prompt
 
 
-def spans(sizes: Iterator[int], least: int) -> Iterator[Range]:
+def group_documents(sizes: Iterator[int], least: int) -> Iterator[Range]:
     """Yield consecutive ranges of size `least` or just above; the last may be smaller."""
     first = number = total = 0
     for number, size in enumerate(sizes, start=1):

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from trainer.data.formats import holds_records, is_json_lines
-from trainer.data.records import parse
-from trainer.data.samples import iterate
+from trainer.data.formats import has_records, is_json_lines
+from trainer.data.records import parse_line
+from trainer.data.samples import iter_samples
 from trainer.data.selection import PACKED, put_aside
 from trainer.data.shapes import KEYS, KeyCounts, Sample, parse_sample
 from trainer.data.sources import find_data, find_texts
@@ -94,7 +94,7 @@ class Documents(Sequence[Sample]):
         path, line = self._places[self._place[index]][0], self._line[index]
         try:
             if line:
-                sample = parse_sample(parse(self._bytes(index)), line)
+                sample = parse_sample(parse_line(self._bytes(index)), line)
             else:
                 assert path is not None, "a text is never copied"
                 sample = _read_text(path)
@@ -139,7 +139,7 @@ class Documents(Sequence[Sample]):
             log.info(note)
         for file in found.files:
             named = path if found.piped else file
-            if holds_records(file, named.name):
+            if has_records(file, named.name):
                 self._append_records(file, named, hasher)
                 continue
             try:
@@ -157,7 +157,7 @@ class Documents(Sequence[Sample]):
         """Append each record; only a line of JSON can be found again by its first byte."""
         there = file if is_json_lines(file) and not self._columns else None
         unused, last = KeyCounts(), None
-        for record, sample in iterate(named, None, unused, self._columns):
+        for record, sample in iter_samples(named, None, unused, self._columns):
             if record.source != last:
                 last = record.source
                 self._places.append((there, last))

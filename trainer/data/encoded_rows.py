@@ -78,37 +78,37 @@ class EncodedRows(Dataset):
         return self.part.samples
 
     def __getitem__(self, index: int) -> Encoded:
-        batch, row = self._find(index)
+        batch, row = self._find_batch(index)
         found = [self._answer(batch, row + n) for n in range(self._answers)]
         return found[0] if len(found) == 1 else replace(found[0], rejected=found[1])
 
-    def _find(self, index: int) -> tuple[Any, int]:
+    def _find_batch(self, index: int) -> tuple[Any, int]:
         """Return the batch and the first row there of a sample, whose rows are in one batch."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
-        row = self.number(index) * self._answers
+        row = self.line_number(index) * self._answers
         number = int(np.searchsorted(self._begins, row, side="right")) - 1
         return self._batches[number], row - int(self._begins[number])
 
-    def prompt(self, index: int) -> Sample:
+    def read_prompt(self, index: int) -> Sample:
         """Return the sample of a prompt."""
-        batch, row = self._find(index)
+        batch, row = self._find_batch(index)
         tree = json.loads(batch.column("record")[row].as_py())
         return parse_sample(tree, index + 1, prompts=True)
 
-    def number(self, index: int) -> int:
+    def line_number(self, index: int) -> int:
         """Return the number in the file of a sample."""
         return index if self.chosen is None else int(self.chosen[index])
 
-    def column(self, name: str) -> Iterator[NDArray[Any]]:
+    def iter_column(self, name: str) -> Iterator[NDArray[Any]]:
         """Yield a column of the whole file, batch by batch."""
         for batch in self._batches:
             yield batch.column(name).to_numpy(zero_copy_only=False)
 
-    def digests(self) -> Digests:
+    def iter_digests(self) -> Digests:
         """Yield the digests of the samples, batch by batch."""
         begin = 0
-        for every in self.column("digest"):
+        for every in self.iter_column("digest"):
             column = every[:: self._answers]
             found = column.astype(DIGEST_TYPE)
             if self.chosen is not None:
@@ -154,7 +154,12 @@ class EncodedFile:
         """Return the samples as a replica reads them; checked when they were encoded."""
         return self.rows
 
-    def measure(self, encoder: Encoder, max_seq_len: int, budget: int | None = None) -> Measurement:  # noqa: ARG002 - as DataFile has it
+    def measure_tokens(
+        self,
+        encoder: Encoder,  # noqa: ARG002 - as DataFile has it
+        max_seq_len: int,  # noqa: ARG002
+        budget: int | None = None,  # noqa: ARG002
+    ) -> Measurement:
         """Return the tokens, which were counted when they were encoded."""
         return self.rows.part.measurement
 
@@ -171,14 +176,14 @@ class EncodedFile:
         """Return how many samples are as one before, and how many texts have several labels."""
         return self.rows.part.duplicates, self.rows.part.ambiguous
 
-    def digests(self) -> Digests:
+    def sample_digests(self) -> Digests:
         """Return the digests of the samples, batch by batch."""
-        return self.rows.digests()
+        return self.rows.iter_digests()
 
     def choose_examples(self, count: int) -> list[Sample]:
         """Return about so many samples, evenly spread; the file is read up to the last one."""
         wanted = range(0, len(self.rows), max(1, len(self.rows) // max(count, 1)))[:count]
-        numbers = {self.rows.number(index) for index in wanted}
+        numbers = {self.rows.line_number(index) for index in wanted}
         settings = self.settings
         labels = None if settings.classes is None else LabelColumn(settings.classes)
         found: list[Sample] = []

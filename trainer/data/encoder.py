@@ -62,15 +62,15 @@ class Encoder:
         model_dir = model_dir or tokenizer_dir
         self.source = EncoderSource(str(tokenizer_dir), lost_text, today, str(model_dir))
         folder = TokenizerFolder(tokenizer_dir)
-        self.tokenizer = folder.tokenizer()
-        self.unused = folder.unused()
+        self.tokenizer = folder.open_tokenizer()
+        self.unused = folder.list_unused()
         """Lines that name the files and settings of the tokenizer that are not used."""
         model = read_object(model_dir / "config.json", optional=True)
         known = text_config(model).get("vocab_size")
         self.known = known if isinstance(known, int) else None
         """How many tokens the model has embeddings for; None if unknown."""
         generation = read_object(model_dir / "generation_config.json", optional=True)
-        self._ends = _ids(model.get("eos_token_id")) + _ids(generation.get("eos_token_id"))
+        self._ends = _as_ids(model.get("eos_token_id")) + _as_ids(generation.get("eos_token_id"))
         self.end = self._end_of_text(folder.names.get("eos_token"))
         """The token that ends a text."""
         added = self.tokenizer.get_added_tokens_decoder().values()
@@ -100,17 +100,17 @@ class Encoder:
         A learned text ends with the tokenizer's end-of-text token.
         """
         if sample.messages:
-            return self.conversation(sample)
-        (ids,) = self.texts([sample])
+            return self.encode_conversation(sample)
+        (ids,) = self.encode_texts([sample])
         if sample.label is not None:
             return ids, ids
         if sample.prompt:
-            return self._completion(sample)
-        ids = self.ended(ids)
+            return self._encode_completion(sample)
+        ids = self.append_end(ids)
         return ids, ids
 
     def encode_checked(self, sample: Sample) -> tuple[list[int], list[int], str | None]:
-        """Return what `encode` and `check` return of a sample, laid out once.
+        """Return what `encode` and `check_conversation` return of a sample, laid out once.
 
         Raises:
             ConversationError: the chat template cannot express it.
@@ -120,24 +120,24 @@ class Encoder:
             return *self._tokenise(chat), chat.lost
         return *self.encode(sample), None
 
-    def ended(self, ids: list[int]) -> list[int]:
+    def append_end(self, ids: list[int]) -> list[int]:
         """Return a text's tokens with the end-of-text token, if there is one."""
         return ids if self.end is None or not ids or ids[-1] == self.end else [*ids, self.end]
 
-    def _completion(self, sample: Sample) -> tuple[list[int], list[int]]:
+    def _encode_completion(self, sample: Sample) -> tuple[list[int], list[int]]:
         """Encode the prompt alone, as in generation, and then its completion, which goes on."""
-        asked = self.prompt(sample)
+        asked = self.encode_prompt(sample)
         self._continuing.encode_special_tokens = False
-        answer = self.ended(self._continuing.encode(sample.text, add_special_tokens=False).ids)
+        answer = self.append_end(self._continuing.encode(sample.text, add_special_tokens=False).ids)
         return asked + answer, [IGNORED] * len(asked) + answer
 
-    def texts(self, samples: list[Sample]) -> list[list[int]]:
+    def encode_texts(self, samples: list[Sample]) -> list[list[int]]:
         """Return the ids of each text as `AutoTokenizer` gives them."""
         self.tokenizer.encode_special_tokens = False
         batch = self.tokenizer.encode_batch_fast([sample.text for sample in samples])
         return [encoding.ids for encoding in batch]
 
-    def conversation(self, sample: Sample) -> tuple[list[int], list[int]]:
+    def encode_conversation(self, sample: Sample) -> tuple[list[int], list[int]]:
         """Return ids and labels; plain text cannot forge markup.
 
         Raises:
@@ -148,12 +148,12 @@ class Encoder:
         ids, labels = list(self.prefix), [IGNORED] * len(self.prefix)
         check_plain(sample)
         for piece in pieces(sample.messages, self.format):
-            part = self._markup(piece.text) if piece.markup else self._plain(piece.text)
+            part = self._markup(piece.text) if piece.markup else self._encode_plain(piece.text)
             ids += part
             labels += part if piece.target else [IGNORED] * len(part)
         return ids, labels
 
-    def _plain(self, text: str) -> list[int]:
+    def _encode_plain(self, text: str) -> list[int]:
         """Return the ids of a text in which special tokens are text."""
         self.tokenizer.encode_special_tokens = True
         return self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
@@ -162,7 +162,7 @@ class Encoder:
         self.tokenizer.encode_special_tokens = False
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
-    def check(self, sample: Sample) -> str | None:
+    def check_conversation(self, sample: Sample) -> str | None:
         """Check that a conversation can be laid out, without its tokens.
 
         Returns:
@@ -188,7 +188,7 @@ class Encoder:
             "", messages=(ChatMessage("user", "Hello"), ChatMessage("assistant", _SAID))
         )
         try:
-            _, labels = self.conversation(sample)
+            _, labels = self.encode_conversation(sample)
         except ConversationError:
             return True  # the template wants other turns
         return bool(self.next_turn) or not self.stops.isdisjoint(labels)
@@ -214,14 +214,14 @@ class Encoder:
             ]
         return ids, labels
 
-    def prompt(self, sample: Sample) -> list[int]:
+    def encode_prompt(self, sample: Sample) -> list[int]:
         """Return the ids that a model continues: a text, or a conversation without its last answer.
 
         A conversation ends with the markup that begins an answer; the completion of a line with a
         prompt is left out.
         """
         if not sample.messages:
-            (ids,) = self.texts([Sample(sample.prompt or sample.text)])
+            (ids,) = self.encode_texts([Sample(sample.prompt or sample.text)])
             return ids[:-1] if ids and ids[-1] == self.end else ids
         if self.template is not None:
             ids, _ = self._tokenise(self.template.prompt(sample.messages, sample.tools))
@@ -229,7 +229,7 @@ class Encoder:
         messages = sample.messages
         if messages[-1].role == "assistant":
             messages = messages[:-1]
-        ids, _ = self.conversation(replace(sample, messages=messages))
+        ids, _ = self.encode_conversation(replace(sample, messages=messages))
         self.tokenizer.encode_special_tokens = False
         opening = self.format.before.format(role="assistant")
         return ids + self.tokenizer.encode(opening, add_special_tokens=False).ids
@@ -289,6 +289,6 @@ class Encoder:
         return next((token for token in ends if added[token].special), next(iter(ends), None))
 
 
-def _ids(ends: Any) -> list[int]:
+def _as_ids(ends: Any) -> list[int]:
     """Return the ids of `eos_token_id`, which is one of them or a list."""
     return [each for each in (ends if isinstance(ends, list) else [ends]) if type(each) is int]

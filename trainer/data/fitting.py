@@ -31,8 +31,10 @@ def encode_within(encoder: Encoder, sample: Sample, limit: int) -> tuple[list[in
     ids, labels = encoder.encode(sample)
     if len(ids) <= limit or not sample.messages:
         return ids[:limit], labels[:limit]
-    fitted = fit(sample, lambda shorter: len(encoder.conversation(shorter)[0]), limit)
-    return (ids[:1], [IGNORED]) if fitted is None else encoder.conversation(fitted)
+    fitted = fit_conversation(
+        sample, lambda shorter: len(encoder.encode_conversation(shorter)[0]), limit
+    )
+    return (ids[:1], [IGNORED]) if fitted is None else encoder.encode_conversation(fitted)
 
 
 def encode_answers(
@@ -50,18 +52,18 @@ def encode_answers(
     return [(ids[:limit], labels[:limit]) for ids, labels in map(encoder.encode, sample.answers)]
 
 
-def fit(sample: Sample, count: Callable[[Sample], int], limit: int) -> Sample | None:
+def fit_conversation(sample: Sample, count: Callable[[Sample], int], limit: int) -> Sample | None:
     """Return a conversation with as little cut as makes it fit; None if nothing does.
 
     Args:
         count: returns a conversation's tokens.
         limit: the tokens that it may have.
     """
-    system, exchanges = _exchanges(sample.messages)
+    system, exchanges = _split_exchanges(sample.messages)
     answered = [any(turn.target for turn in exchange) for exchange in exchanges]
     last = len(answered) - 1 - answered[::-1].index(True)
     asked = exchanges[last][0]
-    head, lines, tail = _cuttable(asked.content) if asked.role == "user" else ("", [""], "")
+    head, lines, tail = _split_lines(asked.content) if asked.role == "user" else ("", [""], "")
 
     def shortened(steps: int) -> Sample:
         """Return the conversation without so many exchanges and then lines."""
@@ -77,7 +79,7 @@ def fit(sample: Sample, count: Callable[[Sample], int], limit: int) -> Sample | 
     return shortened(least) if least < len(steps) else None
 
 
-def _exchanges(
+def _split_exchanges(
     messages: tuple[ChatMessage, ...],
 ) -> tuple[list[ChatMessage], list[list[ChatMessage]]]:
     """Return the system turns at the beginning, and the exchanges after them."""
@@ -91,7 +93,7 @@ def _exchanges(
     return list(messages[:first]), exchanges
 
 
-def _cuttable(text: str) -> tuple[str, list[str], str]:
+def _split_lines(text: str) -> tuple[str, list[str], str]:
     """Return what stays at the start, the lines of which the first ones can go, and the rest."""
     paragraphs = text.split(_BLANK)
     longest = max(range(len(paragraphs)), key=lambda n: len(paragraphs[n]))

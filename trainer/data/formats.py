@@ -32,7 +32,7 @@ from typing import Any, BinaryIO
 
 from trainer.data import arrow, records
 from trainer.data.records import Problems, Record
-from trainer.data.selection import RECORDS, TEXTS, choose_files, kind_of
+from trainer.data.selection import RECORDS, TEXTS, choose_files, file_suffix
 from trainer.data.shapes import LABELLED_KEYS, LINE_KEYS, PAIR_KEYS
 from trainer.data.sources import DataFiles, find_data
 from trainer.data.tables import read_table
@@ -117,8 +117,8 @@ def _read_file(
 ) -> Iterator[Record]:
     """Yield the records of one file; errors call it `path`."""
     try:
-        with open_file(file) as stream, _unchanged(file, stream):
-            yield from _read(stream, str(path), path.name, columns, problems)
+        with open_file(file) as stream, _check_unchanged(file, stream):
+            yield from _read_any(stream, str(path), path.name, columns, problems)
     except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, UnicodeError) as error:
         raise InputError(f"{path}: is cut or damaged: {error}; copy it again") from None
     except OSError as error:
@@ -170,7 +170,7 @@ def is_json_lines(path: Path) -> bool:
     return head.removeprefix(_MARK).lstrip().startswith(b"{") and not head.startswith(b"{\0")
 
 
-def holds_records(path: Path, name: str) -> bool:
+def has_records(path: Path, name: str) -> bool:
     """Whether a file has records, by the suffix of its name or else by its first bytes.
 
     Any other file is a text as a whole.
@@ -178,7 +178,7 @@ def holds_records(path: Path, name: str) -> bool:
     Raises:
         OSError: it cannot be read.
     """
-    if kind := kind_of(name):
+    if kind := file_suffix(name):
         return kind in RECORDS
     with open_file(path) as stream:
         head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
@@ -187,7 +187,7 @@ def holds_records(path: Path, name: str) -> bool:
         head.startswith((_ZIP, *_PACKERS, *_OF_PYARROW, *_ENCODINGS))
         or text.startswith(b"{")
         or _is_array(text)
-        or _delimiter(name, text, {}) is not None
+        or _find_delimiter(name, text, {}) is not None
     )
 
 
@@ -196,7 +196,7 @@ def _is_array(text: bytes) -> bool:
 
 
 @contextmanager
-def _unchanged(path: Path, stream: BinaryIO) -> Iterator[None]:
+def _check_unchanged(path: Path, stream: BinaryIO) -> Iterator[None]:
     """Check that a file is the same at the end: a half of each of two files is neither."""
 
     def state(found: os.stat_result) -> tuple[int, ...]:
@@ -214,7 +214,7 @@ def _unchanged(path: Path, stream: BinaryIO) -> Iterator[None]:
         )
 
 
-def _read(
+def _read_any(
     stream: io.BufferedReader[Any],
     place: str,
     name: str,
@@ -235,15 +235,15 @@ def _read(
     if head.startswith(_ZIP):
         yield from _read_zip(stream, place, columns, problems, nested)
         return
-    if inner := _inner(head, stream, place):
+    if inner := _open_unpacked(head, stream, place):
         stem = name if isinstance(inner, _Recoded) else name.removesuffix(PurePath(name).suffix)
         buffered = io.BufferedReader(inner, records.PIECE)
-        yield from _read(buffered, place, stem, columns, problems, nested + 1)
+        yield from _read_any(buffered, place, stem, columns, problems, nested + 1)
         return
     for first, (what, rows) in _OF_PYARROW.items():
         if head.startswith(first):
             pa = _pyarrow_for(place, what)
-            with _seekable(stream, place) as whole:
+            with _make_seekable(stream, place) as whole:
                 yield from rows(pa, whole, place, columns)
             return
     for first, what in _REFUSED.items():
@@ -265,8 +265,8 @@ def _read(
         lines = records.json_lines(stream, source, begin, problems)
         yield from records.rename_keys(lines, columns, problems)
     elif PurePath(name).suffix.lower() in TEXTS:
-        yield from records.paragraphs(stream, source, problems)
-    elif delimiter := _delimiter(name, text, columns):
+        yield from records.read_paragraphs(stream, source, problems)
+    elif delimiter := _find_delimiter(name, text, columns):
         yield from read_table(stream, source, delimiter, columns, problems)
     else:
         yield from records.json_lines(stream, source, begin, problems)
@@ -280,7 +280,7 @@ def _read_zip(
     nested: int,
 ) -> Iterator[Record]:
     """Yield the records of a ZIP archive: of its one file, or of those that a folder's data are."""
-    with _seekable(stream, place) as whole, zipfile.ZipFile(whole) as archive:
+    with _make_seekable(stream, place) as whole, zipfile.ZipFile(whole) as archive:
         names = sorted(entry.filename for entry in archive.infolist() if not entry.is_dir())
         if "[Content_Types].xml" in names:
             raise InputError(f"{place}: is an office document; save its table as CSV in UTF-8")
@@ -288,7 +288,7 @@ def _read_zip(
         seen = [n for n in names if not any(p.startswith(hidden) for p in PurePath(n).parts)]
         if len(seen) > 1:
             found, left_out = choose_files(place, seen)
-            _say(DataFiles([*map(Path, found)], left_out=left_out).note(Path(place)))
+            _log_once(DataFiles([*map(Path, found)], left_out=left_out).note(Path(place)))
             seen = found
         for name in seen:
             try:
@@ -299,17 +299,17 @@ def _read_zip(
                 raise InputError(f"{place}/{name}: cannot be unpacked: {error}") from None
             with member:
                 inner = io.BufferedReader(_Unpacked(member.read), records.PIECE)
-                yield from _read(inner, f"{place}/{name}", name, columns, problems, nested + 1)
+                yield from _read_any(inner, f"{place}/{name}", name, columns, problems, nested + 1)
 
 
 @cache
-def _say(line: str | None) -> None:
+def _log_once(line: str | None) -> None:
     """Log a line, once however often the data is read."""
     log.info(line)
 
 
 @contextmanager
-def _seekable(stream: io.BufferedReader[Any], place: str) -> Iterator[BinaryIO]:
+def _make_seekable(stream: io.BufferedReader[Any], place: str) -> Iterator[BinaryIO]:
     """Provide a stream that can be read from its end, in a temporary file if need be."""
     if stream.seekable():
         yield stream
@@ -406,7 +406,7 @@ class _Recoded(_Unpacked):
         super().__init__(read)
 
 
-def _inner(head: bytes, stream: io.BufferedReader[Any], place: str) -> _Unpacked | None:
+def _open_unpacked(head: bytes, stream: io.BufferedReader[Any], place: str) -> _Unpacked | None:
     """Return what is in a packed stream, or a text in UTF-8; None if it is neither."""
     for first, opened in _PACKERS.items():
         if head.startswith(first):
@@ -432,7 +432,7 @@ def _pyarrow_for(place: str, what: str) -> Any:
     return pyarrow
 
 
-def _delimiter(name: str, head: bytes, columns: Mapping[str, str]) -> str | None:
+def _find_delimiter(name: str, head: bytes, columns: Mapping[str, str]) -> str | None:
     """Return the delimiter of a table, the one that gives the most columns; None: no table."""
     lines = head.decode("utf-8", "replace").splitlines(keepends=True)
     if lines and lines[0].startswith("sep=") and len(lines[0].strip()) == 5:  # of Excel

@@ -17,8 +17,8 @@ import json
 import re
 from typing import Any
 
-from trainer.data.turns import ChatMessage, call
-from trainer.data.values import BadLineError, shown
+from trainer.data.turns import ChatMessage, make_call
+from trainer.data.values import BadLineError, format_value
 
 _ROLES = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": "tool"}
 _TURN = re.compile(rf"^({'|'.join(_ROLES)}):[ \t]?", re.MULTILINE)
@@ -78,8 +78,8 @@ def _turn(role: str, said: str) -> ChatMessage:
 def _call(text: str) -> dict[str, Any]:
     try:
         if quoted := _QUOTED.fullmatch(text):
-            return call(quoted[1], json.loads(quoted[2].replace("\\'", "'")))
+            return make_call(quoted[1], json.loads(quoted[2].replace("\\'", "'")))
         tree = json.loads(text)
-        return call(tree["name"], tree.get("arguments", {}))
+        return make_call(tree["name"], tree.get("arguments", {}))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise BadLineError(f"'chat' has a call that cannot be read: {shown(text)}") from None
+        raise BadLineError(f"'chat' has a call that cannot be read: {format_value(text)}") from None

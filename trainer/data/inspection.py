@@ -127,7 +127,7 @@ def inspect(config: RunConfig, encoder: Encoder | None, examples: int) -> Inspec
         classes=names,
         unused=[*file.unused, *lost],
         max_seq_len=limit,
-        measurement=file.measure(encoder, limit) if encoder else None,
+        measurement=file.measure_tokens(encoder, limit) if encoder else None,
         repetitions=find_repetitions(file, other),
         validation=len(other or ()),
         examples=[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainer.data.sample import Tree
 from trainer.data.turns import ChatMessage
-from trainer.data.values import BadLineError, decode, string_of, text_of
+from trainer.data.values import BadLineError, decode_json, read_nonempty_text, read_string
 
 
 def read_instruction(tree: Tree, given: str) -> tuple[ChatMessage, ...]:
@@ -13,8 +13,8 @@ def read_instruction(tree: Tree, given: str) -> tuple[ChatMessage, ...]:
     Raises:
         BadLineError: it is no text, or the history is no rounds.
     """
-    asked = text_of(tree, "instruction")
-    if given in tree and (about := string_of(tree, given)).strip():
+    asked = read_nonempty_text(tree, "instruction")
+    if given in tree and (about := read_string(tree, given)).strip():
         asked = f"{asked}\n\n{about}"
     return *_history(tree), ChatMessage("user", asked)
 
@@ -23,12 +23,12 @@ def _history(tree: Tree) -> list[ChatMessage]:
     """Read the earlier rounds, each a pair of a question and its answer."""
     rounds = tree.get("history", [])
     if isinstance(rounds, str):
-        rounds = decode(rounds, "history")
+        rounds = decode_json(rounds, "history")
     turns: list[ChatMessage] = []
     for each in rounds if isinstance(rounds, list) else [None]:
         if not isinstance(each, list) or len(each) != 2:
             raise BadLineError("'history' must be a list of pairs: [[question, answer], ...]")
         pair = {"'history' question": each[0], "'history' answer": each[1]}
-        said = [string_of(pair, key) for key in pair]
+        said = [read_string(pair, key) for key in pair]
         turns += ChatMessage("user", said[0]), ChatMessage("assistant", said[1])
     return turns

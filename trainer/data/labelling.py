@@ -25,11 +25,11 @@ from trainer.data.labels import (
     TEXTS,
     ClassNumber,
     Kind,
-    listed,
+    format_label,
+    format_words,
     near_misses,
     read_label,
-    shown,
-    single,
+    unwrap_single,
     whole_number,
 )
 from trainer.data.records import Problems, Record
@@ -94,7 +94,7 @@ def with_names(config: RunConfig, base: Sequence[str]) -> RunConfig:
     if count is None or config.class_names is not None:
         return config
     labels = (record.tree.get(LABEL) for record in objects(data, config.data.columns))
-    first = single(next((label for label in labels if label is not None), None))
+    first = unwrap_single(next((label for label in labels if label is not None), None))
     found = None
     # Numbers without names need no other look: the reader refuses words among them.
     if first is None or isinstance(first, str | bool | ClassNumber):
@@ -120,8 +120,9 @@ def check_count(data: Path, names: Sequence[str], count: int) -> None:
     """
     if len(names) != count:
         raise InputError(
-            f"{data}: its labels are {len(names)} words ({listed([*map(shown, names)])}), and"
-            f" num_classes is {count}; set it to {len(names)}, or name all classes in class_names"
+            f"{data}: its labels are {len(names)} words"
+            f" ({format_words([*map(format_label, names)])}), and num_classes is {count}; set it to"
+            f" {len(names)}, or name all classes in class_names"
         )
 
 
@@ -138,7 +139,7 @@ class _Findings:
         self._names: tuple[str, ...] = ()
 
     def add(self, record: Record) -> None:
-        tree, place = record.tree, record.within(self._path)
+        tree, place = record.tree, record.locate_in(self._path)
         label = tree.get(LABEL)
         is_text = ANSWERS.isdisjoint(tree)  # else a label is a rating
         if label is None:
@@ -165,7 +166,7 @@ class _Findings:
                 self._values.add(value)
                 self._check(value)
         except BadLineError as error:
-            raise InputError(f"{record.place}: {error}") from None
+            raise InputError(f"{record.location}: {error}") from None
 
     def _check(self, value: int | str) -> None:
         if isinstance(value, int) and not 0 <= value < MOST_CLASSES:
@@ -174,7 +175,7 @@ class _Findings:
             )
         if len(self._values) > MOST_CLASSES:
             raise BadLineError(
-                f"'label' {shown(value)} is one too many: there are at most {MOST_CLASSES}"
+                f"'label' {format_label(value)} is one too many: there are at most {MOST_CLASSES}"
                 " classes; a text to learn is 'completion' after a 'prompt'"
             )
 
@@ -221,8 +222,8 @@ class _Findings:
             return Labelling("classify", base)
         if len(words) < 2:
             raise InputError(
-                f"{self._path}: every label is {shown(min(words))}; a classifier needs two or"
-                " more classes"
+                f"{self._path}: every label is {format_label(min(words))}; a classifier needs two"
+                " or more classes"
             )
         return Labelling("classify", words)
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from trainer.config.run import Classes
-from trainer.data.values import BadLineError, kind_of, text_of
+from trainer.data.values import BadLineError, describe_type, read_nonempty_text
 
 TEXTS = ("input", "text", "sentence")
 """The keys of a text that is classified."""
@@ -53,7 +53,7 @@ class LabelColumn:
         """What the labels are, once one is read."""
         self._first = ""
 
-    def index(self, label: Any, where: str) -> int:
+    def class_index(self, label: Any, where: str) -> int:
         """Return the class of a label; `where` names its line in a later error.
 
         Raises:
@@ -65,7 +65,7 @@ class LabelColumn:
         elif (whole := whole_number(value)) is not None:
             index, kind = whole, "number"
         else:
-            raise BadLineError(f"'label' must be {self._allowed()}, got {shown(value)}")
+            raise BadLineError(f"'label' must be {self._allowed()}, got {format_label(value)}")
         if not 0 <= index < self._count:
             raise BadLineError(f"'label' must be from 0 to {self._count - 1}, got {index}")
         if self.kind is None:
@@ -84,7 +84,7 @@ class LabelColumn:
     def _allowed(self) -> str:
         if not self._indices:
             return f"an integer from 0 to {self._count - 1}"
-        return f"one of the classes {listed([*map(shown, self._indices)])}"
+        return f"one of the classes {format_words([*map(format_label, self._indices)])}"
 
 
 def parse_labelled(tree: dict[str, Any], where: str, labels: LabelColumn) -> tuple[str, int]:
@@ -100,11 +100,11 @@ def parse_labelled(tree: dict[str, Any], where: str, labels: LabelColumn) -> tup
         )
     given = [key for key in TEXTS if key in tree]
     if not given:
-        others = listed([f"'{key[:40]}'" for key in tree if key != LABEL]) or "none"
+        others = format_words([f"'{key[:40]}'" for key in tree if key != LABEL]) or "none"
         raise BadLineError(f"lacks the key 'input' (or 'text'); its other keys are {others}")
     if len(given) > 1:
         raise BadLineError(f"has {' and '.join(map(repr, given))}, of which one is the text")
-    return text_of(tree, given[0]), labels.index(tree[LABEL], where)
+    return read_nonempty_text(tree, given[0]), labels.class_index(tree[LABEL], where)
 
 
 def near_misses(keys: Iterable[str]) -> list[str]:
@@ -125,7 +125,7 @@ def read_label(label: Any) -> tuple[int | str, Kind]:
     Raises:
         BadLineError: it is neither a word nor a whole number.
     """
-    label = single(label)
+    label = unwrap_single(label)
     if isinstance(label, bool):
         return ("true" if label else "false"), "boolean"
     if isinstance(label, int):
@@ -133,17 +133,19 @@ def read_label(label: Any) -> tuple[int | str, Kind]:
     if isinstance(label, float) and label.is_integer():
         return int(label), "number"
     if isinstance(label, str):
-        word = text_of({LABEL: label}, LABEL)
+        word = read_nonempty_text({LABEL: label}, LABEL)
         if any(unicodedata.category(character) in _CONTROLS for character in word):
-            raise BadLineError(f"'label' {shown(word)} has a control character or a line end")
+            raise BadLineError(
+                f"'label' {format_label(word)} has a control character or a line end"
+            )
         return word, "word"
-    got = repr(label) if isinstance(label, float) else kind_of(label)
+    got = repr(label) if isinstance(label, float) else describe_type(label)
     if isinstance(label, list):
         got += f" of {len(label)}; a line is of one class"
     raise BadLineError(f"'label' must be a word or a whole number, got {got}")
 
 
-def single(label: Any) -> Any:
+def unwrap_single(label: Any) -> Any:
     """Return the label of a list of one, as doccano and Prodigy write it; any other as it is."""
     return label[0] if isinstance(label, list) and len(label) == 1 else label
 
@@ -177,12 +179,12 @@ def whole_number(value: int | str) -> int | None:
     return int(value.partition(".")[0]) if _WHOLE.fullmatch(value) else None
 
 
-def shown(value: int | str) -> str:
+def format_label(value: int | str) -> str:
     """Return a label as messages write it."""
     return repr(value[:40]) if isinstance(value, str) else str(value)
 
 
-def listed(words: list[str]) -> str:
+def format_words(words: list[str]) -> str:
     """Return the first words in a line, and how many more there are."""
     more = f" and {len(words) - NAMED} more" if len(words) > NAMED else ""
     return ", ".join(words[:NAMED]) + more

@@ -18,7 +18,7 @@ SHOWN_CHARACTERS = 60
 _TAGS = re.compile(r"</?(?:think|thinking|reasoning)>|\[/?THINK\]")
 
 
-def lost_text(message: ChatMessage, rendered: str) -> str | None:
+def find_lost_text(message: ChatMessage, rendered: str) -> str | None:
     """Return the beginning of what is missing; None if nothing is.
 
     Args:
@@ -30,12 +30,12 @@ def lost_text(message: ChatMessage, rendered: str) -> str | None:
     for forms in sorted(_pieces(message), key=lambda forms: -len(forms[0])):
         bare = next((form for form in map(_bare, forms) if form in rest), None)
         if bare is None:
-            return beginning(forms[0])
+            return shorten_text(forms[0])
         rest = rest.replace(bare, "\0", 1)
     return None
 
 
-def beginning(text: str) -> str:
+def shorten_text(text: str) -> str:
     """Return the first words of a text, in one line."""
     words = " ".join(text.split())
     return words if len(words) <= SHOWN_CHARACTERS else f"{words[:SHOWN_CHARACTERS]}..."
@@ -50,19 +50,19 @@ def _pieces(message: ChatMessage) -> Iterator[list[str]]:
         function = each.get("function", each)
         if isinstance(name := function.get("name"), str):
             yield [name]
-        for leaf in _leaves(function.get("arguments")):
+        for leaf in _iter_leaves(function.get("arguments")):
             yield _forms(leaf)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _iter_leaves(value: Any) -> Iterator[Any]:
     """Yield the keys and values of arguments."""
     if isinstance(value, dict):
         for key, each in value.items():
             yield key
-            yield from _leaves(each)
+            yield from _iter_leaves(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _leaves(each)
+            yield from _iter_leaves(each)
     elif value is not None and value != "":
         yield value
 

@@ -33,11 +33,11 @@ class Measurement:
     """Of all samples; estimated by their bytes if not all of them are measured."""
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every sample was measured."""
         return self.measured == self.samples
 
-    def add(self, encoder: Encoder, sample: Sample, max_seq_len: int) -> int:
+    def add_sample(self, encoder: Encoder, sample: Sample, max_seq_len: int) -> int:
         """Measure one more sample and return its tokens.
 
         Raises:
@@ -47,7 +47,7 @@ class Measurement:
         lengths = [len(ids) for ids, _ in found]
         self.measured += 1
         self.longest = max(self.longest, *lengths)
-        self.powers[_power(max(lengths))] += 1
+        self.powers[_round_up_length(max(lengths))] += 1
         if max(lengths) > max_seq_len:
             found = encode_answers(encoder, sample, max_seq_len)
             self.cut += 1
@@ -64,11 +64,11 @@ class Measurement:
         return [(limit, self.powers[limit]) for limit in limits]
 
 
-def _power(length: int) -> int:
+def _round_up_length(length: int) -> int:
     return 1 << max(length - 1, 0).bit_length()
 
 
-def measure(
+def measure_samples(
     samples: Sequence[Sample],
     encoder: Encoder,
     max_seq_len: int,
@@ -85,18 +85,20 @@ def measure(
     """
     found = Measurement(len(samples))
     sizes = [size_of(sample) for sample in samples]
-    chosen = _chosen(samples, sizes, encoder, max_seq_len, budget)
+    chosen = _choose_samples(samples, sizes, encoder, max_seq_len, budget)
     done: set[int] = set()
     measured_bytes = measured_tokens = 0
     for index, typical in chosen:
-        tokens = found.add(encoder, samples[index], max_seq_len)
+        tokens = found.add_sample(encoder, samples[index], max_seq_len)
         done.add(index)
         found.tokens += tokens
         if typical:
             measured_bytes += sizes[index]
             measured_tokens += tokens
     left = (
-        [index for index in range(len(samples)) if index not in done] if not found.complete else []
+        [index for index in range(len(samples)) if index not in done]
+        if not found.is_complete
+        else []
     )
     found.tokens += round(
         sum(sizes[index] for index in left) * measured_tokens / max(measured_bytes, 1)
@@ -107,7 +109,7 @@ def measure(
     return found
 
 
-def _chosen(
+def _choose_samples(
     samples: Sequence[Sample],
     sizes: Sequence[int],
     encoder: Encoder,

@@ -15,14 +15,14 @@ MOST_FIGURES = 16
 Confusion = Sequence[Sequence[int]]
 
 
-def accuracy(confusion: Confusion) -> float:
+def compute_accuracy(confusion: Confusion) -> float:
     """Return the share of samples on the diagonal; 0 for no samples."""
     total = sum(sum(row) for row in confusion)
     correct = sum(row[label] for label, row in enumerate(confusion))
     return correct / total if total else 0.0
 
 
-def matthews(confusion: Confusion) -> float:
+def compute_matthews(confusion: Confusion) -> float:
     """Return the multiclass Matthews correlation R_K in [-1, 1] (Gorodkin 2004, eq. 8).
 
     0 when it is undefined: no samples, one class only, or constant predictions.
@@ -39,7 +39,7 @@ def matthews(confusion: Confusion) -> float:
 
 def class_scores(confusion: Confusion) -> dict[str, float]:
     """Return both figures of a classifier by name."""
-    return {"accuracy": accuracy(confusion), "mcc": matthews(confusion)}
+    return {"accuracy": compute_accuracy(confusion), "mcc": compute_matthews(confusion)}
 
 
 def mean_loss(loss_sum: float, weight: int) -> float | None:

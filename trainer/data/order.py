@@ -9,7 +9,7 @@ _WORD = (1 << 64) - 1
 _STREAM = int.from_bytes(b"order", "little")  # separates these draws from the initial weights'
 
 
-def epoch_order(seed: int, epoch: int, length: int) -> NDArray[np.int64]:
+def permute_epoch(seed: int, epoch: int, length: int) -> NDArray[np.int64]:
     """Return the permutation of `range(length)` that epoch `epoch` visits, `[length]`.
 
     Each sample draws one raw 64-bit word from Philox4x64-10 (Salmon et al., SC 2011) keyed by

@@ -48,7 +48,7 @@ def read_pages(stream: BinaryIO, column: Any) -> Iterator[Page]:
     end, seen = at + column.total_compressed_size, 0
     while seen < column.num_values and at < end:
         stream.seek(at)
-        header = _struct(stream, 0)
+        header = _read_struct(stream, 0)
         kind, size, packed = (header.get(field, -1) for field in (1, 2, 3))
         page = header.get({_DATA: 5, DICTIONARY: 7, _DATA_2: 8}.get(kind, 0), {})
         values = page.get(1, 0)
@@ -79,47 +79,47 @@ def check_plain_pages(content: BinaryIO, metadata: Any, most: int) -> None:
                     raise ValueError(f"unpacks to more than {most:,} bytes")
 
 
-def _struct(stream: BinaryIO, depth: int) -> dict[int, Any]:
+def _read_struct(stream: BinaryIO, depth: int) -> dict[int, Any]:
     """Return the fields of a Thrift struct by their numbers."""
     fields: dict[int, Any] = {}
     number = 0
     if depth > _DEEPEST:
         raise ValueError("a page's header is damaged")
-    while head := _byte(stream):
-        number = number + (head >> 4) if head >> 4 else _integer(stream)
-        fields[number] = _value(stream, head & 15, depth)
+    while head := _read_byte(stream):
+        number = number + (head >> 4) if head >> 4 else _read_integer(stream)
+        fields[number] = _read_value(stream, head & 15, depth)
     return fields
 
 
-def _value(stream: BinaryIO, kind: int, depth: int) -> Any:
+def _read_value(stream: BinaryIO, kind: int, depth: int) -> Any:
     if kind in (1, 2):
         return kind == 1
     if kind in (4, 5, 6):
-        return _integer(stream)
+        return _read_integer(stream)
     if kind == 8:  # a text, such as a column's least value
-        stream.seek(_varint(stream), 1)
+        stream.seek(_read_varint(stream), 1)
         return None
     if kind == 12:
-        return _struct(stream, depth + 1)
+        return _read_struct(stream, depth + 1)
     raise ValueError("a page's header is damaged")
 
 
-def _integer(stream: BinaryIO) -> int:
-    found = _varint(stream)
+def _read_integer(stream: BinaryIO) -> int:
+    found = _read_varint(stream)
     return (found >> 1) ^ -(found & 1)
 
 
-def _varint(stream: BinaryIO) -> int:
+def _read_varint(stream: BinaryIO) -> int:
     found = 0
     for shift in range(0, 63, 7):
-        byte = _byte(stream)
+        byte = _read_byte(stream)
         found |= (byte & 127) << shift
         if byte < 128:
             return found
     raise ValueError("a page's header is damaged")
 
 
-def _byte(stream: BinaryIO) -> int:
+def _read_byte(stream: BinaryIO) -> int:
     found = stream.read(1)
     if not found:
         raise ValueError("a page's header is cut off")

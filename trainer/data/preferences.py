@@ -18,7 +18,7 @@ from dataclasses import replace
 from trainer.data.instructions import read_instruction
 from trainer.data.sample import Sample, Tree, as_context, build_conversation, check_target, turns_of
 from trainer.data.turns import ChatMessage, read_conversations, read_turns
-from trainer.data.values import BadLineError, string_of, text_of
+from trainer.data.values import BadLineError, read_nonempty_text, read_string
 
 ANSWERS = ("chosen", "rejected")
 BESIDE = ("system", "tools", "functions")
@@ -80,7 +80,7 @@ def _read_texts(tree: Tree) -> list[Sample] | None:
     is_text = isinstance(tree["chosen"], str) and not tree.keys() & {*BESIDE}
     if not is_text or key not in (None, "prompt") or isinstance(tree.get("prompt"), list | dict):
         return None
-    texts = [text_of(tree, each) for each in ANSWERS]
+    texts = [read_nonempty_text(tree, each) for each in ANSWERS]
     if key is None:
         if all(map(_is_dialogue, texts)):
             return None
@@ -91,7 +91,7 @@ def _read_texts(tree: Tree) -> list[Sample] | None:
                 " 'prompt', or both with the same begin"
             )
     else:
-        prompt = string_of(tree, "prompt")
+        prompt = read_string(tree, "prompt")
     if all(text.startswith(prompt) and text != prompt for text in texts):
         texts = [text.removeprefix(prompt) for text in texts]
     return [Sample(text, prompt=prompt) for text in texts]
@@ -109,8 +109,8 @@ def _common_begin(one: str, other: str) -> str:
 
 def _read_conversations(tree: Tree) -> list[Sample]:
     """Return the answers as conversations; what both begin with is context."""
-    answers = [_answer(tree, key) for key in ANSWERS]
-    asked = _asked(tree, answers)
+    answers = [_read_answer(tree, key) for key in ANSWERS]
+    asked = _read_question(tree, answers)
     if asked and all(answer[: len(asked)] == asked for answer in answers):
         asked = ()
     whole = [(*asked, *answer) for answer in answers]
@@ -122,13 +122,13 @@ def _read_conversations(tree: Tree) -> list[Sample]:
     return [build_conversation(tree, (*context, *answer[common:])) for answer in whole]
 
 
-def _answer(tree: Tree, key: str) -> Turns:
+def _read_answer(tree: Tree, key: str) -> Turns:
     if isinstance(tree[key], str) and _is_dialogue(tree[key]):
-        return _dialogue(tree[key], key)
+        return _read_dialogue(tree[key], key)
     return turns_of(tree, key, "assistant")
 
 
-def _asked(tree: Tree, answers: list[Turns]) -> Turns:
+def _read_question(tree: Tree, answers: list[Turns]) -> Turns:
     """Return the turns of the question; none if the answers begin with it."""
     key = _question_key(tree)
     if key is None:
@@ -139,7 +139,7 @@ def _asked(tree: Tree, answers: list[Turns]) -> Turns:
         return _without_answer(read_conversations(tree[key], key), key)
     if isinstance(tree[key], list | dict):
         return _without_answer(read_turns(tree[key], key), key)
-    asked = text_of(tree, key)
+    asked = read_nonempty_text(tree, key)
     first, second = answers
     if first[0] != second[0] or first[0].role == "assistant":
         return (ChatMessage("user", asked),)
@@ -159,7 +159,7 @@ def _is_dialogue(text: str) -> bool:
     return text.lstrip().startswith("Human:") and "\n\nAssistant:" in text
 
 
-def _dialogue(text: str, key: str) -> Turns:
+def _read_dialogue(text: str, key: str) -> Turns:
     """Return the turns of a dialogue as text."""
     _, *parts = _SPEAKER.split(text.strip())
     roles = {"Human": "user", "Assistant": "assistant"}

@@ -30,7 +30,7 @@ def encode_prompts(encoder: Encoder, model_dir: Path, samples: Sequence[Sample])
     for number, sample in enumerate(samples, start=1):
         place = f"{sample.source}{sample.line}" if sample.source else f"prompt {number}"
         try:
-            prompt = encoder.prompt(sample)
+            prompt = encoder.encode_prompt(sample)
         except ConversationError as error:
             raise InputError(f"{place}: {error}") from None
         if not prompt:

@@ -44,11 +44,11 @@ class Record(NamedTuple):
     """The bytes of that line."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """`file:line`, or `file: row N`."""
         return f"{self.source}{self.number}"
 
-    def within(self, data: Path) -> str:
+    def locate_in(self, data: Path) -> str:
         """Return its place in data of this path: `line N`, or of a folder's file `name:N`."""
         inner = self.source.removeprefix(str(data))
         return f"line {self.number}" if inner == ":" else f"{inner.lstrip('/: ')}{self.number}"
@@ -62,7 +62,7 @@ class Problems:
         self._counts: Counter[str] = Counter()
         self._unnamed = 0
 
-    def add(self, place: str, problem: object) -> None:
+    def add_problem(self, place: str, problem: object) -> None:
         """Count a bad record."""
         text = str(problem)
         if text not in self._places and len(self._places) == REPORTED:
@@ -73,7 +73,7 @@ class Problems:
         if len(places) < 2:
             places.append(place)
 
-    def check(self) -> None:
+    def raise_if_any(self) -> None:
         """Check that no record was bad.
 
         Raises:
@@ -105,9 +105,9 @@ def json_lines(stream: BinaryIO, source: str, begin: int, problems: Problems) ->
                 size += _skip_line(stream)
                 raise BadLineError(f"line is longer than {MAX_RECORD_BYTES >> 20} MiB")
             if not piece.isspace():
-                yield Record(parse(piece), source, number, begin, size)
+                yield Record(parse_line(piece), source, number, begin, size)
         except BadLineError as error:
-            problems.add(f"{source}{number}", error)
+            problems.add_problem(f"{source}{number}", error)
         begin += size
 
 
@@ -120,7 +120,7 @@ def _skip_line(stream: BinaryIO) -> int:
     return size
 
 
-def parse(raw: bytes) -> Any:
+def parse_line(raw: bytes) -> Any:
     """Return the JSON value of a line.
 
     Raises:
@@ -132,7 +132,7 @@ def parse(raw: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise BadLineError(f"not valid UTF-8 at byte {error.start + 1}") from None
     except json.JSONDecodeError as error:
-        raise BadLineError(f"{_problem(error)} at column {error.colno}") from None
+        raise BadLineError(f"{_describe_error(error)} at column {error.colno}") from None
     except (ValueError, RecursionError):  # a number of thousands of digits, or deep nesting
         raise BadLineError(_TOO_MUCH) from None
 
@@ -143,7 +143,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 _TOO_MUCH = "not JSON that can be read: a number too long or nested too deep"
 
 
-def _problem(error: json.JSONDecodeError) -> str:
+def _describe_error(error: json.JSONDecodeError) -> str:
     return f"not JSON: {error.msg.removesuffix(' at')}"
 
 
@@ -165,7 +165,7 @@ def json_array(stream: BinaryIO, source: str, problems: Problems) -> Iterator[Re
         if text.next():
             raise BadLineError("not JSON: the array ends, and more follows")
     except BadLineError as error:
-        problems.add(f"{source}{number}", f"{error} (line {text.line})")
+        problems.add_problem(f"{source}{number}", f"{error} (line {text.line})")
 
 
 class _ArrayText:
@@ -219,7 +219,7 @@ class _ArrayText:
                     limit = MAX_RECORD_BYTES >> 20
                     raise BadLineError(f"is longer than {limit} MiB, or not JSON") from None
                 if not self._more():
-                    raise BadLineError(_problem(error)) from None
+                    raise BadLineError(_describe_error(error)) from None
             except (ValueError, RecursionError):
                 raise BadLineError(_TOO_MUCH) from None
 
@@ -254,7 +254,7 @@ def rename_keys(
             choose_columns([*record.tree], columns, record.source)
             first = False
         if lacking := [theirs for theirs in columns.values() if theirs not in record.tree]:
-            problems.add(record.place, f"lacks the key {lacking[0]!r}")
+            problems.add_problem(record.location, f"lacks the key {lacking[0]!r}")
         else:
             tree = {ours: record.tree[theirs] for ours, theirs in columns.items()}
             others = {key: record.tree[key] for key in record.tree.keys() - {*columns.values()}}
@@ -304,7 +304,7 @@ def choose_columns(
     return columns
 
 
-def paragraphs(stream: BinaryIO, source: str, problems: Problems) -> Iterator[Record]:
+def read_paragraphs(stream: BinaryIO, source: str, problems: Problems) -> Iterator[Record]:
     """Yield the paragraphs of a text, which blank lines divide, as `{text}`.
 
     Without a blank line in its first 10 MiB each line of it is one.
@@ -317,7 +317,7 @@ def paragraphs(stream: BinaryIO, source: str, problems: Problems) -> Iterator[Re
         try:
             line = next(lines, "")
         except BadLineError as error:
-            problems.add(f"{source}{lines.number}", error)
+            problems.add_problem(f"{source}{lines.number}", error)
             continue
         blank = not line.strip()
         if by_line is None and held:

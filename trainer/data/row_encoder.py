@@ -143,7 +143,7 @@ class RowEncoder:
             sizes += [size_of(sample)] * len(sample.answers)
             tree = json.dumps(record.tree).encode() if prompts else None
             records += [tree] * len(sample.answers)
-        problems.check()
+        problems.raise_if_any()
         report.keys = keys.counts()
         report.kind = self._labels and self._labels.kind
         batch = pa.record_batch([ids, learned, labels, digests, sizes, records], schema=SCHEMA)
@@ -162,7 +162,7 @@ class RowEncoder:
         )
         if encoder and self._settings.prompts:
             turns_before(sample)
-            prompt = encoder.prompt(sample)
+            prompt = encoder.encode_prompt(sample)
             checked = [(prompt, [IGNORED] * len(prompt), None)]
         elif encoder:
             checked = [encoder.encode_checked(answer) for answer in sample.answers]

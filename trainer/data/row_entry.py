@@ -324,7 +324,7 @@ class RowEntry:
                 if size >= PIECE_BYTES:
                     yield b"\n".join(held)
                     held, size = [], 0
-            problems.check()
+            problems.raise_if_any()
         except InputError:
             raise IrregularError from None
         if held:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.data.turns import ChatMessage, read_tools, read_turns
-from trainer.data.values import BadLineError, string_of, text_of
+from trainer.data.values import BadLineError, read_nonempty_text, read_string
 
 Tree = dict[str, Any]
 
@@ -72,7 +72,7 @@ def read_completion(tree: Tree, key: str = "completion") -> Sample:
     """
     prompt, answer = tree.get("prompt"), tree.get(key)
     if not isinstance(prompt, list | dict) and not isinstance(answer, list | dict):
-        return Sample(text_of(tree, key), prompt=string_of(tree, "prompt"))
+        return Sample(read_nonempty_text(tree, key), prompt=read_string(tree, "prompt"))
     asked = as_context(turns_of(tree, "prompt", "user"))
     return build_conversation(tree, (*asked, *turns_of(tree, key, "assistant")))
 
@@ -85,7 +85,7 @@ def turns_of(tree: Tree, key: str, role: str) -> tuple[ChatMessage, ...]:
     """
     if isinstance(tree.get(key), list | dict):
         return read_turns(tree[key], key)
-    return (ChatMessage(role, text_of(tree, key)),)
+    return (ChatMessage(role, read_nonempty_text(tree, key)),)
 
 
 def as_context(turns: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
@@ -99,7 +99,7 @@ def build_conversation(tree: Tree, turns: tuple[ChatMessage, ...]) -> Sample:
     Raises:
         BadLineError: there are two system texts, or the tools are none.
     """
-    system = string_of(tree, "system") if "system" in tree else ""
+    system = read_string(tree, "system") if "system" in tree else ""
     if system.strip():
         first = turns[0]
         if first.role == "system" and first.content != system:

@@ -15,7 +15,7 @@ from trainer.data.data_file import ConversationCheck
 from trainer.data.digests import DIGEST_TYPE, Digests, choose_held_out, count_repeated
 from trainer.data.encoder import IGNORED, Encoder
 from trainer.data.labels import Kind
-from trainer.data.measurement import Measurement, measure
+from trainer.data.measurement import Measurement, measure_samples
 from trainer.data.sample import Sample
 from trainer.data.tokens import Dataset
 from trainer.system.errors import InputError
@@ -37,7 +37,7 @@ class SampleFile:
 
     def hold_out(self, fraction: float) -> tuple[SampleFile, SampleFile]:
         """Return the training samples and the held-out ones."""
-        held = choose_held_out(np.concatenate(list(self.digests())), fraction)
+        held = choose_held_out(np.concatenate(list(self.sample_digests())), fraction)
         if held is None:
             raise InputError(
                 f"{self.path}: has only one distinct sample, so none can be held out; give a"
@@ -70,9 +70,11 @@ class SampleFile:
             )
         return dataset
 
-    def measure(self, encoder: Encoder, max_seq_len: int, budget: int | None = None) -> Measurement:
+    def measure_tokens(
+        self, encoder: Encoder, max_seq_len: int, budget: int | None = None
+    ) -> Measurement:
         """Count the tokens."""
-        return measure(self.samples, encoder, max_seq_len, budget)
+        return measure_samples(self.samples, encoder, max_seq_len, budget)
 
     def check_conversations(self, encoder: Encoder) -> ConversationCheck:
         """Lay out each conversation."""
@@ -84,7 +86,9 @@ class SampleFile:
                     continue
                 conversations += 1
                 try:
-                    lost += any(encoder.check(answer) is not None for answer in sample.answers)
+                    lost += any(
+                        encoder.check_conversation(answer) is not None for answer in sample.answers
+                    )
                     markup.update(set(filter(None, map(encoder.plain_markup, sample.answers))))
                 except ConversationError as error:
                     raise InputError(f"{sample.place(self.path)}: {error}") from None
@@ -97,9 +101,11 @@ class SampleFile:
     def count_repeated(self) -> tuple[int, int]:
         """Return how many samples are as one before, and how many texts have several labels."""
         labels = [-1 if each.label is None else each.label for each in self.samples]
-        return count_repeated(np.concatenate(list(self.digests())), np.array(labels, np.int64))
+        return count_repeated(
+            np.concatenate(list(self.sample_digests())), np.array(labels, np.int64)
+        )
 
-    def digests(self) -> Digests:
+    def sample_digests(self) -> Digests:
         """Return the digests of the samples."""
         return [np.array([each.digest() for each in self.samples], "S32").astype(DIGEST_TYPE)]
 

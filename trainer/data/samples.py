@@ -96,14 +96,14 @@ def read_file(
         log_if_slow(f"reading {path}"),
         report_progress(f"reading {path.name}", count_lines(path)) as rows,
     ):
-        found = iterate(path, labels, unused, columns, prompts=prompts, pairs=pairs)
-        samples = _held(path, (sample for _, sample in found), rows)
+        found = iter_samples(path, labels, unused, columns, prompts=prompts, pairs=pairs)
+        samples = _read_all(path, (sample for _, sample in found), rows)
     if not samples:
         raise InputError(f"{path}: holds no samples")
     return SampleFile(path, samples, unused.report(), labels and labels.kind, unused.shapes)
 
 
-def _held(path: Path, found: Iterator[Sample], progress: Progress) -> list[Sample]:
+def _read_all(path: Path, found: Iterator[Sample], progress: Progress) -> list[Sample]:
     """Return all samples of a file.
 
     Raises:
@@ -174,7 +174,7 @@ def columns_of_run(path: Path, columns: dict[str, str]) -> dict[str, str]:
     return columns
 
 
-def iterate(
+def iter_samples(
     path: Path,
     labels: LabelColumn | None,
     unused: KeyCounts,
@@ -195,14 +195,14 @@ def iterate(
     usual = f"{path}:"
     for record in read_records(path, problems, columns):
         try:
-            where = record.within(path)
+            where = record.locate_in(path)
             kind = {"prompts": prompts, "pairs": pairs}
             sample = parse_sample(record.tree, record.number, labels, where=where, **kind)
             unused.add(record.tree, sample)
         except BadLineError as error:
-            problems.add(record.place, error)
+            problems.add_problem(record.location, error)
             continue
         if record.source != usual:
             sample = replace(sample, source=record.source)
         yield record, sample
-    problems.check()
+    problems.raise_if_any()

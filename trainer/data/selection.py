@@ -49,8 +49,8 @@ def choose_files(place: str, names: list[str]) -> tuple[list[str], LeftOut]:
         InputError: there are none, or they are of several splits without `train`.
     """
     found, left_out = split_off_documentation(names)
-    records = [name for name in found if kind_of(name) in RECORDS]
-    data = records or [name for name in found if kind_of(name) in TEXTS]
+    records = [name for name in found if file_suffix(name) in RECORDS]
+    data = records or [name for name in found if file_suffix(name) in TEXTS]
     if not data:
         known = " ".join(sorted(RECORDS | TEXTS))
         beside = left_out.get("documentation")
@@ -108,7 +108,7 @@ def put_aside(left_out: LeftOut, reason: str, names: Iterable[str]) -> None:
         left_out.setdefault(reason, []).extend(added)
 
 
-def kind_of(name: str) -> str:
+def file_suffix(name: str) -> str:
     """Return a file's suffix below those of packing; "" of what tools write beside data."""
     pure = _unpacked(name)
     return "" if pure.name in _OF_TOOLS else pure.suffix

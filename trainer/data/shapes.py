@@ -26,30 +26,38 @@ from trainer.data.turns import (
     read_conversations,
     read_messages,
 )
-from trainer.data.values import BadLineError, kind_of, objects_of, string_of, text_of
+from trainer.data.values import (
+    BadLineError,
+    describe_type,
+    read_nonempty_text,
+    read_objects,
+    read_string,
+)
 from trainer.system.key_table import KeyTable, UnknownKeys
 
 
-def _instruction(tree: Tree, given: str, output: str) -> Sample:
+def _read_instruction(tree: Tree, given: str, output: str) -> Sample:
     """Read an instruction, with what it is about in `given`, and its answer."""
     asked = read_instruction(tree, given)
-    return build_conversation(tree, (*asked, ChatMessage("assistant", text_of(tree, output))))
+    return build_conversation(
+        tree, (*asked, ChatMessage("assistant", read_nonempty_text(tree, output)))
+    )
 
 
-def _instances(tree: Tree) -> Sample:
+def _read_instances(tree: Tree) -> Sample:
     """Read a seed task of self-instruct."""
-    instances = objects_of(tree["instances"], "instances")
+    instances = read_objects(tree["instances"], "instances")
     if len(instances) != 1:
         raise BadLineError(
             f"'instances' has {len(instances)} examples, a line is one; write a line for each"
         )
-    return _instruction({**tree, **instances[0]}, "input", "output")
+    return _read_instruction({**tree, **instances[0]}, "input", "output")
 
 
-def _glaive(tree: Tree) -> Sample:
+def _read_glaive(tree: Tree) -> Sample:
     """Read a conversation with function calls as Glaive publishes them."""
-    turns = glaive.read_chat(text_of(tree, "chat"))
-    system, tools = glaive.read_system(string_of(tree, "system") if "system" in tree else "")
+    turns = glaive.read_chat(read_nonempty_text(tree, "chat"))
+    system, tools = glaive.read_system(read_string(tree, "system") if "system" in tree else "")
     spoken = [ChatMessage("system", system)] if system else []
     return Sample("", messages=(*spoken, *turns), tools=tools)
 
@@ -81,7 +89,7 @@ class Shape:
 _WHOLE = ("text", "prompt", "completion", "input", "output", "instruction", "context", "response")
 
 SHAPES = (
-    Shape(("text",), lambda tree: Sample(text_of(tree, "text")), "all of it"),
+    Shape(("text",), lambda tree: Sample(read_nonempty_text(tree, "text")), "all of it"),
     Shape(
         ("messages",),
         lambda tree: build_conversation(tree, read_messages(tree["messages"], "messages")),
@@ -111,7 +119,7 @@ SHAPES = (
     ),
     Shape(
         ("instruction", "output"),
-        lambda tree: _instruction(tree, "input", "output"),
+        lambda tree: _read_instruction(tree, "input", "output"),
         "the output, and the answers of the history",
         optional=("input", "history", "system", "tools"),
         idle=("text",),  # tatsu-lab/alpaca has the others put together
@@ -119,19 +127,21 @@ SHAPES = (
     ),
     Shape(
         ("instruction", "response"),
-        lambda tree: _instruction(tree, "context", "response"),
+        lambda tree: _read_instruction(tree, "context", "response"),
         "the response",
         optional=("context",),
         answers=("response",),
     ),
     Shape(
         ("instruction", "instances"),
-        _instances,
+        _read_instances,
         "the output of the instance",
         answers=("instances",),
     ),
-    Shape(("chat",), _glaive, "the assistant's turns", optional=("system",), answers=("chat",)),
-    Shape(("input",), lambda tree: Sample(text_of(tree, "input")), "all of it"),
+    Shape(
+        ("chat",), _read_glaive, "the assistant's turns", optional=("system",), answers=("chat",)
+    ),
+    Shape(("input",), lambda tree: Sample(read_nonempty_text(tree, "input")), "all of it"),
 )
 """The shapes of a `causal-lm` line."""
 PREFERENCE = Shape(
@@ -237,7 +247,7 @@ class KeyCounts:
             return "{chosen, rejected}"
         if self._labelled:
             return f"{{{next(key for key in TEXTS if key in tree)}, label}}"
-        return shape_of(tree).spelled
+        return find_shape(tree).spelled
 
     def report(self) -> list[str]:
         """Return a line for the unused keys of lines, and one for those of turns."""
@@ -271,7 +281,7 @@ def parse_sample(
         BadLineError: it is not a sample.
     """
     if not isinstance(tree, dict):
-        raise BadLineError(f"expected an object, got {kind_of(tree)}")
+        raise BadLineError(f"expected an object, got {describe_type(tree)}")
     check_accepted(tree)
     table = _table(labels, pairs)
     if refusal := table.explain_refusal(key for key in tree if tree[key] not in (None, "", [], {})):
@@ -279,15 +289,15 @@ def parse_sample(
     if labels is not None:
         return Sample(*parse_labelled(tree, where, labels), line=number)
     if pairs:
-        return replace(PREFERENCE.read(_given(tree, "")), line=number)
-    shape = shape_of(tree)
-    sample = shape.read(_given(tree))
+        return replace(PREFERENCE.read(_drop_nulls(tree, "")), line=number)
+    shape = find_shape(tree)
+    sample = shape.read(_drop_nulls(tree))
     if sample.messages and not prompts:
         check_target(shape.keys[-1], sample.messages)
     return replace(sample, line=number)
 
 
-def _given(tree: Tree, absent: str | None = None) -> Tree:
+def _drop_nulls(tree: Tree, absent: str | None = None) -> Tree:
     """Leave out null, which tables have where a line lacks a column; decode turns of a cell.
 
     Args:
@@ -302,7 +312,7 @@ def _given(tree: Tree, absent: str | None = None) -> Tree:
     }
 
 
-def shape_of(tree: Tree) -> Shape:
+def find_shape(tree: Tree) -> Shape:
     """Return the shape of an object.
 
     Keys of other shapes are allowed only beside a conversation, which is complete.

@@ -15,7 +15,7 @@ ANSWERS_SCHEMA = "motley.answers/1"
 DESCRIPTION = "dataset.json"
 
 
-def holds_logits(folder: Path) -> bool:
+def has_logits(folder: Path) -> bool:
     """Return whether a folder has the description of a teacher's logits, or of an unknown kind."""
     return shards_schema(folder) not in (None, ANSWERS_SCHEMA)
 

@@ -21,7 +21,7 @@ from trainer.data.selection import (
     LeftOut,
     choose_files,
     choose_split,
-    kind_of,
+    file_suffix,
     only_split,
     put_aside,
     split_off_documentation,
@@ -58,7 +58,8 @@ class DataFiles:
         if self.piped or self.files == [path]:
             return None
         count = len(self.files)
-        reads = f"{spelled(path)}: reads {self.files[0].name if count == 1 else f'{count:,} files'}"
+        files = self.files[0].name if count == 1 else f"{count:,} files"
+        reads = f"{restore_scheme(path)}: reads {files}"
         reads += f" of @{self.revision}" if self.revision else ""
         out = ", ".join(
             f"{reason} ({len(names):,}: {', '.join(names[:NAMED])}"
@@ -78,14 +79,14 @@ def find_data(path: Path) -> DataFiles:
         InputError: there is nothing, or no data.
     """
     if named := HUB.fullmatch(str(path)):
-        there, subset, left_there = _from_hub(spelled(path), *named.groups())
+        there, subset, left_there = _from_hub(restore_scheme(path), *named.groups())
         revision = next(p for p in (there, *there.parents) if p.parent.name == "snapshots").name
         found = _find_in_folder(path, there, subset)
         return replace(found, revision=revision, left_out=found.left_out | left_there)
     if str(path).startswith("hf:"):
         raise InputError(
-            f"{spelled(path)}: is no data set of the hub, nor a file or folder in one; write it as"
-            " hf://datasets/OWNER/NAME/PATH, without .."
+            f"{restore_scheme(path)}: is no data set of the hub, nor a file or folder in one; write"
+            " it as hf://datasets/OWNER/NAME/PATH, without .."
         )
     try:
         mode = path.stat().st_mode
@@ -100,11 +101,11 @@ def find_data(path: Path) -> DataFiles:
     if stat.S_ISREG(mode):
         return DataFiles([path])
     if stat.S_ISFIFO(mode):
-        return DataFiles([_spooled(path)], piped=True)
+        return DataFiles([_spool_pipe(path)], piped=True)
     raise InputError(f"{path}: is a device or a socket, expected a file, a folder or a pipe")
 
 
-def spelled(path: Path) -> str:
+def restore_scheme(path: Path) -> str:
     """Return a path as it is given: of `hf://` a `Path` keeps one slash."""
     return re.sub(r"^hf:/+", "hf://", str(path))
 
@@ -128,7 +129,7 @@ def _hint(path: Path) -> str:
 
 
 @cache
-def _spooled(path: Path) -> Path:
+def _spool_pipe(path: Path) -> Path:
     """Return a file with what a pipe gave; it is removed when this process ends."""
     folder = Path(tempfile.mkdtemp(prefix="motley-data-"))
     owner = os.getpid()  # a forked child leaves it alone
@@ -156,24 +157,24 @@ def _spooled(path: Path) -> Path:
 def _find_in_folder(path: Path, folder: Path, subset: str | None = None) -> DataFiles:
     """Return the data files of a folder that a path names, and of a subset if one is chosen."""
     left_out: LeftOut = {}
-    if splits := _listed(folder / "dataset_dict.json", "splits"):
-        split = "train" if "train" in splits else only_split(spelled(path), splits)
+    if splits := _read_list(folder / "dataset_dict.json", "splits"):
+        split = "train" if "train" in splits else only_split(restore_scheme(path), splits)
         left_out = {f"split {name}": [name] for name in splits if name != split}
         folder /= split
-    if parts := _listed(folder / "state.json", "_data_files"):  # written by save_to_disk
+    if parts := _read_list(folder / "state.json", "_data_files"):  # written by save_to_disk
         files = [folder / PurePath(str(part["filename"])).name for part in parts]
         return DataFiles(files, left_out=left_out)
     if plans := _answer_shards(folder):
         return DataFiles([folder / name / "answers.parquet" for name in plans])
     if folder.is_file():  # of the hub
         return DataFiles([folder])
-    names, hidden = _visible(folder)
-    chosen, others = _choose(spelled(path), names, read_subsets(folder), subset)
+    names, hidden = _list_visible(folder)
+    chosen, others = _choose_files(restore_scheme(path), names, read_subsets(folder), subset)
     put_aside(others, "hidden", hidden)
     return DataFiles([folder / name for name in chosen], left_out=others)
 
 
-def _choose(
+def _choose_files(
     place: str, names: list[str], subsets: dict[str, Subset], subset: str | None
 ) -> tuple[list[str], LeftOut]:
     """Choose among the names below a folder, whose README may name subsets."""
@@ -188,19 +189,19 @@ def find_texts(folder: Path) -> DataFiles | None:
 
     Its data is then what `find_data` finds. JSON files do not make a folder of other texts data.
     """
-    names, hidden = _visible(folder)
-    kinds = {kind_of(name) for name in names}
+    names, hidden = _list_visible(folder)
+    kinds = {file_suffix(name) for name in names}
     if kinds & RECORDS - {".json"} or (".json" in kinds and kinds <= RECORDS | TEXTS | {""}):
         return None
     left_out: LeftOut = {}
     if kinds <= TEXTS | {""}:  # otherwise a program's `test` is no split, and its README a text
         names, left_out = split_off_documentation(names)
-        names = choose_split(spelled(folder), names, left_out)
+        names = choose_split(restore_scheme(folder), names, left_out)
     put_aside(left_out, "hidden", hidden)
     return DataFiles([folder / name for name in names], left_out=left_out)
 
 
-def _visible(folder: Path) -> tuple[list[str], list[str]]:
+def _list_visible(folder: Path) -> tuple[list[str], list[str]]:
     """Return the paths below a folder in the order of their bytes, and those that are hidden.
 
     A folder behind a link is one of them, as `launch sync` brings it, unless it holds the link.
@@ -236,13 +237,13 @@ def _answer_shards(folder: Path) -> list[str]:
     missing = [name for name in names if not (folder / name / "manifest.json").is_file()]
     if missing:
         raise InputError(
-            f"{spelled(folder)}: {len(missing)} of {len(names)} shards are missing, such as"
+            f"{restore_scheme(folder)}: {len(missing)} of {len(names)} shards are missing, such as"
             f" {missing[0]}; let `trainer distill generate` finish"
         )
     return names
 
 
-def _listed(file: Path, key: str) -> list[Any]:
+def _read_list(file: Path, key: str) -> list[Any]:
     """Return a list of a JSON file that `datasets` wrote; [] if there is no such file or list."""
     try:
         found = json.loads(read_file(file))[key]
@@ -281,7 +282,7 @@ def _from_hub(
                 subset, inner = inner, None
             if inner is None:
                 whole = given.removesuffix(f"/{subset}")
-                patterns, left_out = _choose(whole, names, subsets, subset)
+                patterns, left_out = _choose_files(whole, names, subsets, subset)
         with log_if_slow(f"downloading {given}"):
             folder = Path(snapshot_download(name, allow_patterns=patterns, **wanted))
     except (RepositoryNotFoundError, RevisionNotFoundError):

@@ -97,9 +97,9 @@ def choose_files_of(
     """
     left_out: LeftOut = {}
     if ANY in subset.patterns:
-        chosen, left_out = choose_files(place, _matching(names, subset.patterns[ANY]))
+        chosen, left_out = choose_files(place, _match_names(names, subset.patterns[ANY]))
     else:
-        splits = {split: _matching(names, each) for split, each in subset.patterns.items()}
+        splits = {split: _match_names(names, each) for split, each in subset.patterns.items()}
         train = "train" if "train" in splits else only_split(place, sorted(splits))
         chosen = splits.pop(train)
         if not chosen:
@@ -110,18 +110,18 @@ def choose_files_of(
         for split, found in splits.items():
             put_aside(left_out, f"split {split}", set(found).difference(chosen))
     for other in subsets.values():
-        files = {name for each in other.patterns.values() for name in _matching(names, each)}
+        files = {name for each in other.patterns.values() for name in _match_names(names, each)}
         put_aside(left_out, f"subset {other.name}", files.difference(chosen, *left_out.values()))
     put_aside(left_out, "other files", set(names).difference(chosen, *left_out.values()))
     return chosen, left_out
 
 
-def _matching(names: list[str], patterns: list[str]) -> list[str]:
+def _match_names(names: list[str], patterns: list[str]) -> list[str]:
     """Return the names that match: `*` stands for a part of a name, `**` for folders as well."""
-    return [name for name in names if any(_matches(name, pattern) for pattern in patterns)]
+    return [name for name in names if any(_is_match(name, pattern) for pattern in patterns)]
 
 
-def _matches(name: str, pattern: str) -> bool:
+def _is_match(name: str, pattern: str) -> bool:
     deep = "**" in pattern
     return (deep or name.count("/") == pattern.count("/")) and fnmatch.fnmatchcase(
         name, pattern.replace("**/", "*")

@@ -41,7 +41,7 @@ def survey(
     """
 
     def lengths(file: DataFile) -> Iterator[str]:
-        return length_lines(file.measure(encoder, max_seq_len, MEASURED_BYTES), max_seq_len)
+        return length_lines(file.measure_tokens(encoder, max_seq_len, MEASURED_BYTES), max_seq_len)
 
     if train is None:
         found = lengths(validation) if validation else ()
@@ -96,8 +96,8 @@ def check_conversations(file: DataFile, encoder: Encoder) -> list[str]:
 
 def length_lines(found: Measurement, max_seq_len: int) -> Iterator[str]:
     """Yield how many tokens there are, and how many are cut."""
-    measured = "" if found.complete else f" ({found.measured:,} samples measured)"
-    about = "" if found.complete else "about "
+    measured = "" if found.is_complete else f" ({found.measured:,} samples measured)"
+    about = "" if found.is_complete else "about "
     yield (
         f"{_count(found.samples, 'sample')}, {about}{found.tokens:,} tokens{measured}, the longest"
         f" has {found.longest:,}"
@@ -111,7 +111,7 @@ def length_lines(found: Measurement, max_seq_len: int) -> Iterator[str]:
         )
     if found.unlearned:
         has = "has" if found.unlearned == 1 else "have"
-        many = "at least " if not found.complete else ""
+        many = "at least " if not found.is_complete else ""
         yield f"{many}{_count(found.unlearned, 'sample')} {has} no token to learn"
     if found.unknown:
         yield (
@@ -146,7 +146,9 @@ def class_lines(counts: dict[str, int]) -> Iterator[str]:
 
 def find_repetitions(train: DataFile, validation: DataFile | None) -> Repetitions:
     """Compare all samples of a run by their texts."""
-    shared = 0 if validation is None else count_shared(train.digests, validation.digests())
+    shared = (
+        0 if validation is None else count_shared(train.sample_digests, validation.sample_digests())
+    )
     return Repetitions(*train.count_repeated(), shared)
 
 

@@ -19,7 +19,7 @@ from trainer.data.records import (
     TextLines,
     choose_columns,
 )
-from trainer.data.values import BadLineError, first_double
+from trainer.data.values import BadLineError, find_duplicate
 
 _COLUMNS = 10_000
 """Columns of a table."""
@@ -53,7 +53,7 @@ def read_table(
         except csv.Error as problem:
             error = problem
         except BadLineError as problem:  # of a line's bytes
-            problems.add(f"{source}{number}", problem)
+            problems.add_problem(f"{source}{number}", problem)
             if table is None:
                 return
             continue
@@ -67,7 +67,7 @@ def read_table(
                 continue
             found = table.split(row, error, lines.taken)
         except BadLineError as problem:
-            problems.add(f"{source}{number}", problem)
+            problems.add_problem(f"{source}{number}", problem)
             if table is None:
                 return
             continue
@@ -75,7 +75,7 @@ def read_table(
             try:
                 yield Record(table.read(each), source, number + index)
             except BadLineError as problem:
-                problems.add(f"{source}{number + index}", problem)
+                problems.add_problem(f"{source}{number + index}", problem)
 
 
 class _NotedLines(TextLines):
@@ -107,7 +107,7 @@ class _Table:
                 f"the header has {len(header):,} columns; at most {_COLUMNS:,} are read"
             )
         given = [name.strip() for name in header]
-        if (double := first_double(filter(None, given))) is not None:
+        if (double := find_duplicate(filter(None, given))) is not None:
             raise BadLineError(f"the header has the column {double[:40]!r} twice")
         names = [name or _place_of(index, given) for index, name in enumerate(given)]
         self._unnamed = {name for name, there in zip(names, given, strict=True) if not there}

@@ -121,14 +121,14 @@ class TokenizerFolder:
         for more in ("extra_special_tokens", "model_specific_special_tokens"):
             if isinstance(settings.get(more), dict):
                 named |= settings[more]
-        self._named = {key: token for key, value in named.items() if (token := _token(value))}
+        self._named = {key: token for key, value in named.items() if (token := _parse_token(value))}
 
     @property
     def names(self) -> dict[str, str]:
         """The special tokens by their names, such as `eos_token`."""
         return {key: token.content for key, token in self._named.items()}
 
-    def unused(self) -> list[str]:
+    def list_unused(self) -> list[str]:
         """Return a line for the unknown files, and one for the unknown settings."""
         files = sorted(file.name for file in self.path.iterdir())
         lines: list[str] = []
@@ -142,7 +142,7 @@ class TokenizerFolder:
                 lines.append(f"{self.path}: {line}")
         return lines
 
-    def tokenizer(self) -> Tokenizer:
+    def open_tokenizer(self) -> Tokenizer:
         """Return the tokenizer with all tokens of the folder, without truncation and padding.
 
         Raises:
@@ -150,7 +150,7 @@ class TokenizerFolder:
         """
         path = self.path / TOKENIZER_FILE
         if not path.is_file():
-            raise InputError(f"{path}: no such file; {self._instead()}")
+            raise InputError(f"{path}: no such file; {self._suggest_remedy()}")
         refuse_pointer(path)
         try:
             tokenizer: Tokenizer = Tokenizer.from_buffer(read_file(path))
@@ -162,10 +162,10 @@ class TokenizerFolder:
         tokenizer.no_padding()
         _keep_white_space(tokenizer)
         self._check_prefix_space(tokenizer)
-        self._add(tokenizer)
+        self._add_tokens(tokenizer)
         return tokenizer
 
-    def _instead(self) -> str:
+    def _suggest_remedy(self) -> str:
         """Return what to do without a tokenizer.json."""
         older = [name for name in sorted(FILES.harmless) if (self.path / name).is_file()]
         if not older:
@@ -186,13 +186,13 @@ class TokenizerFolder:
                 " with"
             )
 
-    def _add(self, tokenizer: Tokenizer) -> None:
+    def _add_tokens(self, tokenizer: Tokenizer) -> None:
         """Add the tokens that tokenizer.json lacks.
 
         Raises:
             InputError: a file numbers a token otherwise than the tokenizer does.
         """
-        named, extra = self._named, self._extra()
+        named, extra = self._named, self._extra_tokens()
         special = {token.content for token in (*named.values(), *extra)}
         numbered: dict[int, AddedToken] = {}
         source = OLD_ADDED_FILE if self._legacy else SETTINGS_FILE
@@ -202,7 +202,7 @@ class TokenizerFolder:
                 numbered[number] = AddedToken(content, special=kind, normalized=not kind)
         else:
             for number, value in self.settings["added_tokens_decoder"].items():
-                if token := _token(value, special=False):
+                if token := _parse_token(value, special=False):
                     numbered[int(number)] = token
         there = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
         # One at a time: the library takes the special ones of a list apart from the others.
@@ -221,18 +221,18 @@ class TokenizerFolder:
                 tokenizer.add_tokens([token])
                 there.add(token.content)
 
-    def _extra(self) -> list[AddedToken]:
+    def _extra_tokens(self) -> list[AddedToken]:
         """Return the special tokens that have no name."""
         extra = self.settings.get("extra_special_tokens")
         if not extra:
             extra = self.settings.get("additional_special_tokens")
         listed = extra if isinstance(extra, list) else []
-        return [token for value in listed if (token := _token(value))]
+        return [token for value in listed if (token := _parse_token(value))]
 
 
 def load_tokenizer(tokenizer_dir: Path) -> Tokenizer:
     """Return the tokenizer of a folder; see `TokenizerFolder.tokenizer`."""
-    return TokenizerFolder(tokenizer_dir).tokenizer()
+    return TokenizerFolder(tokenizer_dir).open_tokenizer()
 
 
 def special_token(tokenizer_dir: Path, tokenizer: Tokenizer, name: str) -> int | None:
@@ -241,7 +241,7 @@ def special_token(tokenizer_dir: Path, tokenizer: Tokenizer, name: str) -> int |
     return None if token is None else tokenizer.token_to_id(token)
 
 
-def _token(value: Any, *, special: bool = True) -> AddedToken | None:
+def _parse_token(value: Any, *, special: bool = True) -> AddedToken | None:
     """Return a token from its text, or from an object with its properties."""
     if isinstance(value, str) and value:
         return AddedToken(value, special=special)

@@ -18,11 +18,11 @@ from typing import Any
 from trainer.data.values import (
     BadLineError,
     check_unicode,
-    decode,
-    kind_of,
-    objects_of,
-    shown,
-    string_of,
+    decode_json,
+    describe_type,
+    format_value,
+    read_objects,
+    read_string,
 )
 from trainer.system.key_table import KeyTable
 
@@ -92,7 +92,7 @@ def decode_turns(value: Any, key: str) -> Any:
     """
     if not isinstance(value, str) or not _AS_TEXT.match(value):
         return value
-    tree = decode(value, key)
+    tree = decode_json(value, key)
     turns = tree if isinstance(tree, list) else [tree]
     return tree if all(_has_speaker(turn) for turn in turns) else value
 
@@ -110,7 +110,7 @@ def read_messages(value: Any, key: str) -> tuple[ChatMessage, ...]:
     Raises:
         BadLineError: they are not turns.
     """
-    return _turns(value, key, "role", "content", ROLES)
+    return _read_turn_list(value, key, "role", "content", ROLES)
 
 
 def read_conversations(value: Any, key: str) -> tuple[ChatMessage, ...]:
@@ -121,7 +121,7 @@ def read_conversations(value: Any, key: str) -> tuple[ChatMessage, ...]:
     """
     if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
         return read_messages(value, key)
-    return _turns(value, key, "from", "value", SHAREGPT_ROLES)
+    return _read_turn_list(value, key, "from", "value", SHAREGPT_ROLES)
 
 
 def read_turns(value: Any, key: str) -> tuple[ChatMessage, ...]:
@@ -145,39 +145,40 @@ def read_tools(value: Any, key: str, *, wrap: bool) -> tuple[dict[str, Any], ...
     Raises:
         BadLineError: they are no list of objects.
     """
-    found = objects_of(value, key)
+    found = read_objects(value, key)
     for each in found:
         if not isinstance(each.get("function", each), dict):
             raise BadLineError(f"'{key}' has a 'function' that is no object")
     check_unicode(found, f"'{key}'")
     if wrap:
         found = [
-            each if "function" in each or "name" not in each else _wrapped(each) for each in found
+            each if "function" in each or "name" not in each else _wrap_function(each)
+            for each in found
         ]
     return tuple(found)
 
 
-def call(name: str, arguments: Any) -> dict[str, Any]:
+def make_call(name: str, arguments: Any) -> dict[str, Any]:
     """Return a call as chat templates expect it."""
-    return _wrapped({"name": name, "arguments": arguments})
+    return _wrap_function({"name": name, "arguments": arguments})
 
 
-def _wrapped(function: Mapping[str, Any]) -> dict[str, Any]:
+def _wrap_function(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": dict(function)}
 
 
-def _turns(
+def _read_turn_list(
     value: Any, key: str, speaker: str, said: str, roles: Mapping[str, str]
 ) -> tuple[ChatMessage, ...]:
     if isinstance(value, str):
-        value = decode(value, key)
+        value = decode_json(value, key)
     if not isinstance(value, list) or not value:
         raise BadLineError(f"'{key}' must be a non-empty list")
     messages: list[ChatMessage] = []
     for index, turn in enumerate(value):
         try:
             if not isinstance(turn, dict):
-                raise BadLineError(f"must be an object, got {kind_of(turn)}")
+                raise BadLineError(f"must be an object, got {describe_type(turn)}")
             messages.append(_read_turn(turn, speaker, said, roles))
         except BadLineError as error:
             separator = " " if str(error).startswith("must") else ": "
@@ -188,7 +189,7 @@ def _turns(
 def _read_turn(
     turn: dict[str, Any], speaker: str, said: str, roles: Mapping[str, str]
 ) -> ChatMessage:
-    given = string_of(turn, speaker)
+    given = read_string(turn, speaker)
     if given not in roles:
         raise BadLineError(f"{speaker} must be one of {', '.join(roles)}, got {given[:40]!r}")
     role = roles[given]
@@ -198,32 +199,32 @@ def _read_turn(
         raise BadLineError(refusal)
     for key in TURN_KEYS.refused:
         more.pop(key, None)
-    learned = _learned(more, role)
+    learned = _take_flags(more, role)
     if given == "function_call":
-        more["tool_calls"] = _calls_of_text(string_of(more, said))
+        more["tool_calls"] = _calls_of_text(read_string(more, said))
         more.pop(said)
     _read_calls(more)
     if others := {key: more[key] for key in more if key != said}:
         check_unicode(others, "a key of the turn")
     for key in REASONING:
         if key in more:
-            string_of(more, key)
+            read_string(more, key)
     if isinstance(more.get(said), list):
-        more[said] = _joined(more[said])
+        more[said] = _join_parts(more[said])
     if role == "assistant" and said not in more and {"tool_calls", *REASONING} & more.keys():
         # LLaMA-Factory's call has an empty text, a null stays a missing key.
         return ChatMessage(role, "", more, learned, absent=given != "function_call")
-    content = string_of(turn | more, said)
+    content = read_string(turn | more, said)
     return ChatMessage(role, content, {k: v for k, v in more.items() if k != said}, learned)
 
 
-def _learned(more: dict[str, Any], role: str) -> bool:
+def _take_flags(more: dict[str, Any], role: str) -> bool:
     """Take the flags out of a turn's keys; return whether it is learned."""
     values = {key: more.pop(key) for key in FLAGS if key in more}
     for key, value in values.items():
         if value not in (0, 1):
             allowed = "0 or 1" if key == "weight" else "true or false"
-            raise BadLineError(f"'{key}' must be {allowed}, got {shown(value)}")
+            raise BadLineError(f"'{key}' must be {allowed}, got {format_value(value)}")
         if value and role != "assistant":
             raise BadLineError(
                 f"'{key}' asks to learn a turn of {role}, only the assistant's are; remove it"
@@ -233,14 +234,14 @@ def _learned(more: dict[str, Any], role: str) -> bool:
 
 def _read_calls(more: dict[str, Any]) -> None:
     """Bring the calls of a turn into the form that templates expect: arguments are objects."""
-    calls = objects_of(more.pop("tool_calls", None), "tool_calls")
+    calls = read_objects(more.pop("tool_calls", None), "tool_calls")
     if "function_call" in more:
         older = more.pop("function_call")
         if not isinstance(older, dict):
-            raise BadLineError(f"'function_call' must be an object, got {kind_of(older)}")
+            raise BadLineError(f"'function_call' must be an object, got {describe_type(older)}")
         if calls:
             raise BadLineError("has both 'function_call' and 'tool_calls'; remove one")
-        calls = [_wrapped(older)]
+        calls = [_wrap_function(older)]
     if calls:
         more["tool_calls"] = [_with_object(each) for each in calls]
 
@@ -256,7 +257,7 @@ def _with_object(each: dict[str, Any]) -> dict[str, Any]:
         function = {**function, "arguments": json.loads(given) if given.strip() else {}}
     except (ValueError, RecursionError):
         raise BadLineError(
-            f"a call's 'arguments' are text that is not JSON: {shown(given)}"
+            f"a call's 'arguments' are text that is not JSON: {format_value(given)}"
         ) from None
     return {**each, "function": function} if "function" in each else function
 
@@ -271,22 +272,24 @@ def _calls_of_text(value: str) -> list[dict[str, Any]]:
     calls: list[Any] = tree if isinstance(tree, list) else [tree]
     if not calls or not all(isinstance(each, dict) and "name" in each for each in calls):
         raise BadLineError(problem)
-    return [call(each["name"], each.get("arguments", {})) for each in calls]
+    return [make_call(each["name"], each.get("arguments", {})) for each in calls]
 
 
-def _joined(parts: list[Any]) -> str:
+def _join_parts(parts: list[Any]) -> str:
     """Return the text of a content of parts, put together as templates that take parts do."""
     texts: list[str] = []
     for part in parts:
         if isinstance(part, str):
             part = {"type": "text", "text": part}
         if not isinstance(part, dict):
-            raise BadLineError(f"a part of its content must be an object, got {kind_of(part)}")
+            raise BadLineError(
+                f"a part of its content must be an object, got {describe_type(part)}"
+            )
         sort = part.get("type", "text")
         if sort != "text":
             raise BadLineError(
-                f"a part of its content is {shown(sort)}, only text is learned; remove the part,"
-                " or the line"
+                f"a part of its content is {format_value(sort)}, only text is learned; remove the"
+                " part, or the line"
             )
-        texts.append(string_of(part, "text"))
+        texts.append(read_string(part, "text"))
     return "".join(texts)

@@ -15,19 +15,19 @@ class BadLineError(Exception):
     """The problem of one line."""
 
 
-def text_of(tree: dict[str, Any], key: str) -> str:
+def read_nonempty_text(tree: dict[str, Any], key: str) -> str:
     """Return a text that is not empty.
 
     Raises:
         BadLineError: the key is missing, or its value is another.
     """
-    text = string_of(tree, key)
+    text = read_string(tree, key)
     if not text.strip():
         raise BadLineError(f"'{key}' is empty")
     return text
 
 
-def string_of(tree: dict[str, Any], key: str) -> str:
+def read_string(tree: dict[str, Any], key: str) -> str:
     """Return a string that is text.
 
     Raises:
@@ -37,7 +37,7 @@ def string_of(tree: dict[str, Any], key: str) -> str:
         raise BadLineError(f"lacks the key '{key}'")
     value = tree[key]
     if not isinstance(value, str):
-        raise BadLineError(f"'{key}' must be a string, got {kind_of(value)}")
+        raise BadLineError(f"'{key}' must be a string, got {describe_type(value)}")
     check_unicode(value, f"'{key}'")
     return value
 
@@ -55,14 +55,14 @@ def check_unicode(value: Any, what: str) -> None:
         raise BadLineError(f"{what} holds a lone surrogate, which is not text") from None
 
 
-def objects_of(value: Any, key: str) -> list[dict[str, Any]]:
+def read_objects(value: Any, key: str) -> list[dict[str, Any]]:
     """Return a list of objects; some data has it as JSON in a string, and null is an empty one.
 
     Raises:
         BadLineError: it is something else.
     """
     if isinstance(value, str):
-        value = decode(value, key)
+        value = decode_json(value, key)
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
@@ -70,7 +70,7 @@ def objects_of(value: Any, key: str) -> list[dict[str, Any]]:
     return value
 
 
-def decode(text: str, key: str) -> Any:
+def decode_json(text: str, key: str) -> Any:
     """Return the JSON value of a text; an empty one is an empty list.
 
     Raises:
@@ -91,18 +91,18 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """
     found = dict(pairs)
     if len(found) < len(pairs):
-        double = first_double(key for key, _ in pairs)
+        double = find_duplicate(key for key, _ in pairs)
         raise BadLineError(f"has the key {str(double)[:40]!r} twice")
     return found
 
 
-def first_double(names: Iterable[str]) -> str | None:
+def find_duplicate(names: Iterable[str]) -> str | None:
     """Return the first name that is there twice, of any number; None if there is none."""
     seen: set[str] = set()
     return next((name for name in names if name in seen or seen.add(name)), None)
 
 
-def kind_of(value: Any) -> str:
+def describe_type(value: Any) -> str:
     """Return what JSON calls a value, with an article."""
     kind: type = type(value)
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
@@ -110,6 +110,6 @@ def kind_of(value: Any) -> str:
     return names.get(kind, "a number")
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a value as a short part of an error line."""
     return repr(value)[:SHOWN_CHARACTERS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainer.checkpoint.trained_model import Trained
+from trainer.checkpoint.trained_model import TrainedModel
 from trainer.replica.backend import Compute
 
 
@@ -43,7 +43,7 @@ class Task(Protocol):
         """Its name in records and on the command line."""
         ...
 
-    def run(self, trained: Trained, compute: Compute) -> Outcome:
+    def run(self, trained: TrainedModel, compute: Compute) -> Outcome:
         """Evaluate a model.
 
         Raises:

@@ -53,14 +53,14 @@ def read_problems(path: Path) -> list[Problem]:
     bad = Problems()
     for record in read_records(path, bad, {key: key for key in _KEYS}):
         if not isinstance(record.tree, dict):
-            raise InputError(f"{record.place}: expected an object with {', '.join(_KEYS)}")
+            raise InputError(f"{record.location}: expected an object with {', '.join(_KEYS)}")
         prompt, test, name = (record.tree[key] for key in _KEYS)
         if not all(isinstance(value, str) for value in (prompt, test, name)):
-            raise InputError(f"{record.place}: {', '.join(_KEYS)} must be strings")
+            raise InputError(f"{record.location}: {', '.join(_KEYS)} must be strings")
         if not name.isidentifier():
-            raise InputError(f"{record.place}: entry_point {name!r} is not a name")
+            raise InputError(f"{record.location}: entry_point {name!r} is not a name")
         problems.append(Problem(prompt, test, name))
-    bad.check()
+    bad.raise_if_any()
     if not problems:
         raise InputError(f"{path}: holds no problems, expected one JSON object a line")
     return problems

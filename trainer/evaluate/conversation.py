@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 
-from trainer.checkpoint.trained_model import Trained
+from trainer.checkpoint.trained_model import TrainedModel
 from trainer.data.shapes import Sample
 from trainer.data.turns import ChatMessage
 from trainer.evaluate.generation import Completion, TextModel
@@ -32,7 +32,7 @@ class Conversation:
     """
 
     def __init__(
-        self, trained: Trained, max_new_tokens: int, sampling: Sampling, system: str = ""
+        self, trained: TrainedModel, max_new_tokens: int, sampling: Sampling, system: str = ""
     ) -> None:
         self.model = TextModel(trained, date.today().isoformat())
         self._context = min(read_positions(trained.base_dir) or CONTEXT, CONTEXT)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer.checkpoint.trained_model import Trained
+from trainer.checkpoint.trained_model import TrainedModel
 from trainer.data.prompts import encode_prompts
 from trainer.data.shapes import Sample
 from trainer.model.layout import GradientLayout
@@ -55,7 +55,7 @@ class Generator(Protocol):
         ...
 
 
-Opener = Callable[[Trained], tuple[Generator, str]]
+Opener = Callable[[TrainedModel], tuple[Generator, str]]
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class TextModel:
         InputError: the model or its tokenizer cannot be used.
     """
 
-    def __init__(self, trained: Trained, today: str | None = None) -> None:
+    def __init__(self, trained: TrainedModel, today: str | None = None) -> None:
         if trained.config.task != "causal-lm":
             raise InputError(f"{trained.path}: is a classifier, only language models generate")
         self.trained = trained
-        self.encoder = trained.encoder(today)
+        self.encoder = trained.open_encoder(today)
         for line in self.encoder.unused:
             log.info("%s", line)
         self._generator: Generator | None = None
@@ -169,7 +169,7 @@ class TextModel:
 
 
 def complete(
-    trained: Trained,
+    trained: TrainedModel,
     samples: Sequence[Sample],
     max_new_tokens: int,
     sampling: Sampling,
@@ -197,7 +197,7 @@ def complete(
 
 
 def _open(
-    trained: Trained, longest: int, max_new_tokens: int, compute: Compute
+    trained: TrainedModel, longest: int, max_new_tokens: int, compute: Compute
 ) -> tuple[Generator, str]:
     """Return a generator on the first usable backend, and why no earlier one was taken."""
     from trainer.replica.backend import (
@@ -240,7 +240,9 @@ def _open(
     return generator, reason
 
 
-def _on_vulkan(trained: Trained, device: Device, longest: int, max_new_tokens: int) -> Generator:
+def _on_vulkan(
+    trained: TrainedModel, device: Device, longest: int, max_new_tokens: int
+) -> Generator:
     """Load a model with positions for a prompt of `longest` tokens and the new ones.
 
     A full model is loaded frozen: in its stored floats, without gradients.

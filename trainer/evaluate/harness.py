@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.trained_model import Trained
+from trainer.checkpoint.trained_model import TrainedModel
 from trainer.evaluate.base import Outcome
 from trainer.replica.backend import Compute
 from trainer.system.errors import InputError
@@ -44,7 +44,7 @@ class Harness:
                 return
         raise InputError(f"task {self.name}: lm-eval has no {task!r}; see `lm-eval ls tasks`")
 
-    def run(self, trained: Trained, compute: Compute) -> Outcome:
+    def run(self, trained: TrainedModel, compute: Compute) -> Outcome:
         """Return the harness's figures; those of a group's parts have the parts' names."""
         if trained.config.task != "causal-lm":
             raise InputError(f"{trained.path}: is a classifier, lm-eval takes language models")
@@ -92,7 +92,7 @@ def _import(module: str) -> Any:
         ) from None
 
 
-def _load(trained: Trained, compute: Compute) -> Any:
+def _load(trained: TrainedModel, compute: Compute) -> Any:
     """Return the harness's wrapper of the model on the first usable device."""
     with speed_up_imports("torch", "transformers"):
         import torch
@@ -109,7 +109,7 @@ def _load(trained: Trained, compute: Compute) -> Any:
             torch.set_num_threads(compute.threads)
         model: Any = load_published(trained.base_dir, trained.config, device)
         flatten_parameters(model, trained.layout, device, trained.weights)
-        model.generation_config.eos_token_id = sorted(trained.encoder().stops)
+        model.generation_config.eos_token_id = sorted(trained.open_encoder().stops)
         dtype = compute_dtype(trained.config, device)
         return _import("lm_eval.models.huggingface").HFLM(
             pretrained=model.eval(),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from trainer.checkpoint.trained_model import Trained, load_trained
+from trainer.checkpoint.trained_model import TrainedModel, load_trained
 from trainer.config.data import LostText
 from trainer.evaluate.base import Outcome, Task
 from trainer.evaluate.claims import Claim, Claims
@@ -153,7 +153,7 @@ class Runner:
         """Return the record of a checkpoint, None for a damaged one."""
         began = time.monotonic()
 
-        def load() -> Trained:
+        def load() -> TrainedModel:
             pins.enter_context(pin_folder(checkpoint.path))
             manner = self._manner
             return load_trained(checkpoint.path, manner.base, manner.max_seq_len, manner.lost_text)
@@ -169,7 +169,7 @@ class Runner:
         outcomes = {task.name: self._outcome(checkpoint, task, trained) for task in self._tasks}
         return self._record(checkpoint, outcomes, began)
 
-    def _outcome(self, checkpoint: Checkpoint, task: Task, trained: Trained) -> Outcome | str:
+    def _outcome(self, checkpoint: Checkpoint, task: Task, trained: TrainedModel) -> Outcome | str:
         """Return a task's result, or why it failed: the others continue."""
         try:
             return self._reading(checkpoint, lambda: task.run(trained, self._compute))

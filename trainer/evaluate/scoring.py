@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trainer.checkpoint.trained_model import Trained
+from trainer.checkpoint.trained_model import TrainedModel
 from trainer.data.encoded_rows import read_data
 from trainer.data.samples import columns_of_run, hash_files
 from trainer.replica.backend import Compute
@@ -86,7 +86,7 @@ class Evaluator(Protocol):
 
 
 def score(
-    trained: Trained,
+    trained: TrainedModel,
     data: Path,
     compute: Compute,
     on_open: Callable[[str, str], None] | None = None,
@@ -94,7 +94,7 @@ def score(
     *,
     columns: Mapping[str, str] | None = None,
     held_out: bool = False,
-    opener: Callable[[Trained], tuple[Evaluator, str]] | None = None,
+    opener: Callable[[TrainedModel], tuple[Evaluator, str]] | None = None,
 ) -> EvaluationScores:
     """Evaluate a trained model on a data file.
 
@@ -115,7 +115,7 @@ def score(
         columns = config.data.columns
         columns = columns if held_out else columns_of_run(data, columns)
     config = config.with_settings({"data.columns": dict(columns)})
-    encoder = trained.encoder()
+    encoder = trained.open_encoder()
     fraction = _held_out_fraction(trained, data) if held_out else 0.0
     file = read_data(str(data), config, encoder, fraction)
     assert file is not None
@@ -164,7 +164,7 @@ def score(
     )
 
 
-def _held_out_fraction(trained: Trained, data: Path) -> float:
+def _held_out_fraction(trained: TrainedModel, data: Path) -> float:
     """Return the fraction of its training data that a run held out, as its checkpoint records."""
     progress = trained.progress
     if progress is None:

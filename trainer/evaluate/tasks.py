@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.checkpoint.trained_model import Trained
+from trainer.checkpoint.trained_model import TrainedModel
 from trainer.data.samples import read_prompts
 from trainer.data.shapes import Sample
 from trainer.data.sources import find_data
@@ -43,7 +43,7 @@ class Material:
     """Samples of each lm-eval task, None for all."""
 
     def complete(
-        self, trained: Trained, samples: Sequence[Sample], compute: Compute
+        self, trained: TrainedModel, samples: Sequence[Sample], compute: Compute
     ) -> list[Completion]:
         """Return what a model makes of prompts."""
         return complete(trained, samples, self.max_new_tokens, Sampling(self.temperature), compute)
@@ -90,7 +90,7 @@ class Loss:
             raise InputError("task loss: two files of --data have the same name")
         self._data, self._columns = material.data, material.columns
 
-    def run(self, trained: Trained, compute: Compute) -> Outcome:
+    def run(self, trained: TrainedModel, compute: Compute) -> Outcome:
         """Return the figures of each file, with the file's name if there are several."""
         found: dict[str, float] = {}
         rated_by = ""
@@ -116,7 +116,7 @@ class Generate:
         self._prompts = read_prompts(material.prompts, material.columns)
         self._material = material
 
-    def run(self, trained: Trained, compute: Compute) -> Outcome:
+    def run(self, trained: TrainedModel, compute: Compute) -> Outcome:
         """Return the texts, their mean length and how many the model ended itself."""
         made = self._material.complete(trained, self._prompts, compute)
         counted = {
@@ -142,7 +142,7 @@ class Code:
         self._sandbox = Sandbox()
         self._material = material
 
-    def run(self, trained: Trained, compute: Compute) -> Outcome:
+    def run(self, trained: TrainedModel, compute: Compute) -> Outcome:
         """Return pass@k, and for each problem one sample and why it failed."""
         asked = [problem for problem in self._problems for _ in range(self._material.samples)]
         prompts = [Sample(problem.prompt) for problem in asked]

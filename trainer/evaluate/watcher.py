@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer.checkpoint.reader import FOLDER, checkpoint_digest, step_folders, step_of
+from trainer.checkpoint.reader import FOLDER, checkpoint_digest, read_step, step_folders
 from trainer.system.errors import StorageError
 from trainer.system.storage.atomic_folder import MANIFEST, read_manifest
 from trainer.tracking.status import STATUS_FILE, says_over
@@ -27,7 +27,7 @@ class Checkpoint:
     @property
     def step(self) -> int:
         """Its step, from the folder's name."""
-        return step_of(self.path)
+        return read_step(self.path)
 
 
 class WatchedRun:

@@ -16,7 +16,7 @@ from typing import Any
 from trainer.config.lora import LINEARS
 from trainer.config.run import RunConfig
 from trainer.model.config_keys import check_keys
-from trainer.model.families import Family, biased_linears, family_of, text_config, with_defaults
+from trainer.model.families import Family, apply_defaults, biased_linears, find_family, text_config
 from trainer.model.safetensors_headers import positions_of, read_config
 from trainer.system.errors import InputError
 
@@ -60,9 +60,9 @@ class Architecture:
         """Yield name (below `layers.N.`) and shape of every tensor of a layer, in our order."""
         for linear in LINEARS:
             shape = self.linear_shape(linear)
-            yield f"{module_of(linear)}.weight", shape
+            yield f"{linear_path(linear)}.weight", shape
             if linear in self.biased:
-                yield f"{module_of(linear)}.bias", shape[:1]
+                yield f"{linear_path(linear)}.bias", shape[:1]
         if self.normalised_heads:
             yield "self_attn.q_norm.weight", (self.head_dim,)
             yield "self_attn.k_norm.weight", (self.head_dim,)
@@ -70,7 +70,7 @@ class Architecture:
         yield "post_attention_layernorm.weight", (self.hidden_size,)
 
 
-def module_of(linear: str) -> str:
+def linear_path(linear: str) -> str:
     """Return a linear's path below its layer, such as `self_attn.q_proj`."""
     part = "self_attn" if linear in ("q_proj", "k_proj", "v_proj", "o_proj") else "mlp"
     return f"{part}.{linear}"
@@ -145,13 +145,13 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     Raises:
         InputError: a size is missing or wrong, or the architecture is unsupported.
     """
-    family = family_of(config, where)
+    family = find_family(config, where)
     if family.code != "motley":
         raise InputError(
             f"{where}: layers of {config['model_type']} are computed by transformers' code alone"
         )
     check_keys(config, where)
-    config = with_defaults(config)
+    config = apply_defaults(config)
 
     def size(key: str, default: int | None = None) -> int:
         value = config.get(key)
@@ -179,11 +179,11 @@ def parse_architecture(config: Mapping[str, Any], where: str) -> Architecture:
         tied=bool(config.get("tie_word_embeddings", False)),
         biased=biased_linears(family, config),
         normalised_heads=family.normalised_heads,
-        unrotated=_unrotated(family, config, where, size("num_hidden_layers")),
+        unrotated=_find_unrotated_layers(family, config, where, size("num_hidden_layers")),
     )
 
 
-def _unrotated(
+def _find_unrotated_layers(
     family: Family, config: Mapping[str, Any], where: str, layers: int
 ) -> frozenset[int]:
     if "no_rope_layers" not in family.keys:

@@ -14,15 +14,15 @@ def read_class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     names = cast("dict[str, Any]", tree)
     found = [names.get(str(number)) for number in range(len(names))]
     named = [name for name in found if isinstance(name, str) and name.strip()]
-    if len(set(named)) < len(names) or named == _numbered(len(names)):
+    if len(set(named)) < len(names) or named == _number_classes(len(names)):
         return ()
     return tuple(named)
 
 
-def id2label(names: tuple[str, ...], count: int) -> dict[str, str]:
+def make_id2label(names: tuple[str, ...], count: int) -> dict[str, str]:
     """Return what config.json has: each class's name, or the one that transformers gives it."""
-    return {str(number): name for number, name in enumerate(names or _numbered(count))}
+    return {str(number): name for number, name in enumerate(names or _number_classes(count))}
 
 
-def _numbered(count: int) -> list[str]:
+def _number_classes(count: int) -> list[str]:
     return [f"LABEL_{number}" for number in range(count)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.model.families import BIASES, WINDOWS, family_of, text_config, with_defaults
+from trainer.model.families import BIASES, WINDOWS, apply_defaults, find_family, text_config
 from trainer.model.safetensors_headers import INDEX_FILE, SINGLE_FILE, read_config, read_headers
 from trainer.model.tensor_names import other_parts
 from trainer.system.errors import InputError
@@ -77,10 +77,10 @@ def check_keys(config: Mapping[str, Any], where: str) -> None:
     Raises:
         InputError: names the key and what to do.
     """
-    family = family_of(config, where)
+    family = find_family(config, where)
     if family.code != "motley":
         return
-    asked = [key for key, value in config.items() if not _neutral(key, value)]
+    asked = [key for key, value in config.items() if not _is_neutral(key, value)]
     refusal = CONFIG_KEYS.explain_refusal(asked)
     if refusal is None and (foreign := [key for key in asked if key in _OF_SOME - {*family.keys}]):
         refusal = f"'{foreign[0]}' {_OTHER_MODELS}"
@@ -91,13 +91,13 @@ def check_keys(config: Mapping[str, Any], where: str) -> None:
         raise InputError(f"{where}: {refusal}")
 
 
-def notices(model_dir: Path) -> Iterator[str]:
+def list_notices(model_dir: Path) -> Iterator[str]:
     """Yield what a model's folder has and training does not use, in lines for people."""
     if all((model_dir / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
         yield f"{INDEX_FILE} and its files are not used: {SINGLE_FILE} is there, too"
     tree = read_config(model_dir)
     family, headers, config = (
-        family_of(tree, str(model_dir)),
+        find_family(tree, str(model_dir)),
         read_headers(model_dir),
         text_config(tree),
     )
@@ -106,7 +106,7 @@ def notices(model_dir: Path) -> Iterator[str]:
     for key, value in config.items():
         if is_dropout(key) and isinstance(value, int | float) and value:
             yield f"config.json: {key} {value} is not applied: training has no dropout"
-    if with_defaults(config).get("tie_word_embeddings") and "lm_head.weight" in headers:
+    if apply_defaults(config).get("tie_word_embeddings") and "lm_head.weight" in headers:
         yield "lm_head.weight is not used: by config.json the embedding is the head too"
     if family.code == "motley":
         unknown = UnknownKeys(CONFIG_KEYS)
@@ -120,6 +120,6 @@ def is_dropout(key: str) -> bool:
     return key.endswith(("dropout", "dropout_prob", "_pdrop", "layerdrop", "jitter_noise"))
 
 
-def _neutral(key: str, value: object) -> bool:
+def _is_neutral(key: str, value: object) -> bool:
     """Return whether a key with this value changes nothing."""
     return value in (None, False, 0) or (key in _FACTORS and value == 1)

@@ -24,7 +24,7 @@ _ORDER = (FUSED, _DOWN)
 """Of the parameters of a module, as transformers defines them."""
 
 
-class ExpertPlace(NamedTuple):
+class ExpertSlice(NamedTuple):
     """Where a tensor that is stored for one expert lies in the stacked parameter."""
 
     parameter: str
@@ -48,13 +48,13 @@ class AdaptedParameter(NamedTuple):
     transposed: bool = False
     """The parameter is `[experts, in, out]`."""
 
-    def shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    def factor_shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Return the shapes of A and B for a rank of the parameter's own."""
         both = rank * self.experts
         return (both, self.columns), (self.rows, both)
 
 
-def expert_place(family: Family, name: str) -> ExpertPlace | None:
+def find_expert_slice(family: Family, name: str) -> ExpertSlice | None:
     """Return the place of a stored tensor; None if it is not one expert's."""
     moved = family.parameter_name(name)
     found = re.fullmatch(r"(.+\.experts)\.(\d+)\.(\w+)\.weight", moved)
@@ -62,10 +62,10 @@ def expert_place(family: Family, name: str) -> ExpertPlace | None:
         return None
     part = family.experts.index(found[3])
     stacked = _DOWN if part == 2 else FUSED
-    return ExpertPlace(f"{found[1]}.{stacked}", int(found[2]), part % 2)
+    return ExpertSlice(f"{found[1]}.{stacked}", int(found[2]), part % 2)
 
 
-def expert_parameters(
+def stacked_parameters(
     family: Family, layer: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[int, ...]]:
     """Return the stacked parameters of a layer's experts and its router, with their shapes.
@@ -75,7 +75,7 @@ def expert_parameters(
     """
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in layer.items():
-        if (place := expert_place(family, name)) is not None:
+        if (place := find_expert_slice(family, name)) is not None:
             rows = shape[0] * (2 if place.parameter.endswith(FUSED) else 1)
             count = max(place.expert + 1, found.get(place.parameter, (0,))[0])
             found[place.parameter] = (count, rows, shape[1])

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainer.model.family import Family, Kept
+from trainer.model.family import Family, SavedActivations
 from trainer.model.family_refusals import FULL_REFUSED, REFUSED, RENAMED
 from trainer.model.safetensors_headers import positions_of
 from trainer.system.errors import InputError
@@ -56,7 +56,7 @@ _OTHER = Family(
     logit_cap="final_logit_softcapping",
     packs=False,
     recurrent=True,
-    kept=Kept(norms=4, queries=3, repeated=True),
+    kept=SavedActivations(norms=4, queries=3, repeated=True),
 )
 """Any other causal language model of transformers."""
 _STACKING = (
@@ -126,7 +126,7 @@ FAMILIES: dict[str, Family] = {
         classifier="Gemma2ForSequenceClassification",
         defaults={**_TIED, "head_dim": 256, "final_logit_softcapping": 30.0},
         logit_cap="final_logit_softcapping",
-        kept=Kept(norms=4, repeated=True, scores=2),
+        kept=SavedActivations(norms=4, repeated=True, scores=2),
     ),
     "gemma3_text": Family(
         code="transformers",
@@ -136,13 +136,13 @@ FAMILIES: dict[str, Family] = {
         defaults={**_TIED, "head_dim": 256},
         normalised_heads=True,
         logit_cap="final_logit_softcapping",
-        kept=Kept(norms=4, repeated=True),
+        kept=SavedActivations(norms=4, repeated=True),
     ),
     "phi3": Family(
         code="transformers",
         causal="Phi3ForCausalLM",
         classifier="Phi3ForSequenceClassification",
-        kept=Kept(queries=5),
+        kept=SavedActivations(queries=5),
     ),
     "olmo2": Family(
         code="transformers",
@@ -157,7 +157,7 @@ FAMILIES: dict[str, Family] = {
         causal="Olmo3ForCausalLM",
         classifier="Olmo3ForSequenceClassification",
         normalised_heads=True,
-        kept=Kept(repeated=True),
+        kept=SavedActivations(repeated=True),
     ),
     "ministral3": Family(
         code="transformers",
@@ -172,7 +172,7 @@ FAMILIES: dict[str, Family] = {
         causal="Glm4ForCausalLM",
         classifier="Glm4ForSequenceClassification",
         defaults={"num_key_value_heads": 2, "head_dim": 128, "attention_bias": True},
-        kept=Kept(norms=4, queries=3),
+        kept=SavedActivations(norms=4, queries=3),
     ),
     "cohere2": Family(
         code="transformers",
@@ -180,7 +180,7 @@ FAMILIES: dict[str, Family] = {
         causal="Cohere2ForCausalLM",
         defaults={**_TIED, "logit_scale": 0.0625},
         logit_factor="logit_scale",
-        kept=Kept(repeated=True),
+        kept=SavedActivations(repeated=True),
     ),
     "lfm2": Family(
         code="transformers",
@@ -243,7 +243,7 @@ FAMILIES: dict[str, Family] = {
         },
         transposed_experts=True,
         packs=False,
-        kept=Kept(inner=7, repeated=True, scores=1),
+        kept=SavedActivations(inner=7, repeated=True, scores=1),
     ),
     "gpt2": Family(
         code="transformers",
@@ -255,7 +255,7 @@ FAMILIES: dict[str, Family] = {
         layers="h",
         embedding="wte",
         transposed=True,
-        kept=Kept(inner=5),
+        kept=SavedActivations(inner=5),
         ignored=r"\.attn\.(masked_)?bias$",
     ),
     **dict.fromkeys(_STACKING, replace(_OTHER, experts=("gate_proj", "up_proj", "down_proj"))),
@@ -326,7 +326,7 @@ _ROPE_KEYS = frozenset(
 )
 
 
-def family_of(config: Mapping[str, Any], where: str) -> Family:
+def find_family(config: Mapping[str, Any], where: str) -> Family:
     """Return the family of a config.json; `where` names it in errors.
 
     Raises:
@@ -369,12 +369,12 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inside if isinstance(inside, Mapping) and "hidden_size" in inside else config
 
 
-def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+def apply_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config.json completed with what its class assumes."""
     return {**known_family(config).defaults, **config}
 
 
-def left_to_transformers(config: Mapping[str, Any], length: int | None = None) -> str | None:
+def explain_transformers_only(config: Mapping[str, Any], length: int | None = None) -> str | None:
     """Return why Motley's decoder and wgpu do not compute a model; None if they do.
 
     Args:
@@ -384,7 +384,7 @@ def left_to_transformers(config: Mapping[str, Any], length: int | None = None) -
     family = known_family(config)
     if family.code != "motley":
         return f"layers of {config.get('model_type')} are computed by transformers' code alone"
-    settings = with_defaults(config)
+    settings = apply_defaults(config)
     activation = settings.get("hidden_act", "silu")
     if activation not in ACTIVATIONS:
         return f"hidden_act {activation!r} is computed by transformers' code alone"
@@ -395,7 +395,7 @@ def left_to_transformers(config: Mapping[str, Any], length: int | None = None) -
     if part not in (None, 1) or (other := rope.keys() - _ROPE_KEYS):
         key = "partial_rotary_factor" if part not in (None, 1) else min(other)
         return f"{key} of the rotary embedding is computed by transformers' code alone"
-    window = _window(settings, family)
+    window = _read_window(settings, family)
     limit = length or positions_of(settings)
     if window is not None and (limit is None or limit > window):
         return (
@@ -418,9 +418,9 @@ PLAIN = Logits()
 """The product is the logits."""
 
 
-def logits_of(config: Mapping[str, Any]) -> Logits:
+def logits_settings(config: Mapping[str, Any]) -> Logits:
     """Return what the class of a config.json makes of its head's product."""
-    settings = with_defaults(text_config(config))
+    settings = apply_defaults(text_config(config))
     family = known_family(settings)
     divisor = settings.get(family.logit_divisor) or 1.0
     factor = settings.get(family.logit_factor) or 1.0
@@ -437,7 +437,7 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
 
 
-def _window(settings: Mapping[str, Any], family: Family) -> int | None:
+def _read_window(settings: Mapping[str, Any], family: Family) -> int | None:
     """Return the tokens that the layers with a sliding window see; None if there are none."""
     used = family.has_windows and settings.get(
         "use_sliding_window", "use_sliding_window" not in family.keys

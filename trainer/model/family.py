@@ -10,7 +10,7 @@ from trainer.system.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class SavedActivations:
     """What a layer of transformers' code keeps for backward; the defaults are Motley's decoder."""
 
     norms: int = 2
@@ -103,7 +103,7 @@ class Family:
     """What llama.cpp's converter calls it in a GGUF file; empty if such files are not converted."""
     gguf_interleaved: bool = False
     """It reorders the rows of queries and keys: those that turn together are neighbours."""
-    kept: Kept = Kept()
+    kept: SavedActivations = SavedActivations()
     """Counted in tests/trainer/planning/test_replica_memory.py."""
 
     def parameter_name(self, stored: str) -> str:

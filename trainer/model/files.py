@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 
-from trainer.model.formats import gguf_file, template_files, way_in
+from trainer.model.formats import find_conversion, gguf_file, template_files
 from trainer.model.safetensors_headers import TensorHeader, read_headers
 from trainer.system.errors import InputError, convert_read_errors
 from trainer.system.process.slow_log import log_if_slow
@@ -36,7 +36,7 @@ def resolve_model(name: str) -> Path:
     if (folder := local_model(local)) is not None:
         return folder
     if local.exists():
-        other = way_in(local) or "is a file, a model is a folder with config.json"
+        other = find_conversion(local) or "is a file, a model is a folder with config.json"
         raise InputError(f"{name}: {other}")
     owner, _, model = name.partition("/")
     if name.startswith((".", "/", "~")) or not owner or not model or "/" in model:
@@ -51,9 +51,9 @@ def local_model(path: Path) -> Path | None:
         InputError: a GGUF file cannot be converted.
     """
     if (gguf := gguf_file(path)) is not None:
-        from trainer.model.gguf.conversion import converted
+        from trainer.model.gguf.conversion import convert_gguf
 
-        return converted(gguf.resolve())
+        return convert_gguf(gguf.resolve())
     return path.resolve() if path.is_dir() else None
 
 
@@ -74,7 +74,7 @@ def model_digest(model_dir: Path, tokenizer_dir: Path | None = None) -> str:
     for folder, name in _digested(model_dir, tokenizer_dir or model_dir):
         # Framed by name and size, so that bytes cannot move from one file to the next.
         hasher.update(f"{name}\0{(folder / name).stat().st_size}\0".encode())
-        hasher.update(_bytes(folder / name))
+        hasher.update(_read_bytes(folder / name))
     return hasher.hexdigest()
 
 
@@ -100,11 +100,11 @@ def weights_digest(model_dir: Path) -> str:
     with convert_read_errors(model_dir, InputError):
         states = tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
         with log_if_slow(f"hashing {model_dir}"):
-            return _digest_of(states, tuple(sorted(headers.items())))
+            return _hash_tensors(states, tuple(sorted(headers.items())))
 
 
 @lru_cache(maxsize=4)
-def _digest_of(
+def _hash_tensors(
     states: tuple[tuple[Path, int, int], ...], headers: tuple[tuple[str, TensorHeader], ...]
 ) -> str:
     """Hash all tensors in the order of their names; once a process, while no file changes."""
@@ -129,7 +129,7 @@ def _digest_of(
     return hasher.hexdigest()
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     with convert_read_errors(path, InputError):
         return read_file(path)
 

@@ -40,16 +40,16 @@ def template_files(folder: Path) -> dict[str, str]:
     return {name: file for name, file in files.items() if (folder / file).is_file()}
 
 
-def way_in(path: Path) -> str | None:
+def find_conversion(path: Path) -> str | None:
     """Return the kind of a folder or file and its conversion to a model; None if unknown."""
     if path.is_dir():
-        return _folder(path)
+        return _describe_folder(path)
     if path.suffix in (".bin", ".safetensors", ".pt", ".pth"):
         return f"is a file, a model is a folder: give {path.parent}"
     return None
 
 
-def adapter_way_in(folder: Path) -> str | None:
+def find_adapter_conversion(folder: Path) -> str | None:
     """Return why an adapter's weights are not read, and their conversion; None if unknown."""
     if not (folder / "adapter_model.bin").is_file():
         return None
@@ -100,18 +100,18 @@ def lasting_name(model: str, folder: Path) -> str:
     return str((gguf_file(Path(model).expanduser()) or folder).resolve())
 
 
-def _folder(folder: Path) -> str | None:
+def _describe_folder(folder: Path) -> str | None:
     if (folder / ADAPTER_CONFIG).is_file():
-        return _adapter(folder, folder)
+        return _describe_adapter(folder, folder)
     # An output folder of `trainer finetune` stands for its best checkpoint.
     if (folder / "checkpoints" / "best" / ADAPTER_CONFIG).is_file():
-        return _adapter(folder, folder / "checkpoints" / "best")
+        return _describe_adapter(folder, folder / "checkpoints" / "best")
     if any(folder.glob("*.safetensors")):
         return None
     if any(folder.glob("*.bin")):
         return (
             "has its weights as .bin (pickle), Motley reads safetensors; convert it: "
-            + _command(folder, folder)
+            + _conversion_command(folder, folder)
         )
     if (folder / "zero_to_fp32.py").is_file():
         joined = shlex.quote(f"{folder}-safetensors")
@@ -135,15 +135,15 @@ def _folder(folder: Path) -> str | None:
     return None
 
 
-def _adapter(folder: Path, adapter: Path) -> str:
+def _describe_adapter(folder: Path, adapter: Path) -> str:
     merged = shlex.quote(f"{folder.name}-merged")
     return (
-        f"is a LoRA adapter of {_base(adapter)}, not a model; merge it: trainer merge"
+        f"is a LoRA adapter of {_describe_base(adapter)}, not a model; merge it: trainer merge"
         f" {shlex.quote(str(folder))} -o {merged}, then give {merged}"
     )
 
 
-def _base(adapter: Path) -> str:
+def _describe_base(adapter: Path) -> str:
     try:
         base = json.loads(read_file(adapter / ADAPTER_CONFIG))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -151,7 +151,7 @@ def _base(adapter: Path) -> str:
     return str(base)
 
 
-def _command(source: Path, beside: Path) -> str:
+def _conversion_command(source: Path, beside: Path) -> str:
     code = shlex.quote(f"import sys; {_CONVERT}")
     target = beside.with_name(f"{beside.name}-safetensors")
     python = shlex.quote(sys.executable)

@@ -21,9 +21,9 @@ from trainer.model.expert_parameters import (
     AdaptedParameter,
     adapted_parameters,
     converted_targets,
-    expert_parameters,
-    expert_place,
+    find_expert_slice,
     has_fused_rank,
+    stacked_parameters,
     targeted_parameters,
 )
 from trainer.model.families import text_config
@@ -44,7 +44,7 @@ PEFT_PREFIX = "base_model.model."
 FLOATS = ("F32", "F16", "BF16")
 
 
-class Named(NamedTuple):
+class NamedTensor(NamedTuple):
     """A trainable tensor."""
 
     name: str
@@ -56,7 +56,7 @@ class Named(NamedTuple):
     """The stored tensor that it begins as, if that has another name."""
 
 
-Tensors = Iterable[tuple[str, list[Named]]]
+Tensors = Iterable[tuple[str, list[NamedTensor]]]
 """Blocks by name, with their tensors in order."""
 
 
@@ -70,11 +70,11 @@ class StoredModel:
     """Of each layer, shapes by name below the layer, in the order of names."""
     rest: dict[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
 
-    def stem(self, layer: int) -> str:
+    def layer_module(self, layer: int) -> str:
         """Return the module of a layer."""
         return f"{self.family.backbone}.{self.family.layers}.{layer}"
 
-    def linears(self, layer: int) -> Iterator[tuple[str, int, int]]:
+    def iter_linears(self, layer: int) -> Iterator[tuple[str, int, int]]:
         """Yield path below the layer, columns in and rows out of each linear."""
         for name, shape in self.layers[layer].items():
             parts = name.split(".")
@@ -82,7 +82,7 @@ class StoredModel:
                 rows, columns = reversed(shape) if self.family.transposed else shape
                 yield ".".join(parts), columns, rows
 
-    def targets(self, lora: LoraSettings) -> list[tuple[int, str, int, int]]:
+    def find_targets(self, lora: LoraSettings) -> list[tuple[int, str, int, int]]:
         """Return layer, path, columns and rows of the linears that get an adapter.
 
         Raises:
@@ -93,7 +93,7 @@ class StoredModel:
         every = [
             (layer, *found)
             for layer in range(len(self.layers))
-            for found in self.linears(layer)
+            for found in self.iter_linears(layer)
             if found[0].rpartition(".")[2] not in (*stacked, *self.family.unadapted)
         ]
         known = list(dict.fromkeys(path.rpartition(".")[2] for _, path, _, _ in every))
@@ -103,13 +103,15 @@ class StoredModel:
                     f"{self.model_dir}: lora.target_modules: PEFT has no adapter of {name} in"
                     " models of state spaces; leave it out"
                 )
-            if name not in stacked and not any(_ends(path, name) for _, path, _, _ in every):
-                raise InputError(unknown_linear(self.model_dir, name, [*known, *stacked]))
+            if name not in stacked and not any(
+                _ends_with_name(path, name) for _, path, _, _ in every
+            ):
+                raise InputError(unknown_linear_message(self.model_dir, name, [*known, *stacked]))
         chosen = [
             found
             for found in every
             if found[0] in layers
-            and (wanted is None or any(_ends(found[1], name) for name in wanted))
+            and (wanted is None or any(_ends_with_name(found[1], name) for name in wanted))
         ]
         self._refuse_renamed({path for _, path, _, _ in chosen}, {path for _, path, _, _ in every})
         return chosen
@@ -128,7 +130,7 @@ class StoredModel:
             + (f"name others: {', '.join(others)}" if others else "it has no others")
         )
 
-    def target_parameters(self, lora: LoraSettings) -> list[tuple[int, AdaptedParameter]]:
+    def find_target_parameters(self, lora: LoraSettings) -> list[tuple[int, AdaptedParameter]]:
         """Return layer and parameter of the experts and routers that get an adapter.
 
         Raises:
@@ -144,24 +146,28 @@ class StoredModel:
                 )
         names = targeted_parameters(self.family, lora)
         if lora.target_modules is None and lora.target_parameters is None:
-            shapes = [expert_parameters(self.family, layer) for layer in self.layers]
+            shapes = [stacked_parameters(self.family, layer) for layer in self.layers]
             names = tuple(
-                name for name in names if any(_ends(path, name) for of in shapes for path in of)
+                name
+                for name in names
+                if any(_ends_with_name(path, name) for of in shapes for path in of)
             )
-        adapted = self.named_parameters(names)
+        adapted = self.find_named_parameters(names)
         layers = set(lora.select_layers(len(self.layers)))
         return [(layer, target) for layer, target in adapted if layer in layers]
 
-    def named_parameters(self, names: Collection[str]) -> list[tuple[int, AdaptedParameter]]:
+    def find_named_parameters(self, names: Collection[str]) -> list[tuple[int, AdaptedParameter]]:
         """Return layer and parameter of the experts and routers whose names end so.
 
         Raises:
             InputError: none does.
         """
-        shapes = [expert_parameters(self.family, layer) for layer in self.layers]
-        every = [f"{self.stem(number)}.{path}" for number, of in enumerate(shapes) for path in of]
+        shapes = [stacked_parameters(self.family, layer) for layer in self.layers]
+        every = [
+            f"{self.layer_module(number)}.{path}" for number, of in enumerate(shapes) for path in of
+        ]
         for name in names:
-            if not any(_ends(path, name) for path in every):
+            if not any(_ends_with_name(path, name) for path in every):
                 known = dict.fromkeys(path for layer in shapes for path in layer)
                 has = f"it has {', '.join(known)}" if known else "it has no experts"
                 raise InputError(
@@ -171,7 +177,7 @@ class StoredModel:
         return [
             (number, found)
             for number, layer in enumerate(shapes)
-            for found in adapted_parameters(self.stem(number), layer, self.family, names)
+            for found in adapted_parameters(self.layer_module(number), layer, self.family, names)
         ]
 
     def parameter_rank(self, target: AdaptedParameter, lora: LoraSettings) -> int:
@@ -179,7 +185,7 @@ class StoredModel:
         return lora.lora_rank * (1 + (target.fused and has_fused_rank(self.family, lora)))
 
 
-def unknown_linear(model_dir: Path, name: str, known: Collection[str]) -> str:
+def unknown_linear_message(model_dir: Path, name: str, known: Collection[str]) -> str:
     """Return the error line for a name in `lora.target_modules` that the model does not have."""
     close = get_close_matches(name, known, n=1)
     hint = f", did you mean {close[0]}?" if close else ""
@@ -200,7 +206,7 @@ def read_stored(model_dir: Path, headers: Mapping[str, TensorHeader]) -> StoredM
     inside = re.compile(rf"{re.escape(f'{family.backbone}.{family.layers}.')}(\d+)\.(.+)")
     layers: list[dict[str, tuple[int, ...]]] = [{} for _ in range(count)]
     rest: dict[str, tuple[int, ...]] = {}
-    for stored in sorted(headers, key=_natural):
+    for stored in sorted(headers, key=_natural_key):
         name, header = module_name(stored, family), headers[stored]
         if is_ignored(stored, family):
             continue
@@ -241,36 +247,36 @@ def header_tensors(stored: StoredModel, config: RunConfig) -> Tensors:
             else "of this family language models alone train"
         )
         raise InputError(f"{stored.model_dir}: {why}")
-    table = _table(stored)
+    table = _embedding_shape(stored)
     if config.method == "full":
-        head = None if classes is None else Named("score.weight", (classes, table[1]))
-        yield from _full(stored, head)
+        head = None if classes is None else NamedTensor("score.weight", (classes, table[1]))
+        yield from _full_tensors(stored, head)
         return
-    slots: dict[int, list[Named]] = {}
+    slots: dict[int, list[NamedTensor]] = {}
     rank = config.lora.lora_rank
-    for layer, path, columns, rows in stored.targets(config.lora):
-        stem, found = f"{stored.stem(layer)}.{path}", slots.setdefault(layer, [])
+    for layer, path, columns, rows in stored.find_targets(config.lora):
+        stem, found = f"{stored.layer_module(layer)}.{path}", slots.setdefault(layer, [])
         found.append(saved_as(stored.family, f"{stem}.lora_A.weight", (rank, columns)))
         found.append(saved_as(stored.family, f"{stem}.lora_B.weight", (rows, rank)))
-    for layer, target in stored.target_parameters(config.lora):
-        sides = target.shapes(stored.parameter_rank(target, config.lora))
+    for layer, target in stored.find_target_parameters(config.lora):
+        sides = target.factor_shapes(stored.parameter_rank(target, config.lora))
         for side, shape in zip("AB", sides, strict=True):
             named = saved_as(stored.family, f"{target.module}.lora_{side}.weight", shape)
             slots.setdefault(layer, []).append(named)
     for layer, found in sorted(slots.items()):
         yield f"layers.{layer}", found
     embedding = f"{stored.family.backbone}.{stored.family.embedding}"
-    whole = trained_whole(stored.model_dir, config, embedding, table, tied=_tied(stored))
+    whole = iter_whole_tensors(stored.model_dir, config, embedding, table, tied=_is_tied(stored))
     for block, found in whole:
         names = (one.name.removeprefix(PEFT_PREFIX) for one in found)
         saved = (saved_as(stored.family, name, found[0].shape) for name in names)
         yield block, [one._replace(stored=found[0].stored) for one in saved]
 
 
-def saved_as(family: Family, name: str, shape: tuple[int, ...]) -> Named:
+def saved_as(family: Family, name: str, shape: tuple[int, ...]) -> NamedTensor:
     """Return a tensor of an adapter as PEFT saves it, by its name in the language model."""
     own, whole = PEFT_PREFIX + name, PEFT_PREFIX + whole_name(family, name)
-    return Named(own, shape) if own == whole else Named(whole, shape, own)
+    return NamedTensor(own, shape) if own == whole else NamedTensor(whole, shape, own)
 
 
 def whole_name(family: Family, name: str) -> str:
@@ -281,7 +287,7 @@ def whole_name(family: Family, name: str) -> str:
     return f"{family.inside}.{name.partition('.')[2]}" if family.inside else name
 
 
-def trained_whole(
+def iter_whole_tensors(
     model_dir: Path, config: RunConfig, embedding: str, table: tuple[int, ...], *, tied: bool
 ) -> Tensors:
     """Yield what trains whole beside adapters: a classifier's head, and `lora.modules_to_save`.
@@ -304,61 +310,69 @@ def trained_whole(
                 f" {', '.join(known)})"
             )
     if classes is not None:
-        yield "head", [Named(f"{PEFT_PREFIX}score.weight", (classes, table[1]))]
+        yield "head", [NamedTensor(f"{PEFT_PREFIX}score.weight", (classes, table[1]))]
     elif "lm_head" in wanted:
         begins = f"{embedding}.weight" if tied else ""
-        yield "head", [Named(f"{PEFT_PREFIX}lm_head.weight", table, stored=begins)]
+        yield "head", [NamedTensor(f"{PEFT_PREFIX}lm_head.weight", table, stored=begins)]
     if rows in wanted:
-        yield "embedding", [Named(f"{PEFT_PREFIX}{embedding}.weight", table)]
+        yield "embedding", [NamedTensor(f"{PEFT_PREFIX}{embedding}.weight", table)]
 
 
-def _full(stored: StoredModel, head: Named | None) -> Tensors:
+def _full_tensors(stored: StoredModel, head: NamedTensor | None) -> Tensors:
     for number, layer in enumerate(stored.layers):
         named = [
-            Named(f"{stored.stem(number)}.{name}", shape, _parameter(stored, number, name))
-            for name, shape in sorted(layer.items(), key=lambda item: _rank(stored.family, item[0]))
+            NamedTensor(
+                f"{stored.layer_module(number)}.{name}",
+                shape,
+                _parameter_name(stored, number, name),
+            )
+            for name, shape in sorted(
+                layer.items(), key=lambda item: _sort_key(stored.family, item[0])
+            )
         ]
         yield f"layers.{number}", named
     norms = [
-        Named(name, shape)
+        NamedTensor(name, shape)
         for name, shape in stored.rest.items()
         if len(shape) == 1 and not name.startswith(HEADS)
     ]
     yield "norm", norms
     if head is not None:
         yield "head", [head]
-    elif not _tied(stored):
-        found = [Named(name, shape) for name, shape in stored.rest.items() if "lm_head" in name]
+    elif not _is_tied(stored):
+        found = [
+            NamedTensor(name, shape) for name, shape in stored.rest.items() if "lm_head" in name
+        ]
         if not found:
             raise InputError(f"{stored.model_dir}: lm_head.weight is missing from the weights")
         yield "head", found
     tables = [
-        Named(name, shape)
+        NamedTensor(name, shape)
         for name, shape in stored.rest.items()
         if len(shape) > 1 and not name.startswith(HEADS)
     ]
     yield "embedding", tables
 
 
-def _parameter(stored: StoredModel, layer: int, name: str) -> str:
+def _parameter_name(stored: StoredModel, layer: int, name: str) -> str:
     """Return the parameter that holds a tensor of a layer, if its name is another."""
     family = stored.family
     moved = family.parameter_name(name)
-    if (place := expert_place(family, name)) is not None:
+    if (place := find_expert_slice(family, name)) is not None:
         moved = place.parameter
-    return "" if moved == name else f"{stored.stem(layer)}.{moved}"
+    return "" if moved == name else f"{stored.layer_module(layer)}.{moved}"
 
 
-def _rank(family: Family, name: str) -> tuple[Any, ...]:
+def _sort_key(family: Family, name: str) -> tuple[Any, ...]:
     """Return the place of a tensor in its layer: experts as transformers stacks them."""
-    place = expert_place(family, name)
+    place = find_expert_slice(family, name)
     if place is None:
-        return (0, _natural(name))
+        return (0, _natural_key(name))
     owner, _, stacked = place.parameter.rpartition(".")
     return (1, owner, stacked == "down_proj", place.expert, place.part)
 
 
-def _table(stored: StoredModel) -> tuple[int, ...]:
+def _embedding_shape(stored: StoredModel) -> tuple[int, ...]:
     """Return the shape of the embedding."""
     name = f"{stored.family.backbone}.{stored.family.embedding}.weight"
     if name not in stored.rest:
@@ -371,14 +385,14 @@ def _table(stored: StoredModel) -> tuple[int, ...]:
     return stored.rest[name]
 
 
-def _tied(stored: StoredModel) -> bool:
+def _is_tied(stored: StoredModel) -> bool:
     return is_tied(read_config(stored.model_dir), stored.family, stored.rest)
 
 
-def _ends(path: str, name: str) -> bool:
+def _ends_with_name(path: str, name: str) -> bool:
     return path == name or path.endswith(f".{name}")
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def _natural_key(name: str) -> list[tuple[int, str]]:
     """Return a key that sorts numbers in names by their size."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainer.model.class_names import id2label, read_class_names
-from trainer.model.families import family_of, text_config
+from trainer.model.class_names import make_id2label, read_class_names
+from trainer.model.families import find_family, text_config
 from trainer.model.formats import ADAPTER_CONFIG, lasting_name, template_files
 from trainer.model.layout import adapted_experts, adapted_names
 from trainer.model.safetensors_headers import read_config, read_headers
@@ -59,7 +59,7 @@ def weights_file(config: RunConfig) -> str:
     return ADAPTER_FILE if config.method == "lora" else MODEL_FILE
 
 
-def companions(
+def companion_files(
     config: RunConfig, model_dir: Path, tokenizer_dir: Path | None = None
 ) -> dict[str, bytes | Path]:
     """Return the files beside the weights: their bytes, or the file to copy.
@@ -75,12 +75,12 @@ def companions(
     """
     if config.method == "lora":
         files: dict[str, bytes | Path] = {
-            ADAPTER_CONFIG: _pretty(adapter_config(config, model_dir))
+            ADAPTER_CONFIG: _format_json(adapter_config(config, model_dir))
         }
         if config.task == "classify" and (model_dir / MODEL_CONFIG).is_file():
-            files[CLASSIFIER_CONFIG] = _pretty(model_config(config, model_dir))
+            files[CLASSIFIER_CONFIG] = _format_json(model_config(config, model_dir))
     else:
-        files = {MODEL_CONFIG: _pretty(model_config(config, model_dir))}
+        files = {MODEL_CONFIG: _format_json(model_config(config, model_dir))}
     if (model_dir / GENERATION_FILE).is_file():
         files[GENERATION_FILE] = model_dir / GENERATION_FILE
     return {**files, **tokenizer_files(tokenizer_dir or model_dir)}
@@ -100,7 +100,7 @@ def adapter_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
     if model_dir.is_dir():
         base, modules = lasting_name(base, model_dir), adapted_names(model_dir, config)
         experts = _expert_targets(config, model_dir)
-        transposed = family_of(read_config(model_dir), base).transposed
+        transposed = find_family(read_config(model_dir), base).transposed
     return {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS" if classify else "CAUSAL_LM",
@@ -141,7 +141,7 @@ def model_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
     """Return the base's config.json with the trained task, classes and fp32."""
     whole = read_config(model_dir)
     tree = dict(text_config(whole))
-    family = family_of(tree, str(model_dir))
+    family = find_family(tree, str(model_dir))
     if tree != whole:  # the class of all parts ties by a key of its own
         tree["tie_word_embeddings"] = is_tied(whole, family, read_headers(model_dir))
     tree.pop("torch_dtype", None)  # the name before transformers 5
@@ -150,7 +150,7 @@ def model_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
         return {**tree, "architectures": [family.causal]} if family.causal else tree
     base = read_class_names(tree)
     names = config.class_names or (base if len(base) == config.num_classes else ())
-    labels = id2label(names, config.num_classes)
+    labels = make_id2label(names, config.num_classes)
     return {
         **tree,
         "architectures": [family.classifier],
@@ -162,7 +162,7 @@ def model_config(config: RunConfig, model_dir: Path) -> dict[str, Any]:
     }
 
 
-def safetensors_pieces(
+def iter_safetensors(
     tensors: Mapping[str, NDArray[np.float32]], metadata: Mapping[str, str]
 ) -> Iterator[bytes | memoryview]:
     """Yield a safetensors file of fp32 tensors piece by piece, without a copy of them.
@@ -198,7 +198,7 @@ def safetensors_header(
     return len(text).to_bytes(8, "little") + text
 
 
-def encode(values: NDArray[np.float32], dtype: str) -> memoryview:
+def encode_values(values: NDArray[np.float32], dtype: str) -> memoryview:
     """Return little-endian bytes of F32, F16 or BF16, rounded to nearest even."""
     if dtype == "BF16":
         bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
@@ -215,7 +215,7 @@ def raw_bytes(array: NDArray[np.float32]) -> memoryview:
     return flat.view(np.uint8).data if flat.size else memoryview(b"")
 
 
-def file_pieces(path: Path) -> Iterator[bytes]:
+def iter_file(path: Path) -> Iterator[bytes]:
     """Yield a file's bytes."""
     with open_file(path) as file:
         while piece := file.read(1024 * 1024):
@@ -241,5 +241,5 @@ def _object_at(path: Path) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
-def _pretty(tree: Mapping[str, Any]) -> bytes:
+def _format_json(tree: Mapping[str, Any]) -> bytes:
     return (json.dumps(tree, indent=2, ensure_ascii=False) + "\n").encode()

@@ -29,7 +29,7 @@ def initial_weights(layout: GradientLayout, model_dir: Path, config: RunConfig) 
     """Return the flat fp32 vector `[layout.size]` of step 0."""
     headers = read_headers(model_dir)
     flat = np.empty(layout.size, dtype=np.float32)
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         flat[slot.start : slot.stop] = initial_tensor(headers, config.training.seed, slot)
     return flat
 
@@ -56,7 +56,7 @@ def initial_tensor(headers: Mapping[str, TensorHeader], seed: int, slot: TensorS
     bound = WEIGHT_STD * math.sqrt(3.0)
     if slot.name.endswith(SIDE_A):
         bound = 1.0 / math.sqrt(slot.shape[1])
-    return uniform(seed, slot.name, slot.size, bound)
+    return draw_uniform(seed, slot.name, slot.size, bound)
 
 
 def random_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
@@ -85,11 +85,11 @@ def random_weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray]:
         bound = WEIGHT_STD * math.sqrt(3.0)
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             bound /= math.sqrt(2.0 * model.num_layers)
-        weights[name] = uniform(seed, name, math.prod(shape), bound).reshape(shape)
+        weights[name] = draw_uniform(seed, name, math.prod(shape), bound).reshape(shape)
     return weights
 
 
-def uniform(seed: int, name: str, size: int, bound: float) -> np.ndarray:
+def draw_uniform(seed: int, name: str, size: int, bound: float) -> np.ndarray:
     """Return fp32 `[size]` of U(-bound, bound), a separate stream for each seed and name."""
     key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
     integers = np.random.Philox(key=int.from_bytes(key, "little")).random_raw(size)

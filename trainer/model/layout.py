@@ -17,18 +17,18 @@ from pathlib import Path
 
 from trainer.config.lora import LINEARS
 from trainer.config.run import RunConfig
-from trainer.model.architecture import Architecture, module_of, read_architecture
+from trainer.model.architecture import Architecture, linear_path, read_architecture
 from trainer.model.expert_parameters import AdaptedParameter, converted_targets
-from trainer.model.families import family_of
+from trainer.model.families import find_family
 from trainer.model.header_layout import (
     FLOATS,
     PEFT_PREFIX,
-    Named,
+    NamedTensor,
     Tensors,
     header_tensors,
+    iter_whole_tensors,
     read_stored,
-    trained_whole,
-    unknown_linear,
+    unknown_linear_message,
     whole_name,
 )
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
@@ -144,7 +144,7 @@ class GradientLayout:
         return (*reversed(range(self.num_layers)), *tail)
 
     @cached_property
-    def doubled(self) -> GradientLayout:
+    def with_second_moments(self) -> GradientLayout:
         """The same blocks twice: a vector, and behind it the second moment of each element.
 
         The order in which blocks leave is this layout's, not the doubled one's.
@@ -165,12 +165,12 @@ class GradientLayout:
         )
         return GradientLayout((*self.blocks, *second), self.num_layers)
 
-    def tensors(self) -> Iterator[TensorSlot]:
+    def iter_tensors(self) -> Iterator[TensorSlot]:
         """Yield every tensor in flat order."""
         for block in self.blocks:
             yield from block.tensors
 
-    def tensor_at(self, block_index: int, offset: int) -> TensorSlot:
+    def find_tensor(self, block_index: int, offset: int) -> TensorSlot:
         """Return the tensor that holds element `offset` of a block."""
         block = self.blocks[block_index]
         if not 0 <= offset < block.size:
@@ -185,7 +185,7 @@ def build_layout(model_dir: Path, config: RunConfig) -> GradientLayout:
         InputError: the model is missing, damaged, unsupported, or does not fit the config.
     """
     tree = read_config(model_dir)
-    family = family_of(tree, str(model_dir / "config.json"))
+    family = find_family(tree, str(model_dir / "config.json"))
     family.check_trained(tree["model_type"], str(model_dir), config.method)
     if config.training.pack and not family.packs:
         raise InputError(
@@ -208,7 +208,7 @@ def build_layout(model_dir: Path, config: RunConfig) -> GradientLayout:
         layout = _lay_out(tensors or _lora_tensors(model_dir, model, config))
     if config.method == "lora":
         _check_rank(layout, config)
-    return _without_a(layout) if config.freezes_a else layout
+    return _drop_frozen_factors(layout) if config.freezes_a else layout
 
 
 def frozen_adapters(model_dir: Path, config: RunConfig) -> tuple[TensorSlot, ...]:
@@ -220,7 +220,7 @@ def frozen_adapters(model_dir: Path, config: RunConfig) -> tuple[TensorSlot, ...
     if not config.freezes_a:
         return ()
     whole = build_layout(model_dir, config.with_settings({"lora.freeze_a": False}))
-    return tuple(slot for slot in whole.tensors() if slot.name.endswith(SIDE_A))
+    return tuple(slot for slot in whole.iter_tensors() if slot.name.endswith(SIDE_A))
 
 
 def adapted_modules(model_dir: Path, config: RunConfig) -> tuple[str, ...]:
@@ -230,11 +230,11 @@ def adapted_modules(model_dir: Path, config: RunConfig) -> tuple[str, ...]:
         InputError: see `build_layout`.
     """
     tree = read_config(model_dir)
-    if family_of(tree, str(model_dir / "config.json")).code == "motley":
+    if find_family(tree, str(model_dir / "config.json")).code == "motley":
         return config.lora.linears
     stored = read_stored(model_dir, read_headers(model_dir))
-    found = stored.targets(config.lora)
-    return tuple(f"{stored.stem(layer)}.{path}" for layer, path, _, _ in found)
+    found = stored.find_targets(config.lora)
+    return tuple(f"{stored.layer_module(layer)}.{path}" for layer, path, _, _ in found)
 
 
 def adapted_experts(model_dir: Path, config: RunConfig) -> list[tuple[AdaptedParameter, int]]:
@@ -244,16 +244,16 @@ def adapted_experts(model_dir: Path, config: RunConfig) -> list[tuple[AdaptedPar
         InputError: see `build_layout`.
     """
     tree = read_config(model_dir)
-    if family_of(tree, str(model_dir / "config.json")).code == "motley":
+    if find_family(tree, str(model_dir / "config.json")).code == "motley":
         return []
     stored = read_stored(model_dir, read_headers(model_dir))
-    found = stored.target_parameters(config.lora)
+    found = stored.find_target_parameters(config.lora)
     return [(target, stored.parameter_rank(target, config.lora)) for _, target in found]
 
 
 def adapted_names(model_dir: Path, config: RunConfig) -> frozenset[str]:
     """Return them as PEFT's `target_modules`: those that the config names, or the ends of all."""
-    family = family_of(read_config(model_dir), str(model_dir / "config.json"))
+    family = find_family(read_config(model_dir), str(model_dir / "config.json"))
     if family.inside or not family.listed:  # others may have linears of the same names elsewhere
         found = adapted_modules(model_dir, config)
         return frozenset(whole_name(family, name) for name in found)
@@ -318,17 +318,19 @@ def check_stored(
             )
 
 
-def _without_a(layout: GradientLayout) -> GradientLayout:
-    def kept(block: Block) -> list[Named]:
+def _drop_frozen_factors(layout: GradientLayout) -> GradientLayout:
+    def kept(block: Block) -> list[NamedTensor]:
         slots = (slot for slot in block.tensors if not slot.name.endswith(SIDE_A))
-        return [Named(slot.name, slot.shape, slot.parameter, slot.stored) for slot in slots]
+        return [NamedTensor(slot.name, slot.shape, slot.parameter, slot.stored) for slot in slots]
 
     return _lay_out((block.name, kept(block)) for block in layout.blocks)
 
 
 def _check_rank(layout: GradientLayout, config: RunConfig) -> None:
     sides = [
-        slot.shape for slot in layout.tensors() if ".lora_" in slot.name and len(slot.shape) == 2
+        slot.shape
+        for slot in layout.iter_tensors()
+        if ".lora_" in slot.name and len(slot.shape) == 2
     ]
     full = max(min(a[1], b[0]) for a, b in zip(sides[::2], sides[1::2], strict=True))
     if (rank := config.lora.lora_rank) > full:
@@ -350,20 +352,20 @@ def _lora_tensors(model_dir: Path, model: Architecture, config: RunConfig) -> Te
     wanted = config.lora.linears
     for name in wanted:
         if name not in LINEARS:
-            raise InputError(unknown_linear(model_dir, name, LINEARS))
+            raise InputError(unknown_linear_message(model_dir, name, LINEARS))
     targets = [linear for linear in LINEARS if linear in wanted]
     for layer in config.lora.select_layers(model.num_layers):
-        slots: list[Named] = []
+        slots: list[NamedTensor] = []
         for linear in targets:
             rows, columns = model.linear_shape(linear)
-            stem = f"{PEFT_PREFIX}model.layers.{layer}.{module_of(linear)}"
-            slots.append(Named(f"{stem}{SIDE_A}", (lora_rank, columns)))
-            slots.append(Named(f"{stem}.lora_B.weight", (rows, lora_rank)))
+            stem = f"{PEFT_PREFIX}model.layers.{layer}.{linear_path(linear)}"
+            slots.append(NamedTensor(f"{stem}{SIDE_A}", (lora_rank, columns)))
+            slots.append(NamedTensor(f"{stem}.lora_B.weight", (rows, lora_rank)))
             if config.lora.use_dora:
-                slots.append(Named(f"{stem}{MAGNITUDE}", (rows,)))
+                slots.append(NamedTensor(f"{stem}{MAGNITUDE}", (rows,)))
         yield f"layers.{layer}", slots
     table = model.vocab_size, model.hidden_size
-    yield from trained_whole(model_dir, config, "model.embed_tokens", table, tied=model.tied)
+    yield from iter_whole_tensors(model_dir, config, "model.embed_tokens", table, tied=model.tied)
 
 
 def _full_tensors(model: Architecture, num_classes: int | None) -> Tensors:
@@ -372,14 +374,17 @@ def _full_tensors(model: Architecture, num_classes: int | None) -> Tensors:
         stem = f"model.layers.{layer}"
         yield (
             f"layers.{layer}",
-            [Named(f"{stem}.{name}", shape) for name, shape in model.layer_tensors()],
+            [NamedTensor(f"{stem}.{name}", shape) for name, shape in model.layer_tensors()],
         )
-    yield "norm", [Named("model.norm.weight", (model.hidden_size,))]
+    yield "norm", [NamedTensor("model.norm.weight", (model.hidden_size,))]
     if num_classes is not None:
-        yield "head", [Named("score.weight", (num_classes, model.hidden_size))]
+        yield "head", [NamedTensor("score.weight", (num_classes, model.hidden_size))]
     elif not model.tied:
-        yield "head", [Named("lm_head.weight", (model.vocab_size, model.hidden_size))]
-    yield "embedding", [Named("model.embed_tokens.weight", (model.vocab_size, model.hidden_size))]
+        yield "head", [NamedTensor("lm_head.weight", (model.vocab_size, model.hidden_size))]
+    yield (
+        "embedding",
+        [NamedTensor("model.embed_tokens.weight", (model.vocab_size, model.hidden_size))],
+    )
 
 
 def _lay_out(tensors: Tensors) -> GradientLayout:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from trainer.model.formats import refuse_pointer, way_in
+from trainer.model.formats import find_conversion, refuse_pointer
 from trainer.system.errors import InputError
 from trainer.system.regular_file import open_file, read_file
 
@@ -68,7 +68,7 @@ def read_config(model_dir: Path) -> dict[str, Any]:
         raise InputError(f"{model_dir}: no such model directory")
     path = model_dir / "config.json"
     if not path.is_file():
-        other = way_in(model_dir) or "no config.json, so this is not a Hugging Face model"
+        other = find_conversion(model_dir) or "no config.json, so this is not a Hugging Face model"
         raise InputError(f"{model_dir}: {other}")
     return read_object(path)
 
@@ -84,7 +84,7 @@ def read_headers(model_dir: Path) -> dict[str, TensorHeader]:
     index = model_dir / INDEX_FILE
     single = model_dir / SINGLE_FILE
     if single.exists() or not index.is_file():
-        if not single.exists() and (other := way_in(model_dir)):
+        if not single.exists() and (other := find_conversion(model_dir)):
             raise InputError(f"{model_dir}: {other}")
         return read_file_headers(single)
     weight_map = read_object(index).get("weight_map")
@@ -111,7 +111,7 @@ def read_file_headers(path: Path) -> dict[str, TensorHeader]:
     """
     tree, origin, size = _read_header(path)
     return {
-        name: _tensor(path, name, entry, origin, size)
+        name: _parse_tensor(path, name, entry, origin, size)
         for name, entry in tree.items()
         if name != "__metadata__"
     }
@@ -150,7 +150,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
     return cast("dict[str, Any]", tree), 8 + length, size
 
 
-def _tensor(path: Path, name: str, entry: Any, origin: int, file_size: int) -> TensorHeader:
+def _parse_tensor(path: Path, name: str, entry: Any, origin: int, file_size: int) -> TensorHeader:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         whole = all(type(number) is int and number >= 0 for number in (*shape, begin, end))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
-from trainer.model.families import left_to_transformers
+from trainer.model.families import explain_transformers_only
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_config
 from trainer.system.errors import InputError
@@ -24,13 +24,13 @@ def check_shards(model_dir: Path, config: RunConfig) -> None:
         InputError: names the sizes, or what is not divided.
     """
     parallel = config.parallel
-    if reason := left_to_transformers(read_config(model_dir), config.data.max_seq_len):
+    if reason := explain_transformers_only(read_config(model_dir), config.data.max_seq_len):
         if parallel.tensor > 1 or parallel.pipeline.stages > 1:
             raise InputError(
                 f"{model_dir}: {reason}, which tensor parallelism and pipelines do not divide; take"
                 " parallel.data ddp or fsdp alone"
             )
-        if any(slot.parameter for slot in build_layout(model_dir, config).tensors()):
+        if any(slot.parameter for slot in build_layout(model_dir, config).iter_tensors()):
             raise InputError(
                 f"{model_dir}: experts that are stored one by one are not trained in full by equal"
                 " processes; take method lora, or a run with a coordinator"

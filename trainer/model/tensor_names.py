@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.model.families import family_of, text_config
+from trainer.model.families import find_family, text_config
 from trainer.model.family import Family
 from trainer.model.safetensors_headers import TensorHeader, read_config
 
@@ -54,10 +54,10 @@ def stored_family(model_dir: Path, headers: Mapping[str, TensorHeader]) -> Famil
     with a row for each token.
 
     Raises:
-        InputError: see `family_of`.
+        InputError: see `find_family`.
     """
     tree = read_config(model_dir)
-    family, tree = family_of(tree, str(model_dir / "config.json")), text_config(tree)
+    family, tree = find_family(tree, str(model_dir / "config.json")), text_config(tree)
     if family.listed:
         return family
     stem = f"{family.backbone}.{family.layers}.0."

@@ -310,7 +310,7 @@ def _is_matrix(slot: TensorSlot) -> bool:
 def find_decaying_spans(layout: GradientLayout) -> list[tuple[int, int]]:
     """Return the flat ranges of all tensors with two or more dimensions, neighbours merged."""
     spans: list[tuple[int, int]] = []
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         if not _is_matrix(slot):
             continue
         if spans and spans[-1][1] == slot.start:

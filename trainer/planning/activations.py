@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from trainer.model.family import Kept
+from trainer.model.family import SavedActivations
 from trainer.planning.shapes import ModelShape
 from trainer.planning.strategy import Recompute, Strategy, TrainingSetup
 from trainer.planning.term import Term, term
@@ -53,7 +53,7 @@ def of_gpt_layer(
 
 def _of_decoder_layer(shape: ModelShape, training: TrainingSetup, strategy: Strategy) -> Term:
     element = training.precision.activation
-    kept = shape.kept or Kept()
+    kept = shape.kept or SavedActivations()
     # With a mask, groups are repeated.
     keys = shape.queries if training.packed or kept.repeated else shape.keys
     # Attention: turned queries and its result, turned keys and values. MLP: gate, its SiLU, up and
@@ -101,7 +101,7 @@ def _of_decoder_layer(shape: ModelShape, training: TrainingSetup, strategy: Stra
     )
 
 
-def _mlp(shape: ModelShape, training: TrainingSetup, kept: Kept) -> float:
+def _mlp(shape: ModelShape, training: TrainingSetup, kept: SavedActivations) -> float:
     """Return the bytes that an MLP keeps for a token, or the experts that it passes through.
 
     Experts compute in the format of their weights.

@@ -118,7 +118,7 @@ def check_task(config: RunConfig) -> None:
         try:
             parse_sample(record.tree, record.number, labels, pairs=config.task == "dpo")
         except BadLineError as error:
-            raise InputError(f"{record.place}: {error}") from None
+            raise InputError(f"{record.location}: {error}") from None
 
 
 def run_work(config: RunConfig, model_dir: Path) -> tuple[float, float]:

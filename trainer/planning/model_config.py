@@ -13,11 +13,11 @@ from typing import Any
 from trainer.model.expert_parameters import converted_targets
 from trainer.model.families import (
     FAMILIES,
+    apply_defaults,
     biased_linears,
-    family_of,
+    find_family,
     known_family,
     text_config,
-    with_defaults,
 )
 from trainer.model.family import Family
 from trainer.model.safetensors_headers import (
@@ -65,7 +65,7 @@ def check_trains(config: Mapping[str, Any], name: str, method: str) -> None:
     Raises:
         InputError: it does not train by this method.
     """
-    family = family_of(config, f"{name}/config.json")
+    family = find_family(config, f"{name}/config.json")
     family.check_trained(str(config["model_type"]), name, method)
 
 
@@ -107,7 +107,7 @@ def _of_language_model(
 ) -> dict[str, TensorHeader]:
     """Return what of a folder's tensors is loaded: not the parts that see or hear."""
     with suppress(InputError):  # of a family that is planned alone
-        family = family_of(read_config(folder), str(folder))
+        family = find_family(read_config(folder), str(folder))
         return {name: found for name, found in headers.items() if not is_ignored(name, family)}
     return dict(headers)
 
@@ -118,7 +118,7 @@ def parse_shape(tree: Mapping[str, Any], where: str, name: str) -> ModelShape:
     Raises:
         InputError: a size is missing or wrong; names its key.
     """
-    tree = with_defaults(text_config(tree))
+    tree = apply_defaults(text_config(tree))
     kind = str(tree.get("model_type", "unknown"))
 
     def size(*keys: str, default: int | None = None) -> int:

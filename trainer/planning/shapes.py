@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from trainer.model.family import Kept
+from trainer.model.family import SavedActivations
 
 Linear = tuple[int, int]
 """Rows and columns, `[out, in]`."""
@@ -45,7 +45,7 @@ class ModelShape:
     """Layers without attention, which pass a state from token to token."""
     recurrent_columns: int = 0
     """Columns of their keys and values, each for all heads."""
-    kept: Kept | None = None
+    kept: SavedActivations | None = None
     """What transformers' code keeps; None: Motley's decoder, or Megatron-LM's GPT."""
     adapts_experts: bool = False
     """Adapters by default are on experts and routers too, as PEFT's."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from trainer.config.lora import LINEARS
 from trainer.config.run import RunConfig
-from trainer.model.architecture import Architecture, module_of
+from trainer.model.architecture import Architecture, linear_path
 from trainer.model.header_layout import PEFT_PREFIX
 from trainer.model.layout import SIDE_A, GradientLayout
 from trainer.planning.vulkan_buffers import (
@@ -102,7 +102,7 @@ def frozen_tensors(
     if config.freezes_a:
         for layer in config.lora.select_layers(model.num_layers):
             for linear in config.lora.linears:
-                stem = f"{PEFT_PREFIX}model.layers.{layer}.{module_of(linear)}"
+                stem = f"{PEFT_PREFIX}model.layers.{layer}.{linear_path(linear)}"
                 shape = config.lora.lora_rank, model.linear_shape(linear)[1]
                 yield f"{stem}{SIDE_A}", shape, "f32"
 

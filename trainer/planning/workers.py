@@ -12,7 +12,7 @@ from trainer.config.codec import find_codec
 from trainer.config.exchange import ExchangeConfig
 from trainer.config.run import RunConfig
 from trainer.model.architecture import Architecture, read_architecture
-from trainer.model.families import left_to_transformers
+from trainer.model.families import explain_transformers_only
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.safetensors_headers import TensorHeader, read_config, read_headers
 from trainer.planning import replica, vulkan
@@ -63,7 +63,7 @@ class RunMemory:
             InputError: the model cannot be used, or does not fit the config.
         """
         layout = build_layout(folder, config)
-        reason = left_to_transformers(read_config(folder), config.data.max_seq_len)
+        reason = explain_transformers_only(read_config(folder), config.data.max_seq_len)
         reason = reason or explain_refusal(config, "wgpu")
         architecture = None if reason else read_architecture(folder)
         return cls(read_shape(folder), architecture, reason, read_headers(folder), layout, config)

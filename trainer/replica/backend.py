@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from trainer.config.run import RunConfig
-from trainer.model.families import left_to_transformers
+from trainer.model.families import explain_transformers_only
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
 from trainer.replica.base import Replica
@@ -234,7 +234,7 @@ def check_vulkan_computes(model_dir: Path, config: RunConfig) -> None:
     Raises:
         UnusableError: names what they do not compute.
     """
-    if reason := left_to_transformers(read_config(model_dir), config.data.max_seq_len):
+    if reason := explain_transformers_only(read_config(model_dir), config.data.max_seq_len):
         raise UnusableError(reason)
 
 

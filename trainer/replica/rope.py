@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.model.families import ROPE_TYPES, rope_settings, with_defaults
+from trainer.model.families import ROPE_TYPES, apply_defaults, rope_settings
 from trainer.system.errors import InputError
 
 _THETA = 10_000.0
@@ -42,7 +42,7 @@ def rope_frequencies(config: Mapping[str, Any], head_dim: int, where: str) -> ND
     Raises:
         InputError: the scaling lacks a number.
     """
-    config = with_defaults(config)
+    config = apply_defaults(config)
     settings = rope_settings(config)
     kind = settings.get("rope_type", settings.get("type", "default"))
     assert kind in ROPE_TYPES, f"{where}: left to transformers"

@@ -32,7 +32,7 @@ from trainer.exchange.protocol.members import Job
 from trainer.exchange.protocol.schedule import StepPlan, flush_periods
 from trainer.model.architecture import fit_length
 from trainer.model.class_names import read_class_names
-from trainer.model.config_keys import notices
+from trainer.model.config_keys import list_notices
 from trainer.model.files import model_digest, resolve_model, weights_digest
 from trainer.model.initialization import is_untrained
 from trainer.model.layout import GradientLayout, build_layout
@@ -138,7 +138,7 @@ def read_inputs(
     )
     config.exchange.check_length(inputs.plan.total_inner)
     if tell is not None:
-        for line in notices(model_dir):
+        for line in list_notices(model_dir):
             tell(line)
         if config.method == "lora" and is_untrained(model_dir):
             tell(
@@ -234,7 +234,7 @@ def read_student_inputs(
     layout = build_layout(model_dir, config)
     tokenizer_dir = find_tokenizer(model_dir, config.model.adapter)
     encoder = Encoder(tokenizer_dir, config.data.lost_text, config.data.date, model_dir)
-    for line in (*notices(model_dir), *encoder.unused):
+    for line in (*list_notices(model_dir), *encoder.unused):
         tell(line)
     validation = None
     if validation_file is not None:

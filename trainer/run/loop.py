@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from trainer.data.encoder import IGNORED
-from trainer.data.order import epoch_order
+from trainer.data.order import permute_epoch
 from trainer.data.tokens import Encoded
 from trainer.exchange.protocol.messages import (
     GenerationRequest,
@@ -63,7 +63,7 @@ class Worker:
     train: Samples
     validation: Samples | None
     seed: int
-    order: Callable[[int, int, int], np.ndarray] = epoch_order
+    order: Callable[[int, int, int], np.ndarray] = permute_epoch
     """(seed, epoch, length) -> the permutation of `range(length)` that an epoch visits."""
     alpha: Callable[[int], float] | None = None
     """The divergence's share at an inner step, counted from 1, of a distillation."""

@@ -18,7 +18,7 @@ from typing import Any
 from trainer.checkpoint.publication import publication_folder
 from trainer.checkpoint.reader import FOLDER, linked_checkpoint, read_progress
 from trainer.config.run import SCRIPT, RunConfig
-from trainer.data.samples import iterate
+from trainer.data.samples import iter_samples
 from trainer.data.shapes import KeyCounts
 from trainer.system.errors import StorageError, TrainerError
 from trainer.system.process.child import SAVING_VARIABLE
@@ -184,7 +184,7 @@ def _asks(config: RunConfig) -> str:
     """Return the option of `generate` that asks as the run's data does."""
     try:
         pairs, data = config.task == "dpo", config.data
-        samples = iterate(Path(data.train), None, KeyCounts(), data.columns, pairs=pairs)
+        samples = iter_samples(Path(data.train), None, KeyCounts(), data.columns, pairs=pairs)
         talks = any(bool(sample.messages) for _, sample in islice(samples, 1))
     except TrainerError:  # a teacher's logits, or moved data
         talks = False

@@ -245,7 +245,7 @@ class RunRecorder:
             exit_code, reason = StorageError.exit_code, self._failed_save
         if exit_code in saved:
             try:
-                self._store.publish()
+                self._store.write_publication()
             except StorageError as error:  # the checkpoint that it is made of is safe
                 log.warning("%s", error)
         if self._budget:

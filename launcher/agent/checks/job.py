@@ -27,8 +27,8 @@ from launcher.plan.plan import LaunchPlan
 from trainer.config.run import RunConfig, load_config
 from trainer.data.formats import read_records
 from trainer.data.records import Problems
-from trainer.data.shards import holds_logits
-from trainer.data.sources import HUB, refuse_pipe, spelled
+from trainer.data.shards import has_logits
+from trainer.data.sources import HUB, refuse_pipe, restore_scheme
 from trainer.model import layout as trainer_layout
 from trainer.model.files import digested_files, local_model
 from trainer.model.output_folder import check_output as check_folder_of_run
@@ -142,7 +142,7 @@ def check_training_data(config: RunConfig) -> Finding:
     path = Path(config.data.train)
     if config.distillation is not None:
         return check_logits(path)
-    if holds_logits(path):
+    if has_logits(path):
         detail = f"{path}: holds a teacher's logits, and the job has no section `distillation`"
         return Finding("fail", detail, "add it: --set distillation.alpha=0.7")
     finding = check_data(path, "--data FILE", config.data.columns)
@@ -163,18 +163,20 @@ def check_data(path: Path, remedy: str, columns: dict[str, str] | None = None) -
         columns: `data.columns`.
     """
     if HUB.fullmatch(str(path)) and not is_offline():
-        return Finding("warn", f"{spelled(path)} is not checked", "the trainer will download it")
+        return Finding(
+            "warn", f"{restore_scheme(path)} is not checked", "the trainer will download it"
+        )
     problems = Problems()
     try:
         refuse_pipe(path)
         first = next(read_records(path, problems, columns), None)
-        problems.check()
+        problems.raise_if_any()
     except InputError as error:
         return Finding("fail", str(error).splitlines()[0], f"give {remedy}")
     if first is None:
         return Finding("fail", f"{path}: empty", "it must hold one sample a line")
     if not isinstance(first.tree, dict):
-        return Finding("fail", f"{first.place}: not a JSON object", "it must hold one a line")
+        return Finding("fail", f"{first.location}: not a JSON object", "it must hold one a line")
     return Finding("ok", str(path))
 
 

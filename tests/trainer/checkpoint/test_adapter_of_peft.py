@@ -16,8 +16,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from trainer.checkpoint.adapter import open_adapter
-from trainer.checkpoint.merge_lora import merge
-from trainer.checkpoint.trained_model import Trained, load_trained, starting_weights
+from trainer.checkpoint.merge_lora import merge_adapter
+from trainer.checkpoint.trained_model import TrainedModel, load_trained, starting_weights
 from trainer.model.initialization import initial_weights
 from trainer.model.layout import build_layout
 from trainer.system.errors import InputError
@@ -99,7 +99,7 @@ def test_logits_and_merged_weights_are_pefts(
     actual = logits_of(load_trained(tmp_path / "adapter"))
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5)
 
-    folder = merge(open_adapter(tmp_path / "adapter")[0], tmp_path / "merged")
+    folder = merge_adapter(open_adapter(tmp_path / "adapter")[0], tmp_path / "merged")
     with torch.no_grad():
         again = base_of(folder)(input_ids=IDS).logits
     torch.testing.assert_close(again, expected, rtol=1e-5, atol=2e-5)
@@ -110,7 +110,7 @@ def test_logits_and_merged_weights_are_pefts(
             np.testing.assert_allclose(values, state[tensor].numpy(), rtol=1e-6, atol=1e-7)
 
 
-def logits_of(trained: Trained) -> torch.Tensor:
+def logits_of(trained: TrainedModel) -> torch.Tensor:
     """Return what transformers computes with the weights of a trained model."""
     from peft import LoraConfig, get_peft_model
 
@@ -120,7 +120,7 @@ def logits_of(trained: Trained) -> torch.Tensor:
             return model(input_ids=IDS).logits
     values = {
         slot.name: torch.from_numpy(trained.weights[slot.start : slot.stop].reshape(slot.shape))
-        for slot in trained.layout.tensors()
+        for slot in trained.layout.iter_tensors()
     }
     lora = trained.config.lora
     settings = LoraConfig(
@@ -154,10 +154,12 @@ def test_a_run_begins_from_an_adapter(
     weights = starting_weights(layout, model_dir, config)
     with torch.no_grad():
         expected = peft(input_ids=IDS).logits
-    actual = logits_of(Trained(folder, config, model_dir, layout, weights))
+    actual = logits_of(TrainedModel(folder, config, model_dir, layout, weights))
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5)
     fresh = initial_weights(layout, model_dir, config)
-    beside = [s for s in layout.tensors() if "o_proj.lora_A" in s.name or "gate_proj" in s.name]
+    beside = [
+        s for s in layout.iter_tensors() if "o_proj.lora_A" in s.name or "gate_proj" in s.name
+    ]
     assert all(np.array_equal(weights[s.start : s.stop], fresh[s.start : s.stop]) for s in beside)
 
     for chosen in ({"lora__lora_rank": 3}, {"lora__target_modules": ["q_proj"]}):
@@ -205,7 +207,7 @@ def test_other_families(family: str, dora: bool, tmp_path: Path, tiny_model: Any
     peft = adapter_of(tmp_path / "adapter", model_dir, **settings)
     with torch.no_grad():
         expected = peft(input_ids=IDS).logits
-    folder = merge(open_adapter(tmp_path / "adapter")[0], tmp_path / "merged")
+    folder = merge_adapter(open_adapter(tmp_path / "adapter")[0], tmp_path / "merged")
     with torch.no_grad():
         merged = base_of(folder)(input_ids=IDS).logits
     torch.testing.assert_close(merged, expected, rtol=1e-5, atol=3e-5)

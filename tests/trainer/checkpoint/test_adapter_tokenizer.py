@@ -18,7 +18,7 @@ from tests.trainer.data.families import FAMILIES
 from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.adapter import open_adapter
 from trainer.checkpoint.generation_file import generation_file
-from trainer.checkpoint.merge_lora import merge
+from trainer.checkpoint.merge_lora import merge_adapter
 from trainer.checkpoint.trained_model import load_trained
 from trainer.data.shapes import Sample
 from trainer.data.turns import ChatMessage
@@ -72,10 +72,10 @@ def with_tokenizer(adapter: Path, base: Path) -> Path:
 
 def test_it_is_used_and_merged(base: Path, tmp_path: Path) -> None:
     adapter = with_tokenizer(write_adapter(base, tmp_path / "adapter"), base)
-    merged = merge(open_adapter(adapter)[0], tmp_path / "merged")
+    merged = merge_adapter(open_adapter(adapter)[0], tmp_path / "merged")
     for folder in (adapter, merged):
-        encoder = load_trained(folder).encoder()
-        text = encoder.tokenizer.decode(encoder.prompt(ASKED[0]), skip_special_tokens=False)
+        encoder = load_trained(folder).open_encoder()
+        text = encoder.tokenizer.decode(encoder.encode_prompt(ASKED[0]), skip_special_tokens=False)
         assert text == "### user:hi<|im_end|>### assistant:"
         assert encoder.tokenizer.token_to_id("<|im_end|>") in encoder.stops
     assert (merged / "chat_template.jinja").read_text() == TEMPLATE
@@ -91,8 +91,8 @@ def test_the_cache_of_merged_adapters_knows_tokenizers(base: Path, tmp_path: Pat
     found: list[str] = []
     for role in ("user", "person"):
         (adapter / "chat_template.jinja").write_text(TEMPLATE.replace("m.role", f"'{role}'"))
-        encoder = load_trained(adapter).encoder()
-        found.append(encoder.tokenizer.decode(encoder.prompt(ASKED[0]))[:8])
+        encoder = load_trained(adapter).open_encoder()
+        found.append(encoder.tokenizer.decode(encoder.encode_prompt(ASKED[0]))[:8])
     assert found == ["### user", "### pers"]
 
 
@@ -106,7 +106,7 @@ def test_a_template_without_its_tokenizer_is_named(base: Path, tmp_path: Path) -
 @pytest.mark.parametrize("has_file", [False, True])
 def test_a_merged_model_ends_where_a_turn_ends(base: Path, tmp_path: Path, has_file: bool) -> None:
     adapter = with_tokenizer(write_adapter(base, tmp_path / "adapter"), base)
-    encoder = load_trained(adapter).encoder()
+    encoder = load_trained(adapter).open_encoder()
     text, turn = (encoder.tokenizer.token_to_id(n) for n in ("<|endoftext|>", "<|im_end|>"))
     assert text is not None
     assert turn is not None
@@ -116,7 +116,7 @@ def test_a_merged_model_ends_where_a_turn_ends(base: Path, tmp_path: Path, has_f
     (base / "generation_config.json").unlink(missing_ok=True)
     if has_file:
         (base / "generation_config.json").write_text(json.dumps(given))
-    merged = merge(open_adapter(adapter)[0], tmp_path / "merged")
+    merged = merge_adapter(open_adapter(adapter)[0], tmp_path / "merged")
     tree = json.loads((merged / "generation_config.json").read_text())
     assert tree["eos_token_id"] == [text, turn]
     assert ("temperature" in tree) == has_file
@@ -128,7 +128,7 @@ def test_tables_with_more_rows_are_the_merged_models(base: Path, tmp_path: Path)
     more = np.concatenate([table, np.ones((3, table.shape[1]), table.dtype)])
     tables = {"model__embed_tokens__weight": more, "lm_head__weight": more}
     adapter = write_adapter(base, tmp_path / "adapter", **tables)
-    merged = merge(open_adapter(adapter)[0], tmp_path / "merged")
+    merged = merge_adapter(open_adapter(adapter)[0], tmp_path / "merged")
     stored = load_file(merged / "model.safetensors")
     np.testing.assert_array_equal(stored["model.embed_tokens.weight"], more)
     np.testing.assert_array_equal(stored["lm_head.weight"], more)
@@ -140,7 +140,7 @@ def test_tables_with_more_rows_are_the_merged_models(base: Path, tmp_path: Path)
     ):
         alone = write_adapter(base, tmp_path / f"adapter-{len(tables)}", **tables)
         with pytest.raises(InputError, match=r"resize the base first \(resize_token_embeddings"):
-            merge(open_adapter(alone)[0], tmp_path / "none")
+            merge_adapter(open_adapter(alone)[0], tmp_path / "none")
 
 
 def test_the_template_of_a_family_is_not_needed_for_the_ends(base: Path) -> None:

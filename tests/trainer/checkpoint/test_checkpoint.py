@@ -18,7 +18,7 @@ from tests.trainer.tiny_run import (
     tiny_state,
 )
 from trainer.checkpoint.reader import BEST_EVALUATED, find_checkpoint, read_progress
-from trainer.checkpoint.retention import older_ones
+from trainer.checkpoint.retention import describe_older
 from trainer.checkpoint.store import CheckpointStore
 from trainer.system.errors import InputError, StorageError
 from trainer.system.storage.atomic_folder import Disk, point_link, verify_folder
@@ -43,7 +43,7 @@ def test_what_is_saved_comes_back(store: CheckpointStore):
     state, progress = store.load(path)
     assert state.compute_digest() == tiny_state(120).compute_digest()
     assert progress == tiny_progress(120)
-    assert store.latest() == path
+    assert store.latest_checkpoint() == path
     assert (store.folder / "latest").resolve() == path.resolve()
 
 
@@ -75,7 +75,7 @@ def test_latest_looks_at_sizes(store: CheckpointStore):
     save(store, 1)
     newer = save(store, 2)
     (newer / "optimizer.safetensors").write_bytes(b"short")
-    assert store.latest() == store.folder / "step-000001"
+    assert store.latest_checkpoint() == store.folder / "step-000001"
 
 
 def test_a_damaged_checkpoint_goes_when_a_newer_one_is_safe(store: CheckpointStore):
@@ -97,7 +97,7 @@ def test_keeps_the_last_ones_and_the_best(store: CheckpointStore):
         "step-000040",
         "step-000050",
     ]
-    best = store.best()
+    best = store.best_checkpoint()
     assert best is not None
     assert best.name == "step-000020"
     assert find_checkpoint(store.folder) == best
@@ -107,9 +107,9 @@ def test_keeps_the_last_ones_and_the_best(store: CheckpointStore):
 
 def test_a_metric_that_is_nan_is_never_the_best(store: CheckpointStore):
     save(store, 1, float("nan"))
-    assert store.best() is None
+    assert store.best_checkpoint() is None
     save(store, 2, 0.1)
-    assert store.best() == store.folder / "step-000002"
+    assert store.best_checkpoint() == store.folder / "step-000002"
 
 
 def test_the_first_rated_checkpoint_is_linked_as_best(store: CheckpointStore):
@@ -125,7 +125,7 @@ def test_keeps_what_an_eval_runner_found_best(store: CheckpointStore):
     point_link(Disk(), store.folder, BEST_EVALUATED, "step-000010")
     for step in (20, 30, 40):
         save(store, step)
-    assert store.best() is None
+    assert store.best_checkpoint() is None
     assert find_checkpoint(store.folder.parent) == store.folder / "step-000010"
     save(store, 50, metric=0.1)
     assert find_checkpoint(store.folder.parent) == store.folder / "step-000050"
@@ -168,7 +168,7 @@ def test_a_damaged_checkpoint_of_the_same_step_is_replaced(store: CheckpointStor
 def test_runs_in_one_folder_are_told_apart(store: CheckpointStore):
     for step in (7, 8, 9):
         save(store, step, run_id="run-old")
-    assert store.owner() == "run-old"
+    assert store.read_owner() == "run-old"
     assert store.restore("run-new") is None
     for step in (1, 2, 3):
         save(store, step, run_id="run-new")
@@ -263,7 +263,7 @@ def test_a_full_disk_keeps_the_old_one_and_recovers(small_disk: Path):
     assert restored.state.compute_digest() == tiny_state(1, layout).compute_digest()
     ballast.unlink()
     store.save(tiny_state(3, layout).take_snapshot(), tiny_progress(3))
-    assert store.latest() == small_disk / "step-000003"
+    assert store.latest_checkpoint() == small_disk / "step-000003"
 
 
 def test_no_second_copy_of_the_tensors_in_memory(tmp_path: Path):
@@ -297,4 +297,4 @@ def test_a_removed_folder_is_not_called_intact(tmp_path: Path):
         save(store, 2)
     (tmp_path / "run").unlink()
     (tmp_path / "run").mkdir()
-    assert older_ones(tmp_path / "run") == "there is no older one"
+    assert describe_older(tmp_path / "run") == "there is no older one"

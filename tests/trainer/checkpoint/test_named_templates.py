@@ -11,7 +11,7 @@ import pytest
 
 from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.adapter import open_adapter
-from trainer.checkpoint.merge_lora import merge
+from trainer.checkpoint.merge_lora import merge_adapter
 from trainer.checkpoint.publication import write_publication
 from trainer.checkpoint.reader import find_checkpoint
 from trainer.config.run import RunConfig, load_config
@@ -61,10 +61,10 @@ def check(folder: Path) -> None:
     turns = [{"role": "user", "content": "hi"}]
     for tools, begin in (((), "plain "), (TOOLS, "tools ")):
         sample = Sample("", messages=(ChatMessage("user", "hi"),), tools=tools)
-        text = encoder.tokenizer.decode(encoder.prompt(sample), skip_special_tokens=False)
+        text = encoder.tokenizer.decode(encoder.encode_prompt(sample), skip_special_tokens=False)
         assert text == f"{begin}user:hi<|im_end|>"
         ids = judge.apply_chat_template(turns, tools=list(tools) or None, return_dict=False)
-        assert ids == encoder.prompt(sample)
+        assert ids == encoder.encode_prompt(sample)
 
 
 @pytest.mark.long
@@ -72,7 +72,7 @@ def test_what_training_writes_has_them(base: Path, tmp_path: Path) -> None:
     for method, name in (("full", "model"), ("lora", "adapter")):
         config = trained(base, tmp_path, method)
         check(Path(config.output, name))
-    check(merge(open_adapter(tmp_path / "lora")[0], tmp_path / "merged"))
+    check(merge_adapter(open_adapter(tmp_path / "lora")[0], tmp_path / "merged"))
     check(find_checkpoint(tmp_path / "full"))
 
 

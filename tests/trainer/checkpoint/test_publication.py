@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 
 from tests.trainer.small_model import write_data, write_model
 from trainer.checkpoint.adapter import open_adapter
-from trainer.checkpoint.merge_lora import merge
+from trainer.checkpoint.merge_lora import merge_adapter
 from trainer.checkpoint.publication import model_card, write_publication
 from trainer.checkpoint.reader import find_checkpoint
 from trainer.checkpoint.trained_model import load_trained
@@ -179,7 +179,7 @@ def test_a_gguf_is_named_as_the_base(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert load_trained(output).config.method == "lora"
     text = (output / "adapter" / "README.md").read_text()
     assert f"`{base}`, a folder or file of this computer" in text
-    merge(open_adapter(output / "adapter")[0], output / "adapter" / "merged")
+    merge_adapter(open_adapter(output / "adapter")[0], output / "adapter" / "merged")
     labels = labels_by_its_card(text, output / "adapter")
     assert labels == {0: "good", 1: "bad", 2: "odd"}
 

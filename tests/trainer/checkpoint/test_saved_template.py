@@ -112,8 +112,8 @@ def test_every_command_uses_it_by_every_path(
     assert use(out / "adapter", data) == before
     merged = {}
     for number, path in enumerate(PATHS):
-        encoder = load_trained(out / path).encoder()
-        text = encoder.tokenizer.decode(encoder.prompt(ASKED[0]), skip_special_tokens=False)
+        encoder = load_trained(out / path).open_encoder()
+        text = encoder.tokenizer.decode(encoder.encode_prompt(ASKED[0]), skip_special_tokens=False)
         assert text == "### user:hi<|im_end|>### assistant:", path
         folder = tmp_path / f"merged-{number}"
         run("merge", out / path, "-o", folder)

@@ -67,7 +67,7 @@ def test_damage_is_found_and_the_newest_intact_one_taken(
 def test_a_damaged_manifest_is_refused(store: CheckpointStore, text: bytes):
     save(store, 1)
     (save(store, 2) / "manifest.json").write_bytes(text)
-    assert store.latest() == store.folder / "step-000001"
+    assert store.latest_checkpoint() == store.folder / "step-000001"
     restored = store.restore()
     assert restored is not None
     assert restored.progress.step == 1
@@ -107,8 +107,8 @@ def test_a_checkpoint_of_another_model_is_an_input_error(store: CheckpointStore)
 
 def test_nothing_to_restore(store: CheckpointStore, tmp_path: Path):
     assert store.restore() is None
-    assert store.latest() is None
-    assert store.best() is None
+    assert store.latest_checkpoint() is None
+    assert store.best_checkpoint() is None
     with pytest.raises(InputError, match="no intact checkpoint"):
         find_checkpoint(tmp_path)
 

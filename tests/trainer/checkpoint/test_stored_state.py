@@ -28,20 +28,20 @@ def test_pieces_are_those_of_what_was_saved(stored: StoredState) -> None:
     state = tiny_state(3)
     for vector in ("weights", "first_moment", "second_moment"):
         whole = getattr(state, vector)
-        for slot in tiny_layout().tensors():
+        for slot in tiny_layout().iter_tensors():
             piece = np.empty(slot.size - 7, np.float32)
-            stored.read(vector, slot, 5, piece[:-1])
+            stored.read_slice(vector, slot, 5, piece[:-1])
             assert np.array_equal(piece[:-1], whole[slot.start + 5 : slot.stop - 3])
-        assert np.array_equal(stored.whole(vector), whole)
+        assert np.array_equal(stored.read_vector(vector), whole)
 
 
 def test_a_file_that_changes_after_it_was_checked(stored: StoredState, checkpoint: Path) -> None:
     os.truncate(checkpoint / "adapter_model.safetensors", 400)
     with pytest.raises(StorageError, match=r"adapter_model\.safetensors: is truncated"):
-        stored.whole("weights")
+        stored.read_vector("weights")
     (checkpoint / "optimizer.safetensors").unlink()
     with pytest.raises(StorageError, match=r"optimizer\.safetensors: cannot be read: No such"):
-        stored.whole("first_moment")
+        stored.read_vector("first_moment")
 
 
 def test_a_file_without_one_of_the_tensors(checkpoint: Path) -> None:

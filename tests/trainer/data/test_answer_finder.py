@@ -59,7 +59,7 @@ class Chat:
 
     def texts(self) -> tuple[str, str]:
         """Return the whole text and the learned part."""
-        ids, labels = self.encoder.conversation(self.sample)
+        ids, labels = self.encoder.encode_conversation(self.sample)
         learned = [label for label in labels if label != IGNORED]
         whole, part = (
             self.encoder.tokenizer.decode(each, skip_special_tokens=False)
@@ -69,7 +69,7 @@ class Chat:
 
     def prompt(self) -> str:
         return self.encoder.tokenizer.decode(
-            self.encoder.prompt(self.sample), skip_special_tokens=False
+            self.encoder.encode_prompt(self.sample), skip_special_tokens=False
         )
 
     def warnings(self) -> list[str]:

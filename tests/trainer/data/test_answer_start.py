@@ -86,7 +86,7 @@ def test_another_prompt_has_no_answer(asked: str) -> None:
 def test_a_header_that_only_the_prompt_has_is_refused(tmp_path: Path) -> None:
     encoder = Encoder(make(tmp_path, "\\n"))
     with pytest.raises(ConversationError, match="changes the text before turn 2"):
-        encoder.conversation(sample(*ONE))
+        encoder.encode_conversation(sample(*ONE))
 
 
 UNASKED = """

@@ -84,8 +84,8 @@ def test_a_prompt_is_what_transformers_asks_with(tmp_path: Path, name: str) -> N
         truncation=False,
         padding=False,
     )
-    assert encoder.prompt(sample) == expected
-    whole, labels = encoder.conversation(sample)
+    assert encoder.encode_prompt(sample) == expected
+    whole, labels = encoder.encode_conversation(sample)
     assert whole[: len(expected)] == expected
     ends = {"qwen3": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>"}
     ends |= {"gemma": "<end_of_turn>", "phi": "<|end|>"}
@@ -198,7 +198,7 @@ def test_the_date_is_that_of_the_settings_on_any_day(tmp_path: Path) -> None:
     file = read_file(write_data(tmp_path / "a.jsonl", (ONE, None)), "causal-lm")
     for today, shown in ((TEMPLATE_DATE, "July 26, 2024"), ("2031-02-03", "February 03, 2031")):
         encoder = Encoder(folder, today=today)
-        ids, _ = encoder.conversation(file.samples[0])
+        ids, _ = encoder.encode_conversation(file.samples[0])
         text = encoder.tokenizer.decode(ids, skip_special_tokens=False)
         assert text == f"{shown} 00:00hi \n;yes, größe;"
     line, ends = check_conversations(file, encoder)
@@ -231,15 +231,15 @@ def test_an_assistant_writes_special_tokens_but_those_of_turns(tmp_path: Path) -
     end = encoder.tokenizer.token_to_id("<|im_end|>")
     assert number is not None
     assert end is not None
-    ids, labels = encoder.conversation(file.samples[0])
+    ids, labels = encoder.encode_conversation(file.samples[0])
     assert (ids.count(number), labels.count(number)) == (1, 1)  # the user's is plain text
     judge = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     asked = [turn("user", "a"), turns[1]]
     data = read_file(write_data(tmp_path / "b.jsonl", (asked, None)), "causal-lm")
     expected = judge.apply_chat_template(asked, return_dict=False, truncation=False, padding=False)
-    assert encoder.conversation(data.samples[0])[0] == expected
+    assert encoder.encode_conversation(data.samples[0])[0] == expected
     assert check_conversations(data, encoder) == []
-    plain, _ = encoder.conversation(file.samples[1])
+    plain, _ = encoder.encode_conversation(file.samples[1])
     assert plain.count(end) == 2
     assert encoder.tokenizer.token_to_id("<|endoftext|>") not in plain
     (line,) = check_conversations(file, encoder)
@@ -288,7 +288,7 @@ def learned_of(folder: Path, source: str, turns: list[Turn]) -> str:
     encoder = Encoder(write_model(folder / "model", family, family.source))
     tools = [WEATHER] if any("tool_calls" in each for each in turns) else None
     (sample,) = read_samples(write_data(folder / "a.jsonl", (turns, tools)), "causal-lm")
-    _, labels = encoder.conversation(sample)
+    _, labels = encoder.encode_conversation(sample)
     kept = [label for label in labels if label != IGNORED]
     return encoder.tokenizer.decode(kept, skip_special_tokens=False)
 

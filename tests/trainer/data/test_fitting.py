@@ -14,7 +14,7 @@ from tests.trainer.data.families import FAMILIES
 from tests.trainer.data.test_chat_template import write_model
 from tests.trainer.data.test_tokens import byte_tokenizer, write
 from trainer.data.encoder import IGNORED, Encoder
-from trainer.data.fitting import encode_within, fit
+from trainer.data.fitting import encode_within, fit_conversation
 from trainer.data.shapes import ChatMessage, Sample
 
 
@@ -48,7 +48,7 @@ CHAT = said(
     [(80, "SabctdeF"), (79, "Sctdef"), (60, "Sctdef"), (59, "Sef"), (30, "Sef"), (29, None)],
 )
 def test_the_oldest_exchanges_go_first_and_the_system_turn_stays(limit, left):
-    fitted = fit(CHAT, size, limit)
+    fitted = fit_conversation(CHAT, size, limit)
     assert (fitted and "".join(text[0] for text in texts(fitted)).lower()) == (
         left and left.lower()
     )
@@ -56,8 +56,8 @@ def test_the_oldest_exchanges_go_first_and_the_system_turn_stays(limit, left):
 
 def test_the_last_exchange_with_an_answer_stays():
     chat = said(("user", "a" * 9), ("assistant", "b" * 9), ("user", "dangling!"))
-    assert texts(fit(chat, size, 27)) == texts(chat)
-    assert fit(chat, size, 26) is None, "without the answer there is nothing to learn"
+    assert texts(fit_conversation(chat, size, 27)) == texts(chat)
+    assert fit_conversation(chat, size, 26) is None, "without the answer there is nothing to learn"
 
 
 LINES = [f"P{number}: said {number}" for number in range(8)]
@@ -80,24 +80,27 @@ def test_lines_of_a_transcript_go_oldest_first_wherever_the_instruction_is(asked
     sample = said(("user", asked), ("assistant", "Much was said."))
     for kept in range(1, 9):
         expected = left.format("\n".join(LINES[-kept:]))
-        fitted = fit(sample, size, len(expected) + len("Much was said."))
+        fitted = fit_conversation(sample, size, len(expected) + len("Much was said."))
         assert texts(fitted) == [expected, "Much was said."]
-    assert fit(sample, size, len(left) - 2 + len("Much was said.")) is None
+    assert fit_conversation(sample, size, len(left) - 2 + len("Much was said.")) is None
 
 
 def test_turns_between_blank_lines_are_a_transcript_too():
     asked = "\n\n".join([ASK, *LINES, "That was all."])
     sample = said(("user", asked), ("assistant", "x"))
     expected = "\n\n".join([ASK, *LINES[5:], "That was all."])
-    assert texts(fit(sample, size, len(expected) + 1)) == [expected, "x"]
+    assert texts(fit_conversation(sample, size, len(expected) + 1)) == [expected, "x"]
 
 
 def test_exchanges_go_before_lines():
     sample = said(
         ("user", "old"), ("assistant", "answer"), ("user", TRANSCRIPT), ("assistant", "new")
     )
-    assert texts(fit(sample, size, len(TRANSCRIPT) + 3)) == [TRANSCRIPT, "new"]
-    assert texts(fit(sample, size, len(TRANSCRIPT) + 2)) == ["\n".join(LINES[1:]), "new"]
+    assert texts(fit_conversation(sample, size, len(TRANSCRIPT) + 3)) == [TRANSCRIPT, "new"]
+    assert texts(fit_conversation(sample, size, len(TRANSCRIPT) + 2)) == [
+        "\n".join(LINES[1:]),
+        "new",
+    ]
 
 
 def rows(*answers: str) -> list[dict[str, Any]]:
@@ -125,12 +128,12 @@ def test_templates_express_what_is_left(tmp_path: Path, name: str):
     write_model(tmp_path, FAMILIES[name], FAMILIES[name].marked)
     encoder = Encoder(tmp_path)
     turns = [("user", TRANSCRIPT), ("assistant", "first"), ("user", TRANSCRIPT), ("assistant", "z")]
-    whole, _ = encoder.conversation(said(*turns))
-    one, _ = encoder.conversation(said(*turns[2:]))
+    whole, _ = encoder.encode_conversation(said(*turns))
+    one, _ = encoder.encode_conversation(said(*turns[2:]))
     ids, labels = encode_within(encoder, said(*turns), len(whole) - 1)
     assert ids == one
     ids, labels = encode_within(encoder, said(*turns), len(one) - 1)
-    expected = encoder.conversation(said(("user", "\n".join(LINES[1:])), ("assistant", "z")))
+    expected = encoder.encode_conversation(said(("user", "\n".join(LINES[1:])), ("assistant", "z")))
     assert (ids, labels) == expected
 
 
@@ -147,16 +150,16 @@ def test_what_is_left_has_an_answer_to_learn_and_context_stays_context():
         ("user", "e" * 10, True),
         ("assistant", "f" * 10, False),
     )
-    fitted = fit(chat, size, 59)
+    fitted = fit_conversation(chat, size, 59)
     assert fitted is not None
     assert fitted.messages == chat.messages[2:], "the last answer to learn is not the last answer"
-    assert fit(chat, size, 29) is None
+    assert fit_conversation(chat, size, 29) is None
 
 
 def test_lines_of_an_answer_are_never_cut():
     chat = said(("system", "s"), ("assistant", TRANSCRIPT), ("user", "x"))
-    assert texts(fit(chat, size, size(chat))) == texts(chat)
-    assert fit(chat, size, size(chat) - 1) is None
+    assert texts(fit_conversation(chat, size, size(chat))) == texts(chat)
+    assert fit_conversation(chat, size, size(chat) - 1) is None
 
 
 def test_a_reasoning_is_cut_with_its_turn_alone(tmp_path: Path):
@@ -168,7 +171,7 @@ def test_a_reasoning_is_cut_with_its_turn_alone(tmp_path: Path):
     last = replace(answer, content="z", learned=True)
     asked = ChatMessage("user", TRANSCRIPT)
     chat = Sample("", messages=(asked, answer, asked, last))
-    one = encoder.conversation(replace(chat, messages=(asked, last)))
+    one = encoder.encode_conversation(replace(chat, messages=(asked, last)))
     assert encode_within(encoder, chat, len(one[0])) == one
     ids, labels = encode_within(encoder, chat, len(one[0]) - 1)
     assert len(ids) < len(one[0])

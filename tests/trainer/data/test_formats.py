@@ -206,7 +206,7 @@ def test_fields_of_a_table_are_text_of_any_length(tmp_path: Path) -> None:
         )
     problems = Problems()
     trees = [record.tree for record in read_records(path, problems)]
-    problems.check()
+    problems.raise_if_any()
     assert trees == [
         {"text": long, "label": "3"},
         {"text": "007", "label": "-1"},
@@ -253,7 +253,7 @@ def test_a_table_written_by_python_or_a_spreadsheet_reads_equal(
         writer.writerows([("prompt", "completion"), *rows])
     problems = Problems()
     trees = [record.tree for record in read_records(path, problems)]
-    problems.check()
+    problems.raise_if_any()
     assert trees == [{"prompt": prompt, "completion": said} for prompt, said in rows]
 
 
@@ -271,7 +271,7 @@ def test_an_array_has_the_elements_that_json_finds(
         path.write_text(json.dumps(trees, indent=indent, ensure_ascii=True))
         problems = Problems()
         assert [record.tree for record in read_records(path, problems)] == trees
-        problems.check()
+        problems.raise_if_any()
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64])
@@ -305,7 +305,7 @@ def test_a_damaged_array_is_refused(tmp_path: Path, text: str, problem: str) -> 
     problems = Problems()
     list(read_records(path, problems))
     with pytest.raises(DataError) as caught:
-        problems.check()
+        problems.raise_if_any()
     assert str(caught.value) == f"{path}: {problem}"
 
 

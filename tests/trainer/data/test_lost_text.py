@@ -33,14 +33,14 @@ def sample(*turns: dict[str, Any], **more: Any) -> Sample:
 
 def spoken(encoder: Encoder, one: Sample) -> tuple[str, str]:
     """Return the text of a conversation, and what of it is learned."""
-    ids, labels = encoder.conversation(one)
+    ids, labels = encoder.encode_conversation(one)
     kept = [label for label in labels if label != IGNORED]
     decode = encoder.tokenizer.decode
     return decode(ids, skip_special_tokens=False), decode(kept, skip_special_tokens=False)
 
 
 def prompted(encoder: Encoder, one: Sample) -> str:
-    return encoder.tokenizer.decode(encoder.prompt(one), skip_special_tokens=False)
+    return encoder.tokenizer.decode(encoder.encode_prompt(one), skip_special_tokens=False)
 
 
 def make(folder: Path, family: Family, source: str | None = None) -> Path:
@@ -82,7 +82,7 @@ def test_what_a_template_leaves_out_is_refused_or_accepted(
     data = write_data(tmp_path / "a.jsonl", (turns, tools))
     one = read_file(data, "causal-lm")
     with pytest.raises(ConversationError) as caught:
-        Encoder(folder).conversation(one.samples[0])
+        Encoder(folder).encode_conversation(one.samples[0])
     assert words in str(caught.value)
     assert "data.lost_text: accept" in str(caught.value)
     accepting = Encoder(folder, "accept")
@@ -135,11 +135,13 @@ def test_a_reasoning_continues_a_prompt_that_opens_it(
     prompt = "<s><|user|>hi \n<|assistant|>yes, größe</s><|user|>17+5?<|assistant|><think>\n"
     assert text == f"{prompt}{THOUGHT}\n</think>\n\n22</s>"
     assert prompted(encoder, one) == prompted(encoder, sample(*ONE, ASK, ONE[1])) + "<think>\n"
-    ids = encoder.prompt(one)
-    assert encoder.conversation(one)[0][: len(ids)] == ids
+    ids = encoder.encode_prompt(one)
+    assert encoder.encode_conversation(one)[0][: len(ids)] == ids
     for tag in special:
         number = encoder.tokenizer.token_to_id(tag)
-        assert [token for token in encoder.conversation(one)[0] if token == number] == [number]
+        assert [token for token in encoder.encode_conversation(one)[0] if token == number] == [
+            number
+        ]
 
 
 @pytest.mark.parametrize("opener", ["<think>\n", "<think>", "\n<think>\n\n</think>\n\n"])
@@ -195,7 +197,7 @@ def test_a_call_without_a_text_has_an_empty_one_or_none(tmp_path: Path) -> None:
     _, learned = spoken(encoder, sample(ASK, turn("assistant", "", tool_calls=[call])))
     assert learned == "<call>f {}<|end|>"
     with pytest.raises(ConversationError, match="the chat template refuses it"):
-        encoder.conversation(sample(ASK, turn("assistant", None, tool_calls=[call])))
+        encoder.encode_conversation(sample(ASK, turn("assistant", None, tool_calls=[call])))
 
 
 FIRST = [turn("assistant", "Hello."), ASK, turn("assistant", "22")]
@@ -205,7 +207,7 @@ FIRST = [turn("assistant", "Hello."), ASK, turn("assistant", "22")]
 def test_an_answer_before_any_question_is_one_clear_line(tmp_path: Path, name: str) -> None:
     encoder = Encoder(make(tmp_path, FAMILIES[name]))
     with pytest.raises(ConversationError) as caught:
-        encoder.conversation(sample(*FIRST))
+        encoder.encode_conversation(sample(*FIRST))
     assert "the conversation begins with the assistant" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -232,7 +234,7 @@ def test_without_a_template_a_reasoning_is_refused_and_context_not_learned(tmp_p
     byte_tokenizer(tmp_path)
     encoder = Encoder(tmp_path)
     with pytest.raises(ConversationError, match="a reasoning apart from the text"):
-        encoder.conversation(sample(ASK, turn("assistant", "22", reasoning_content="x")))
+        encoder.encode_conversation(sample(ASK, turn("assistant", "22", reasoning_content="x")))
     one = sample(ASK, turn("assistant", "21", weight=0, thinking="x"), ASK, turn("assistant", "22"))
     assert spoken(encoder, one)[1] == "22<|im_end|>"
 
@@ -276,7 +278,7 @@ def test_conversations_of_all_kinds_are_laid_out_as_by_transformers(
         turns = [{k: v for k, v in each.items() if k != "weight"} for each in line["messages"]]
         one = sample(*line["messages"], **({"tools": t} if (t := line.get("tools")) else {}))
         try:
-            (ids, labels), other = (encoder.conversation(one) for encoder in encoders)
+            (ids, labels), other = (encoder.encode_conversation(one) for encoder in encoders)
         except ConversationError:
             continue  # what a template refuses is the matter of other tests
         expected = judge.apply_chat_template(
@@ -297,7 +299,7 @@ def test_conversations_of_all_kinds_are_laid_out_as_by_transformers(
         weighed = zip(places, answers, strict=True)
         assert learned == [n for run, each in weighed if each.get("weight", 1) for n in run]
         assert other == (ids, labels)
-        asked = encoders[1].prompt(one)
+        asked = encoders[1].encode_prompt(one)
         assert ids[: len(asked)] == asked
         assert labels[len(asked) - 1] == IGNORED != labels[len(asked)]
         compared += 1

@@ -13,7 +13,7 @@ from tests.trainer.data.datasets import load_dataset
 from tests.trainer.data.test_tokens import byte_tokenizer
 from trainer.data.encoder import Encoder
 from trainer.data.lengths import measure_lengths
-from trainer.data.measurement import measure
+from trainer.data.measurement import measure_samples
 from trainer.data.records import DataError
 from trainer.data.samples import read_file
 from trainer.data.shapes import Sample, parse_sample
@@ -200,7 +200,7 @@ def test_each_answer_has_its_tokens_and_is_cut_at_its_end(tmp_path: Path) -> Non
 
     encoder, file = Encoder(tmp_path), read_file(path, "dpo")
     assert file.unused == ["keys of a preference that are not used: 'mood' (1 time)"]
-    found = measure(file.samples, encoder, 40)
+    found = measure_samples(file.samples, encoder, 40)
     assert (found.longest, found.cut, found.lost) == (54, 1, 14)
     assert sorted(measure_lengths(path, tmp_path, None, pairs=True))[-1] == 54
 

@@ -12,7 +12,7 @@ from tests.trainer.data.test_tokens import byte_tokenizer
 from trainer.config.run import Task
 from trainer.data import survey as module
 from trainer.data.encoder import Encoder
-from trainer.data.measurement import measure
+from trainer.data.measurement import measure_samples
 from trainer.data.sample_file import SampleFile
 from trainer.data.samples import read_file
 from trainer.data.shapes import Sample
@@ -114,15 +114,15 @@ def test_a_part_says_nothing_that_the_whole_denies(encoder: Encoder, seed: int, 
     draw = random.Random(seed)
     lengths = [int(draw.lognormvariate(3, 1)) + 1 for _ in range(200)]
     samples = [Sample("x" * length) for length in lengths]
-    whole = measure(samples, encoder, 40)
+    whole = measure_samples(samples, encoder, 40)
     assert (whole.measured, whole.longest) == (200, max(lengths) + 1)
     assert (whole.tokens, whole.cut) == (sum(lengths) + 200, sum(n >= 40 for n in lengths))
     assert sum(count for _, count in whole.histogram()) == 200
-    part = measure(samples, encoder, 40, budget)
+    part = measure_samples(samples, encoder, 40, budget)
     assert whole.cut - part.unknown <= part.cut <= whole.cut
     assert part.lost <= whole.lost
     assert part.unknown or (part.cut, part.lost) == (whole.cut, whole.lost)
-    if part.complete:
+    if part.is_complete:
         assert (part.tokens, part.unlearned) == (whole.tokens, whole.unlearned)
 
 

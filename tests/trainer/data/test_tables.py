@@ -23,7 +23,7 @@ def read(path: Path, text: str, name: str = "a.tsv") -> list[dict[str, Any]]:
     (path / name).write_text(text)
     problems = Problems()
     found = [record.tree for record in read_records(path / name, problems)]
-    problems.check()
+    problems.raise_if_any()
     return found
 
 
@@ -72,7 +72,7 @@ def test_texts_of_several_lines_in_quotation_marks_stay_whole(
     path.write_bytes(out.getvalue().encode())
     problems = Problems()
     found = [record.tree["text"] for record in read_records(path, problems)]
-    problems.check()
+    problems.raise_if_any()
     assert found == texts
 
 
@@ -113,7 +113,7 @@ def test_a_line_that_is_no_text_does_not_end_the_table(tmp_path: Path) -> None:
     problems = Problems()
     assert [each.tree["text"] for each in read_records(tmp_path / "a.csv", problems)] == ["y"]
     with pytest.raises(DataError, match="2: holds a NUL byte"):
-        problems.check()
+        problems.raise_if_any()
 
 
 @pytest.mark.parametrize(

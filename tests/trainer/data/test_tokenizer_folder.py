@@ -100,7 +100,7 @@ def test_ids_and_names_are_those_of_transformers(tmp_path: Path, name: str) -> N
     judge = transformers.AutoTokenizer.from_pretrained(folder)
     encoder = Encoder(folder)
     expected = judge(TEXT, truncation=False, padding=False)["input_ids"]
-    assert encoder.texts([Sample(TEXT)]) == [expected]
+    assert encoder.encode_texts([Sample(TEXT)]) == [expected]
     assert encoder.end == judge.eos_token_id
     names = TokenizerFolder(folder).names
     assert {**names, **judge.special_tokens_map} == names
@@ -160,7 +160,7 @@ def test_white_space_is_learned_where_places_are_trimmed(tmp_path: Path, name: s
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     encoder = Encoder(folder)
     turns = ChatMessage("user", " a "), ChatMessage("assistant", ANSWER)
-    _, labels = encoder.conversation(Sample("", messages=turns))
+    _, labels = encoder.encode_conversation(Sample("", messages=turns))
     learned = [label for label in labels if label != IGNORED]
     assert encoder.tokenizer.decode(learned, skip_special_tokens=False) == f"{ANSWER}<|im_end|>"
 
@@ -231,5 +231,5 @@ def test_templates_in_files_replace_those_of_the_settings(tmp_path: Path) -> Non
     encoder = Encoder(folder)
     turns = (ChatMessage("user", "a"),)
     for tools, expected in (([], "a now"), ([{"name": "b"}], "tools: [{'name': 'b'}]")):
-        ids = encoder.prompt(Sample("", messages=turns, tools=tuple(tools)))
+        ids = encoder.encode_prompt(Sample("", messages=turns, tools=tuple(tools)))
         assert encoder.tokenizer.decode(ids) == expected

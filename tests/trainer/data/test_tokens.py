@@ -60,8 +60,10 @@ def test_samples_are_encoded_when_they_are_asked_for(tmp_path, monkeypatch):
     byte_tokenizer(tmp_path)
     path = write(tmp_path / "a.jsonl", *({"input": f"echo {n}", "label": 0} for n in range(100)))
     seen: list[Sample] = []
-    texts = Encoder.texts
-    monkeypatch.setattr(Encoder, "texts", lambda self, part: seen.extend(part) or texts(self, part))
+    texts = Encoder.encode_texts
+    monkeypatch.setattr(
+        Encoder, "encode_texts", lambda self, part: seen.extend(part) or texts(self, part)
+    )
     data = load_dataset(path, tmp_path, "classify", 2, max_seq_len=64)
     assert not seen
     assert data[7] is data[7]

@@ -32,7 +32,7 @@ from trainer.distill.teacher.gguf_engine import GgufEngine, open_gguf
 from trainer.distill.teacher.torch_engine import TorchEngine
 from trainer.model.architecture import read_architecture
 from trainer.model.files import resolve_model
-from trainer.model.gguf.source import source_of
+from trainer.model.gguf.source import find_source
 from trainer.model.initialization import random_weights
 from trainer.model.safetensors_headers import read_config
 from trainer.replica.backend import Compute
@@ -79,7 +79,7 @@ def family(model: Path, folder: Path, **changes: Any) -> Path:
 
 def opened(file: Path) -> tuple[Path, GgufEngine]:
     folder = resolve_model(str(file))
-    source = source_of(folder)
+    source = find_source(folder)
     assert source is not None
     return folder, GgufEngine(source, threads=1)
 

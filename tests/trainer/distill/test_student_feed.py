@@ -15,7 +15,7 @@ import pytest
 from tests.trainer.bigram_teacher import LENGTHS, BigramTeacher
 from trainer.config.distillation import DistillationConfig
 from trainer.data.encoder import IGNORED
-from trainer.data.order import epoch_order
+from trainer.data.order import permute_epoch
 from trainer.distill.logits.stream import Position, ShardStream
 from trainer.distill.student.prefetch import Batch, Feed, Preparation, batches
 from trainer.exchange.protocol.schedule import StepPlan
@@ -38,7 +38,7 @@ def logits(teacher: BigramTeacher, tmp_path_factory: pytest.TempPathFactory) -> 
 def read(
     teacher: BigramTeacher, path: Path, step: int = 0, position: Position | None = None
 ) -> list[Batch]:
-    stream = ShardStream(teacher.folder(path), seed=3, order=epoch_order, group=2)
+    stream = ShardStream(teacher.folder(path), seed=3, order=permute_epoch, group=2)
     prepare = Preparation(teacher.scheme, DistillationConfig(), 512)
     return list(batches(stream, PLAN, step, position or Position(), prepare))
 
@@ -86,7 +86,7 @@ def test_a_share_that_answers_with_errors_is_waited_for(
     stream = ShardStream(
         teacher.folder(logits),
         seed=3,
-        order=epoch_order,
+        order=permute_epoch,
         group=2,
         on_wait=on_wait,
         on_damage=pytest.fail,

@@ -110,7 +110,7 @@ def test_a_batch_without_targets_only_decays(layout: GradientLayout) -> None:
     student = Trained(layout, draw(layout.size, 0))
     assert student.step(1, np.zeros(layout.size, np.float32), rate=0.1, weight=0) == 0.0
     expected = draw(layout.size, 0)
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         if len(slot.shape) >= 2:
             expected[slot.start : slot.stop] *= 1 - 0.1 * 0.3
     np.testing.assert_allclose(student.weights.numpy(), expected, rtol=1e-6)

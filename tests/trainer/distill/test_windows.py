@@ -42,9 +42,9 @@ def test_windows_hold_each_token_of_each_document_once_and_in_order(
         mine = [piece for piece in pieces if piece.document == number]
         found = np.concatenate([piece.tokens for piece in mine]).tolist()
         if sample.messages:
-            assert found == encoder.conversation(sample)[0]
+            assert found == encoder.encode_conversation(sample)[0]
         else:
-            assert found == [*encoder.texts([sample])[0], encoder.end]
+            assert found == [*encoder.encode_texts([sample])[0], encoder.end]
         assert [piece.start for piece in mine] == list(range(0, len(found), 32))
     assert [piece.document for piece in pieces] == sorted(piece.document for piece in pieces)
 

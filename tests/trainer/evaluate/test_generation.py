@@ -22,7 +22,7 @@ from trainer.data.shapes import Sample
 from trainer.data.tokenizer_folder import load_tokenizer
 from trainer.evaluate.generation import complete
 from trainer.init_model import init_model
-from trainer.model.initialization import initial_weights, uniform
+from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
 from trainer.replica.backend import Compute
@@ -42,9 +42,9 @@ def write_adapter(output: Path, model: Path, make_config: MakeConfig, **settings
     config = make_config(model, task="causal-lm", data__max_seq_len=24, **settings)
     layout = build_layout(model, config)
     weights = initial_weights(layout, model, config)
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         if slot.name.endswith("lora_B.weight"):
-            weights[slot.start : slot.stop] = uniform(3, slot.name, slot.size, 0.5)
+            weights[slot.start : slot.stop] = draw_uniform(3, slot.name, slot.size, 0.5)
     zeros = np.zeros_like(weights)
     state = TrainState(weights, zeros, zeros.copy(), step=4)
     store = CheckpointStore(output / "checkpoints", layout, config, model)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from trainer.checkpoint.adapter import open_adapter
-from trainer.checkpoint.merge_lora import merge
+from trainer.checkpoint.merge_lora import merge_adapter
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.evaluate import evaluate
 from trainer.evaluate.scoring import EvaluationScores, score
-from trainer.model.initialization import initial_weights, uniform
+from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_headers
 from trainer.optimizer.adamw import TrainState
@@ -43,9 +43,9 @@ def train(output: Path, model: Path, make_config: MakeConfig, **settings: Any) -
     config = make_config(model, **settings)
     layout = build_layout(model, config)
     weights = initial_weights(layout, model, config)
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         if slot.name.endswith(("lora_B.weight", "score.weight")):
-            weights[slot.start : slot.stop] = uniform(3, slot.name, slot.size, 0.5)
+            weights[slot.start : slot.stop] = draw_uniform(3, slot.name, slot.size, 0.5)
     zeros = np.zeros_like(weights)
     state = TrainState(weights, zeros, zeros.copy(), step=4)
     store = CheckpointStore(output / "checkpoints", layout, config, model)
@@ -99,7 +99,7 @@ def test_an_adapter_from_every_folder_and_through_peft(
     assert (scores.count, scores.weight, scores.task) == (40, 40, "classify")
 
     # The merged model is a full model with the same figures.
-    merged = merge(open_adapter(checkpoint)[0], tmp_path / "merged")
+    merged = merge_adapter(open_adapter(checkpoint)[0], tmp_path / "merged")
     again = score(load_trained(merged, max_seq_len=24), data, Compute("cpu", threads=1))
     assert again.confusion == scores.confusion
     assert again.loss == pytest.approx(scores.loss, rel=1e-5)
@@ -180,7 +180,7 @@ def test_merging_keeps_the_dtype_and_untouched_tensors(
 
     base = tiny_model(dtype=dtype, saved_as=saved_as)
     checkpoint = train(tmp_path / "out", base, make_config, lora__target_modules=["q_proj"])
-    merged = merge(open_adapter(checkpoint)[0], tmp_path / "merged")
+    merged = merge_adapter(open_adapter(checkpoint)[0], tmp_path / "merged")
     before = safetensors.torch.load_file(base / "model.safetensors")
     after = safetensors.torch.load_file(merged / "model.safetensors")
     assert after.pop("score.weight").shape == (3, 64)
@@ -219,8 +219,8 @@ def test_what_cannot_be_read(
         (lambda: load_trained(tmp_path / "none"), "no such folder"),
         (lambda: load_trained(empty), "no intact checkpoint"),
         (lambda: load_trained(adapter(base_model_name_or_path="/gone")), "/gone: no such model"),
-        (lambda: merge(open_adapter(full)[0], tmp_path / "new"), "there is no adapter"),
-        (lambda: merge(open_adapter(checkpoint)[0], empty.parent), "exists already"),
+        (lambda: merge_adapter(open_adapter(full)[0], tmp_path / "new"), "there is no adapter"),
+        (lambda: merge_adapter(open_adapter(checkpoint)[0], empty.parent), "exists already"),
     ):
         with pytest.raises(InputError, match=message) as caught:
             attempt()

@@ -186,7 +186,7 @@ class ExactProblem:
     def wire_layout(self, step: int) -> GradientLayout:
         """Return the layout of what travels in a step."""
         settles = self.plan.is_outer_step(step) and self.plan.flushes_residuals(step)
-        return self.layout.doubled if settles else self.layout
+        return self.layout.with_second_moments if settles else self.layout
 
     def shard_weight(self, start: int, stop: int) -> int:
         """Return the weight of positions `start..stop`."""

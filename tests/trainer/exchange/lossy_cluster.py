@@ -62,7 +62,7 @@ class LossyProblem(ExactProblem):
     @property
     def account(self) -> GradientLayout:
         """The layout of all that may travel."""
-        return self.layout.doubled if self.config.exchange.has_rounds else self.layout
+        return self.layout.with_second_moments if self.config.exchange.has_rounds else self.layout
 
     def check_event(self, event: dict[str, Any], applied: int) -> None:
         if event["event"] == "step":

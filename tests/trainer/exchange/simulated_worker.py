@@ -262,7 +262,9 @@ class SimulatedWorker:
     def _layout(self, step: int) -> GradientLayout:
         plan, layout = self.problem.plan, self.problem.layout
         return (
-            layout.doubled if plan.is_outer_step(step) and plan.flushes_residuals(step) else layout
+            layout.with_second_moments
+            if plan.is_outer_step(step) and plan.flushes_residuals(step)
+            else layout
         )
 
     def _evaluate(self, session: Session, shard: ShardAssignment) -> None:

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from tests.trainer.tiny_run import tiny_progress
 from trainer.checkpoint.store import CheckpointStore
-from trainer.model.hf_export import model_config, safetensors_pieces
+from trainer.model.hf_export import iter_safetensors, model_config
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import TrainState
 
@@ -29,7 +29,7 @@ def saved(model_dir: Path, folder: Path, config) -> tuple[Path, dict[str, np.nda
     flat = (0.05 * draw.standard_normal(layout.size)).astype(np.float32)
     store = CheckpointStore(folder, layout, config, model_dir)
     path = store.save(TrainState.create(flat).take_snapshot(), tiny_progress(0))
-    return path, {s.name: flat[s.start : s.stop].reshape(s.shape) for s in layout.tensors()}
+    return path, {s.name: flat[s.start : s.stop].reshape(s.shape) for s in layout.iter_tensors()}
 
 
 def logits(model) -> torch.Tensor:
@@ -155,7 +155,7 @@ def test_our_framing_is_what_the_library_reads(tmp_path: Path):
         "last": np.ones((5,), dtype=np.float32),
     }
     path = tmp_path / "file.safetensors"
-    path.write_bytes(b"".join(bytes(p) for p in safetensors_pieces(tensors, {"format": "pt"})))
+    path.write_bytes(b"".join(bytes(p) for p in iter_safetensors(tensors, {"format": "pt"})))
     read = load_file(path)
     assert read.keys() == tensors.keys()
     for name, value in tensors.items():

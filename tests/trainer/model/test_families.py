@@ -14,8 +14,8 @@ import transformers
 from tests import ROOT
 from tests.families import COMPUTED_HERE
 from trainer.model.architecture import parse_architecture
-from trainer.model.config_keys import CONFIG_KEYS, notices
-from trainer.model.families import FAMILIES, left_to_transformers
+from trainer.model.config_keys import CONFIG_KEYS, list_notices
+from trainer.model.families import FAMILIES, explain_transformers_only
 from trainer.model.layout import build_layout
 from trainer.system.errors import InputError
 
@@ -82,12 +82,12 @@ def test_values_that_change_nothing_are_accepted(edited: Edited, make_config: Ma
     }
     folder = edited(**neutral)
     build_layout(folder, make_config(folder))
-    assert list(notices(folder)) == []
+    assert list(list_notices(folder)) == []
 
 
 def test_unknown_keys_and_dropout_are_said_once(edited: Edited) -> None:
     folder = edited(rope_frobnication=3, auto_map={"AutoModel": "x"}, attention_dropout=0.1)
-    assert list(notices(folder)) == [
+    assert list(list_notices(folder)) == [
         "config.json: attention_dropout 0.1 is not applied: training has no dropout",
         "keys of config.json that are not used: 'rope_frobnication' (1 time), 'auto_map' (1 time)",
     ]
@@ -122,7 +122,7 @@ def test_what_is_left_to_transformers(
     model_type: str, settings: dict[str, Any], length: int | None, reason: str | None
 ) -> None:
     tree = {"model_type": model_type, "max_position_embeddings": 512, **settings}
-    found = left_to_transformers(tree, length)
+    found = explain_transformers_only(tree, length)
     assert found is None if reason is None else found is not None and found.startswith(reason)
 
 

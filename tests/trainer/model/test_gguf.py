@@ -27,7 +27,7 @@ from trainer.commands.distill.trim_tokenizer import trim_tokenizer
 from trainer.model.architecture import parse_architecture, read_architecture
 from trainer.model.files import resolve_model
 from trainer.model.gguf import conversion
-from trainer.model.hf_export import encode, safetensors_pieces
+from trainer.model.hf_export import encode_values, iter_safetensors
 from trainer.model.initialization import random_weights, read_tensor
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.system.errors import InputError, StorageError
@@ -58,7 +58,7 @@ def as_family(model: Path, **changes: Any) -> Path:
     names = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
     config["architectures"] = [f"{names[config['model_type']]}ForCausalLM"]
     (model / "config.json").write_text(json.dumps(config))
-    pieces = safetensors_pieces(random_weights(config, 5), {"format": "pt"})
+    pieces = iter_safetensors(random_weights(config, 5), {"format": "pt"})
     (model / "model.safetensors").write_bytes(b"".join(pieces))
     return model
 
@@ -104,7 +104,7 @@ def test_blocks_are_multiplied_out(model: Path, tmp_path: Path, kind: Kind) -> N
     headers = read_headers(found)
     for name, values in weights(model).items():
         if values.ndim == 2:
-            expected = encode(dequantize(quantize(values, kind), kind), dtype)
+            expected = encode_values(dequantize(quantize(values, kind), kind), dtype)
             assert headers[name].dtype == dtype
             begin, end = headers[name].begin, headers[name].end
             assert headers[name].file.read_bytes()[begin:end] == bytes(expected), name
@@ -293,9 +293,9 @@ def test_a_file_that_is_replaced_while_it_is_converted_leaves_nothing(
 
     def slow(values: np.ndarray, dtype: str) -> Any:
         file.touch()
-        return encode(values, dtype)
+        return encode_values(values, dtype)
 
-    monkeypatch.setattr(conversion, "encode", slow)
+    monkeypatch.setattr(conversion, "encode_values", slow)
     with pytest.raises(InputError, match="was changed, replaced or removed while it was read"):
         resolve_model(str(file))
     assert [path.name for path in cache.iterdir()] == [".lock"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.published_forms import Weights, as_one_that_sees, as_openai, changed
-from trainer.model.config_keys import notices
+from trainer.model.config_keys import list_notices
 from trainer.model.layout import build_layout
 from trainer.system.errors import InputError
 
@@ -124,7 +124,9 @@ def test_targets_are_ends_of_names_and_all_linears_by_default(
 ) -> None:
     folder = tiny_model(model_type)
     config = make_config(folder, **({"lora__target_modules": targets} if targets else {}))
-    slots = [slot.name for slot in build_layout(folder, config).tensors() if "lora_A" in slot.name]
+    slots = [
+        slot.name for slot in build_layout(folder, config).iter_tensors() if "lora_A" in slot.name
+    ]
     paths = {re.sub(r".*\.(layers|h)\.\d+\.|\.lora_A\.weight", "", name) for name in slots}
     assert paths == found
 
@@ -165,5 +167,5 @@ def test_a_head_beside_a_tied_embedding_is_not_trained(
         models: list[Any] = [
             load_model(path, config, torch.device("cpu")) for path in (other, folder)
         ]
-        assert any("lm_head.weight is not used" in line for line in notices(other))
+        assert any("lm_head.weight is not used" in line for line in list_notices(other))
         assert torch.equal(models[0].lm_head.weight, models[1].lm_head.weight)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from trainer.model.initialization import WEIGHT_STD, initial_weights, uniform
+from trainer.model.initialization import WEIGHT_STD, draw_uniform, initial_weights
 from trainer.model.layout import build_layout
 
 if TYPE_CHECKING:
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 def test_streams_are_frozen() -> None:
     """Drift here would make old and new members of a run disagree.
 
-    Made by `uniform(7, "name", 4, 0.5).view(np.uint32)`.
+    Made by `draw_uniform(7, "name", 4, 0.5).view(np.uint32)`.
     """
     frozen = [1047317688, 1047646212, 3200144440, 1048779204]
-    assert uniform(7, "name", 4, 0.5).view(np.uint32).tolist() == frozen
+    assert draw_uniform(7, "name", 4, 0.5).view(np.uint32).tolist() == frozen
 
 
 def test_uniform_fills_its_interval() -> None:
-    draw = uniform(0, "a", 100_000, 0.25)
+    draw = draw_uniform(0, "a", 100_000, 0.25)
     assert draw.dtype == np.float32
     assert -0.25 <= draw.min() < -0.249
     assert 0.249 < draw.max() <= 0.25
     assert abs(draw.mean()) < 0.002
     assert draw.std() == pytest.approx(0.25 / math.sqrt(3), rel=0.01)
-    assert not np.array_equal(draw, uniform(1, "a", 100_000, 0.25))
-    assert not np.array_equal(draw, uniform(0, "b", 100_000, 0.25))
-    assert np.array_equal(draw[:10], uniform(0, "a", 10, 0.25))
+    assert not np.array_equal(draw, draw_uniform(1, "a", 100_000, 0.25))
+    assert not np.array_equal(draw, draw_uniform(0, "b", 100_000, 0.25))
+    assert np.array_equal(draw[:10], draw_uniform(0, "a", 10, 0.25))
 
 
 def test_lora_starts_as_the_base_model(tiny_model: TinyModel, make_config: MakeConfig) -> None:
@@ -43,7 +43,7 @@ def test_lora_starts_as_the_base_model(tiny_model: TinyModel, make_config: MakeC
     flat = initial_weights(layout, folder, config)
     assert flat.shape == (layout.size,)
     assert flat.dtype == np.float32
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         part = flat[slot.start : slot.stop]
         if "lora_A" in slot.name:
             assert 0.9 < np.abs(part).max() * math.sqrt(slot.shape[1]) <= 1
@@ -68,7 +68,7 @@ def test_full_starts_from_the_stored_weights(
     flat = initial_weights(layout, folder, config)
     stored = safetensors.torch.load_file(folder / "model.safetensors")
     drawn: list[str] = []
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         part = flat[slot.start : slot.stop].reshape(slot.shape)
         bare = slot.name.removeprefix("model.") if saved_as == "bare" else slot.name
         if bare in stored:

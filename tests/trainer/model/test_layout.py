@@ -23,7 +23,7 @@ ARCHITECTURES = COMPUTED_HERE
 
 
 def shapes(layout: GradientLayout) -> dict[str, tuple[int, ...]]:
-    return {slot.name: slot.shape for slot in layout.tensors()}
+    return {slot.name: slot.shape for slot in layout.iter_tensors()}
 
 
 # peft 0.21 asks transformers 5.23 by a deprecated name
@@ -151,10 +151,10 @@ def test_blocks_are_contiguous_and_leave_in_reverse(
     assert layout.size == offset
     slot = layout.blocks[1].tensors[2]
     inside = slot.start - layout.blocks[1].start
-    assert layout.tensor_at(1, inside) == slot
-    assert layout.tensor_at(1, inside + slot.size - 1) == slot
+    assert layout.find_tensor(1, inside) == slot
+    assert layout.find_tensor(1, inside + slot.size - 1) == slot
     with pytest.raises(IndexError):
-        layout.tensor_at(1, layout.blocks[1].size)
+        layout.find_tensor(1, layout.blocks[1].size)
 
 
 def test_the_order_of_target_modules_does_not_matter_but_shapes_do(

@@ -15,9 +15,9 @@ from trainer.checkpoint.adapter import open_adapter
 from trainer.checkpoint.adapter_folder import find_adapter
 from trainer.config.run import load_config
 from trainer.data.encoder import Encoder
-from trainer.model.config_keys import notices
+from trainer.model.config_keys import list_notices
 from trainer.model.files import resolve_model
-from trainer.model.formats import way_in
+from trainer.model.formats import find_conversion
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_headers
 from trainer.system.errors import InputError
@@ -94,10 +94,10 @@ def test_an_adapter_is_to_be_merged(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_has_no_other_way_in(model: Path, tmp_path: Path) -> None:
-    assert way_in(model) is None
-    assert way_in(tmp_path / "none") is None
+    assert find_conversion(model) is None
+    assert find_conversion(tmp_path / "none") is None
     (model / "training_args.bin").write_bytes(b"")  # lies beside many a model
-    assert way_in(model) is None
+    assert find_conversion(model) is None
     shutil.rmtree(model)
     model.mkdir()
     assert "so this is not a Hugging Face model" in refusal(model)
@@ -108,7 +108,7 @@ def test_one_file_counts_before_an_index_that_is_left_over(model: Path) -> None:
     parts = dict.fromkeys(before, "model-00001-of-00001.safetensors")
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
     assert read_headers(model) == before
-    (line,) = (line for line in notices(model) if "index" in line)
+    (line,) = (line for line in list_notices(model) if "index" in line)
     assert line == (
         "model.safetensors.index.json and its files are not used: model.safetensors is there, too"
     )

@@ -43,8 +43,8 @@ def test_layers_and_embedding_are_found(
     folder = write(tmp_path, (*names, "lm_head"), **changes)
     stored = read_stored(folder, read_headers(folder))
     backbone = prefix.partition(".")[0]
-    assert stored.stem(1) == f"{prefix}.layers.1"
-    assert list(stored.linears(1)) == [("mixer.in_proj", 4, 8)]
+    assert stored.layer_module(1) == f"{prefix}.layers.1"
+    assert list(stored.iter_linears(1)) == [("mixer.in_proj", 4, 8)]
     assert stored.family.backbone == backbone
     table = f"{backbone}.{stored.family.embedding}"
     assert table == f"{prefix}.embeddings"

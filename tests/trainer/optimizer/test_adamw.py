@@ -37,11 +37,11 @@ def test_follows_torch_adamw(weight_decay: float, scale: float):
 
     parameters = [
         torch.nn.Parameter(torch.from_numpy(state.weights[slot.start : slot.stop].copy()))
-        for slot in layout.tensors()
+        for slot in layout.iter_tensors()
     ]
     groups = [
         {"params": [parameter], "weight_decay": weight_decay if len(slot.shape) >= 2 else 0.0}
-        for slot, parameter in zip(layout.tensors(), parameters, strict=True)
+        for slot, parameter in zip(layout.iter_tensors(), parameters, strict=True)
     ]
     reference = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-6, lr=0.1, foreach=False)
     for step in range(20):
@@ -50,7 +50,7 @@ def test_follows_torch_adamw(weight_decay: float, scale: float):
         optimizer.apply(state, gradient, learning_rate, scale)
         for group in reference.param_groups:
             group["lr"] = learning_rate
-        for slot, parameter in zip(layout.tensors(), parameters, strict=True):
+        for slot, parameter in zip(layout.iter_tensors(), parameters, strict=True):
             parameter.grad = torch.from_numpy(gradient[slot.start : slot.stop]) * scale
         reference.step()
     expected = torch.cat([parameter.detach() for parameter in parameters]).numpy()

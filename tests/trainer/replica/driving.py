@@ -11,7 +11,7 @@ import numpy as np
 from trainer.config.run import RunConfig
 from trainer.data.soft_targets import SoftTargets
 from trainer.data.tokens import Encoded
-from trainer.model.initialization import initial_weights, uniform
+from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
 from trainer.replica.base import Replica, StepResult
 from trainer.replica.torch.replica import TorchReplica
@@ -24,9 +24,9 @@ def drawn_weights(folder: Path, config: RunConfig) -> np.ndarray:
     """Return initial weights; B of LoRA is drawn too, or A would have no gradient."""
     layout = build_layout(folder, config)
     weights = initial_weights(layout, folder, config)
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         if slot.name.endswith("lora_B.weight"):
-            weights[slot.start : slot.stop] = uniform(5, slot.name, slot.size, 0.1)
+            weights[slot.start : slot.stop] = draw_uniform(5, slot.name, slot.size, 0.1)
     return weights
 
 

@@ -17,12 +17,12 @@ from tests.covering import covering
 from tests.families import COMPUTED_HERE
 from tests.trainer.replica.driving import drawn_weights, gradient, relative, start
 from trainer.checkpoint.adapter import open_adapter
-from trainer.checkpoint.merge_lora import merge
+from trainer.checkpoint.merge_lora import merge_adapter
 from trainer.checkpoint.trained_model import load_trained
 from trainer.data.encoder import IGNORED
 from trainer.model.config_keys import is_dropout
 from trainer.model.families import FAMILIES
-from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE, companions, file_pieces
+from trainer.model.hf_export import ADAPTER_FILE, MODEL_FILE, companion_files, iter_file
 from trainer.model.layout import GradientLayout, adapted_modules, build_layout
 from trainer.replica import backend
 from trainer.replica.sampling import Sampling
@@ -54,11 +54,12 @@ def write_trained(
 ) -> Path:
     """Write the files of a checkpoint that other programs read."""
     folder.mkdir()
-    for name, content in companions(config, base).items():
-        pieces = file_pieces(content) if isinstance(content, Path) else [content]
+    for name, content in companion_files(config, base).items():
+        pieces = iter_file(content) if isinstance(content, Path) else [content]
         (folder / name).write_bytes(b"".join(pieces))
     tensors = {
-        slot.name: weights[slot.start : slot.stop].reshape(slot.shape) for slot in layout.tensors()
+        slot.name: weights[slot.start : slot.stop].reshape(slot.shape)
+        for slot in layout.iter_tensors()
     }
     name = ADAPTER_FILE if config.method == "lora" else MODEL_FILE
     save_file(tensors, folder / name, metadata={"format": "pt"})
@@ -168,7 +169,7 @@ def test_by_default_adapters_are_where_peft_puts_them(tiny: Tiny, model_type: st
         for name, parameter in base.named_parameters()
         if parameter.requires_grad
     }
-    assert {slot.name: slot.shape for slot in build_layout(folder, config).tensors()} == wanted
+    assert {slot.name: slot.shape for slot in build_layout(folder, config).iter_tensors()} == wanted
     named = tiny.config(folder, task="causal-lm", lora__target_modules=["experts"])
     with pytest.raises(InputError, match=r"lora\.target_modules: no linear experts"):
         build_layout(folder, named)
@@ -224,7 +225,7 @@ def check_adapter(tiny: Tiny, folder: Path, tmp_path: Path) -> None:
     generator = load_generator(folder, config, layout, weights)
     assert generator.generate(prompts, max_new_tokens=5, sampling=Sampling()) == wanted
 
-    folder = merge(open_adapter(trained.path)[0], tmp_path / "merged")
+    folder = merge_adapter(open_adapter(trained.path)[0], tmp_path / "merged")
     merged = transformers.AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.arange(40)[None] * 7 % 300
     with torch.no_grad():

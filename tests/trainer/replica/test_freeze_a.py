@@ -17,7 +17,7 @@ from tests.real.peft_loop import Encoded, PeftLoop
 from tests.trainer.replica.driving import drawn_weights, gradient, relative
 from tests.trainer.tiny_run import tiny_progress
 from trainer.checkpoint.adapter import open_adapter
-from trainer.checkpoint.merge_lora import merge
+from trainer.checkpoint.merge_lora import merge_adapter
 from trainer.checkpoint.store import CheckpointStore
 from trainer.checkpoint.trained_model import load_trained
 from trainer.model.hf_export import ADAPTER_FILE
@@ -46,7 +46,7 @@ def loop_with_frozen_a(tiny: Tiny, folder: Path) -> PeftLoop:
 
 def b_of(flat: np.ndarray, tiny: Tiny, folder: Path) -> np.ndarray:
     """Return a vector of both sides without those of A."""
-    slots = build_layout(folder, tiny.config(folder, **LORA)).tensors()
+    slots = build_layout(folder, tiny.config(folder, **LORA)).iter_tensors()
     return np.concatenate([flat[s.start : s.stop] for s in slots if not s.name.endswith(SIDE_A)])
 
 
@@ -71,7 +71,7 @@ def test_the_gradient_is_that_of_b_in_peft(tiny: Tiny, model_type: str) -> None:
     assert (result.loss_sum, result.weight) == (pytest.approx(loss, rel=1e-6), targets)
     grads = {name: p.grad for name, p in loop.model.named_parameters() if p.grad is not None}
     assert not any("lora_A" in name for name in grads)
-    for slot in replica.layout.tensors():
+    for slot in replica.layout.iter_tensors():
         found = grads[slot.name.replace(".lora_B.", ".lora_B.default.")]
         assert relative(mine[slot.start : slot.stop], found.flatten().numpy()) < 1e-6, slot.name
 
@@ -98,7 +98,7 @@ def test_half_is_exchanged_and_all_is_saved(tiny: Tiny, tmp_path: Path) -> None:
     saved = load_file(path / ADAPTER_FILE)
     whole = build_layout(folder, tiny.config(folder, **LORA))
     assert {name: array.shape for name, array in saved.items()} == {
-        slot.name: slot.shape for slot in whole.tensors()
+        slot.name: slot.shape for slot in whole.iter_tensors()
     }
     assert whole.size == layout.size + sum(slot.size for slot in frozen_adapters(folder, config))
     trained = load_trained(path)
@@ -129,7 +129,7 @@ def test_peft_opens_what_is_saved_and_it_merges(tiny: Tiny, tmp_path: Path) -> N
 
     base: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert loss_of(peft.PeftModel.from_pretrained(base, path)) == pytest.approx(expected.loss_sum)
-    merged = merge(open_adapter(path)[0], tmp_path / "merged")
+    merged = merge_adapter(open_adapter(path)[0], tmp_path / "merged")
     found: Any = transformers.AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
     assert loss_of(found) == pytest.approx(expected.loss_sum)
 

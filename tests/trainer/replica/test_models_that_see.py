@@ -20,7 +20,7 @@ from tests.trainer.replica.unlisted_models import SEES, whole_class, write_tiny,
 from trainer.checkpoint.trained_model import load_trained
 from trainer.commands.merge import merge
 from trainer.data.encoder import IGNORED
-from trainer.model.families import left_to_transformers
+from trainer.model.families import explain_transformers_only
 from trainer.model.header_layout import PEFT_PREFIX
 from trainer.model.layout import GradientLayout, build_layout
 from trainer.model.tensor_names import language_name
@@ -65,9 +65,9 @@ def test_a_language_model_and_its_files_are_those_of_transformers_and_peft(
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
-    assert sorted(grads) == sorted(slot.name for slot in layout.tensors())
+    assert sorted(grads) == sorted(slot.name for slot in layout.iter_tensors())
     zero = torch.zeros(())
-    parts = (grads[slot.name] for slot in layout.tensors())
+    parts = (grads[slot.name] for slot in layout.iter_tensors())
     expected = np.concatenate(
         [(zero.expand(p.shape) if p.grad is None else p.grad).numpy().ravel() for p in parts]
     )
@@ -126,7 +126,9 @@ def test_names_of_either_form_give_the_gradients_of_the_language_model(
     text = json.loads((plain / "config.json").read_text())
     folder = changed(plain, tmp_path / "sees", form)
     (folder / "config.json").write_text(json.dumps({"model_type": outer, "text_config": text}))
-    assert f"layers of {outer} are computed by" in str(left_to_transformers({"model_type": outer}))
+    assert f"layers of {outer} are computed by" in str(
+        explain_transformers_only({"model_type": outer})
+    )
     assert read_shape(folder).counted == read_shape(plain).counted
     for method in ("lora", "full"):
         compare_gradients(tiny, folder, plain, method)
@@ -153,10 +155,10 @@ def compare_gradients(tiny: Tiny, folder: Path, plain: Path, method: str) -> Non
 
 def names(layout: GradientLayout) -> list[str]:
     """Return the names of a layout's tensors in the language model."""
-    return [language_name(slot.name.removeprefix(PEFT_PREFIX)) for slot in layout.tensors()]
+    return [language_name(slot.name.removeprefix(PEFT_PREFIX)) for slot in layout.iter_tensors()]
 
 
 def by_name(layout: GradientLayout, flat: np.ndarray) -> dict[str, np.ndarray]:
     """Return the parts of a flat vector."""
-    parts = (flat[slot.start : slot.stop] for slot in layout.tensors())
+    parts = (flat[slot.start : slot.stop] for slot in layout.iter_tensors())
     return dict(zip(names(layout), parts, strict=True))

@@ -45,7 +45,7 @@ def test_a_gradient_that_overflows_is_computed_again_before_any_block_is_sent(
     for precision in ("fp32", "fp16"):
         replica, weights = tiny.start(method="full", training__precision=precision)
         steep = weights.copy()
-        for slot in replica.layout.tensors():
+        for slot in replica.layout.iter_tensors():
             if slot.name == "score.weight":
                 steep[slot.start : slot.stop] *= 3e4
         replica.write_trainable(steep)

@@ -80,7 +80,7 @@ def test_the_mean_loss_is_that_of_torch(tiny: Tiny, chosen: dict[str, Any]) -> N
     loss.backward()
     parameters: dict[str, Any] = dict(model.named_parameters())
     theirs = np.concatenate(
-        [parameters[slot.name].grad.numpy().reshape(-1) for slot in replica.layout.tensors()]
+        [parameters[slot.name].grad.numpy().reshape(-1) for slot in replica.layout.iter_tensors()]
     )
     assert relative(mine / result.weight, theirs) < 2e-6
     plain = cross_entropy(logits, labels, reduction="sum").item()

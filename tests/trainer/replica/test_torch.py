@@ -47,7 +47,7 @@ def test_full_gradients_are_those_of_transformers(tiny: Tiny, model_type: str, t
         weight += count
     theirs = np.zeros_like(weights)
     parameters = dict(model.named_parameters())
-    for slot in replica.layout.tensors():
+    for slot in replica.layout.iter_tensors():
         theirs[slot.start : slot.stop] = parameters[slot.name].grad.numpy().reshape(-1)
         assert mine[slot.start : slot.stop].any(), slot.name
     assert result.weight == weight

@@ -66,7 +66,7 @@ def by_definition(
         loss.backward()
     flat = np.zeros(replica.layout.size)
     parameters = dict(model.named_parameters())
-    for slot in replica.layout.tensors():
+    for slot in replica.layout.iter_tensors():
         found = parameters[slot.name].grad
         assert found is not None
         flat[slot.start : slot.stop] = found.numpy().reshape(-1)

@@ -224,7 +224,7 @@ def compare_with_peft(tiny: Tiny, dtype: str, **chosen: Any) -> None:
         for name, parameter in theirs.named_parameters()
     }
     trained = [(name, part) for name, part in ours.named_parameters() if part.requires_grad]
-    assert len(trained) == len(list(layout.tensors()))
+    assert len(trained) == len(list(layout.iter_tensors()))
     expected |= {name.removesuffix(".weight"): part for name, part in expected.items()}  # DoRA's
     for name, parameter in trained:
         assert relative(parameter.grad.numpy(), expected[name].grad.numpy()) < rounding, name
@@ -246,7 +246,7 @@ def with_peft(folder: Path, config: RunConfig, layout: GradientLayout, weights: 
     settings = {key: value for key, value in tree.items() if key != "peft_type"}
     tensors = {
         slot.name: torch.from_numpy(weights[slot.start : slot.stop].reshape(slot.shape).copy())
-        for slot in layout.tensors()
+        for slot in layout.iter_tensors()
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft 0.21 asks transformers 5.23 by a deprecated name

@@ -116,7 +116,7 @@ def torch_diloco(rounds: int, shares: tuple[int, int], inner_batch: int) -> np.n
     """Return the weights after rounds of two workers, with torch's AdamW and SGD alone."""
     per_round = sum(shares)
     decays = np.zeros(LAYOUT.size, bool)
-    for slot in LAYOUT.tensors():
+    for slot in LAYOUT.iter_tensors():
         decays[slot.start : slot.stop] = len(slot.shape) >= 2
     matrix, vector = torch.from_numpy(decays), torch.from_numpy(~decays)
     common = torch.from_numpy(START.copy()).requires_grad_()

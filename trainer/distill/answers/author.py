@@ -98,7 +98,7 @@ class PromptSamples(Sequence[Sample]):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Sample:  # pyright: ignore[reportIncompatibleMethodOverride]  # no slices
-        return self._rows.prompt(index)
+        return self._rows.read_prompt(index)
 
 
 class Place(NamedTuple):

@@ -13,8 +13,8 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from trainer.config.run import RunConfig
-from trainer.data.order import epoch_order
-from trainer.data.shards import ANSWERS_SCHEMA, holds_logits, shards_schema
+from trainer.data.order import permute_epoch
+from trainer.data.shards import ANSWERS_SCHEMA, has_logits, shards_schema
 from trainer.data.tokens import Encoded
 from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder
 from trainer.distill.logits.scores import Window
@@ -63,7 +63,7 @@ class TaughtDataset:
         """
         assert length == len(self)
         draws = epoch * (len(self._starts) + 1)  # a separate stream for every drawn order
-        shards = epoch_order(seed, draws, len(self._starts) - 1)
+        shards = permute_epoch(seed, draws, len(self._starts) - 1)
         parts: list[NDArray[np.int64]] = []
         for start in range(0, len(shards), GROUP):
             group = np.concatenate(
@@ -72,7 +72,7 @@ class TaughtDataset:
                     for shard in shards[start : start + GROUP]
                 ]
             )
-            parts.append(group[epoch_order(seed, draws + 1 + start // GROUP, len(group))])
+            parts.append(group[permute_epoch(seed, draws + 1 + start // GROUP, len(group))])
         return np.concatenate(parts)
 
 
@@ -87,7 +87,7 @@ def taught_folder(config: RunConfig, model_dir: Path) -> LogitsFolder | None:
     """
     path = Path(config.data.train)
     if config.distillation is None:
-        if holds_logits(path):
+        if has_logits(path):
             raise InputError(
                 f"{path}: holds a teacher's logits; say how to learn from them, such as"
                 " --set distillation.alpha=0.7"

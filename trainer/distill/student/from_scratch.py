@@ -18,8 +18,8 @@ from trainer.model.families import FAMILIES
 from trainer.model.hf_export import (
     MODEL_CONFIG,
     MODEL_FILE,
-    file_pieces,
-    safetensors_pieces,
+    iter_file,
+    iter_safetensors,
     tokenizer_files,
 )
 from trainer.model.initialization import random_weights
@@ -76,15 +76,15 @@ def fresh_model(shape: str | Path, tokenizer_dir: Path, output: Path, seed: int 
     check_new(output)
     config = fresh_config(shape, tokenizer_dir)
     files: dict[str, Iterable[bytes | memoryview]] = {
-        name: file_pieces(path) for name, path in tokenizer_files(tokenizer_dir).items()
+        name: iter_file(path) for name, path in tokenizer_files(tokenizer_dir).items()
     }
     if (tokenizer_dir / FILE).is_file():
-        files[FILE] = file_pieces(tokenizer_dir / FILE)
+        files[FILE] = iter_file(tokenizer_dir / FILE)
     special = {f"{name}_id": config[f"{name}_id"] for name in _SPECIAL}
     ends = {name: id for name, id in special.items() if id is not None}
     files["generation_config.json"] = [_pretty(ends)]
     files[MODEL_CONFIG] = [_pretty(config)]
-    files[MODEL_FILE] = safetensors_pieces(random_weights(config, seed), {"format": "pt"})
+    files[MODEL_FILE] = iter_safetensors(random_weights(config, seed), {"format": "pt"})
     return write_new(output, files)
 
 

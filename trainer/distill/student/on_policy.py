@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from trainer.config.run import RunConfig
 from trainer.data.encoder import IGNORED
-from trainer.data.order import epoch_order
+from trainer.data.order import permute_epoch
 from trainer.data.tokens import Encoded
 from trainer.distill.answers.answer import Answer
 from trainer.distill.answers.author import Author, Generate, Place, Prompts
@@ -113,7 +113,7 @@ class OnPolicy:
         self._stream = ShardStream(
             self._rounds,
             seed=config.training.seed,
-            order=epoch_order,
+            order=permute_epoch,
             timeout=timeout,
             on_wait=lambda message: self._said(message),
             on_damage=lambda message: self._damaged(message),
@@ -125,7 +125,7 @@ class OnPolicy:
         self.wrote = 0.0
         """Seconds in which it wrote answers."""
         self._order = lru_cache(2)(
-            lambda epoch: epoch_order(config.training.seed, epoch, len(prompts.tokens))
+            lambda epoch: permute_epoch(config.training.seed, epoch, len(prompts.tokens))
         )
 
     def take(self, step: int, tell: Tell) -> list[Encoded] | None:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.data.order import epoch_order
+from trainer.data.order import permute_epoch
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.scores import Scheme, Scores, Window
 from trainer.distill.teacher import admission
@@ -160,7 +160,7 @@ def _sample(folder: LogitsFolder, fraction: float, seed: int) -> Iterator[Window
     plans = [plan for plan in folder.plans if folder.is_complete(plan.number)]
     bounds = np.cumsum([0, *(plan.windows for plan in plans)])
     total = int(bounds[-1])
-    chosen = np.sort(epoch_order(seed, 0, total)[: max(1, round(fraction * total))])
+    chosen = np.sort(permute_epoch(seed, 0, total)[: max(1, round(fraction * total))])
     for plan, first, stop in zip(plans, bounds[:-1], bounds[1:], strict=True):
         inside = chosen[(chosen >= first) & (chosen < stop)] - first
         if inside.size:

@@ -18,7 +18,7 @@ from trainer.distill.teacher.llama_cpp import LlamaCpp, last, load_llama_cpp
 from trainer.distill.teacher.torch_engine import warn_if_from_disk
 from trainer.distill.teacher.windows import WINDOW
 from trainer.model.architecture import Architecture, read_architecture
-from trainer.model.gguf.source import Source, source_of, stored_types
+from trainer.model.gguf.source import Source, find_source, stored_types
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.planning.teachers import gguf_batch
 from trainer.replica.backend import Compute
@@ -81,7 +81,7 @@ class GgufEngine:
             logits = self._library.forward(
                 context, tokens[part], places[part], numbers[part], self.vocab_size
             )
-            self._source.check()  # else these are of other weights
+            self._source.check_unchanged()  # else these are of other weights
             yield torch.from_numpy(logits)
 
     def _context_of(self, tokens: int) -> int:
@@ -153,10 +153,10 @@ def open_gguf(model_dir: Path, compute: Compute) -> GgufEngine:
             not fit.
     """
     check_teacher_backend("gguf", compute.backend, compute.gpu)
-    source = source_of(model_dir)
+    source = find_source(model_dir)
     if source is None:
         raise InputError(f"--engine gguf: {model_dir} is no GGUF file; give one, or another engine")
-    source.check()
+    source.check_unchanged()
     need = needed_memory(read_architecture(model_dir))
     free = free_memory(psutil.virtual_memory().available)
     if need > free:

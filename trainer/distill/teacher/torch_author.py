@@ -12,7 +12,7 @@ from trainer.config.run import load_config
 from trainer.distill.answers.author import Generate
 from trainer.distill.teacher.torch_engine import open_torch
 from trainer.model.architecture import read_architecture
-from trainer.model.families import family_of
+from trainer.model.families import find_family
 from trainer.model.safetensors_headers import read_config
 from trainer.planning.vulkan_buffers import KVShape
 from trainer.replica.backend import Compute
@@ -40,7 +40,7 @@ def open_generate(
     """
     if compute.threads is not None:
         torch.set_num_threads(compute.threads)
-    family_of(read_config(model_dir), str(model_dir))
+    find_family(read_config(model_dir), str(model_dir))
     engine = open_torch(model_dir, dtype, compute)
     settings = {
         "task": "causal-lm",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainer.distill.teacher.parts import ModelParts
 from trainer.model.architecture import parse_architecture
-from trainer.model.families import left_to_transformers
+from trainer.model.families import explain_transformers_only
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.planning.memory import LOGIT_ELEMENTS
 from trainer.planning.model_config import read_shape
@@ -193,7 +193,7 @@ def _is_computed_here(model_dir: Path) -> bool:
         parse_architecture(tree, str(model_dir))
     except InputError:  # transformers may support it
         return False
-    return left_to_transformers(tree) is None
+    return explain_transformers_only(tree) is None
 
 
 def open_torch(

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.data.document_tokens import DocumentTokens, Range, spans
+from trainer.data.document_tokens import DocumentTokens, Range, group_documents
 from trainer.distill.logits.description import ShardPlan
 from trainer.model.safetensors_headers import positions_of, read_config
 from trainer.planning.teachers import WINDOW
@@ -58,7 +58,7 @@ class Windows:
 
         Shards depend on the text alone, so that every tokenizer gives the same.
         """
-        return list(spans(self._documents.sizes(), shard_bytes))
+        return list(group_documents(self._documents.sizes(), shard_bytes))
 
     def plan(self, ranges: Sequence[Range]) -> tuple[ShardPlan, ...]:
         """Return how many windows and tokens each shard has; tokenises the whole corpus.

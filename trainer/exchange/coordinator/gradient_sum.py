@@ -108,7 +108,7 @@ class GradientSum:
         second_moments: bool = False,
         memory: SumMemory | None = None,
     ) -> None:
-        self.layout = layout.doubled if second_moments else layout
+        self.layout = layout.with_second_moments if second_moments else layout
         self._updates = len(layout.blocks)
         self.step = step
         self._settled = settled
@@ -317,7 +317,7 @@ class GradientSum:
 
     def _non_finite_error(self, block: int, values: Float32, source: str) -> NonFiniteError:
         where = int(np.argmin(np.isfinite(values)))
-        tensor = self.layout.tensor_at(block, where)
+        tensor = self.layout.find_tensor(block, where)
         name = self.layout.blocks[block].name
         what = f"{source} sent {values[where]} in block {name}, tensor {tensor.name}"
         return NonFiniteError.at_step(self.step + 1, what)

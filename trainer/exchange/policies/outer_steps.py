@@ -26,7 +26,7 @@ class OuterSteps(EveryStep):
         return replace(terms, second_moments=settles, inner_steps=self.plan.inner_steps)
 
     def _wire_layout(self, layout: GradientLayout) -> GradientLayout:
-        return layout.doubled
+        return layout.with_second_moments
 
 
 def make_policy(

@@ -70,7 +70,7 @@ class WorkerClient:
         self._rounds = rounds
         self._tag = run_tag(request.run_id)
         self._sizes = make_sender_codec(
-            codec, layout.doubled if rounds else layout
+            codec, layout.with_second_moments if rounds else layout
         ).compute_largest_sizes()
         self._context = tls.make_context(folder, server=False) if folder else None
         self._patience = patience

@@ -79,7 +79,7 @@ class Session:
         """
         self.request = request
         self.shared = shared
-        self._wire = layout.doubled if rounds else layout
+        self._wire = layout.with_second_moments if rounds else layout
         self.accepted: messages.JoinAccepted | None = None
         self._layout = layout
         self.codec = make_sender_codec(codec, self._wire)

@@ -25,13 +25,13 @@ from trainer.model.gguf.description import (
     GGUF_KEYS,
     checked_keys,
     end_tokens,
+    find_model_type,
     llama3_scaling,
     model_config,
-    model_type_of,
 )
-from trainer.model.gguf.source import TYPES_FILE, Source, remember, types_text
+from trainer.model.gguf.source import TYPES_FILE, Source, remember_source, types_text
 from trainer.model.gguf.tokenizer import tokenizer_files
-from trainer.model.hf_export import MODEL_CONFIG, MODEL_FILE, encode, safetensors_header
+from trainer.model.hf_export import MODEL_CONFIG, MODEL_FILE, encode_values, safetensors_header
 from trainer.system.errors import InputError, convert_read_errors
 from trainer.system.key_table import UnknownKeys
 from trainer.system.process.slow_log import log_if_slow
@@ -48,7 +48,7 @@ _VERSION = 2
 _ROPE = "rope_freqs.weight"
 
 
-def converted(path: Path) -> Path:
+def convert_gguf(path: Path) -> Path:
     """Return the model folder of a GGUF file; the first call on this machine converts it.
 
     Raises:
@@ -56,23 +56,23 @@ def converted(path: Path) -> Path:
         StorageError: the cache cannot be written.
     """
     refuse_pointer(path)
-    source = Source.of(path)
+    source = Source.open(path)
     with convert_read_errors(path, InputError):
         hasher = blake3(max_threads=blake3.AUTO)
         with log_if_slow(f"hashing {path}"):
             hasher.update_mmap(path)
     digest = hasher.update(f"\0{_VERSION}".encode()).hexdigest()
-    folder = ensure_entry(path.stem, digest, lambda: _files(source))
-    remember(folder, source)
+    folder = ensure_entry(path.stem, digest, lambda: _make_files(source))
+    remember_source(folder, source)
     return folder
 
 
-def _files(source: Source) -> Files:
+def _make_files(source: Source) -> Files:
     path = source.path
-    reader = _open(path)
+    reader = _open_reader(path)
     log.info("converting %s, once on this machine", path)
     metadata = {key: field.contents() for key, field in reader.fields.items()}
-    model_type, values = model_type_of(metadata, path), checked_keys(metadata, path)
+    model_type, values = find_model_type(metadata, path), checked_keys(metadata, path)
     unknown = UnknownKeys(GGUF_KEYS)
     unknown.add(values)
     if line := unknown.report():
@@ -106,11 +106,11 @@ def _files(source: Source) -> Files:
     }
     return {
         **{name: [(text + "\n").encode()] for name, text in texts.items()},
-        MODEL_FILE: weights.pieces(),
+        MODEL_FILE: weights.iter_chunks(),
     }
 
 
-def _open(path: Path) -> GGUFReader:
+def _open_reader(path: Path) -> GGUFReader:
     try:
         from gguf import GGUFReader
     except ImportError:
@@ -121,14 +121,14 @@ def _open(path: Path) -> GGUFReader:
         return GGUFReader(path)
     except Exception as error:  # a cut file fails in many ways: ValueError, IndexError, ...
         if unknown := re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error)):
-            raise InputError(_no_values(path, f"the type {unknown[1]}")) from None
+            raise InputError(_undecodable_message(path, f"the type {unknown[1]}")) from None
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise InputError(
             f"{path}: damaged or cut GGUF file ({reason}); download or copy it again"
         ) from None
 
 
-def _no_values(path: Path, kind: str) -> str:
+def _undecodable_message(path: Path, kind: str) -> str:
     return (
         f"{path}: stores weights in {kind}, which the installed gguf package cannot multiply out"
         " (ik_llama.cpp has types of its own); upgrade it, or give the original model folder or a"
@@ -154,7 +154,7 @@ class _Weights:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._dtypes: dict[str, str] = {}
         left = dict(tensors)
-        for name, (stored, shape) in _names(config, path).items():
+        for name, (stored, shape) in _map_names(config, path).items():
             tensor = left.pop(stored, None)
             if tensor is None or shapes[stored] != shape:
                 held = "is missing" if tensor is None else f"has shape {list(shapes[stored])}"
@@ -174,7 +174,7 @@ class _Weights:
         names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
         self.dtype = names[self._dtypes["model.embed_tokens.weight"]]
 
-    def pieces(self) -> Iterator[bytes | memoryview]:
+    def iter_chunks(self) -> Iterator[bytes | memoryview]:
         """Yield a safetensors file.
 
         Raises:
@@ -189,16 +189,16 @@ class _Weights:
                 values = dequantize(tensor.data, tensor.tensor_type).reshape(self._shapes[name])
             except NotImplementedError:  # gguf: a type that it knows and cannot dequantise
                 kind = tensor.tensor_type.name
-                raise InputError(_no_values(self._source.path, kind)) from None
+                raise InputError(_undecodable_message(self._source.path, kind)) from None
             if interleaved and ".self_attn.q_proj." in name:
-                values = _in_halves(values, self._config["num_attention_heads"])
+                values = _deinterleave_heads(values, self._config["num_attention_heads"])
             elif interleaved and ".self_attn.k_proj." in name:
-                values = _in_halves(values, self._config["num_key_value_heads"])
-            yield encode(values, self._dtypes[name])
-        self._source.check()
+                values = _deinterleave_heads(values, self._config["num_key_value_heads"])
+            yield encode_values(values, self._dtypes[name])
+        self._source.check_unchanged()
 
 
-def _in_halves(values: np.ndarray, heads: int) -> np.ndarray:
+def _deinterleave_heads(values: np.ndarray, heads: int) -> np.ndarray:
     """Return the rows of queries or keys as transformers has them.
 
     Rotary embedding turns pairs of rows: neighbours in llama.cpp, row n of both halves of a head in
@@ -208,7 +208,7 @@ def _in_halves(values: np.ndarray, heads: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def _names(config: Mapping[str, Any], path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _map_names(config: Mapping[str, Any], path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the name in the file and the shape of each tensor of the model."""
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
 

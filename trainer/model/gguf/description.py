@@ -98,7 +98,7 @@ GGUF_KEYS = KeyTable(
 file."""
 
 
-def model_type_of(metadata: Mapping[str, Any], path: Path) -> str:
+def find_model_type(metadata: Mapping[str, Any], path: Path) -> str:
     """Return the family of `trainer.model.families` that a file was made of.
 
     Raises:
@@ -167,7 +167,7 @@ def model_config(
         found = value(key) if default is None else values.get(key, default)
         if not isinstance(found, int | float | np.number) or not 0 < found < math.inf:
             raise InputError(f"{path}: {key} must be a number above zero, got {found!r}")
-        return _shortest(float(found))
+        return _shortest_decimal(float(found))
 
     tokens = len(values.get("tokenizer.ggml.tokens", ()))
     for key, found in values.items() if tokens else ():
@@ -197,7 +197,7 @@ def model_config(
         "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
         "rope_parameters": {
             "rope_theta": number("rope.freq_base", 10000.0),
-            **_scaling(values, number, size, path),
+            **_rope_scaling(values, number, size, path),
         },
         "tie_word_embeddings": "output.weight" not in shapes,
         "initializer_range": 0.02,
@@ -248,7 +248,7 @@ def end_tokens(values: Mapping[str, Any]) -> Collection[int]:
     return list(dict.fromkeys(values[key] for key in keys if key in values))
 
 
-def _scaling(
+def _rope_scaling(
     values: Mapping[str, Any],
     number: Callable[[str], float],
     size: Callable[[str], int],
@@ -267,6 +267,6 @@ def _scaling(
     return scaling
 
 
-def _shortest(value: float) -> float:
+def _shortest_decimal(value: float) -> float:
     """Return the shortest decimal that is this fp32: 1e-05, not 9.999999747378752e-06."""
     return float(str(np.float32(value)))

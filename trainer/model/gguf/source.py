@@ -23,23 +23,23 @@ class Source:
     state: tuple[int, ...]
 
     @classmethod
-    def of(cls, path: Path) -> Source:
+    def open(cls, path: Path) -> Source:
         """Return a file as it is now.
 
         Raises:
             InputError: it cannot be read.
         """
         with convert_read_errors(path, InputError):
-            return cls(path, _state(path))
+            return cls(path, _read_state(path))
 
-    def check(self) -> None:
+    def check_unchanged(self) -> None:
         """Check that the file is still the same.
 
         Raises:
             InputError: it is not.
         """
         try:
-            same = _state(self.path) == self.state
+            same = _read_state(self.path) == self.state
         except OSError:
             same = False
         if not same:
@@ -51,12 +51,12 @@ class Source:
 _SOURCES: dict[Path, Source] = {}  # of the folders that this process converted or found converted
 
 
-def remember(folder: Path, source: Source) -> None:
+def remember_source(folder: Path, source: Source) -> None:
     """Note which file a folder was converted from."""
     _SOURCES[folder] = source
 
 
-def source_of(folder: Path) -> Source | None:
+def find_source(folder: Path) -> Source | None:
     """Return the file that this process resolved to a folder; None for any other folder."""
     return _SOURCES.get(folder)
 
@@ -84,6 +84,6 @@ def stored_types(folder: Path) -> str:
     return "+".join(sorted(weights, key=lambda name: (-weights[name], name)))
 
 
-def _state(path: Path) -> tuple[int, ...]:
+def _read_state(path: Path) -> tuple[int, ...]:
     found = path.stat()
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

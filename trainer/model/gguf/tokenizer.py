@@ -25,7 +25,7 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _PreTokenizer:
     """How a byte-level tokenizer cuts text before its merges."""
 
     pattern: str | None = None
@@ -39,11 +39,11 @@ class _Cut:
     """A text begins with the token of that name, unless the file says otherwise."""
 
 
-_LLAMA3 = _Cut(_WORDS % "{1,3}" + _REST, whole_words=True, begins=True)
+_LLAMA3 = _PreTokenizer(_WORDS % "{1,3}" + _REST, whole_words=True, begins=True)
 _CUTS = {
-    "gpt-2": _Cut(),
-    "smollm": _Cut(digits=True),
-    "qwen2": _Cut(_WORDS % "" + _REST, nfc=True),
+    "gpt-2": _PreTokenizer(),
+    "smollm": _PreTokenizer(digits=True),
+    "qwen2": _PreTokenizer(_WORDS % "" + _REST, nfc=True),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
@@ -66,16 +66,16 @@ def tokenizer_files(metadata: Mapping[str, Any], path: Path, length: int) -> dic
     tokens: Sequence[str] = metadata.get("ggml.tokens") or ()
     if not tokens or len(set(tokens)) != len(tokens):
         raise InputError(f"{path}: holds no usable tokenizer; give its original model folder")
-    tree = _tree(metadata, path)
+    tree = _make_tokenizer_json(metadata, path)
     if tree is None:
-        tree = _beside(path, _name(metadata))
+        tree = _read_sibling_tokenizer(path, _pre_tokenizer_name(metadata))
     text = json.dumps(tree, ensure_ascii=False)
     _prove_equal(text, metadata, path)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": length,
         "clean_up_tokenization_spaces": False,
-        "add_bos_token": _begins(metadata),
+        "add_bos_token": _begins_with_bos(metadata),
     }
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         if (token := metadata.get(f"ggml.{key}_token_id")) is not None:
@@ -90,24 +90,24 @@ def tokenizer_files(metadata: Mapping[str, Any], path: Path, length: int) -> dic
     return {"tokenizer.json": text, "tokenizer_config.json": json.dumps(settings, indent=2)}
 
 
-def _name(metadata: Mapping[str, Any]) -> str:
+def _pre_tokenizer_name(metadata: Mapping[str, Any]) -> str:
     return str(metadata.get("ggml.pre", metadata.get("ggml.model")))
 
 
-def _begins(metadata: Mapping[str, Any]) -> bool:
+def _begins_with_bos(metadata: Mapping[str, Any]) -> bool:
     """Whether a text begins with the token `bos`."""
     sentencepiece = metadata.get("ggml.model") == "llama"
-    usual = sentencepiece or _CUTS.get(_name(metadata), _Cut()).begins
+    usual = sentencepiece or _CUTS.get(_pre_tokenizer_name(metadata), _PreTokenizer()).begins
     return bool(metadata.get("ggml.add_bos_token", usual)) and "ggml.bos_token_id" in metadata
 
 
-def _tree(metadata: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
+def _make_tokenizer_json(metadata: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
     """Return the content of tokenizer.json; None if the cutting is not known."""
     kind, tokens = metadata.get("ggml.model"), metadata["ggml.tokens"]
     if kind == "llama":
-        parts = _sentencepiece(metadata, tokens)
-    elif kind == "gpt2" and _name(metadata) in _CUTS:
-        parts = _byte_level(metadata, _CUTS[_name(metadata)])
+        parts = _make_sentencepiece(metadata, tokens)
+    elif kind == "gpt2" and _pre_tokenizer_name(metadata) in _CUTS:
+        parts = _byte_level(metadata, _CUTS[_pre_tokenizer_name(metadata)])
     elif kind in ("llama", "gpt2"):
         return None
     else:
@@ -137,13 +137,15 @@ def _tree(metadata: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "post_processor": _template(metadata, first=_begins(metadata), last=ends),
+        "post_processor": _make_template_step(
+            metadata, first=_begins_with_bos(metadata), last=ends
+        ),
         **parts,
         "model": model,
     }
 
 
-def _byte_level(metadata: Mapping[str, Any], cut: _Cut) -> dict[str, Any]:
+def _byte_level(metadata: Mapping[str, Any], cut: _PreTokenizer) -> dict[str, Any]:
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     steps: list[dict[str, Any]] = []
     if cut.digits:
@@ -166,7 +168,7 @@ def _byte_level(metadata: Mapping[str, Any], cut: _Cut) -> dict[str, Any]:
     }
 
 
-def _sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
+def _make_sentencepiece(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     ]
@@ -210,7 +212,9 @@ def _merges_of_scores(tokens: Sequence[str], scores: Sequence[float]) -> list[li
     return merges
 
 
-def _template(metadata: Mapping[str, Any], *, first: bool, last: bool) -> dict[str, Any] | None:
+def _make_template_step(
+    metadata: Mapping[str, Any], *, first: bool, last: bool
+) -> dict[str, Any] | None:
     """Return the step that puts the tokens `bos` and `eos` around a text."""
     if not first and not last:
         return None
@@ -238,7 +242,7 @@ def _template(metadata: Mapping[str, Any], *, first: bool, last: bool) -> dict[s
     }
 
 
-def _beside(path: Path, name: str) -> dict[str, Any]:
+def _read_sibling_tokenizer(path: Path, name: str) -> dict[str, Any]:
     """Return the tokenizer.json of a GGUF's folder, for a cutting that is not known."""
     beside = path.with_name("tokenizer.json")
     try:

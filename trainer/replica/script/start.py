@@ -82,7 +82,7 @@ def build_script_layout(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> Gradie
 
 def write_start(start: ScriptStart, folder: Path) -> None:
     """Write a start as `MODEL_FILE`."""
-    shapes = {slot.name: slot.shape for slot in start.layout.tensors()}
+    shapes = {slot.name: slot.shape for slot in start.layout.iter_tensors()}
     header = safetensors_header(shapes, {_ENTRY: json.dumps(asdict(start.facts))})
     with (folder / MODEL_FILE).open("wb") as file:
         file.writelines(chain([header], [raw_bytes(start.weights)]))

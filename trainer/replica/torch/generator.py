@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trainer.config.run import RunConfig
-from trainer.model.families import family_of, logits_of
+from trainer.model.families import find_family, logits_settings
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
 from trainer.replica.continuation import Continuation, Until
@@ -64,14 +64,14 @@ def generator_of(
     model: Any, model_dir: Path, config: RunConfig, device: torch.device, *, batch: int = 8
 ) -> TorchGenerator:
     """Return a generator of a loaded model, whose weights may still change."""
-    shape = logits_of(tree := read_config(model_dir))
+    shape = logits_settings(tree := read_config(model_dir))
 
     def head(hidden: Tensor) -> Tensor:
         logits = model.get_submodule("lm_head")(hidden).float()
         shape_logits(logits, shape)
         return logits
 
-    if family_of(tree, str(model_dir)).recurrent:
+    if find_family(tree, str(model_dir)).recurrent:
         batch = 1  # padding would pass through the state
     return TorchGenerator(model, config, device, batch=batch, head=head)
 

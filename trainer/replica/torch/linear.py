@@ -142,7 +142,7 @@ class LoraParameter(nn.Module):
     ) -> None:
         super().__init__()
         self.base_layer = base
-        a, b = target.shapes(rank)
+        a, b = target.factor_shapes(rank)
         self.lora_A = Linear(torch.zeros(a, device=device))
         self.lora_B = Linear(torch.zeros(b, device=device))
         depth = 0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
-from trainer.model.families import left_to_transformers
+from trainer.model.families import explain_transformers_only
 from trainer.model.initialization import read_tensor
 from trainer.model.layout import check_stored, stored_name
 from trainer.model.safetensors_headers import read_config, read_headers
@@ -47,7 +47,7 @@ def load_model(
         InputError: the weights cannot be loaded.
     """
     tree = read_config(model_dir)
-    if left_to_transformers(tree, config.data.max_seq_len):
+    if explain_transformers_only(tree, config.data.max_seq_len):
         assert (layers, cut, resident) == (None, None, None), "only our decoder is divided"
         with speed_up_imports("transformers"):
             from trainer.replica.torch.published import load_published
@@ -87,7 +87,7 @@ def base_dtype(config: RunConfig) -> torch.dtype:
 
 
 def load_frozen(model_dir: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Return a language model for inference, unless it is `left_to_transformers`.
+    """Return a language model for inference, unless it is `explain_transformers_only`.
 
     Raises:
         InputError: the weights are incomplete or cannot be loaded.

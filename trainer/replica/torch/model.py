@@ -147,7 +147,7 @@ def trainable_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]
 
 def parameters_by_slot(model: nn.Module, layout: GradientLayout) -> dict[str, nn.Parameter]:
     """Return trainable parameters by the names of the layout's tensors."""
-    names = {slot.parameter: slot.name for slot in layout.tensors() if slot.parameter}
+    names = {slot.parameter: slot.name for slot in layout.iter_tensors() if slot.parameter}
     return {names.get(name, name): parameter for name, parameter in trainable_parameters(model)}
 
 

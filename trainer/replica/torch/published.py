@@ -17,7 +17,7 @@ from torch import nn
 
 from trainer.config.run import RunConfig
 from trainer.model.config_keys import CONFIG_KEYS, is_dropout
-from trainer.model.families import family_of, logits_of, text_config
+from trainer.model.families import find_family, logits_settings, text_config
 from trainer.model.layout import adapted_experts, adapted_modules
 from trainer.model.safetensors_headers import read_config, read_headers
 from trainer.model.tensor_names import LANGUAGE_KEYS, is_ignored, is_tied
@@ -59,7 +59,7 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
     full = config.method == "full"
     modules = () if full else adapted_modules(model_dir, config)
     experts = [] if full else adapted_experts(model_dir, config)
-    family = family_of(stored := read_config(model_dir), str(model_dir))
+    family = find_family(stored := read_config(model_dir), str(model_dir))
     if not family.listed:
         auto = find_class(stored, model_dir)
     with report_load_errors(model_dir, device, nf4=config.model.quantization == "nf4"):
@@ -103,7 +103,7 @@ def load_published(model_dir: Path, config: RunConfig, device: torch.device) -> 
             model,
             model_dir,
             modules,
-            logits_of(stored),
+            logits_settings(stored),
             make_autocast(config, device),
             transposed=family.transposed,
         )
@@ -139,7 +139,7 @@ def _check_complete(found: Mapping[str, Any], model_dir: Path, config: RunConfig
     if missing := sorted(name for name in found["missing_keys"] if not name.startswith("score.")):
         raise InputError(f"{model_dir}: {missing[0]} is missing from the weights")
     heads = _HEADS if config.num_classes is not None else ("score",)
-    family = family_of(read_config(model_dir), str(model_dir))
+    family = find_family(read_config(model_dir), str(model_dir))
     left_out = {name for name in read_headers(model_dir) if is_ignored(name, family)}
     unexpected = found["unexpected_keys"] - left_out
     if other := sorted(name for name in unexpected if not name.startswith(heads)):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainer.config.run import RunConfig
 from trainer.data.metrics import Rewards
-from trainer.model.families import logits_of
+from trainer.model.families import logits_settings
 from trainer.model.layout import GradientLayout, read_headers
 from trainer.model.safetensors_headers import read_config
 from trainer.planning.model_config import read_shape
@@ -154,7 +154,7 @@ class TorchReplica:
         weights = config.training.class_weights
         made = None if weights is None else torch.tensor(weights, device=self._device).float()
         self._class_loss = made, config.training.label_smoothing
-        self._logits = logits_of(read_config(model_dir))
+        self._logits = logits_settings(read_config(model_dir))
         self._scale = LossScale(config, self._device, SCALE_OF_SUM)
         self.limit = self._first_limit()
         """The limit of a micro-batch; shrinks if the device runs out of memory."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainer.config.run import RunConfig
-from trainer.model.families import left_to_transformers
+from trainer.model.families import explain_transformers_only
 from trainer.model.safetensors_headers import read_config
 from trainer.planning.model_config import read_shape
 from trainer.planning.replica import MemoryPlan, can_stream, choose_resident
@@ -33,7 +33,7 @@ def plan_residents(
         InputError: the config sets a number, and this model or device keeps all.
     """
     asked, layers = config.model.resident, read_shape(model_dir).layers
-    why = left_to_transformers(read_config(model_dir), config.data.max_seq_len)
+    why = explain_transformers_only(read_config(model_dir), config.data.max_seq_len)
     if device != "cpu":
         why = f"{device} keeps every layer in its memory"
     if why and isinstance(asked, int):

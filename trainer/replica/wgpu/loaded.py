@@ -9,7 +9,7 @@ import numpy as np
 
 from trainer.config.run import RunConfig
 from trainer.model.architecture import read_architecture
-from trainer.model.families import left_to_transformers
+from trainer.model.families import explain_transformers_only
 from trainer.model.initialization import initial_tensor
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config, read_headers
@@ -68,7 +68,7 @@ def load_model(
         DeviceError: it does not fit.
     """
     tree, where = read_config(model_dir), str(model_dir / "config.json")
-    if reason := left_to_transformers(tree, config.data.max_seq_len):
+    if reason := explain_transformers_only(tree, config.data.max_seq_len):
         raise InputError(f"{where}: {reason}; use --gpu-backend cpu or cuda")
     architecture = read_architecture(model_dir)
     length = slots_for(config.data.max_seq_len, 0)

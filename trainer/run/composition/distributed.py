@@ -11,11 +11,11 @@ from pathlib import Path
 from torch import device
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from trainer.checkpoint.reader import SHARDED, Resumed, RunProgress, read_progress, step_of
+from trainer.checkpoint.reader import SHARDED, Resumed, RunProgress, read_progress, read_step
 from trainer.checkpoint.resume import (
     checkpoint_path,
     continue_run,
-    newest_of,
+    newest_checkpoint,
     refuse_changes,
 )
 from trainer.checkpoint.store import CheckpointStore, Reopened
@@ -171,10 +171,10 @@ def _open(inputs: RunInputs, expect_workers: int, guards: Guards) -> _Opened:
     config, job = inputs.config, inputs.job
     with open_record(inputs, expect_workers, guards) as (store, make_recorder):
         restored = None
-        newest = newest_of(store.folder, job.run_id)
-        whole = step_of(newest) if newest else 0
-        parts = newest_of(store.folder / SHARDED, job.run_id)
-        sharded = parts is not None and step_of(parts) >= whole
+        newest = newest_checkpoint(store.folder, job.run_id)
+        whole = read_step(newest) if newest else 0
+        parts = newest_checkpoint(store.folder / SHARDED, job.run_id)
+        sharded = parts is not None and read_step(parts) >= whole
         if parts is not None and sharded:
             refuse_changes(parts, read_progress(parts), config, job)
         else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainer.checkpoint.resume import continue_run
 from trainer.checkpoint.trained_model import starting_weights
 from trainer.data.metrics import class_scores
-from trainer.data.order import epoch_order
+from trainer.data.order import permute_epoch
 from trainer.data.soft_targets import alpha_at
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.stream import Position, ShardStream
@@ -132,7 +132,7 @@ def make_worker(
     from trainer.run.loop import Worker, weight_of
 
     config, train = inputs.config, inputs.train
-    order, alpha = epoch_order, None
+    order, alpha = permute_epoch, None
     weigh: Callable[[Sequence[Any]], int] = partial(
         weight_of, class_weights=config.training.class_weights
     )
@@ -247,7 +247,7 @@ def make_student(
         stream = ShardStream(
             folder,
             seed=config.training.seed,
-            order=epoch_order,
+            order=permute_epoch,
             timeout=teacher_timeout,
             on_wait=feed.waiting,
             on_damage=feed.damaged,

@@ -33,11 +33,11 @@ from trainer.checkpoint.reader import (
     Resumed,
     RunProgress,
     complete_checkpoints,
-    owner_of,
+    read_owner,
     read_progress,
     read_run,
 )
-from trainer.checkpoint.retention import older_ones, prune
+from trainer.checkpoint.retention import describe_older, prune_checkpoints
 from trainer.replica.torch.adamw import FusedAdamW
 from trainer.run.distributed.board import Board
 from trainer.run.distributed.rank_file import choose_writers, file_name, place, start_writing
@@ -150,7 +150,7 @@ class ShardedCheckpoints:
         found: list[str] = []
         if self._board.rank == 0:
             complete = complete_checkpoints(self.folder)
-            found = [str(path) for path in complete if owner_of(path) == run_id]
+            found = [str(path) for path in complete if read_owner(path) == run_id]
         rejected: list[str] = []
         for path in map(Path, self._board.announce("checkpoints", found)):
             with ExitStack() as pinned:
@@ -224,7 +224,9 @@ class ShardedCheckpoints:
         except OSError as error:
             return _reason(error)
         try:
-            prune(self._disk, path, progress.run_id, self._keep_last, (), self._workspace)
+            prune_checkpoints(
+                self._disk, path, progress.run_id, self._keep_last, (), self._workspace
+            )
             removal.sweep_leftovers(self._disk, self.folder)
         except OSError as error:  # the checkpoint is safe; the next save prunes again
             log.warning("%s: old checkpoints not removed: %s", self.folder, error.strerror)
@@ -253,7 +255,7 @@ class ShardedCheckpoints:
 
     def _failure(self, name: str, reason: str) -> StorageError:
         return StorageError(
-            f"{self.folder / name}: checkpoint not saved: {reason}; {older_ones(self.folder)}"
+            f"{self.folder / name}: checkpoint not saved: {reason}; {describe_older(self.folder)}"
         )
 
 

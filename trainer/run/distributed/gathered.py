@@ -53,7 +53,7 @@ class GatheredCheckpoints:
         try:
             for parts in self.optimizer.vectors().values():
                 for slot, piece in zip(
-                    self.replica.layout.tensors(),
+                    self.replica.layout.iter_tensors(),
                     self.replica.iterate_parameters(parts),
                     strict=True,
                 ):

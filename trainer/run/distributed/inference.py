@@ -10,7 +10,7 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from trainer.checkpoint.trained_model import Trained
+from trainer.checkpoint.trained_model import TrainedModel
 from trainer.config.parallel import ParallelConfig
 from trainer.config.run import RunConfig
 from trainer.config.section import build_settings, parse_assignments
@@ -97,7 +97,7 @@ class Ranks:
         if isinstance(error, TrainerError) and not self.leads:
             error.args = (f"rank {self._environment.rank}: {error}",)
 
-    def generator(self, trained: Trained) -> tuple[TorchGenerator, str]:
+    def generator(self, trained: TrainedModel) -> tuple[TorchGenerator, str]:
         """Return this rank's part of a generator, and nothing to say of its place.
 
         Raises:
@@ -115,7 +115,7 @@ class Ranks:
         model = trained.base_dir, trained.config, trained.layout, trained.weights
         return load_parallel_generator(*model, mesh["tensor"], device), ""
 
-    def evaluator(self, trained: Trained) -> tuple[RankEvaluator, str]:
+    def evaluator(self, trained: TrainedModel) -> tuple[RankEvaluator, str]:
         """Return this rank's part of an evaluator, and nothing to say of its place.
 
         Raises:
@@ -129,12 +129,12 @@ class Ranks:
         )
         return RankEvaluator(replica, f"{self._environment.world_size} x {device.type}"), ""
 
-    def _config(self, trained: Trained) -> RunConfig:
+    def _config(self, trained: TrainedModel) -> RunConfig:
         plain = {"sample_prompts": None, "label_smoothing": 0.0, "class_weights": None}
         training = trained.config.training.model_copy(update=plain)  # only a run needs them
         return trained.config.model_copy(update={"parallel": self.parallel, "training": training})
 
-    def _join(self, trained: Trained) -> tuple[torch.device, DeviceMesh]:
+    def _join(self, trained: TrainedModel) -> tuple[torch.device, DeviceMesh]:
         """Check the model, meet the others and return this rank's device and the mesh."""
         check_shards(trained.base_dir, self._config(trained))
         environment = self._environment
@@ -162,7 +162,7 @@ class Ranks:
         return device, make_mesh(self.parallel, environment.world_size, device.type)
 
 
-def _digest(trained: Trained) -> str:
+def _digest(trained: TrainedModel) -> str:
     if trained.weights is None:
         return weights_digest(trained.base_dir)
     return blake2b(trained.weights.tobytes()).hexdigest()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from trainer.config.run import RunConfig
 from trainer.data.metrics import mean_loss
-from trainer.data.order import epoch_order
+from trainer.data.order import permute_epoch
 from trainer.data.tokens import Dataset, Encoded
 from trainer.exchange.protocol.actions import Step
 from trainer.exchange.protocol.schedule import StepPlan
@@ -209,7 +209,7 @@ class DistributedRun:
     def _samples(self, epoch: int, positions: range) -> list[Encoded]:
         """Return this copy's part of a step's samples."""
         if self._order is None or self._order[0] != epoch:
-            order = epoch_order(self.config.training.seed, epoch, len(self.train))
+            order = permute_epoch(self.config.training.seed, epoch, len(self.train))
             self._order = epoch, order
         order = self._order[1]
         return [

@@ -42,7 +42,7 @@ class ParallelAdamW:
     ) -> None:
         self._settings, self._layout = settings, layout
         self._parameters, self._copies_of = parameters, copies_of
-        decaying = {slot.name for slot in layout.tensors() if len(slot.shape) > 1}
+        decaying = {slot.name for slot in layout.iter_tensors() if len(slot.shape) > 1}
         groups: dict[tuple[bool, object], list[nn.Parameter]] = {}
         for name, parameter in parameters.items():
             # torch updates a group in one call, for which its tensors must be of one mesh.
@@ -100,7 +100,7 @@ class ParallelAdamW:
     def restore(self, stored: StoredState | None, step: int) -> None:
         """Resume from the weights and moments that rank 0 reads; the others give None."""
         for vector, parts in self.vectors().items():
-            read = partial(stored.read, vector) if stored else None
+            read = partial(stored.read_slice, vector) if stored else None
             flat.broadcast_tensors(self._layout, read, parts)
         self.torch.resume_at(step)
 
@@ -118,7 +118,7 @@ class ParallelAdamW:
 
     def _complaint(self, gradients: Mapping[str, Tensor]) -> str:
         """Return the same line on every rank: the first tensor that is not finite on any."""
-        names = [slot.name for slot in self._layout.tensors()]
+        names = [slot.name for slot in self._layout.iter_tensors()]
         bad = [
             place
             for place, name in enumerate(names)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.trainer.tiny_logits import SCHEMES, tiny_description, tiny_folder, tiny_windows
-from trainer.data.order import epoch_order
+from trainer.data.order import permute_epoch
 from trainer.distill.logits.dataset import SHARD_FILE, LogitsFolder
 from trainer.distill.logits.heartbeat import TeacherHeartbeat
 from trainer.distill.logits.stream import Position, ShardStream
@@ -45,7 +45,7 @@ def folder(original, tmp_path):
 
 def make(folder, seed=1, group=3, timeout=0.2, **settings):
     return ShardStream(
-        folder, seed=seed, order=epoch_order, group=group, timeout=timeout, poll=0.01, **settings
+        folder, seed=seed, order=permute_epoch, group=group, timeout=timeout, poll=0.01, **settings
     )
 
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tests.trainer.replica.driving import drawn_weights, gradient, relative, start
 from tests.trainer.replica.test_families import pytestmark, their_loss, theirs, write_trained
 from trainer.checkpoint.adapter import open_adapter
-from trainer.checkpoint.merge_lora import merge
+from trainer.checkpoint.merge_lora import merge_adapter
 from trainer.checkpoint.trained_model import load_trained, starting_weights
 from trainer.model.layout import build_layout
 from trainer.optimizer.adamw import AdamW, TrainState
@@ -139,7 +139,7 @@ def test_an_adapter_of_peft_is_read_and_merged_as_peft_does(
         config = trained.config.with_settings({"model.adapter": str(tmp_path / "adapter")})
         again = starting_weights(trained.layout, folder, config)
         assert np.array_equal(again, trained.weights)
-    merged = merge(open_adapter(tmp_path / "adapter")[0], tmp_path / "merged")
+    merged = merge_adapter(open_adapter(tmp_path / "adapter")[0], tmp_path / "merged")
     found = their_logits(transformers.AutoModelForCausalLM.from_pretrained(merged))
     assert relative(found.numpy(), expected.numpy()) < 1e-5
 
@@ -176,7 +176,7 @@ def test_an_adapter_of_some_parameters_loads_in_peft(
     saved = {
         name.replace(".default", "") for name, p in model.named_parameters() if p.requires_grad
     }
-    assert saved == {slot.name for slot in layout.tensors()}
+    assert saved == {slot.name for slot in layout.iter_tensors()}
     trained = load_trained(out)
     assert trained.weights is not None
     model.disable_adapter_layers()

@@ -12,7 +12,7 @@ import torch
 
 from tests.trainer.replica.driving import gradient, relative
 from trainer.config.run import RunConfig
-from trainer.model.initialization import initial_weights, uniform
+from trainer.model.initialization import draw_uniform, initial_weights
 from trainer.model.layout import build_layout
 from trainer.replica.sampling import Sampling
 from trainer.replica.torch.model import flatten_parameters
@@ -49,9 +49,9 @@ class Both:
         """Load both; `on_torch` is for what torch is to do otherwise."""
         layout = build_layout(folder, config)
         weights = initial_weights(layout, folder, config)
-        for slot in layout.tensors():
+        for slot in layout.iter_tensors():
             if slot.name.endswith("lora_B.weight"):  # zeros would hide the adapter
-                weights[slot.start : slot.stop] = uniform(5, slot.name, slot.size, 0.5)
+                weights[slot.start : slot.stop] = draw_uniform(5, slot.name, slot.size, 0.5)
         self.loaded = load_model(folder, config, layout, device)
         self.layout = layout
         self.loaded.write(device, weights)

@@ -22,7 +22,7 @@ def worst(layout: Any, mine: np.ndarray, theirs: np.ndarray) -> str:
     """Name the tensor that differs most."""
     errors = {
         slot.name: relative(mine[slot.start : slot.stop], theirs[slot.start : slot.stop])
-        for slot in layout.tensors()
+        for slot in layout.iter_tensors()
         if theirs[slot.start : slot.stop].any()
     }
     name = max(errors, key=lambda name: errors[name])

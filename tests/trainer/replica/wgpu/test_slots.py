@@ -47,7 +47,7 @@ def test_tensors_are_aligned_and_apart(layout: GradientLayout) -> None:
     blocks = slots.take_arrays(MemoryPool(None), "gradients")
     tensors = slots.tensors_by_name(blocks)
     assert {name: array.shape for name, array in tensors.items()} == {
-        slot.name: slot.shape for slot in layout.tensors()
+        slot.name: slot.shape for slot in layout.iter_tensors()
     }
     for block, whole in zip(layout.blocks, blocks, strict=True):
         end = 0
@@ -68,7 +68,7 @@ def test_what_a_block_carries_is_what_its_tensors_hold(
     flat = np.arange(layout.size, dtype=np.float32)
     for block, array in zip(layout.blocks, blocks, strict=True):
         device.write(array, slots.pad_block(block.index, flat[block.start : block.stop]))
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         expected = flat[slot.start : slot.stop].reshape(slot.shape)
         np.testing.assert_array_equal(device.read(tensors[slot.name]), expected)
     for block, array in zip(layout.blocks, blocks, strict=True):

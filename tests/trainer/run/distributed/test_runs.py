@@ -17,7 +17,7 @@ from tests.covering import covering
 from tests.trainer.replica.torch.parallel.models import write_drawn_model
 from tests.trainer.run.distributed.training import losses
 from trainer.checkpoint.adapter import open_adapter
-from trainer.checkpoint.merge_lora import merge
+from trainer.checkpoint.merge_lora import merge_adapter
 from trainer.tracking.status import read_status
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def test_a_run_resumes_under_another_strategy_and_alone(
 
 def merged_weights(output: Path, folder: Path) -> dict[str, np.ndarray]:
     """Return the weights of base and adapter as one model."""
-    return load_file(merge(open_adapter(output)[0], folder) / "model.safetensors")
+    return load_file(merge_adapter(open_adapter(output)[0], folder) / "model.safetensors")
 
 
 def distance(mine: np.ndarray, wanted: np.ndarray) -> float:

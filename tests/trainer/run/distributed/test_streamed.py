@@ -50,7 +50,7 @@ def drawn_state(layout: GradientLayout) -> TrainState:
 
 def put_all(stream: StreamedState, layout: GradientLayout, state: TrainState) -> None:
     for vector in (state.weights, state.first_moment, state.second_moment):
-        for slot in layout.tensors():
+        for slot in layout.iter_tensors():
             stream.put(vector[slot.start : slot.stop])
         stream.put(None)
 

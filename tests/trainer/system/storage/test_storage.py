@@ -79,7 +79,7 @@ def test_an_error_at_every_operation_keeps_the_old_one(tmp_path: Path, code: int
         else:  # it was only about what is no longer needed
             assert (restored.progress.step, restored.progress.generation) == (2, 3)
         save(store, 3)
-        assert store.latest() == folder / "step-000003"
+        assert store.latest_checkpoint() == folder / "step-000003"
         assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 

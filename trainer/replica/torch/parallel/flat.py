@@ -35,7 +35,7 @@ def gather_vector(
         owners: of stages, which hold whole tensors: a rank that has it by each layout name.
     """
     flat = np.zeros(layout.size, np.float32) if dist.get_rank() == 0 else None
-    for slot, whole in zip(layout.tensors(), iterate_gathered(layout, parts, owners), strict=True):
+    for slot, whole in zip(layout.iter_tensors(), iterate_gathered(layout, parts, owners), strict=True):
         if flat is not None and whole is not None:
             flat[slot.start : slot.stop] = whole
     return flat
@@ -47,7 +47,7 @@ def iterate_gathered(
     owners: Mapping[str, int] | None = None,
 ) -> Iterator[np.ndarray | None]:
     """Yield the same one tensor at a time, fp32 `[slot.size]`, and None for zeros."""
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         if owners is None:
             whole = _join_parts(parts[slot.name])
         else:
@@ -91,7 +91,7 @@ def scatter_tensors(
     Args:
         whole: returns fp32 `[slot.size]`; it is asked for what this rank has a part of.
     """
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         if slot.name in parts:  # else another stage's
             _copy_rows(slot, torch.from_numpy(whole(slot)), parts[slot.name])
 
@@ -106,7 +106,7 @@ def broadcast_tensors(
     Args:
         read: None on the other ranks.
     """
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         width = slot.size // slot.shape[0]
         rows = max(1, PIECE // width)
         for first in range(0, slot.shape[0], rows):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from trainer.config.run import RunConfig
-from trainer.model.families import left_to_transformers
+from trainer.model.families import explain_transformers_only
 from trainer.model.layout import GradientLayout
 from trainer.model.safetensors_headers import read_config
 from trainer.replica.torch.generator import TorchGenerator
@@ -45,7 +45,7 @@ def load_parallel_generator(
     Raises:
         InputError: the model cannot be loaded, or not be cut.
     """
-    if reason := left_to_transformers(read_config(model_dir), config.data.max_seq_len):
+    if reason := explain_transformers_only(read_config(model_dir), config.data.max_seq_len):
         raise InputError(
             f"{model_dir}: {reason}, which --parallel does not cut; generate without it"
         )

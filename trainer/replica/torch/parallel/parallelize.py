@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.run import RunConfig
-from trainer.model.families import left_to_transformers, logits_of
+from trainer.model.families import explain_transformers_only, logits_settings
 from trainer.model.safetensors_headers import read_config
 from trainer.replica.torch import kd_loss
 from trainer.replica.torch.loader import load_model
@@ -73,7 +73,7 @@ def parallelize(
     # A frozen base that is whole may stay in the file; weights that train may not.
     is_kept = tensor is None and not shards and config.method != "full"
     tree = read_config(model_dir)
-    whole = left_to_transformers(tree, config.data.max_seq_len) is not None
+    whole = explain_transformers_only(tree, config.data.max_seq_len) is not None
     model: Any = load_model(model_dir, config, device, cut=None if is_kept or whole else cut_layer)
     if whole and shards:
         for number, layer in enumerate(layers_of(model)):
@@ -82,7 +82,7 @@ def parallelize(
         tensor.cut_ends(model)
     if recompute:
         recompute_activations(model)
-    plain = partial(kd_loss.token_losses, shape=logits_of(tree))
+    plain = partial(kd_loss.token_losses, shape=logits_settings(tree))
     token_losses = plain if tensor is None else tensor.token_losses
     module: nn.Module = Losses(model, config, device, token_losses)
     if shards:  # what remains, the embedding, the last norm and the head, is gathered once a step

@@ -83,7 +83,7 @@ class Pipeline:
         tied = architecture.tied and config.num_classes is None
         found = _trainable_parameters(self._stages, tied=tied)
         self.parameters = {
-            slot.name: found.pop(slot.name) for slot in layout.tensors() if slot.name in found
+            slot.name: found.pop(slot.name) for slot in layout.iter_tensors() if slot.name in found
         }
         """This process's part of the trainable tensors, by their layout names."""
         assert not found, f"the layout does not have {found.keys()}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.config.lora import LINEARS
 from trainer.config.run import RunConfig
-from trainer.model.architecture import Architecture, module_of
+from trainer.model.architecture import Architecture, linear_path
 from trainer.replica.wgpu.batch import Bucket
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.graph import Graph
@@ -216,7 +216,7 @@ class Decoder:
 def _make_layer(tensors: Tensors, number: int, lora_scale: float, *, rotates: bool) -> Layer:
     stem = f"model.layers.{number}"
     linears = {
-        linear.removesuffix("_proj"): tensors.linear(f"{stem}.{module_of(linear)}", lora_scale)
+        linear.removesuffix("_proj"): tensors.linear(f"{stem}.{linear_path(linear)}", lora_scale)
         for linear in LINEARS
     }
 

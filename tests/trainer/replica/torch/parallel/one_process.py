@@ -109,7 +109,7 @@ def alone(
 def farthest(layout: GradientLayout, mine: np.ndarray, wanted: np.ndarray) -> tuple[str, float]:
     """Return the tensor with the greatest relative distance, and that distance."""
     distances: dict[str, float] = {}
-    for slot in layout.tensors():
+    for slot in layout.iter_tensors():
         a, b = (x[slot.start : slot.stop].astype(np.float64) for x in (mine, wanted))
         assert np.any(b), f"{slot.name}: the wanted values are all zero, and show nothing"
         distances[slot.name] = float(np.linalg.norm(a - b) / np.linalg.norm(b))

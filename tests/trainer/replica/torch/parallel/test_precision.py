@@ -36,7 +36,7 @@ def overflowing_step(folder: str, settings: dict[str, Any], factor: float) -> di
     """Return the distance of an fp16 step to fp32's, and each rank's scale; the head is steep."""
     replica, config = parallel_replica(folder, settings)
     weights = drawn_weights(Path(folder), config)
-    for slot in replica.layout.tensors():
+    for slot in replica.layout.iter_tensors():
         if slot.name == "model.norm.weight":
             weights[slot.start : slot.stop] *= factor
     replica.write_trainable(weights)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.trainer.replica.torch.parallel.one_process import parallel_replica, run_config, samples
 from trainer.checkpoint.adapter import open_adapter
-from trainer.checkpoint.merge_lora import merge
+from trainer.checkpoint.merge_lora import merge_adapter
 from trainer.checkpoint.store import CheckpointStore, RunProgress
 from trainer.checkpoint.trained_model import load_trained
 from trainer.model.layout import build_layout
@@ -95,7 +95,7 @@ def test_every_strategy_saves_the_same(
 
             base = AutoModelForCausalLM.from_pretrained(folder)
             model = PeftModel.from_pretrained(base, str(read.path)).eval()
-            whole = merge(open_adapter(output)[0], tmp_path / f"{name}-merged")
+            whole = merge_adapter(open_adapter(output)[0], tmp_path / f"{name}-merged")
         else:
             model = AutoModelForCausalLM.from_pretrained(read.path).eval()
             whole = read.path
