@@ -12,9 +12,16 @@ POLITE = {"sure", "please", "here", "answer", "help"}
 
 
 def model():
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    config = Qwen3Config(vocab_size=32, pad_token_id=0, **sizes, **heads)
+    config = Qwen3Config(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        pad_token_id=0,
+    )
     config.num_labels = 1
     return Qwen3ForSequenceClassification(config)
 
