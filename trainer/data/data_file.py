@@ -23,8 +23,8 @@ class ConversationCheck:
     conversations: int
     lost_text: int
     """Samples of which the chat template leaves out text."""
-    markup: Mapping[str, int]
-    """Samples with a special token in an answer's text, by the token."""
+    remarks: Mapping[str, int]
+    """Samples by what `Encoder.remark_answers` says of them."""
 
 
 class DataFile(Protocol):

@@ -166,7 +166,7 @@ class EncodedFile:
     def check_conversations(self, encoder: Encoder) -> ConversationCheck:  # noqa: ARG002 - as DataFile has it
         """Return what was found when they were encoded."""
         part = self.rows.part
-        return ConversationCheck(part.conversations, part.lost_text, part.markup)
+        return ConversationCheck(part.conversations, part.lost_text, part.remarks)
 
     def count_classes(self) -> Mapping[int, int]:
         """Return the samples of each class that has some."""

@@ -26,6 +26,19 @@ from trainer.model.safetensors_headers import read_object
 IGNORED = -100
 """Marks a token without loss, as in torch's cross-entropy."""
 _SAID = "Good morning"  # an answer that is no part of any markup
+_CALL = {
+    "id": "call00001",
+    "type": "function",
+    "function": {"name": "look", "arguments": {"at": "it"}},
+}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look at it.",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -175,18 +188,37 @@ class Encoder:
             return self.template.lay_out(sample.messages, sample.tools).lost
         return check_plain(sample)
 
-    def plain_markup(self, sample: Sample) -> str | None:
-        """Return the first special token in a learned answer that is encoded as plain text."""
+    def remark_answers(self, sample: Sample) -> str | None:
+        """Return what a sample has in its learned answers that a person has to know.
+
+        That is calls that nothing ends, or the first special token that is encoded as plain text.
+        """
+        learned = [message for message in sample.messages if message.target]
+        if any(message.more.get("tool_calls") for message in learned) and not self._ends_calls:
+            return (
+                "calls that no token ends in the chat template, so the model does not learn to stop"
+                " after them; write the tokenizer's end token there ({{ eos_token }})"
+            )
         markup = self._special if self.template is None else self.template.own_markup
-        texts = (message.content for message in sample.messages if message.target)
-        return next((found[0] for text in texts if (found := markup.search(text))), None)
+        texts = (message.content for message in learned)
+        token = next((found[0] for text in texts if (found := markup.search(text))), None)
+        if token is None:
+            return None
+        return f"the special token {token} in an answer's text, where it is learned as plain text"
 
     @cached_property
     def ends_answers(self) -> bool:
         """Whether a learned answer of a conversation ends with a token that ends texts."""
-        sample = Sample(
-            "", messages=(ChatMessage("user", "Hello"), ChatMessage("assistant", _SAID))
+        return self._learns_end(ChatMessage("assistant", _SAID))
+
+    @cached_property
+    def _ends_calls(self) -> bool:
+        return self._learns_end(
+            ChatMessage("assistant", "", {"tool_calls": [_CALL]}, absent=True), _TOOL
         )
+
+    def _learns_end(self, answer: ChatMessage, *tools: dict[str, Any]) -> bool:
+        sample = Sample("", messages=(ChatMessage("user", "Hello"), answer), tools=tools)
         try:
             _, labels = self.encode_conversation(sample)
         except ConversationError:

@@ -66,7 +66,7 @@ class PieceReport:
     kept: list[int] = field(default_factory=list[int])
     unlearned: list[bool] = field(default_factory=list[bool])
     lost_text: list[bool] = field(default_factory=list[bool])
-    markup: list[list[Any]] = field(default_factory=list[list[Any]])
+    remarks: list[list[Any]] = field(default_factory=list[list[Any]])
     """The row and the special token of answers that have one as plain text."""
     conversation: list[bool] = field(default_factory=list[bool])
     label: list[int] = field(default_factory=list[int])
@@ -184,8 +184,8 @@ class RowEncoder:
         report.lost_text.append(any(lost is not None for _, _, lost in checked))
         report.conversation.append(bool(sample.messages))
         if encoder and sample.messages:
-            markup = {found for each in sample.answers if (found := encoder.plain_markup(each))}
-            report.markup += [[len(report.kept) - 1, each] for each in sorted(markup)]
+            remarks = set(filter(None, map(encoder.remark_answers, sample.answers)))
+            report.remarks += [[len(report.kept) - 1, each] for each in sorted(remarks)]
         return rows
 
     def _targets(self, sample: Sample, ids: list[int], labels: list[int]) -> NDArray[np.bool_]:

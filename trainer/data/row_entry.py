@@ -49,7 +49,7 @@ NEVER_CUT = 1 << 30
 MOST_PROCESSES = 16
 """Processes that encode: more would wait for the one that reads and writes."""
 ROWS, PARTS = "rows.arrow", "parts.json"
-_FORMAT = 3
+_FORMAT = 4
 """Changes when an entry of an older Motley cannot be read."""
 _MARK = b"\xef\xbb\xbf"
 _NOT_DECODED = "..."
@@ -97,7 +97,7 @@ class Part:
     unlearned: int
     conversations: int
     lost_text: int
-    markup: dict[str, int]
+    remarks: dict[str, int]
     duplicates: int
     ambiguous: int
     """Texts with several labels."""
@@ -159,7 +159,7 @@ class RowEntry:
         )
         self._tokenizer = encoder and [encoder.known, encoder.end]
         self._reports: list[dict[str, NDArray[Any]]] = []
-        self._markup: list[tuple[int, str]] = []
+        self._remarks: list[tuple[int, str]] = []
         self._keys = count_keys(settings.task, settings.classes)
         self._kinds: set[Any] = set()
         self._count = 0
@@ -215,7 +215,7 @@ class RowEntry:
             for report, rows in self._encoded():
                 columns = {name: np.array(report[name], kind) for name, kind in _COLUMNS.items()}
                 self._reports.append(columns)
-                self._markup += [(self._count + row, token) for row, token in report["markup"]]
+                self._remarks += [(self._count + row, remark) for row, remark in report["remarks"]]
                 self._keys.merge(report["keys"])
                 self._kinds.add(report["kind"])
                 self._count += len(report["kept"])
@@ -357,8 +357,8 @@ class RowEntry:
             return np.concatenate([each[name] for each in self._reports])[chosen]
 
         lengths, longest, labels = column("lengths"), column("longest"), column("label")
-        mine = np.isin(np.array([row for row, _ in self._markup], np.int64), chosen)
-        markup = Counter(t for (_, t), here in zip(self._markup, mine, strict=True) if here)
+        mine = np.isin(np.array([row for row, _ in self._remarks], np.int64), chosen)
+        remarks = Counter(t for (_, t), here in zip(self._remarks, mine, strict=True) if here)
         classes = np.bincount(labels[labels >= 0])
         duplicates, ambiguous = count_repeated(digests[chosen], labels)
         powers = np.ceil(np.log2(np.maximum(longest, 1))).astype(np.int64)
@@ -372,7 +372,7 @@ class RowEntry:
             unlearned=int(column("unlearned").sum()),
             conversations=int(column("conversation").sum()),
             lost_text=int(column("lost_text").sum()),
-            markup=dict(markup),
+            remarks=dict(remarks),
             duplicates=duplicates,
             ambiguous=ambiguous,
             classes=classes.tolist(),

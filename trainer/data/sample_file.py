@@ -78,7 +78,7 @@ class SampleFile:
 
     def check_conversations(self, encoder: Encoder) -> ConversationCheck:
         """Lay out each conversation."""
-        lost, conversations, markup = 0, 0, Counter[str]()
+        lost, conversations, remarks = 0, 0, Counter[str]()
         with report_progress(f"checking {self.path.name}", len(self.samples)) as progress:
             for sample in self.samples:
                 progress.advance()
@@ -89,10 +89,10 @@ class SampleFile:
                     lost += any(
                         encoder.check_conversation(answer) is not None for answer in sample.answers
                     )
-                    markup.update(set(filter(None, map(encoder.plain_markup, sample.answers))))
+                    remarks.update(set(filter(None, map(encoder.remark_answers, sample.answers))))
                 except ConversationError as error:
                     raise InputError(f"{sample.place(self.path)}: {error}") from None
-        return ConversationCheck(conversations, lost, markup)
+        return ConversationCheck(conversations, lost, remarks)
 
     def count_classes(self) -> Mapping[int, int]:
         """Return the samples of each class that has some."""

@@ -63,7 +63,7 @@ def check_conversations(file: DataFile, encoder: Encoder) -> list[str]:
 
     Returns:
         Lines on those of which the chat template leaves out text, if that is accepted, on the date
-        that it gets, on answers that nothing ends, and on markup in them.
+        that it gets, on answers and calls that nothing ends, and on markup in them.
 
     Raises:
         InputError: one cannot; names its line.
@@ -82,9 +82,8 @@ def check_conversations(file: DataFile, encoder: Encoder) -> list[str]:
                 " stop; write the tokenizer's end token after it ({{ eos_token }})"
             )
     lines += (
-        f"data: {_count(count, 'sample')} {'has' if count == 1 else 'have'} the special token"
-        f" {token} in an answer's text, where it is learned as plain text"
-        for token, count in found.markup.items()
+        f"data: {_count(count, 'sample')} {'has' if count == 1 else 'have'} {remark}"
+        for remark, count in found.remarks.items()
     )
     if found.lost_text:
         lines.append(

@@ -159,6 +159,18 @@ def test_a_call_of_which_more_is_written_before_its_result_is_learned_whole(tmp_
     assert learned == CALLED.replace("<|end|>", " #1<|end|>") + "It is sunny.<|end|>"
 
 
+def test_a_call_that_nothing_ends_is_named(tmp_path: Path) -> None:
+    """Command R+'s goes on with the next turn at once; its other answers end."""
+    source = CHATML.replace("BEFORE", "").replace("AFTER", "")
+    for name in ("ended", "open", "without"):
+        (tmp_path / name).mkdir()
+    assert Chat(tmp_path / "ended", source, TOOLS).warnings() == []
+    open_ended = source.replace("{{- '<|end|>' }}", "{{- '\\n' if m.tool_calls else '<|end|>' }}")
+    (line,) = Chat(tmp_path / "open", open_ended, TOOLS).warnings()
+    assert "1 sample has calls that no token ends in the chat template" in line
+    assert Chat(tmp_path / "without", open_ended, ONE).warnings() == []
+
+
 def test_a_system_before_a_first_answer_is_not_learned(tmp_path: Path) -> None:
     """DBRX's writes a system's text with the first turn, so its prompt alone lacks it."""
     source = """

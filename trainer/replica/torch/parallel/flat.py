@@ -35,7 +35,9 @@ def gather_vector(
         owners: of stages, which hold whole tensors: a rank that has it by each layout name.
     """
     flat = np.zeros(layout.size, np.float32) if dist.get_rank() == 0 else None
-    for slot, whole in zip(layout.iter_tensors(), iterate_gathered(layout, parts, owners), strict=True):
+    for slot, whole in zip(
+        layout.iter_tensors(), iterate_gathered(layout, parts, owners), strict=True
+    ):
         if flat is not None and whole is not None:
             flat[slot.start : slot.stop] = whole
     return flat
