@@ -79,7 +79,9 @@ def watch(sums: GradientSum) -> Watched:
 def test_they_have_the_bits_of_a_sum_in_one_go(victim: int, blocks: int | None) -> None:
     cluster = begun(LossyCluster(problem(), WORKERS))
     assign(cluster)
-    watched = watch(open_round(cluster).sums)
+    sums = open_round(cluster).sums
+    assert sums is not None
+    watched = watch(sums)
     killed = cluster.workers[victim]
     late = cluster.workers[5 if victim < 5 else 4]
     for worker in (each for each in cluster.workers if each not in (killed, late)):

@@ -25,8 +25,8 @@ from trainer.replica.script.checks import (
 from trainer.replica.script.opened import OpenedScript, script_errors
 from trainer.replica.script.watchdog import Watchdog
 from trainer.replica.torch.gradient_stream import GradientStream
-from trainer.replica.torch.model import flatten, share_weights, trainable_parameters
-from trainer.replica.torch.precision import autocast
+from trainer.replica.torch.model import flatten_parameters, share_weights, trainable_parameters
+from trainer.replica.torch.precision import make_autocast
 from trainer.system.errors import DoesNotFitError
 
 _Result = TypeVar("_Result")
@@ -61,8 +61,8 @@ class ScriptReplica:
         if threads is not None:
             torch.set_num_threads(threads)
         self._model = opened.model.to(self._device)
-        self._weights = flatten(self._model, self.layout, self._device)
-        self._autocast = autocast(config, self._device)
+        self._weights = flatten_parameters(self._model, self.layout, self._device)
+        self._autocast = make_autocast(config, self._device)
         micro = config.training.micro_batch_size
         self.limit = config.training.batch_size if micro == "auto" else micro
         """Samples of a micro-batch; `auto` begins with all, and is halved without memory."""
