@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.covering import covering
 from tests.trainer.replica.driving import gradient, taught
 from tests.trainer.replica.kept_tensors import kept_bytes
 from trainer.replica.torch import replica as torch_replica
@@ -47,12 +48,7 @@ CASES = [
     ("qwen3", "dpo", "bf16", 2),
     ("llama", "distillation", "fp32 in bf16 products", 3),
 ]
-"""Of each one way in `make test`: recomputed or not; the other way is exhaustive."""
-WAYS = [
-    pytest.param(*case, recompute, marks=[pytest.mark.exhaustive] if other else [])
-    for number, case in enumerate(CASES)
-    for other, recompute in enumerate((number % 2 == 0, number % 2 == 1))
-]
+WAYS = covering((*case, recompute) for case in CASES for recompute in (True, False))
 
 
 def feed_of(replica: TorchReplica) -> Any:
