@@ -55,7 +55,7 @@ class FoundMachine:
 
     @property
     def devices(self) -> str:
-        """What `auto` would train on, equal ones counted."""
+        """Devices that `auto` would train on, equal ones counted."""
         names = [device.name or device.id for device in self.detection.devices]
         counts = {name: names.count(name) for name in names}
         return ", ".join(

@@ -51,7 +51,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Discovery:
-    """What was found."""
+    """Hosts, links and proposal that a search found."""
 
     found: tuple[FoundMachine, ...]
     refused: tuple[RefusedMachine, ...]

@@ -38,7 +38,7 @@ UNIT_COMMAND = ("sudo", "-n", "/usr/local/sbin/motley-unit")
 
 @dataclass(frozen=True)
 class _Hello:
-    """What an agent says of itself first."""
+    """An agent's first message."""
 
     python: Annotated[str, Field(pattern="^/")]  # used in commands; an option begins otherwise
     state_folder: Annotated[str, Field(pattern="^/")]

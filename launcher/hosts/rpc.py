@@ -214,7 +214,7 @@ class AgentLink:
 
     @property
     def _startup_state(self) -> str:
-        """What has been started, before its hello."""
+        """The program that was started, before its hello."""
         return "agent" if STARTED in self.noise else "login shell"
 
     def _ping(self) -> None:

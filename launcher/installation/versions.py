@@ -35,7 +35,7 @@ LOCK = "lock.txt"
 
 
 class Installation:
-    """What is installed below one folder."""
+    """Installed versions below one folder."""
 
     def __init__(self, root: Path, report: Report) -> None:
         self.root = root

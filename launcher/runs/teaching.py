@@ -1,4 +1,4 @@
-"""What `launch plan --distill` plans: the hosts that teach and learn, and what was measured."""
+"""The plan of `launch plan --distill`: the hosts that teach and learn, and measured speeds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DistillationDevices:
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationRequest:
-    """What is planned."""
+    """A distillation to plan."""
 
     shape: ModelShape
     """The teacher's."""

@@ -119,7 +119,7 @@ _TOKENS = ".token_adapter.trainable_tokens_delta"
 
 @dataclass(frozen=True)
 class LoraPair:
-    """What changes one linear: W + scale B A, and with a magnitude DoRA (arXiv:2402.09353)."""
+    """The change to one linear: W + scale B A, and with a magnitude DoRA (arXiv:2402.09353)."""
 
     scale: float
     down: TensorHeader
@@ -148,7 +148,7 @@ class LoraPair:
 
 @dataclass(frozen=True)
 class ParameterPair:
-    """What changes a parameter of experts or of a router: to each expert's weight scale B A."""
+    """The change to a parameter of experts or of a router: scale B A for each expert's weight."""
 
     target: AdaptedParameter
     rank: int

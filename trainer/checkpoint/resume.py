@@ -29,17 +29,17 @@ class Identity(Protocol):
 
     @property
     def data(self) -> str:
-        """Of all data."""
+        """The digest of all data."""
         ...
 
     @property
     def model(self) -> str:
-        """Of config, weights and tokenizer."""
+        """The digest of config, weights and tokenizer."""
         ...
 
     @property
     def base(self) -> str | None:
-        """Of the weights alone."""
+        """The digest of the weights alone."""
         ...
 
 

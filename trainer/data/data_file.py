@@ -18,7 +18,7 @@ from trainer.data.tokens import Dataset
 
 @dataclass(frozen=True)
 class ConversationCheck:
-    """What was found where the conversations of a file were laid out."""
+    """Result of rendering the conversations of a file."""
 
     conversations: int
     lost_text: int
@@ -42,7 +42,7 @@ class DataFile(Protocol):
 
     @property
     def labels(self) -> Kind | None:
-        """What the labels of a classification are."""
+        """The kind of a classification's labels."""
         ...
 
     @property

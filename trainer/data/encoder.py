@@ -43,7 +43,7 @@ _TOOL = {
 
 @dataclass(frozen=True)
 class EncoderSource:
-    """What an `Encoder` is made of."""
+    """The parts that an `Encoder` is made of."""
 
     tokenizer: str
     """The tokenizer's folder."""

@@ -1,4 +1,4 @@
-"""What `trainer inspect-data` shows of a data file."""
+"""The report of `trainer inspect-data` on a data file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a file holds."""
+    """Contents of a file."""
 
     task: str
     samples: int

@@ -48,7 +48,7 @@ _OF_TOOLS = {"annotation_id": "name the key of the choice with data.columns.labe
 
 @dataclass(frozen=True)
 class Labelling:
-    """What all lines of a file are."""
+    """The kind of all lines of a file."""
 
     task: Task
     classes: Classes | None = None

@@ -1,4 +1,4 @@
-"""What a chat template leaves out of a turn that is learned.
+"""Text that a chat template leaves out of a turn that is learned.
 
 White space does not count, since templates trim it, and neither do the tags of a reasoning in the
 text, which some templates replace by their own markup.

@@ -69,7 +69,7 @@ def sum_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 class Rewards(NamedTuple):
-    """Of pairs of answers, summed: beta times how much likelier each became than it was."""
+    """Sums over pairs of answers: beta times how much likelier each became than it was."""
 
     chosen: float
     rejected: float

@@ -22,7 +22,7 @@ _DEEPEST = 4
 
 
 class Page(NamedTuple):
-    """What the header of a page says."""
+    """The header of a page."""
 
     kind: int
     size: int

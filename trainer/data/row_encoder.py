@@ -44,7 +44,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class EncoderSettings:
-    """What the tokens of a row depend on beside its line."""
+    """Settings on which the tokens of a row depend beside its line."""
 
     encoder: EncoderSource | None
     """None: rows have no tokens."""
@@ -57,7 +57,7 @@ class EncoderSettings:
 
 @dataclass
 class PieceReport:
-    """What a piece holds beside its tokens; a list has a value for each row."""
+    """Facts on a piece beside its tokens; a list has a value for each row."""
 
     lengths: list[int] = field(default_factory=list[int])
     """Tokens of a sample before it is cut, of a preference those of both answers."""

@@ -1,4 +1,4 @@
-"""What the data of a run holds: a check and a summary before it, and `trainer inspect-data`."""
+"""Survey of a run's data: a check and a summary before it, and `trainer inspect-data`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What teachers and students compute, read on the hosts that have their files.
+"""The workload of teachers and students, read on the hosts that have their files.
 
 Torch-free; it imports tokenizers, which a laptop that drives a cluster may lack.
 """

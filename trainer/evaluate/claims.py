@@ -26,7 +26,7 @@ RESULT = "result.json"
 
 @dataclass(frozen=True)
 class ClaimState:
-    """What a checkpoint's folder shows."""
+    """The state of a checkpoint, from its folder."""
 
     sign: Heartbeat | None
     """The last sign of life of a runner; None without one."""

@@ -1,4 +1,4 @@
-"""What is done with each key of config.json: used, refused by its name, or said (F-IN-001)."""
+"""Handling of each key of config.json: used, refused by its name, or named (F-IN-001)."""
 
 from __future__ import annotations
 

@@ -407,7 +407,7 @@ def explain_transformers_only(config: Mapping[str, Any], length: int | None = No
 
 @dataclass(frozen=True)
 class Logits:
-    """What becomes of the product of hidden states and head: `cap tanh(x / divisor / cap)`."""
+    """Settings of the logits: `cap tanh(x / divisor / cap)` of the product with the head."""
 
     divisor: float = 1.0
     cap: float | None = None

@@ -1,4 +1,4 @@
-"""What is said of a family of models: a row of the table in `families`."""
+"""A family of models: a row of the table in `families`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.system.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class SavedActivations:
-    """What a layer of transformers' code keeps for backward; the defaults are Motley's decoder."""
+    """Values that a layer of transformers' code saves for backward; defaults: Motley's decoder."""
 
     norms: int = 2
     """Norms of the residual stream."""

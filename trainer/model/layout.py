@@ -81,7 +81,7 @@ class TensorSlot:
 
 @dataclass(frozen=True)
 class Block:
-    """What is exchanged as one piece: a transformer layer, the norm, the head or the embedding."""
+    """The unit of exchange: a transformer layer, the norm, the head or the embedding."""
 
     index: int
     name: str

@@ -106,7 +106,7 @@ class ChosenExchange:
 
     @property
     def setting(self) -> str:
-        """What to set `exchange.codec` to: what is free a run measures for itself."""
+        """The value for `exchange.codec`; among free codecs the run chooses by measuring."""
         return AUTO if self.codec in FREE else self.codec
 
     @property

@@ -1,4 +1,4 @@
-"""What layers of listed families have beside four projections, an MLP and two norms.
+"""Weights of listed families' layers beside four projections, an MLP and two norms.
 
 Each count is that of the class of transformers, which tests compare without weights.
 """

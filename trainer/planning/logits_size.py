@@ -18,7 +18,7 @@ _TAIL_COUNT_BYTES, _COUNT_BYTES = 0.1, 0.7
 
 @dataclass(frozen=True, kw_only=True)
 class Kept:
-    """What is kept at a position; the defaults are those of `trainer distill teacher`."""
+    """Data stored for a position; the defaults are those of `trainer distill teacher`."""
 
     scheme: Literal["topk", "sampled", "full"] = "topk"
     top_k: int = 64

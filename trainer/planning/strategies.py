@@ -102,7 +102,7 @@ class StrategyOption:
 
     @property
     def seconds(self) -> float:
-        """Of a step; unknown ones sort last."""
+        """Seconds of a step; unknown ones sort last."""
         return self.time.total if self.time is not None else float("inf")
 
 

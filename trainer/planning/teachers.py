@@ -57,7 +57,7 @@ class WeightFormat:
 
     @property
     def facts(self) -> EngineFacts | None:
-        """What is known of the engine."""
+        """The facts of the engine; None if it is unknown."""
         return None if self.engine is None else TEACHER_ENGINES.get(self.engine)
 
     @property
@@ -88,7 +88,7 @@ FORMATS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What teachers measured while they filled a folder of logits."""
+    """Speeds and sizes that teachers measured while they filled a folder of logits."""
 
     engine: str
     weights: str

@@ -1,1 +1,1 @@
-"""What a run reports: metrics, status, progress."""
+"""Reports of a run: metrics, status, progress."""

@@ -30,7 +30,7 @@ _MOVE = "choose another folder; launch sync inputs brings models and data to inp
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What a unit's processes may access; links are resolved to their targets."""
+    """Files that a unit's processes may access; links are resolved to their targets."""
 
     writable: tuple[str, ...] | None
     """They write only below these; None: wherever their user may."""

@@ -28,7 +28,7 @@ _MEMBER = re.compile(r"coordinator|rank-\d+")
 
 @dataclass(frozen=True)
 class CertificateBundle:
-    """What was written."""
+    """Paths and identities of a written bundle."""
 
     folder: Path
     members: tuple[str, ...]

@@ -108,7 +108,7 @@ def _compare_with_leader(
 
 
 def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
-    """What a host's units can see and write, which no other check covers."""
+    """Check what a host's units can see and write, which no other check covers."""
     if cluster.connection(name).units:
         asked = {
             unit_of(cluster.plan.run_id, process): {

@@ -131,7 +131,7 @@ def probe_checkpoints(cluster: CheckContext, name: str) -> Iterator[Question]:
 
 
 def probe_units(cluster: CheckContext, name: str) -> Iterator[Question]:
-    """What a host's units can see and write, which no other check covers."""
+    """Check what a host's units can see and write, which no other check covers."""
     if not cluster.connection(name).units:
         return
     config = cluster.config

@@ -44,7 +44,7 @@ _CAUSES = {signal.SIGBUS.value: ": a file that it read was cut short, or its dis
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessState:
-    """What is known about one process of a run."""
+    """The known state of one process of a run."""
 
     state: str
     """`absent` (never started), `starting`, `running`, `backoff`, `stopping`, `exited` (0),

@@ -39,7 +39,7 @@ _TORN = re.compile(r"\..+\.[0-9a-f]{8}")
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """What is to run: a `JobRequest` and `StartArguments` that mean the same on any machine."""
+    """A job to run: a `JobRequest` and `StartArguments` that mean the same on any machine."""
 
     leader: Literal["coordinator", "student"]
     preset: str | None

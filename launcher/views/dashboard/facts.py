@@ -1,4 +1,4 @@
-"""What a report says of a run in words, from its state, history and settings."""
+"""Text of a report: a run in words, from its state, history and settings."""
 
 from __future__ import annotations
 

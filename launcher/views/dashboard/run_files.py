@@ -1,4 +1,4 @@
-"""What the files of a run record besides its metrics: settings, hashes, model card, spending."""
+"""Files of a run besides its metrics: settings, hashes, model card, spending."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page shows: one object for the overview, one for a run, from what `status` reads."""
+"""State of the page: one object for the overview, one for a run, from what `status` reads."""
 
 from __future__ import annotations
 

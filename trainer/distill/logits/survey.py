@@ -55,7 +55,7 @@ class LogitsSurvey:
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Of the complete shards."""
+        """The mean size of a token in the complete shards, in bytes."""
         return self.size / self.tokens if self.tokens else None
 
 

@@ -1,4 +1,4 @@
-"""What can compute a teacher's forward: one interface, and how each engine is opened.
+"""Engines of a teacher's forward: one interface, and how each is opened.
 
 Torch-free: an engine's library is imported when it is opened.
 """

@@ -39,7 +39,7 @@ class IncompatibleError(ProtocolError):
 
 
 class MessageType(IntEnum):
-    """What a frame carries: JSON control messages, or raw tensor bytes."""
+    """Types of frames: JSON control messages, or raw tensor bytes."""
 
     JOIN_REQUEST = 1
     JOIN_ACCEPTED = 2

@@ -141,7 +141,7 @@ class BudgetWatch:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the run has cost, for status.json."""
+        """The cost of the run so far, for status.json."""
         with self._lock:
             return {
                 "spent": round(self._guard.spent, 6),

@@ -1,4 +1,4 @@
-"""What a run of a script begins with: its layout, digests, counts and first weights.
+"""The start of a script's run: its layout, digests, counts and first weights.
 
 A coordinator has no torch. A child process runs the script once, and hands this over as one
 safetensors file: the first weights under the module's own names, in order, and a metadata entry.
@@ -36,7 +36,7 @@ _ENTRY = "motley.script"
 
 @dataclass(frozen=True)
 class Facts:
-    """What members of a run must find alike in a script, and what only it knows."""
+    """Facts of a script: those that all members must find alike, and those of its own."""
 
     script: str
     """Digest of the script's content."""

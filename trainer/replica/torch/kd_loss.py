@@ -170,7 +170,7 @@ def iterate_chunks(count: int, vocabulary: int, soft: SoftTargetRows | None) -> 
 
 
 class RowLosses(NamedTuple):
-    """Of n target tokens."""
+    """Losses of n target tokens."""
 
     ce: Tensor
     """`[n]`"""

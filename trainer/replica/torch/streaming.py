@@ -50,7 +50,7 @@ class LayerStream:
 
     @property
     def feed(self) -> LayerFeed:
-        """What reads the layers; opened at its first use."""
+        """The reader of the layers; opened at its first use."""
         if self._feed is None:
             self._feed = LayerFeed(FrozenWeights(self._tensors))
             self._order = sorted(self._tensors)

@@ -18,7 +18,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the layer: grouped keys, and heads wider than hidden / heads.
+    """Sizes of the layer: grouped keys, and heads wider than hidden / heads.
 
     Multiples of 8, as in real models, so that the same code runs.
     """

@@ -23,7 +23,7 @@ from trainer.tracking.run_recorder import RunRecorder
 
 @dataclass(frozen=True)
 class Guards:
-    """What accompanies a run from its start on, before there is anything to record."""
+    """Guards of a run from its start on, before there is anything to record."""
 
     budget: BudgetWatch | None = None
     notifier: Notifier | None = None

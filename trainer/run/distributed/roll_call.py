@@ -46,7 +46,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What rank 0 found, or why it did not."""
+    """The files that rank 0 found, or why it did not."""
 
     told: Any = None
     error: str | None = None

@@ -1,4 +1,4 @@
-"""What a tracker is told of a run."""
+"""The interface of a tracker."""
 
 from __future__ import annotations
 

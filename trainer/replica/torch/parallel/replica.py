@@ -133,7 +133,7 @@ class ParallelReplica:
 
     @property
     def copies_of(self) -> dict[str, int]:
-        """Of each tensor, the ranks that hold the same part of it."""
+        """The number of ranks that hold the same part, by tensor."""
         ranks = self._mesh["data"].size() * self._mesh["tensor"].size()
         found = {name: ranks // flat.part_count(part) for name, part in self.parameters.items()}
         if self._pipeline is not None:

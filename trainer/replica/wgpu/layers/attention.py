@@ -49,7 +49,7 @@ class Attention:
 
     @property
     def scale(self) -> float:
-        """What scores are multiplied by (Vaswani et al., arXiv 1706.03762)."""
+        """The factor of scores (Vaswani et al., arXiv 1706.03762)."""
         return 1 / math.sqrt(self.head_dim)
 
     def windows(self, limit: int) -> Iterator[ScoreWindow]:

@@ -53,7 +53,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a layer needs to know of model and micro-batch."""
+    """Sizes and constants of model and micro-batch that a layer needs."""
 
     attention: Attention
     hidden: int
@@ -70,7 +70,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Activations:
-    """What forward leaves for backward; M = B*T rows."""
+    """Values of forward that backward needs; M = B*T rows."""
 
     normed: Array
     """`[M, D]` input of q, k and v."""
