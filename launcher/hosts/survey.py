@@ -71,7 +71,7 @@ def survey_connected(
     ask = _HostQuestions(connections, errors)
     connected = [host.name for host in hosts if host.name in connections]
     machines = ask.ask_all(describe_machine, {name: {} for name in connected})
-    wanted = {host.name: how for host in hosts if (how := _wanted(host)) is not None}
+    wanted = {host.name: how for host in hosts if (how := _device_question(host)) is not None}
     open_hosts = {name: how for name, how in wanted.items() if name in machines}
     found = ask.ask_all(detect_devices, open_hosts)
     shares = ask.ask_all(list_names, _without_share(hosts, machines, connections))
@@ -110,7 +110,7 @@ def with_devices(host: Host, detection: Detection) -> tuple[Host, tuple[str, ...
         return replace(host, devices=detection.devices, auto_devices=True), detection.problems
     found = (*detection.devices, *detection.vulkan)
     reasons = (*detection.problems, *detection.vulkan_problems)
-    known = [(device, _known(device, found)) for device in host.devices]
+    known = [(device, _find_known_device(device, found)) for device in host.devices]
     problems = tuple(_absence(device, reasons) for device, match in known if match is None)
     devices = tuple(
         replace(match or device, group=device.group, strategy=device.strategy)
@@ -126,7 +126,7 @@ def _spare(host: Host, detection: Detection) -> tuple[Device, ...]:
     return tuple(d for d in found if d.is_gpu and (d.pci or d.id) not in used)
 
 
-def _known(device: Device, found: Sequence[Device]) -> Device | None:
+def _find_known_device(device: Device, found: Sequence[Device]) -> Device | None:
     """Return the detected device for one of the inventory; None when it is missing."""
     if not device.is_gpu:
         return device
@@ -140,7 +140,7 @@ def _absence(device: Device, reasons: Sequence[str]) -> str:
     return f"{missing}: {said}" if said else missing
 
 
-def _wanted(host: Host) -> dict[str, Any] | None:
+def _device_question(host: Host) -> dict[str, Any] | None:
     """Return the question for a host's devices; None if the inventory lists them completely."""
     if host.devices is None:
         return {}

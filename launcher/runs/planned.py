@@ -143,7 +143,7 @@ def cluster_of(hosts: Sequence[Host], between: LinkRates | None) -> ClusterShape
         raise ConfigError("no host of the inventory has a device to train on")
     cluster = ClusterShape(groups=groups, between=between, remarks=tuple(dict.fromkeys(remarks)))
     try:
-        return known.linked(cluster) if len(hosts) > 1 else cluster
+        return known.with_links(cluster) if len(hosts) > 1 else cluster
     except InputError as error:
         raise ConfigError(
             f"{error} with --link, or as motley_link_rates: launch discover --write measures them"

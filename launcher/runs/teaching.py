@@ -181,13 +181,13 @@ def read_rates(texts: Sequence[str], found: Survey | None) -> tuple[float | None
 
 
 def _measured_speeds(folder: Path, found: Survey | None) -> list[Measured]:
-    answer = job.measured(folder)
+    answer = job.read_measured_speeds(folder)
     hosts = () if found is None or not folder.is_absolute() else found.connections.values()
     for connection in hosts:
         if answer:
             break
         with contextlib.suppress(InvalidAnswerError):
-            answer = connection.ask(job.measured, folder)
+            answer = connection.ask(job.read_measured_speeds, folder)
     if not answer:
         raise ConfigError(
             f"--rate {folder}: no folder of logits in which a teacher has measured its rate; let"

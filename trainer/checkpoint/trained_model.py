@@ -169,7 +169,7 @@ def _load_adapter(adapter: Adapter, max_seq_len: int | None) -> TrainedModel:
         with suppress(InputError):  # merging says what does not fit
             layout = build_layout(adapter.base_dir, config)
     if layout is None or not _fits(layout, adapter):
-        return replace(_merged(adapter, run, max_seq_len), progress=progress, path=path)
+        return replace(_load_merged(adapter, run, max_seq_len), progress=progress, path=path)
     weights = np.zeros(layout.size, dtype=np.float32)
     _copy_adapter(weights, layout, adapter, config.lora)
     return TrainedModel(
@@ -258,7 +258,7 @@ def _slot_values(
     return up if pair.scale == scale else up * np.float32(pair.scale / scale)
 
 
-def _merged(adapter: Adapter, run: dict[str, Any], max_seq_len: int | None) -> TrainedModel:
+def _load_merged(adapter: Adapter, run: dict[str, Any], max_seq_len: int | None) -> TrainedModel:
     """Return a full model, merged in fp32 into the cache."""
     hasher = blake3(weights_digest(adapter.base_dir).encode())
     for name in (ADAPTER_CONFIG, ADAPTER_FILE):

@@ -49,7 +49,7 @@ def chat(
     talks = sys.stdin.isatty()
     keys = f"; Ctrl-C ends an answer, {_RESET} the conversation, Ctrl-D all" if talks else ""
     click.echo(f"chatting with {trained.path} on {device}{in_brackets(reason)}{keys}", err=True)
-    for text in _typed() if talks else _piped():
+    for text in _read_typed_lines() if talks else _read_piped_lines():
         if text.strip() == _RESET:
             conversation.reset()
             continue
@@ -68,7 +68,7 @@ def chat(
                 click.echo(f"trainer: {error}", err=True)
 
 
-def _typed() -> Iterator[str]:
+def _read_typed_lines() -> Iterator[str]:
     """Yield the lines that a person types, with the editing and history of readline."""
     with contextlib.suppress(ImportError):  # a Python may be built without
         import readline  # noqa: F401 - `input` uses it
@@ -88,7 +88,7 @@ def _typed() -> Iterator[str]:
             yield text
 
 
-def _piped() -> Iterator[str]:
+def _read_piped_lines() -> Iterator[str]:
     """Yield the lines of the standard input that are not blank."""
     from trainer.system.errors import InputError
 

@@ -48,16 +48,16 @@ class RenderedChat:
     """The first words that the template left out, if that is accepted."""
 
 
-def guarded(value: Any, special: re.Pattern[str]) -> Any:
+def mark_special_tokens(value: Any, special: re.Pattern[str]) -> Any:
     """Return a JSON value with marks around text that looks like a special token.
 
     Raises:
         ConversationError: it holds a noncharacter.
     """
     if isinstance(value, dict):
-        return {key: guarded(each, special) for key, each in value.items()}
+        return {key: mark_special_tokens(each, special) for key, each in value.items()}
     if isinstance(value, list):
-        return [guarded(each, special) for each in value]
+        return [mark_special_tokens(each, special) for each in value]
     if not isinstance(value, str):
         return value
     if found := RESERVED.search(value):

@@ -41,8 +41,8 @@ from trainer.data.chat_marks import (
     Turn,
     any_of,
     generated_spans,
-    guarded,
     layout,
+    mark_special_tokens,
     with_mark,
 )
 from trainer.data.lost_text import find_lost_text, shorten_text
@@ -100,10 +100,10 @@ class ChatTemplate:
             ConversationError: the template cannot express it.
         """
         if messages[-1].role != "assistant":
-            return layout(self._rendered(messages, tools, asking=True)[0], [])
-        asked, _ = self._rendered(messages[:-1], tools, asking=True)
+            return layout(self._render_turns(messages, tools, asking=True)[0], [])
+        asked, _ = self._render_turns(messages[:-1], tools, asking=True)
         try:
-            text, turns = self._rendered(messages, tools)
+            text, turns = self._render_turns(messages, tools)
         except ConversationError:  # the prompt does not need the answer
             return layout(asked, [])
         finder, last = self._finder(turns, tools, text), len(turns) - 1
@@ -122,7 +122,7 @@ class ChatTemplate:
         Raises:
             ConversationError: the template cannot express it, or the assistant's turns of it.
         """
-        text, turns = self._rendered(messages, tools)
+        text, turns = self._render_turns(messages, tools)
         finder = self._finder(turns, tools, text)
         spoken = [n for n, each in enumerate(messages) if each.role == "assistant"]
         targets = [number for number in spoken if messages[number].learned]
@@ -135,7 +135,7 @@ class ChatTemplate:
                 f"{changed_text(found.changed)}; {REMEDY}, or set data.lost_text: accept to learn"
                 " it after the text that it has there (without a run: --lost-text accept)"
             )
-        lost = self._lost(messages, turns, tools, found)
+        lost = self._find_lost_text(messages, turns, tools, found)
         if lost is not None and self._on_lost == "refuse":
             raise ConversationError(
                 f"the chat template leaves out {lost}; change the line, make the turn context with"
@@ -153,7 +153,7 @@ class ChatTemplate:
 
         return AnswerFinder(render, turns, text, self._markup, self._ends)
 
-    def _lost(
+    def _find_lost_text(
         self, messages: Sequence[ChatMessage], turns: list[Turn], tools: Tools, answers: Answers
     ) -> str | None:
         """Return the first part of a conversation that its rendering lacks."""
@@ -175,18 +175,20 @@ class ChatTemplate:
         ]
         asking = answers.joined
         read = turns[:-1] if asking else turns
-        if self._seen(read, tools, heard, asking) < len(heard):
+        if self._count_rendered(read, tools, heard, asking) < len(heard):
             for number in heard:
-                if not self._seen(read, tools, [number], asking):
+                if not self._count_rendered(read, tools, [number], asking):
                     return f"turn {number + 1}, {shorten_text(messages[number].content)!r}"
         return None
 
-    def _seen(self, turns: list[Turn], tools: Tools, numbers: Sequence[int], asking: bool) -> int:
+    def _count_rendered(
+        self, turns: list[Turn], tools: Tools, numbers: Sequence[int], asking: bool
+    ) -> int:
         """Return how many of these turns' texts are in the rendering."""
         marked = [with_mark(turn) if n in numbers else turn for n, turn in enumerate(turns)]
         return self._render(marked, tools, asking=asking).count(SEEN)
 
-    def _rendered(
+    def _render_turns(
         self, messages: Sequence[ChatMessage], tools: Tools, *, asking: bool = False
     ) -> tuple[str, list[Turn]]:
         """Return a rendering and the turns that it is made of.
@@ -194,7 +196,7 @@ class ChatTemplate:
         Some templates write the arguments of calls as they are: these get them as JSON text. Some
         want a `content` that is null in a turn without a text.
         """
-        turns = self._guarded(messages)
+        turns = self._mark_turns(messages)
         textual = [with_text(turn) for turn in turns]
         try:
             text = self._render(turns, tools, asking=asking)
@@ -227,7 +229,7 @@ class ChatTemplate:
         asking: bool = False,
     ) -> str:
         source = self._source(tools)
-        own = guarded(list(tools), self._special) or None
+        own = mark_special_tokens(list(tools), self._special) or None
         if source not in self._forms:
             self._forms[source] = []  # while the forms are tried
             self._forms[source] = forms_of(lambda each: self._render(each, tools))
@@ -250,13 +252,13 @@ class ChatTemplate:
             refusal = f"the chat template refuses it: {first_line(error)}"
             raise ConversationError(refusal) from None
 
-    def _guarded(self, messages: Sequence[ChatMessage]) -> list[Turn]:
+    def _mark_turns(self, messages: Sequence[ChatMessage]) -> list[Turn]:
         """Return the turns as a template sees them, with marks around forged tokens.
 
         An assistant may write special tokens, such as one that begins a call, but those of turns.
         """
         return [
-            guarded(
+            mark_special_tokens(
                 template_turn(message),
                 self.own_markup if message.role == "assistant" else self._special,
             )

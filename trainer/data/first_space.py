@@ -15,7 +15,7 @@ def without_first_space(tokenizer: Tokenizer) -> Tokenizer:
     """
     parts = tokenizer.normalizer, tokenizer.pre_tokenizer
     states = [json.loads(part.__getstate__()) if part else None for part in parts]
-    changed = [_changed(state) for state in states]
+    changed = [_remove_space(state) for state in states]
     if changed == states:
         return tokenizer
     tree = json.loads(tokenizer.to_str())
@@ -23,14 +23,14 @@ def without_first_space(tokenizer: Tokenizer) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(tree))
 
 
-def _changed(step: Any) -> Any:
+def _remove_space(step: Any) -> Any:
     """Return a step, or a sequence of steps, that adds no space; None for one that does no more."""
     if step is None or step["type"] == "Prepend":
         return None
     changed = dict(step)
     for steps in ("normalizers", "pretokenizers"):
         if steps in step:
-            kept = map(_changed, step[steps])
+            kept = map(_remove_space, step[steps])
             changed[steps] = [each for each in kept if each is not None]
     if "add_prefix_space" in step:
         changed["add_prefix_space"] = False

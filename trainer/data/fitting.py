@@ -65,7 +65,7 @@ def fit_conversation(sample: Sample, count: Callable[[Sample], int], limit: int)
     asked = exchanges[last][0]
     head, lines, tail = _split_lines(asked.content) if asked.role == "user" else ("", [""], "")
 
-    def shortened(steps: int) -> Sample:
+    def drop_exchanges(steps: int) -> Sample:
         """Return the conversation without so many exchanges and then lines."""
         dropped = min(steps, last)
         kept = [turn for exchange in exchanges[dropped:] for turn in exchange]
@@ -75,8 +75,8 @@ def fit_conversation(sample: Sample, count: Callable[[Sample], int], limit: int)
         return replace(sample, messages=(*system, *kept))
 
     steps = range(last + len(lines))
-    least = bisect_left(steps, True, key=lambda step: count(shortened(step)) <= limit)
-    return shortened(least) if least < len(steps) else None
+    least = bisect_left(steps, True, key=lambda step: count(drop_exchanges(step)) <= limit)
+    return drop_exchanges(least) if least < len(steps) else None
 
 
 def _split_exchanges(

@@ -65,7 +65,9 @@ class LabelColumn:
         elif (whole := whole_number(value)) is not None:
             index, kind = whole, "number"
         else:
-            raise BadLineError(f"'label' must be {self._allowed()}, got {format_label(value)}")
+            raise BadLineError(
+                f"'label' must be {self._describe_allowed()}, got {format_label(value)}"
+            )
         if not 0 <= index < self._count:
             raise BadLineError(f"'label' must be from 0 to {self._count - 1}, got {index}")
         if self.kind is None:
@@ -81,7 +83,7 @@ class LabelColumn:
         same = label.names == tuple(self._indices)
         return label if same or self._indices.keys().isdisjoint(label.names) else label.names[label]
 
-    def _allowed(self) -> str:
+    def _describe_allowed(self) -> str:
         if not self._indices:
             return f"an integer from 0 to {self._count - 1}"
         return f"one of the classes {format_words([*map(format_label, self._indices)])}"

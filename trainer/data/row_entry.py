@@ -212,7 +212,7 @@ class RowEntry:
         sink = _Pieces()
         writer = pa.ipc.new_file(pa.PythonFile(sink, "w"), SCHEMA)
         with report_progress(f"encoding {self._path.name}", self._lines) as progress:
-            for report, rows in self._encoded():
+            for report, rows in self._iter_encoded():
                 columns = {name: np.array(report[name], kind) for name, kind in _COLUMNS.items()}
                 self._reports.append(columns)
                 self._remarks += [(self._count + row, remark) for row, remark in report["remarks"]]
@@ -228,7 +228,7 @@ class RowEntry:
         writer.close()
         yield from sink.take()
 
-    def _encoded(self) -> Iterator[tuple[dict[str, Any], bytes]]:
+    def _iter_encoded(self) -> Iterator[tuple[dict[str, Any], bytes]]:
         """Yield what processes, at most one a core, answer of the data's pieces, in their order.
 
         Each process has one piece at a time, so that none waits for the other to be read.

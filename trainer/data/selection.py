@@ -110,11 +110,11 @@ def put_aside(left_out: LeftOut, reason: str, names: Iterable[str]) -> None:
 
 def file_suffix(name: str) -> str:
     """Return a file's suffix below those of packing; "" of what tools write beside data."""
-    pure = _unpacked(name)
+    pure = _unpacked_name(name)
     return "" if pure.name in _OF_TOOLS else pure.suffix
 
 
-def _unpacked(name: str) -> PurePath:
+def _unpacked_name(name: str) -> PurePath:
     pure = PurePath(name.lower())
     while pure.suffix in PACKED:
         pure = pure.with_suffix("")
@@ -122,7 +122,7 @@ def _unpacked(name: str) -> PurePath:
 
 
 def _is_documentation(name: str) -> bool:
-    pure = _unpacked(name)
+    pure = _unpacked_name(name)
     is_text = pure.suffix in TEXTS or pure.suffix not in RECORDS
     return is_text and _DOCUMENTATION.fullmatch(pure.name) is not None
 
@@ -131,11 +131,11 @@ def _splits(names: list[str]) -> dict[str, str | None]:
     """Return the split that each path below a folder names; None: it names none."""
     alike: defaultdict[str, set[str]] = defaultdict(set)
     for name in names:
-        if split := _split_in(_unpacked(name).stem):
+        if split := _split_in(_unpacked_name(name).stem):
             alike[_without_split(name)].add(split)
     found: dict[str, str | None] = {}
     for name in names:
-        pure = _unpacked(name)
+        pure = _unpacked_name(name)
         is_free = pure.suffix in TEXTS and len(alike[_without_split(name)]) < 2
         parts = [pure.stem, *reversed(pure.parent.parts)]
         named = (_split_called(part) if is_free else _split_in(part) for part in parts)

@@ -161,7 +161,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
         """Return a filter whose result is of the size that texts may have."""
 
         @wraps(made)
-        def bounded(*args: Any, **named: Any) -> Any:
+        def call_bounded(*args: Any, **named: Any) -> Any:
             own = [each for each in args if each is not self and not isinstance(each, _CONTEXTS)]
             text, values = (own[0] if own else None), [*own[1:], *named.values()]
             if name == "join":
@@ -170,7 +170,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
             found = made(*args, **named)
             return self._text(found) if isinstance(found, str) else found
 
-        return bounded
+        return call_bounded
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute a product or a power that is not too large."""
@@ -216,17 +216,17 @@ class _Bounds(NodeTransformer):
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802 - Jinja's name
         self.generic_visit(node)
-        node.iter = _filtered(node.iter, "bounded_items")
+        node.iter = _wrap_filter(node.iter, "bounded_items")
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:  # noqa: N802 - Jinja's name
-        return _filtered(self.generic_visit(node), "bounded_text")
+        return _wrap_filter(self.generic_visit(node), "bounded_text")
 
     def visit_Add(self, node: nodes.Add) -> nodes.Filter:  # noqa: N802 - Jinja's name
-        return _filtered(self.generic_visit(node), "bounded_sum")
+        return _wrap_filter(self.generic_visit(node), "bounded_sum")
 
 
-def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+def _wrap_filter(node: nodes.Node, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 

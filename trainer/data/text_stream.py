@@ -72,7 +72,7 @@ class TextStream:
             self._hand(min(found))
             return
         known = self._rest.rstrip(INCOMPLETE)
-        self._hand(len(known) - self._begun(known))
+        self._hand(len(known) - self._count_begun_marker(known))
         if text and not text.endswith(INCOMPLETE):
             self._kept, self._gone = self._rest[self._gone :], 0
             self._rest = self._kept
@@ -89,7 +89,7 @@ class TextStream:
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
-    def _begun(self, text: str) -> int:
+    def _count_begun_marker(self, text: str) -> int:
         """Return how many characters at the end of a text are the beginning of a marker."""
         return max((_overlap(text, marker) for marker in self.markers), default=0)
 

@@ -38,10 +38,10 @@ def await_scores(
     while not over():
         with suppress(OSError):  # an unreachable share: it may return
             found = claims.look()
-            if _done(found) != _done(states):
+            if _finished_digests(found) != _finished_digests(states):
                 on_progress()
             states = found
-            if {checkpoint.digest for checkpoint in run.checkpoints()} <= _done(states):
+            if {checkpoint.digest for checkpoint in run.checkpoints()} <= _finished_digests(states):
                 return
         if silence.observe(states) >= patience:
             log.warning("%s: no eval runner is running, so none is waited for", output)
@@ -49,5 +49,5 @@ def await_scores(
         time.sleep(_LOOK)
 
 
-def _done(states: dict[str, ClaimState]) -> set[str]:
+def _finished_digests(states: dict[str, ClaimState]) -> set[str]:
     return {digest for digest, state in states.items() if state.record is not None}

@@ -44,11 +44,11 @@ def run() -> str:
     except SystemExit:
         return "exited before its end"
     except BaseException as error:
-        return _described(error)
+        return _describe_error(error)
     return token.decode()
 
 
-def _described(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     try:
         return traceback.format_exception_only(error)[-1]
     except BaseException:  # its own code describes it

@@ -246,7 +246,7 @@ class Runner:
         if not delivered:
             logger.warning("%s: another runner has taken it over, this result is discarded", name)
             return
-        logger.info("%s: %s", name, _told(record))
+        logger.info("%s: %s", name, _describe_record(record))
         try:
             self._publish({record["digest"]: record})
         except OSError as error:  # the next check of any runner repeats it
@@ -272,7 +272,7 @@ class Runner:
             self._said = message
 
 
-def _told(record: Record) -> str:
+def _describe_record(record: Record) -> str:
     """Return a line with a record's figures, or why there are none."""
     parts = [
         f"{task}/{name} {value:.4f}"

@@ -53,7 +53,7 @@ _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
 
 
-def refused() -> dict[str, int]:
+def refused_calls() -> dict[str, int]:
     """Return the refused calls of this machine by name, without those that threads need."""
     column = list(_ARCHITECTURES).index(_machine())
     return {name: row[column] for name, row in _REFUSED.items() if row[column] != _ABSENT}
@@ -84,7 +84,7 @@ def seccomp_filter() -> bytes:
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, _FAIL | errno.EPERM),
     ]
-    for number in refused().values():
+    for number in refused_calls().values():
         program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _FAIL | errno.EPERM)]
     program.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)

@@ -150,7 +150,7 @@ def checkpointing(seed: int, steps: int) -> Experiment:
         name="checkpointing",
         title=_title("gradient checkpointing", device, steps, seed),
         rows=[
-            {"kept": name, **variant.row(kept), "planned MiB": _planned(recompute)}
+            {"kept": name, **variant.row(kept), "planned MiB": _planned_bytes(recompute)}
             for name, variant, recompute in rows
         ],
         formulas=[
@@ -236,7 +236,7 @@ def _batches(seed: int, steps: int, device: torch.device) -> Iterator[Tensor]:
         yield torch.from_numpy(ids).to(device)
 
 
-def _planned(recompute: Recompute) -> float:
+def _planned_bytes(recompute: Recompute) -> float:
     training = TrainingSetup(length=LENGTH, rows=ROWS, recompute=recompute, precision=FP32)
     parts = plan_memory_by_part(
         parse_shape(_SIZES, "the lab's model", "lab"), training, Strategy()

@@ -71,7 +71,7 @@ def model_digest(model_dir: Path, tokenizer_dir: Path | None = None) -> str:
     from blake3 import blake3  # a launcher's machine may have none, and asks for folders alone
 
     hasher = blake3(weights_digest(model_dir).encode())
-    for folder, name in _digested(model_dir, tokenizer_dir or model_dir):
+    for folder, name in _digest_files(model_dir, tokenizer_dir or model_dir):
         # Framed by name and size, so that bytes cannot move from one file to the next.
         hasher.update(f"{name}\0{(folder / name).stat().st_size}\0".encode())
         hasher.update(_read_bytes(folder / name))
@@ -80,10 +80,10 @@ def model_digest(model_dir: Path, tokenizer_dir: Path | None = None) -> str:
 
 def digested_files(model_dir: Path) -> list[Path]:
     """Return a model's files beside its weights that decide what is computed and learned."""
-    return [folder / name for folder, name in _digested(model_dir, model_dir)]
+    return [folder / name for folder, name in _digest_files(model_dir, model_dir)]
 
 
-def _digested(model_dir: Path, tokenizer_dir: Path) -> list[tuple[Path, str]]:
+def _digest_files(model_dir: Path, tokenizer_dir: Path) -> list[tuple[Path, str]]:
     named = [(tokenizer_dir, name) for name in _DIGESTED]
     found = [each for each in ((model_dir, "config.json"), *named) if Path(*each).is_file()]
     return [*found, *((tokenizer_dir, name) for name in template_files(tokenizer_dir).values())]

@@ -319,11 +319,11 @@ def check_stored(
 
 
 def _drop_frozen_factors(layout: GradientLayout) -> GradientLayout:
-    def kept(block: Block) -> list[NamedTensor]:
+    def keep_trainable(block: Block) -> list[NamedTensor]:
         slots = (slot for slot in block.tensors if not slot.name.endswith(SIDE_A))
         return [NamedTensor(slot.name, slot.shape, slot.parameter, slot.stored) for slot in slots]
 
-    return _lay_out((block.name, kept(block)) for block in layout.blocks)
+    return _lay_out((block.name, keep_trainable(block)) for block in layout.blocks)
 
 
 def _check_rank(layout: GradientLayout, config: RunConfig) -> None:

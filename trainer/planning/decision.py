@@ -165,7 +165,7 @@ def _codec_hides(facts: Facts) -> Verdict:
     if best.time is None or best.time.choice is None:
         return True, f"{best.title} fits; the devices' speed is not known"
     choice = best.time.choice
-    return choice.within, _exchanged(best, "after each step")
+    return choice.within, _describe_exchange(best, "after each step")
 
 
 def _rounds_hide(facts: Facts) -> Verdict:
@@ -173,11 +173,11 @@ def _rounds_hide(facts: Facts) -> Verdict:
     if seldom.fits and seldom.time is not None and seldom.time.choice is not None:
         choice = seldom.time.choice
         if choice.within:
-            return True, _exchanged(seldom, f"once in {choice.every} steps")
-    return False, _exchanged(often, "after each step") + "; no rounds fit the run"
+            return True, _describe_exchange(seldom, f"once in {choice.every} steps")
+    return False, _describe_exchange(often, "after each step") + "; no rounds fit the run"
 
 
-def _exchanged(option: StrategyOption, when: str) -> str:
+def _describe_exchange(option: StrategyOption, when: str) -> str:
     assert option.time is not None
     assert option.time.choice is not None
     taken = option.time.choice.taken

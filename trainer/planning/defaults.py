@@ -156,7 +156,7 @@ def table(found: Sequence[Derived], output: str) -> list[str]:
     if not found:
         return []
     width = max(len(part.key) for part in found)
-    values = [_shown(part.value) for part in found]
+    values = [_show_value(part.value) for part in found]
     size = max(map(len, values))
     lines = [
         f"  {part.key:<{width}}  {value:<{size}}  {part.why}"
@@ -165,7 +165,7 @@ def table(found: Sequence[Derived], output: str) -> list[str]:
     return [f"settings by data and model, all of them in {output}/run.yaml:", *lines]
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     """Return a value in a line; names are cut, `run.yaml` has them all."""
     parts: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
     text = ", ".join(map(str, parts))

@@ -155,10 +155,10 @@ def parse_cluster(text: str, link: str | None = None) -> ClusterShape:
     cluster = ClusterShape(groups=groups, between=parse_link(rates) if rates else None)
     if cluster.hosts == 1 and link is not None:
         raise InputError(f"--link {link}: is between hosts, and --cluster has one; add '2 hosts'")
-    return linked(cluster)
+    return with_links(cluster)
 
 
-def linked(cluster: ClusterShape) -> ClusterShape:
+def with_links(cluster: ClusterShape) -> ClusterShape:
     """Return a cluster whose hosts can reach each other.
 
     Raises:
@@ -213,7 +213,7 @@ def processor(cores: int, memory: float) -> DeviceModel:
     return DeviceModel(name=name, flops=flops, memory=memory, watts=None, source="assumed")
 
 
-def _sized(text: str) -> DeviceModel | None:
+def _parse_sized(text: str) -> DeviceModel | None:
     """Return a card of which only the memory is known, such as `8GB`, or a processor.
 
     `CPU` is this machine's, `CPU8-300GB` one of 8 cores with 300 GiB.
@@ -245,7 +245,7 @@ def _parse_group(parts: list[str], text: str) -> HostPool:
     if found is None or count < 1 or hosts < 1:
         raise InputError(f"--cluster: {text!r} needs devices, such as 8xA100-80G, and no zero")
     link = (found[3] or "").lower()
-    device = _sized(found[2]) or _find(found[2], link)
+    device = _parse_sized(found[2]) or _find(found[2], link)
     inside = PCIE
     if link == "nvlink":
         if device.nvlink is None:

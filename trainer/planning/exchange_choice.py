@@ -125,8 +125,10 @@ def choose(exchange: ExchangeLoad, *, rounds: bool = True) -> ChosenExchange:
         rounds: whether a run may exchange less often than after each step.
     """
     if not exchange.remotes:
-        return first_within(exchange, [ExchangeCandidate("fp32", 1, exposed(exchange, "fp32"))])
-    found = [ExchangeCandidate(codec, 1, exposed(exchange, codec)) for codec in FREE]
+        return first_within(
+            exchange, [ExchangeCandidate("fp32", 1, exposed_seconds(exchange, "fp32"))]
+        )
+    found = [ExchangeCandidate(codec, 1, exposed_seconds(exchange, codec)) for codec in FREE]
     seldom = rounds_of(exchange) if rounds else None
     return first_within(exchange, [*found, seldom] if seldom else found)
 
@@ -154,7 +156,7 @@ def hiding_rounds(exchange: ExchangeLoad) -> int:
     return max(1, math.ceil(exposed_by_rounds(exchange, 1).value / allowed))
 
 
-def exposed(exchange: ExchangeLoad, codec: str) -> Term:
+def exposed_seconds(exchange: ExchangeLoad, codec: str) -> Term:
     """Return the seconds that an exchange after each step adds.
 
     `RTT + max(W - f t/m, (U + D)/(L B))`: what the last micro-batch's backward does not hide, but

@@ -83,7 +83,9 @@ class Held:
         return self.linears + self.rest
 
 
-def held(shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: int) -> Held:
+def stage_holdings(
+    shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: int
+) -> Held:
     """Return what tensor and pipeline parallelism leave to a device of a stage."""
     stages, tensor = strategy.stages, strategy.tensor
     share = math.ceil(shape.layers / stages) / shape.layers
@@ -141,7 +143,7 @@ def trained_parameters(shape: ModelShape, training: TrainingSetup) -> float:
 def _of_stage(
     shape: ModelShape, training: TrainingSetup, strategy: Strategy, stage: int
 ) -> MemoryParts:
-    kept = held(shape, training, strategy, stage)
+    kept = stage_holdings(shape, training, strategy, stage)
     precision = training.precision
     trained = kept.new + (kept.base if training.method == "full" else 0)
     shards = {"zero1": (1, 1), "zero2": (1, strategy.replicas)}
@@ -157,8 +159,8 @@ def _of_stage(
     freed = sum(part.value for part in (*worked, *logits, *kept_gradients[1:]))
     return MemoryParts(
         weights=(
-            *(() if training.method == "full" else frozen(kept, training, weights)),
-            _sharded("trained weights", trained, precision.weight, weights),
+            *(() if training.method == "full" else frozen_bytes(kept, training, weights)),
+            _sharded_bytes("trained weights", trained, precision.weight, weights),
         ),
         gradients=kept_gradients,
         optimizer=optimizer_state(trained, training, strategy, states),
@@ -171,7 +173,7 @@ def _of_stage(
     )
 
 
-def _sharded(name: str, elements: float, size: float, shards: int) -> Term:
+def _sharded_bytes(name: str, elements: float, size: float, shards: int) -> Term:
     return term(name, "elements * size / shards", ZERO, elements=elements, size=size, shards=shards)
 
 
@@ -192,7 +194,7 @@ def _gradients(
         freed: activations that the layers' backward frees one after the other.
     """
     size = training.precision.gradient
-    every = _sharded("gradients", trained, size, shards)
+    every = _sharded_bytes("gradients", trained, size, shards)
     stay = strategy.data != "fsdp" and (strategy.data != "ddp" or strategy.replicas > 1)
     if stay or strategy.microbatches > 1 or strategy.stages > 1:
         return (every,)
@@ -203,7 +205,7 @@ def _gradients(
     )
 
 
-def frozen(kept: Held, training: TrainingSetup, shards: int) -> tuple[Term, ...]:
+def frozen_bytes(kept: Held, training: TrainingSetup, shards: int) -> tuple[Term, ...]:
     """Return the bytes of a base that does not train; NF4 stores its linears.
 
     FSDP shards NF4's codes; the scales are whole everywhere.
@@ -247,9 +249,9 @@ def optimizer_state(
         if not training.on_host:
             return ()
         size = (8 if training.coordinates else 12) + training.beside_state
-        return (_sharded("the exchange's vectors", trained, size, 1),)
+        return (_sharded_bytes("the exchange's vectors", trained, size, 1),)
     size = training.precision.optimizer
-    state = _sharded("moments and master weights", trained, size, shards)
+    state = _sharded_bytes("moments and master weights", trained, size, shards)
     if strategy.data != "diloco":
         return (state,)
     outer = term(

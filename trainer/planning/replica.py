@@ -139,7 +139,7 @@ def plan_memory(
         rows = config.training.micro_batch_size * config.rows_per_sample
         training = replace(training, rows=rows)
     parts = plan_memory_by_part(
-        replace(model, counted=_counted(headers, config)), training, Strategy(data="motley")
+        replace(model, counted=_count_elements(headers, config)), training, Strategy(data="motley")
     )
     size = parts.bytes()
     scaled = 8 * max(math.prod(shape) for shape in model.linears().values()) if training.dora else 0
@@ -259,7 +259,7 @@ def shared_memory_needed(
     training = training_of(config, accelerator=accelerator, recompute=recompute)
     rows = -(-(tokens or busy_tokens(config, accelerator=accelerator)) // training.length)
     return plan_memory_by_part(
-        replace(model, counted=_counted(headers, config)),
+        replace(model, counted=_count_elements(headers, config)),
         replace(training, rows=rows),
         strategy_of(config.parallel, world),
     ).total
@@ -337,7 +337,7 @@ def _layer_bytes(headers: Mapping[str, TensorHeader]) -> int:
     return max(sizes.values(), default=0)
 
 
-def _counted(headers: Mapping[str, TensorHeader], config: RunConfig) -> int:
+def _count_elements(headers: Mapping[str, TensorHeader], config: RunConfig) -> int:
     """Return the elements of the base; a classifier has a head of its own."""
     heads = ("lm_head.weight", "score.weight") if config.task == "classify" else ()
     return sum(math.prod(header.shape) for name, header in headers.items() if name not in heads)

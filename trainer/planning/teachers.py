@@ -280,7 +280,7 @@ def _option(
     return TeacherOption(
         format=kind,
         place=place,
-        device=_named(able or devices, rates).name,
+        device=_pick_device(able or devices, rates).name,
         weights=weights,
         working=working,
         least=least,
@@ -293,7 +293,7 @@ def _option(
     )
 
 
-def _named(devices: Sequence[DeviceModel], rates: Sequence[float | None]) -> DeviceModel:
+def _pick_device(devices: Sequence[DeviceModel], rates: Sequence[float | None]) -> DeviceModel:
     """Return the fastest device, or without rates the roomiest."""
     known = {rate: device for device, rate in zip(devices, rates, strict=False) if rate}
     return known[max(known)] if known else max(devices, key=lambda one: one.memory)

@@ -34,12 +34,12 @@ class Term:
 def term(name: str, formula: str, source: str, **numbers: float) -> Term:
     """Return a term with the value of its formula; `numbers` are those of the names in it."""
     # No text of a user or of a host is evaluated.
-    value = eval(_compiled(formula), {}, numbers)  # noqa: S307 - formulas are our own literals
+    value = eval(_compile_formula(formula), {}, numbers)  # noqa: S307 - formulas are our own literals
     return Term(name, float(value), formula, numbers, source)
 
 
 @functools.cache
-def _compiled(formula: str) -> CodeType:
+def _compile_formula(formula: str) -> CodeType:
     return compile(formula, "formula", "eval")
 
 

@@ -14,7 +14,7 @@ from trainer.planning.exchange_choice import (
     ExchangeCandidate,
     ExchangeLoad,
     choose,
-    exposed,
+    exposed_seconds,
     first_within,
     rounds_of,
 )
@@ -195,7 +195,9 @@ def plan_time(
         asked = _star(shape, training, strategy, cluster, compute.value, steps)
         choice = _choice(strategy, asked)
         return StepTime(compute, choice.taken.exposed, bubble, choice)
-    return StepTime(compute, _exposed(shape, training, strategy, cluster, compute.value), bubble)
+    return StepTime(
+        compute, _exposed_seconds(shape, training, strategy, cluster, compute.value), bubble
+    )
 
 
 def speed_of(device: DeviceModel, training: TrainingSetup) -> float | None:
@@ -235,11 +237,11 @@ def _choice(strategy: Strategy, asked: ExchangeLoad) -> ChosenExchange:
     if strategy.codec == AUTO:
         return choose(asked, rounds=False)
     return first_within(
-        asked, [ExchangeCandidate(strategy.codec, 1, exposed(asked, strategy.codec))]
+        asked, [ExchangeCandidate(strategy.codec, 1, exposed_seconds(asked, strategy.codec))]
     )
 
 
-def _exposed(
+def _exposed_seconds(
     shape: ModelShape,
     training: TrainingSetup,
     strategy: Strategy,

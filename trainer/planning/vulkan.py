@@ -24,7 +24,7 @@ from trainer.planning.vulkan_buffers import (
     PLANNED_ENTRIES,
     SCORE_BYTES,
     Kind,
-    aligned,
+    align_size,
     logit_window_bytes,
     nbytes,
     padded_length,
@@ -58,21 +58,23 @@ def plan_vulkan_memory(
     chunks = -(-targets // chunk)
     entries = PLANNED_ENTRIES if config.distillation else 0
     trainable = sum(
-        aligned(sum(aligned(4 * slot.size) for slot in block.tensors)) for block in layout.blocks
+        align_size(sum(align_size(4 * slot.size) for slot in block.tensors))
+        for block in layout.blocks
     )
     layers = model.num_layers
     words = sum(map(padded_words, regions(rows, chunks * chunk, entries).values()))
     work = _Work(model, config, samples, length, chunk)
-    kept = work.kept()
+    kept = work.activation_bytes()
     return {
-        "frozen": _frozen(model, config, length),
+        "frozen": _frozen_bytes(model, config, length),
         "trainable": trainable,
         "gradients": 0 if evaluates else trainable,
-        "input": aligned(4 * words),
-        "checkpoints": (layers + 1) * aligned(4 * rows * model.hidden_size),
-        "activations": (1 if recompute else layers) * kept + aligned(4 * rows * model.hidden_size),
+        "input": align_size(4 * words),
+        "checkpoints": (layers + 1) * align_size(4 * rows * model.hidden_size),
+        "activations": (1 if recompute else layers) * kept
+        + align_size(4 * rows * model.hidden_size),
         "workspace": work.total(chunks, bool(entries), recompute),
-        "logits": aligned(4 * chunk * _logit_columns(model, config, chunk)),
+        "logits": align_size(4 * chunk * _logit_columns(model, config, chunk)),
     }
 
 
@@ -107,12 +109,12 @@ def frozen_tensors(
                 yield f"{stem}{SIDE_A}", shape, "f32"
 
 
-def _frozen(model: Architecture, config: RunConfig, length: int) -> int:
-    total = 2 * aligned(4 * length * (model.head_dim // 2))  # tables of the rotary embedding
+def _frozen_bytes(model: Architecture, config: RunConfig, length: int) -> int:
+    total = 2 * align_size(4 * length * (model.head_dim // 2))  # tables of the rotary embedding
     for _, shape, kind in frozen_tensors(model, config):
-        total += aligned(nbytes(shape, kind))
+        total += align_size(nbytes(shape, kind))
         if kind == "nf4":
-            total += aligned(4 * -(-math.prod(shape) // NF4_BLOCK))
+            total += align_size(4 * -(-math.prod(shape) // NF4_BLOCK))
     return total
 
 
@@ -138,8 +140,8 @@ class _Pieces:
         size = 4 * elements
         fitting = [piece for piece in self.free if piece >= size]
         if not fitting:
-            self.total += aligned(size)
-            return aligned(size)
+            self.total += align_size(size)
+            return align_size(size)
         found = min(fitting)
         self.free.remove(found)
         return found
@@ -180,10 +182,10 @@ class _Work:
         rows = group if heads else limit // (4 * self.length)
         self.scores = max(1, heads) * rows * self.length
 
-    def kept(self) -> int:
+    def activation_bytes(self) -> int:
         """Return the bytes that a layer's forward leaves for backward."""
         sizes = (*[self.hidden] * 3, *[self.queries] * 3, *[self.keys] * 3, *[self.inner] * 2)
-        return sum(aligned(4 * size) for size in sizes)
+        return sum(align_size(4 * size) for size in sizes)
 
     def total(self, chunks: int, taught: bool, recompute: bool) -> int:
         """Return the bytes of all temporary buffers: after two like layers no more are taken."""

@@ -51,7 +51,7 @@ def nbytes(shape: tuple[int, ...], kind: Kind) -> int:
     return -(-bits // 32) * 4
 
 
-def aligned(size: int) -> int:
+def align_size(size: int) -> int:
     """Return `size` bytes rounded up to a positive multiple of the alignment."""
     return max(1, -(-size // ALIGNMENT)) * ALIGNMENT
 

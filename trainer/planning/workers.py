@@ -68,7 +68,7 @@ class RunMemory:
         architecture = None if reason else read_architecture(folder)
         return cls(read_shape(folder), architecture, reason, read_headers(folder), layout, config)
 
-    def needed(self, backend: Backend, tokens: int = 0, *, coordinates: bool = False) -> int:
+    def needed_bytes(self, backend: Backend, tokens: int = 0, *, coordinates: bool = False) -> int:
         """Return the bytes that a worker needs for micro-batches of `tokens`.
 
         One sample is the least. Activations are recomputed, as workers do where memory is short,
@@ -105,7 +105,7 @@ class RunMemory:
     def fits(self, room: Room, *, busy: bool = False) -> bool:
         """Return whether a worker fits a room; `busy`: so that an accelerator is kept busy."""
         tokens = BUSY_TOKENS if busy and BACKENDS[room.backend].is_gpu else 0
-        needed = self.needed(room.backend, tokens, coordinates=room.coordinates)
+        needed = self.needed_bytes(room.backend, tokens, coordinates=room.coordinates)
         return needed <= room.usable
 
 

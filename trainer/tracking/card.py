@@ -56,7 +56,7 @@ def make_card(config: RunConfig, run_id: str = "", *, stopped: bool = False) -> 
             scores = _scores(records, found)
             kind = "adapter" if config.method == "lora" else "model"
             if config.class_names is not None:
-                lines.insert(0, f"classes: {shortened(', '.join(config.class_names))}")
+                lines.insert(0, f"classes: {shorten_text(', '.join(config.class_names))}")
             if (ready := publication_folder(config)).is_dir():
                 tokenizer = "" if config.task == SCRIPT else "tokenizer and "
                 lines.append(
@@ -67,7 +67,7 @@ def make_card(config: RunConfig, run_id: str = "", *, stopped: bool = False) -> 
     return lines
 
 
-def shortened(text: str, limit: int = 100) -> str:
+def shorten_text(text: str, limit: int = 100) -> str:
     """Return a text of at most so many characters."""
     return text if len(text) <= limit else f"{text[: limit - 4]} ..."
 
@@ -76,7 +76,7 @@ def losses(records: Sequence[Record]) -> list[str]:
     """Return what was lost in a run and how it was recovered, from all lines of its metrics."""
     events = [record for record in records if record.get("kind") == "event"]
     found: list[str] = []
-    lost = Counter(_lost(events))
+    lost = Counter(_iter_losses(events))
     back = Counter(e.get("rank") for e in events if e.get("event") == "rejoined")
     for rank, times in sorted(lost.items()):
         returned = f"back {_times(back[rank])}" if back[rank] else "never back"
@@ -87,7 +87,7 @@ def losses(records: Sequence[Record]) -> list[str]:
         found.append(f"{_count(samples, 'sample')} of lost workers computed by others")
     resumed = [e for e in events if e.get("event") == "resumed"]
     if resumed:
-        repeated = _repeated(records)
+        repeated = _count_repeated(records)
         found.append(f"resumed {_times(len(resumed))}, {_count(repeated, 'step')} repeated")
     alarms = sum(e.get("event") == "alarm" for e in events)
     if alarms:
@@ -124,7 +124,7 @@ def _again(run_id: str) -> str:
     return shlex.join([*_program(), *arguments])
 
 
-def _lost(events: Sequence[Record]) -> Iterator[int]:
+def _iter_losses(events: Sequence[Record]) -> Iterator[int]:
     """Yield the rank of each loss; a worker that leaves a stopped run is not lost."""
     stopping = False
     for event in events:
@@ -155,7 +155,7 @@ def _scores(records: Sequence[Record], checkpoint: Path) -> str:
     return ", ".join([f"step {step}", *(figures(rated[-1]) if rated else ())])
 
 
-def _repeated(records: Sequence[Record]) -> int:
+def _count_repeated(records: Sequence[Record]) -> int:
     """Return how many steps were computed again after a resumption."""
     applied, repeated = 0, 0
     for record in records:

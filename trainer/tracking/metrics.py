@@ -125,7 +125,7 @@ class MetricsLog:
         told = "  ".join(f"{key}={value}" for key, value in details.items())
         for tracker in self._trackers:
             if event == "resumed":
-                tracker.restarted(step, self._clock())
+                tracker.on_restart(step, self._clock())
             tracker.text(step, self._clock(), "events", f"{event}  {told}".rstrip())
 
     def close(self, exit_code: int = 0) -> None:

@@ -114,7 +114,7 @@ class Notifier:
         except queue.Full:
             log.warning("notify: %s is left out: %d events wait", event, _MOST_WAITING)
 
-    def progressed(self, seconds: float = 0.0) -> None:
+    def record_progress(self, seconds: float = 0.0) -> None:
         """Note that a step, which took so long, or something else was completed."""
         self._progress_at = self._clock()
         self._patience = max(self._stalled_after, _STEPS * seconds)
@@ -122,7 +122,7 @@ class Notifier:
             self._is_stalled = False
             self.tell("recovered")
 
-    def ended(
+    def notify_end(
         self,
         event: Literal["completed", "stopped", "failed", "nan", "budget"],
         reason: str,
@@ -163,12 +163,12 @@ class Notifier:
             if found is None:
                 return
             event, tree = found
-            if self._run(self._command, tree, report=partial(self._failed, event)) is None:
+            if self._run(self._command, tree, report=partial(self._record_failure, event)) is None:
                 self.failure = None
             elif not self._closed:
                 log.warning("notification failed: %s; no more tries", self.failure)
 
-    def _failed(self, event: Told, reason: str) -> None:
+    def _record_failure(self, event: Told, reason: str) -> None:
         """Keep why a try failed, and log it when that is new."""
         failure = f"{event}: {self._command[0]}: {reason}"
         if failure != self.failure:
@@ -199,10 +199,10 @@ def telling_of_failure(notifier: Notifier) -> Iterator[None]:
         yield
     except TrainerError as error:
         kind = "nan" if isinstance(error, NonFiniteError) else "failed"
-        notifier.ended(kind, str(error), error.exit_code)
+        notifier.notify_end(kind, str(error), error.exit_code)
         raise
     except Exception as error:
-        notifier.ended("failed", f"a defect: {first_line(error)}", 1)
+        notifier.notify_end("failed", f"a defect: {first_line(error)}", 1)
         raise
     finally:
         notifier.close()

@@ -113,7 +113,7 @@ def loss_text(training: Mapping[str, Any]) -> str:
     return figure("loss", training.get("loss"), ".4f") or ("loss -" if training.get("step") else "")
 
 
-def exchanged(training: Mapping[str, Any]) -> list[str]:
+def describe_exchange(training: Mapping[str, Any]) -> list[str]:
     """Return the codec of the last step and, if it was a round, of how many steps that is."""
     codec, steps = training.get("codec"), training.get("round_of")
     return [*([str(codec)] if codec else []), *([f"rounds of {steps} steps"] if steps else [])]
@@ -135,7 +135,7 @@ def _exchange(training: Mapping[str, Any]) -> str:
     exposed = figure("", training.get("exchange_exposed_ms"), ".0f", " exposed")
     whole = figure("exchange", training.get("exchange_ms"), ".0f", " ms")
     taken = f"{whole} ({exposed})" if whole and exposed else whole
-    return ", ".join(filter(None, (taken, *exchanged(training))))
+    return ", ".join(filter(None, (taken, *describe_exchange(training))))
 
 
 def _lines(figures: Sequence[str], width: int) -> list[Text]:

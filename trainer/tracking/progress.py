@@ -69,12 +69,12 @@ def show_lines(lines: Iterable[str]) -> None:
     if sys.stderr is not None:  # a detached process may have none
         with contextlib.suppress(OSError, ValueError):
             width = terminal_width(sys.stderr)
-            shown = wrap_card(lines, width) if width else map(stamped, lines)
+            shown = wrap_card(lines, width) if width else map(stamp_line, lines)
             sys.stderr.write("".join(f"{line}\n" for line in shown))
             sys.stderr.flush()
 
 
-def stamped(line: str) -> str:
+def stamp_line(line: str) -> str:
     """Return a line as a log has it, with the time."""
     return f"{format_timestamp()} {line}"
 
@@ -117,14 +117,14 @@ class StepTimes:
         self._clock = clock
         self._seen: deque[tuple[float, int]] = deque(maxlen=50)
 
-    def seen(self, step: int) -> None:
+    def observe_step(self, step: int) -> None:
         """Note that `step` updates are applied."""
         if self._seen and step < self._seen[-1][1]:
             self._seen.clear()  # a resumed run is at an earlier step
         if not self._seen or step > self._seen[-1][1]:
             self._seen.append((self._clock(), step))
 
-    def left(self, total_steps: int) -> float | None:
+    def estimate_seconds_left(self, total_steps: int) -> float | None:
         """Return the seconds left, None while unknown."""
         if len(self._seen) < 2:
             return None
@@ -149,7 +149,7 @@ class PlainView:
         """See ProgressView."""
         step, state = status["step"], status["state"]
         if state == "running":  # waiting for workers is not part of the pace
-            self._pace.seen(step)
+            self._pace.observe_step(step)
         now = self._clock()
         validation = status.get("validation")
         if validation and validation != self._validated:
@@ -162,7 +162,7 @@ class PlainView:
             if state == shown_state and not due and not last:
                 return
         self._shown = (now, step, state)
-        self._print(_summary(status, self._pace.left(status["total_steps"])))
+        self._print(_summary(status, self._pace.estimate_seconds_left(status["total_steps"])))
 
     def event(self, event: str, step: int, **details: Any) -> None:
         """See ProgressView."""
@@ -172,7 +172,7 @@ class PlainView:
         """See ProgressView."""
 
     def _print(self, line: str) -> None:
-        print(stamped(line), file=self._stream, flush=True)
+        print(stamp_line(line), file=self._stream, flush=True)
 
 
 class ViewConsole(Console):
@@ -211,13 +211,13 @@ class LiveView:
             self._losses.append(status["loss"])
         self._status = dict(status)
         if status["state"] == "running":
-            self._pace.seen(status["step"])
+            self._pace.observe_step(status["step"])
         if changed or self._clock() - self._drawn_at >= 0.2:
             self._draw()
 
     def event(self, event: str, step: int, **details: Any) -> None:
         """See ProgressView."""
-        self._events.append(stamped(_event(event, step, details)))
+        self._events.append(stamp_line(_event(event, step, details)))
         self._draw()
 
     def close(self) -> None:
@@ -235,7 +235,11 @@ class LiveView:
         if status is None:
             return events
         width = self.console.width
-        left = self._pace.left(status["total_steps"]) if status["state"] == "running" else None
+        left = (
+            self._pace.estimate_seconds_left(status["total_steps"])
+            if status["state"] == "running"
+            else None
+        )
         parts: list[Any] = [
             self._title(status),
             *progress_picture(status, tuple(self._losses), left, width),

@@ -35,7 +35,7 @@ from trainer.system.errors import (
 from trainer.system.process.child import NO_GPU, SAVING_VARIABLE
 from trainer.system.process.priority import reset_thread_priority
 from trainer.system.storage.lease import Lease
-from trainer.tracking.card import make_card, shortened
+from trainer.tracking.card import make_card, shorten_text
 from trainer.tracking.metrics import MetricsLog
 from trainer.tracking.notifier import Notifier
 from trainer.tracking.progress import open_view, show_lines
@@ -110,7 +110,7 @@ class RunRecorder:
         self._status = first_status(job.run_id, plan.total_steps, expect_workers)
         self._notifier = notifier or Notifier((), job.run_id, "")
         self._notifier.status = self._status
-        self._notifier.progressed()
+        self._notifier.record_progress()
         self._halted_by_nan = False
         self._publish()
 
@@ -164,19 +164,19 @@ class RunRecorder:
             for answer in details["answers"]:
                 self._metrics.answer(details["at"], **answer)
                 asked, text = (
-                    shortened(sanitize_text(answer[key]), 200) for key in ("prompt", "text")
+                    shorten_text(sanitize_text(answer[key]), 200) for key in ("prompt", "text")
                 )
                 log.info("step %d: %s -> %s", details["at"], asked, text)
         else:
-            self._happened(kind, details)
+            self._on_event(kind, details)
         self._publish()
 
     def step(self, event: Step) -> None:
         """Log a step that was committed."""
         self._check_lease()
         if self._budget:
-            self._budget.stepped(event.step, event.watts)
-        self._notifier.progressed(event.seconds)
+            self._budget.record_step(event.step, event.watts)
+        self._notifier.record_progress(event.seconds)
         self._metrics.step(event)
         for name in (*MOVING, "generation", "codec", "round_of"):
             self._status[name] = getattr(event, name)
@@ -205,11 +205,11 @@ class RunRecorder:
             self._say_saving(True)
         self._writer.submit(self._save_next)
 
-    def saved(self, step: int, path: Path, seconds: float) -> None:
+    def record_checkpoint(self, step: int, path: Path, seconds: float) -> None:
         """Record a checkpoint that is complete, and took so long."""
         if self._budget:
-            self._budget.saved(seconds)
-        self._notifier.progressed()
+            self._budget.record_save(seconds)
+        self._notifier.record_progress()
         self._failed_save = None
         self._metrics.event("checkpoint", step, path=str(path))
         self._status["checkpoint"] = {"step": step, "path": str(path)}
@@ -217,7 +217,7 @@ class RunRecorder:
 
     def not_saved(self, step: int, reason: str) -> None:
         """Record a checkpoint that failed; two in a row are a `failure`."""
-        self._failed(reason)
+        self._record_notify_failure(reason)
         log.error("ALARM: %s", reason)
         self._metrics.event("alarm", step, reason=reason)
         self._status["reason"] = reason
@@ -262,7 +262,7 @@ class RunRecorder:
         self._status["exit_code"] = exit_code
         spent = exit_code == BudgetStopError.exit_code
         ending = "nan" if self._halted_by_nan else "budget" if spent else self._status["state"]
-        self._notifier.ended(ending, reason, exit_code)
+        self._notifier.notify_end(ending, reason, exit_code)
         for worker in self._workers.values():
             worker["state"] = "lost" if worker["state"] == "lost" else "active"
         stopped = self._status["state"] == "stopped"
@@ -303,8 +303,8 @@ class RunRecorder:
     def _validation(self, details: dict[str, Any]) -> None:
         step = details.pop("at")
         if self._budget:
-            self._budget.progressed()
-        self._notifier.progressed()
+            self._budget.record_progress()
+        self._notifier.record_progress()
         self._metrics.validation(step, **details)
         self.early.record_validation(step, details["loss"])
         self._status["validation"] = {
@@ -316,7 +316,7 @@ class RunRecorder:
             "reward_accuracy": details.get("reward_accuracy"),
         }
 
-    def _happened(self, kind: Any, details: dict[str, Any]) -> None:
+    def _on_event(self, kind: Any, details: dict[str, Any]) -> None:
         rank = details.get("rank")
         if kind in ("joined", "rejoined"):
             self._workers[details["rank"]] = WorkerStatus(
@@ -344,7 +344,7 @@ class RunRecorder:
             self._status["step"] = details["step"]
             self._notifier.tell("resumed", details.get("reason") or f"from {details['path']}")
             if self._budget:
-                self._budget.resumed(details["step"])
+                self._budget.record_resumption(details["step"])
         elif kind == "stopping":
             self._status["state"] = "stopping"
         elif kind == "halted":
@@ -368,7 +368,9 @@ class RunRecorder:
             self._save(save)
         except Exception as error:  # a defect; the writer's futures are never read
             log.exception("the checkpoint of step %d was not saved", save.snapshot.step)
-            self._failed(f"step {save.snapshot.step}: checkpoint not saved: {error!r}")
+            self._record_notify_failure(
+                f"step {save.snapshot.step}: checkpoint not saved: {error!r}"
+            )
         with self._lock:
             if not self._waiting:
                 self._say_saving(False)
@@ -385,9 +387,9 @@ class RunRecorder:
         except StorageError as error:
             self.not_saved(step, str(error))
             return
-        self.saved(step, path, time.monotonic() - began)
+        self.record_checkpoint(step, path, time.monotonic() - began)
 
-    def _failed(self, reason: str) -> None:
+    def _record_notify_failure(self, reason: str) -> None:
         if self._failed_save is not None and self._failure is None:
             self._failure = StorageError(
                 f"{reason}; this is the second save in a row that failed: the run is halted, since "

@@ -346,7 +346,7 @@ def scoring(
 
 @operation("measured", deadline=DATA_DEADLINE, least=0)
 @validate_call
-def measured(logits: Path) -> list[Measured]:
+def read_measured_speeds(logits: Path) -> list[Measured]:
     """Return what the teachers of a folder of logits measured; nothing if it is not here."""
     try:
         from trainer.distill.workload import read_measured
@@ -396,8 +396,10 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
                 "give the host `cuda` or `cpu` in motley_devices",
             )
         if BACKENDS[backend].is_gpu and size is not None and not memory.fits(Room(size, backend)):
-            return _too_little(f"{worker.name} on {worker.device}", memory.needed(backend), size)
-    main = memory.needed("cpu") * on_cpu
+            return _too_little(
+                f"{worker.name} on {worker.device}", memory.needed_bytes(backend), size
+            )
+    main = memory.needed_bytes("cpu") * on_cpu
     who = f"{on_cpu} CPU worker{'' if on_cpu == 1 else 's'}"
     if plan.leader.host in hosts:
         ring = plan.leader.role == "worker"
@@ -410,7 +412,7 @@ def check_memory(plan: LaunchPlan, config: RunConfig, hosts: list[str]) -> Findi
         who = f"{who} and {leader}" if on_cpu else leader
     available = available_memory()
     if available is not None and main > Room(available, "cpu").usable:
-        main += (memory.streamed.needed("cpu") - memory.needed("cpu")) * on_cpu
+        main += (memory.streamed.needed_bytes("cpu") - memory.needed_bytes("cpu")) * on_cpu
         if main > Room(available, "cpu").usable:
             return _too_little(who, main, available)
     free = "" if available is None else f" of {available / _GIB:.1f}"

@@ -45,10 +45,10 @@ def first(tmp_path: Path) -> Iterator[Holder]:
 
 def look_twice(parts: Parts, clock: Clock) -> list[tuple[int, Lease]]:
     """Look again after more than the silence, in which another sign of life would be heard."""
-    found = list(parts.abandoned("me"))
+    found = list(parts.take_abandoned("me"))
     for _ in range(3):
         clock.now += 40
-        found += parts.abandoned("me")
+        found += parts.take_abandoned("me")
     return found
 
 
@@ -57,7 +57,7 @@ def test_only_a_dead_process_is_replaced(first: Holder, tmp_path: Path) -> None:
     assert not look_twice(Parts(teachers, 2, 3, 100, clock), clock), "1 and 3 of 3 never began"
     parts = Parts(teachers, 2, 2, 100, clock)
     for _ in range(3):
-        assert not list(parts.abandoned("me")), "its process lives"
+        assert not list(parts.take_abandoned("me")), "its process lives"
         sign = newest_heartbeat(teachers / "part-1-of-2")
         wait_for(
             lambda sign=sign: newest_heartbeat(teachers / "part-1-of-2") != sign, "a sign of life"

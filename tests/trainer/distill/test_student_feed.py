@@ -146,7 +146,7 @@ class Share:
 
 def never(feed: Feed) -> Iterator[Batch]:
     """Find damage and wait for what never comes."""
-    feed.damaged("shard-00007 is damaged")
+    feed.record_damage("shard-00007 is damaged")
     while True:
         feed.waiting("waits for shard-00000")
         time.sleep(0.05)

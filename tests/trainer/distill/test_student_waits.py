@@ -56,7 +56,9 @@ def test_a_teacher_that_never_comes(
 
 def test_a_teacher_that_was_refused_before_it_wrote(model: Path, tmp_path: Path) -> None:
     (tmp_path / "logits" / TEACHERS).mkdir(parents=True)
-    TeacherHeartbeat(LogitsFolder(tmp_path / "logits"), "intel").failed("0.4 nats off; use torch")
+    TeacherHeartbeat(LogitsFolder(tmp_path / "logits"), "intel").report_failure(
+        "0.4 nats off; use torch"
+    )
     course = Course(tmp_path / "out", model, tmp_path / "logits")
     with pytest.raises(UnreachableError, match=r"\(intel 0\.4 nats off; use torch\)"):
         course.run(timeout=0.1)

@@ -19,7 +19,7 @@ SHARE = [
 def test_what_was_there_counts_as_done_and_not_as_fast() -> None:
     clock = Clock()
     tally = Tally(SHARE, clock)
-    tally.found(SHARE[0])
+    tally.count_found(SHARE[0])
     assert (tally.headway.tokens_done, tally.headway.tokens_per_second) == (100, None)
     clock.now = 60  # loading the model is not scoring
     tally.begin()
@@ -37,12 +37,12 @@ def test_tokens_are_counted_once_before_and_after_their_shard_is_written() -> No
     tally = Tally(SHARE)
     tally.read(100)
     assert (tally.headway.tokens_done, tally.headway.shards_done) == (100, 0)
-    tally.written(SHARE[0])
+    tally.count_written(SHARE[0])
     assert (tally.headway.tokens_done, tally.headway.shards_done) == (100, 1)
-    tally.lost(SHARE[0])
+    tally.uncount_lost(SHARE[0])
     assert (tally.headway.tokens_done, tally.headway.shards_done) == (0, 0)
     for plan in SHARE:
-        tally.found(plan)
+        tally.count_found(plan)
     assert tally.headway.shards_done == tally.headway.shards
     assert tally.headway.tokens_done == 400
 
@@ -50,7 +50,7 @@ def test_tokens_are_counted_once_before_and_after_their_shard_is_written() -> No
 def status(tokens: int, shards: int) -> dict[str, Any]:
     tally = Tally(SHARE)
     for plan in SHARE[:shards]:
-        tally.found(plan)
+        tally.count_found(plan)
     tally.read(tokens)
     return asdict(tally.headway)
 

@@ -201,7 +201,7 @@ def test_made_counts_every_merge_that_a_text_applies(case: Case) -> None:
             parts[at : at + 2] = ["".join(first)]
             expected[parts[at]] += 1
     ids = teacher.encode(text, add_special_tokens=False).ids
-    made = bpe.made(np.bincount(ids, minlength=max(bpe.ids.values()) + 1))
+    made = bpe.count_made_tokens(np.bincount(ids, minlength=max(bpe.ids.values()) + 1))
     assert {token: count for token, count in made.items() if count} == dict(expected)
 
 

@@ -173,7 +173,7 @@ def f():
 
 
 def test_what_is_refused_is_refused_by_its_number(sandbox: Sandbox) -> None:
-    numbers = {**syscalls.refused(), "clone3": 435}
+    numbers = {**syscalls.refused_calls(), "clone3": 435}
     called = """
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)

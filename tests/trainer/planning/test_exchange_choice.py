@@ -16,8 +16,8 @@ from trainer.planning.exchange_choice import (
     ExchangeLoad,
     choose,
     element_bytes,
-    exposed,
     exposed_by_rounds,
+    exposed_seconds,
 )
 from trainer.system.errors import InputError
 
@@ -47,7 +47,9 @@ def exchange_of(rate: float, step: float, total_steps: int = 100_000, **more: An
 def test_exposed_milliseconds(codec: str, milliseconds: list[int]) -> None:
     """One remote host, 23.6 MB of fp32, steps of 0.2, 1 and 5 s over each link."""
     found = [
-        1000 * exposed(exchange_of(rate, step), codec).value for rate in MEGABYTES for step in STEPS
+        1000 * exposed_seconds(exchange_of(rate, step), codec).value
+        for rate in MEGABYTES
+        for step in STEPS
     ]
     assert found == pytest.approx(milliseconds, abs=0.51)
 
@@ -117,11 +119,11 @@ def test_where_nothing_is_hidden_the_least_is_taken_and_said_so() -> None:
 
 
 def test_the_centre_carries_every_remote_host() -> None:
-    one, three = (exposed(exchange_of(23.6, 0.2, remotes=n), "fp32").value for n in (1, 3))
+    one, three = (exposed_seconds(exchange_of(23.6, 0.2, remotes=n), "fp32").value for n in (1, 3))
     assert three - one == pytest.approx(2 * 23.6 / 23.6)
     fast = LinkRates(up=1e9, down=1e9)
     wide = exchange_of(23.6, 0.2, remotes=3, coordinator=fast)
-    assert exposed(wide, "fp32").value == pytest.approx(one)
+    assert exposed_seconds(wide, "fp32").value == pytest.approx(one)
 
 
 def test_workers_beside_the_coordinator_cost_nothing() -> None:
@@ -132,20 +134,20 @@ def test_workers_beside_the_coordinator_cost_nothing() -> None:
 def test_an_uplink_that_is_slower_than_the_downlink() -> None:
     slow = LinkRates(up=1.25e6, down=25e6)
     asked = replace(exchange_of(118, 1.0), link=slow)
-    assert exposed(asked, "fp32").value == pytest.approx(23.6 / 1.25 - 0.5)
+    assert exposed_seconds(asked, "fp32").value == pytest.approx(23.6 / 1.25 - 0.5)
     shared = replace(asked, link=replace(slow, half_duplex=True))
-    assert exposed(shared, "fp32").value == pytest.approx(23.6 / 1.25 + 23.6 / 25 - 0.5)
+    assert exposed_seconds(shared, "fp32").value == pytest.approx(23.6 / 1.25 + 23.6 / 25 - 0.5)
 
 
 def test_the_round_trip_is_paid_in_each_step_and_once_a_round() -> None:
     far = replace(exchange_of(118, 1.0), link=LinkRates(up=118e6, down=118e6, round_trip=0.2))
-    assert exposed(far, "bf16").value == pytest.approx(0.2 + 0.0056, abs=1e-4)
+    assert exposed_seconds(far, "bf16").value == pytest.approx(0.2 + 0.0056, abs=1e-4)
     choice = choose(far)
     assert (choice.codec, choice.every) == (ROUNDS_CODEC, 5)
 
 
 def test_only_the_last_micro_batch_hides() -> None:
-    four = exposed(exchange_of(23.6, 1.0, microbatches=4), "fp32").value
+    four = exposed_seconds(exchange_of(23.6, 1.0, microbatches=4), "fp32").value
     assert four == pytest.approx(1.0 - 0.125)
 
 

@@ -157,7 +157,7 @@ def test_a_failure_before_the_first_step_is_told_and_only_once(log: Path, tmp_pa
         raise InputError("data.train: cannot be read")
     with suppress(StorageError), guarded(config, "run", writing(log)) as guards:
         assert guards.notifier is not None
-        guards.notifier.ended("failed", "the disk is full", StorageError.exit_code)
+        guards.notifier.notify_end("failed", "the disk is full", StorageError.exit_code)
         raise StorageError("the disk is still full")
     reasons = [json.loads(line)["reason"] for line in log.read_text().splitlines()]
     assert reasons == ["data.train: cannot be read", "the disk is full"]
@@ -167,7 +167,7 @@ def test_a_failure_that_a_supervisor_mends_is_not_told(
     notifier: Notifier, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SAVING_VARIABLE, "/somewhere")
-    notifier.ended("failed", "the peer was lost", UnreachableError.exit_code)
+    notifier.notify_end("failed", "the peer was lost", UnreachableError.exit_code)
     notifier.close()
     assert not log.exists()
 

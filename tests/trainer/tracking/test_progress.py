@@ -255,13 +255,13 @@ def test_a_wrong_status_does_not_stop_training(caplog: pytest.LogCaptureFixture)
 def test_pace_survives_a_resume():
     clock = Clock()
     pace = StepTimes(clock)
-    assert pace.left(10) is None
+    assert pace.estimate_seconds_left(10) is None
     for step in (5, 6, 7):
         clock.now += 2.0
-        pace.seen(step)
-    assert pace.left(10) == 6.0
-    pace.seen(3)
-    assert pace.left(10) is None
+        pace.observe_step(step)
+    assert pace.estimate_seconds_left(10) == 6.0
+    pace.observe_step(3)
+    assert pace.estimate_seconds_left(10) is None
 
 
 @pytest.mark.parametrize(

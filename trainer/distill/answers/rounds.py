@@ -20,7 +20,7 @@ from trainer.distill.answers.folder import AnswersFolder
 from trainer.distill.logits.dataset import LogitsFolder
 from trainer.distill.logits.description import CorpusInfo, Description, ShardPlan
 from trainer.distill.logits.scores import Window
-from trainer.distill.logits.shard_folder import listed
+from trainer.distill.logits.shard_folder import list_matching
 from trainer.system.errors import StorageError
 
 ON_POLICY, ANSWERS = "on-policy", "answers"
@@ -32,7 +32,7 @@ class RoundAnswers(AnswersFolder):
     @property
     def plans(self) -> Sequence[ShardPlan]:
         """See `ShardFolder`: those of the rounds that were written."""
-        names = (name.removeprefix("shard-") for name in listed(self.path, "shard-*"))
+        names = (name.removeprefix("shard-") for name in list_matching(self.path, "shard-*"))
         numbers = sorted(int(name) for name in names if name.isdecimal())
         return [self.plan(number) for number in numbers if self.is_there(number)]
 
@@ -80,10 +80,10 @@ class RoundsFolder(LogitsFolder):
     def plan(self, number: int) -> ShardPlan:
         """See `ShardFolder`; raises StorageError if the answers are missing or damaged."""
         if number not in self._plans:
-            self.planned(number, self.answers.read(number))
+            self.plan_scores(number, self.answers.read(number))
         return self._plans[number]
 
-    def planned(self, number: int, answers: Sequence[Answer]) -> ShardPlan:
+    def plan_scores(self, number: int, answers: Sequence[Answer]) -> ShardPlan:
         """Return the plan of the scores of a round's answers."""
         tokens = sum(len(answer.tokens) for answer in answers)
         self._plans[number] = replace(self.answers.plan(number), tokens=tokens)
@@ -110,5 +110,5 @@ def rounds_description(teachers: Description, run: str) -> Description:
 def find_rounds(logits: Path) -> list[RoundsFolder]:
     """Return the folders of all runs whose students write answers beside a folder of logits."""
     folder = logits / ON_POLICY
-    found = [RoundsFolder(folder / run) for run in listed(folder, "*")]
+    found = [RoundsFolder(folder / run) for run in list_matching(folder, "*")]
     return [rounds for rounds in found if rounds.is_described]

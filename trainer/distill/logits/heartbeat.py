@@ -83,7 +83,7 @@ class TeacherHeartbeat:
         traceback: TracebackType | None,
     ) -> None:
         if not self._ended.is_set() and kind is not None:
-            self.failed(str(error) or kind.__name__)
+            self.report_failure(str(error) or kind.__name__)
         self._ended.set()
 
     def beat(
@@ -112,11 +112,11 @@ class TeacherHeartbeat:
         )
         self._write()
 
-    def done(self) -> None:
+    def report_done(self) -> None:
         """Report that this teacher is done, and end."""
         self._finish(replace(self._beat, state="done"))
 
-    def failed(self, reason: str) -> None:
+    def report_failure(self, reason: str) -> None:
         """Report why this teacher failed, and end."""
         self._finish(replace(self._beat, state="failed", reason=reason))
 
@@ -178,7 +178,7 @@ class TeacherWatch:
         ]
         return min([self._start.observe(), *silences])
 
-    def lost(self) -> str:
+    def describe_lost(self) -> str:
         """Return what is known of the teachers that are not done, in one line; empty: nothing."""
         return "; ".join(
             f"{each.beat.name} {each.beat.reason or each.beat.state}"

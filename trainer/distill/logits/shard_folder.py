@@ -264,7 +264,7 @@ class ShardFolder(ABC, Generic[D, Item]):
 
     def requests(self) -> list[int]:
         """Return the requested shards, in order."""
-        names = listed(self.path / REQUESTS, "shard-*.json")
+        names = list_matching(self.path / REQUESTS, "shard-*.json")
         return [plan.number for plan in self.plans if f"{plan.name}.json" in names]
 
     def _publish(self, plan: ShardPlan, content: memoryview, disk: Disk) -> None:
@@ -317,7 +317,7 @@ class ShardFolder(ABC, Generic[D, Item]):
             disk.rename(fresh, self.path / DATASET)
 
 
-def listed(folder: Path, pattern: str) -> list[str]:
+def list_matching(folder: Path, pattern: str) -> list[str]:
     """Return the names in a folder that match; none while its share is unreachable."""
     try:
         return sorted(path.name for path in folder.iterdir() if fnmatch(path.name, pattern))

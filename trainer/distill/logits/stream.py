@@ -188,5 +188,5 @@ class ShardStream:
                 " they are scores of a student's own answers: it writes only these"
             )
         raise UnreachableError(
-            f"{path}: {name} is missing and no teacher is alive ({watch.lost()}); {again}"
+            f"{path}: {name} is missing and no teacher is alive ({watch.describe_lost()}); {again}"
         )

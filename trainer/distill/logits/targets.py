@@ -39,12 +39,12 @@ def targets(
     check(scheme, temperature, divergence)
     exponent = scheme.temperature / temperature
     if scheme.kind == "sampled":
-        return _sampled(scores, temperature)
+        return _sample_targets(scores, temperature)
     if scheme.kind == "full":
         return _full(scores, exponent, temperature)
     if scheme.tail_samples and divergence == "forward":
-        return _drawn(scores, exponent, temperature)
-    return _bucketed(scores, scheme, exponent, temperature)
+        return _draw_tail(scores, exponent, temperature)
+    return _bucket_tail(scores, scheme, exponent, temperature)
 
 
 def check(
@@ -81,7 +81,7 @@ def has_bare_rest(scheme: Scheme) -> bool:
     return scheme.kind == "topk" and scheme.tail_samples == 0
 
 
-def _sampled(scores: Scores, temperature: float) -> SoftTargets:
+def _sample_targets(scores: Scores, temperature: float) -> SoftTargets:
     at = _positions(scores)
     weights = scores.counts / _sums(scores.counts, at, scores)[at]
     return _result(scores.offsets, scores.ids, weights, None, scores.entropy, temperature)
@@ -104,7 +104,7 @@ def _full(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
     return _result(scores.offsets, scores.ids, weights.reshape(-1), None, entropy, temperature)
 
 
-def _drawn(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
+def _draw_tail(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
     """Return the kept tokens, and draws in place of the tail."""
     weights, entropy = _kept_and_drawn(scores, exponent, has_tail=_draws(scores) > 0)
     if exponent == 1:  # stored exactly where the tail was drawn
@@ -112,7 +112,9 @@ def _drawn(scores: Scores, exponent: float, temperature: float) -> SoftTargets:
     return _result(scores.offsets, scores.ids, weights, None, entropy, temperature)
 
 
-def _bucketed(scores: Scores, scheme: Scheme, exponent: float, temperature: float) -> SoftTargets:
+def _bucket_tail(
+    scores: Scores, scheme: Scheme, exponent: float, temperature: float
+) -> SoftTargets:
     """Return the kept tokens, and the rest as one."""
     at, kept = _positions(scores), scores.counts == 0
     if scheme.tail_samples:

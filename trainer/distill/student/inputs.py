@@ -105,7 +105,7 @@ def await_description(
             on_wait(f"for {folder.path / DATASET}, {waited:.0f} s so far")
             due = waited + _TELL
         if watch.quiet() >= timeout:
-            if lost := watch.lost():
+            if lost := watch.describe_lost():
                 raise UnreachableError(
                     f"{folder.path}: no teacher described what it writes here ({lost}); mend that"
                     " and start it again"

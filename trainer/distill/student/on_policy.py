@@ -145,7 +145,7 @@ class OnPolicy:
                     number, min(number + own.prefetched_iterations, self._last_round) + 1
                 ):
                     self._answers(due, tell)
-                self._held = number, self._scored(number, tell)
+                self._held = number, self._read_scored(number, tell)
             except _Stopped:
                 return None
         return self._held[1][place * self._each : (place + 1) * self._each]
@@ -166,7 +166,7 @@ class OnPolicy:
         ]
         answers = self._author.write(places, lambda _: self._look_at_stop())
         kept = self._keep(number, answers, tell)
-        self._rounds.planned(number, kept)
+        self._rounds.plan_scores(number, kept)
         self.wrote += time.monotonic() - began
         return kept
 
@@ -198,7 +198,7 @@ class OnPolicy:
         epoch, place = divmod(document, len(self._prompts.tokens))
         return int(self._order(epoch)[place])
 
-    def _scored(self, number: int, tell: Tell) -> list[Encoded]:
+    def _read_scored(self, number: int, tell: Tell) -> list[Encoded]:
         """Return a round's samples, once a teacher has scored them."""
         told: list[str] = []
 

@@ -135,7 +135,7 @@ class Feed:
             raise _Closed
         self._waits_for = message
 
-    def damaged(self, message: str) -> None:
+    def record_damage(self, message: str) -> None:
         """Record what the source found damaged."""
         self._damage.append(message)
 

@@ -123,7 +123,7 @@ class AnswerRun(ShardRun[Answer]):
     ) -> None:
         there = assignment.description
 
-        def opened() -> Make[Answer]:
+        def open_generator() -> Make[Answer]:
             author = Author(
                 open_model(),
                 assignment.prompts,
@@ -144,4 +144,4 @@ class AnswerRun(ShardRun[Answer]):
 
             return make
 
-        super().__init__(assignment.folder, there.shards, opened, **options)
+        super().__init__(assignment.folder, there.shards, open_generator, **options)

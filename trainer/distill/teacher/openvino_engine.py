@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from trainer.config.teacher_engines import TEACHER_ENGINES, check_teacher_backend
 from trainer.distill.teacher.published import load_published
-from trainer.distill.teacher.torch_engine import padded, rows_at_once
+from trainer.distill.teacher.torch_engine import pad_windows, rows_at_once
 from trainer.model.families import text_config
 from trainer.model.safetensors_headers import (
     TensorHeader,
@@ -89,7 +89,7 @@ class OpenVinoEngine:
 
     def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
         """See `Engine`."""
-        ids, rows, places = padded(batch)
+        ids, rows, places = pad_windows(batch)
         hidden = _infer(self._backbone, ids)[rows, places]
         for part in hidden.split(rows_at_once(self.vocab_size, self.device)):
             yield _infer(self._head, part)

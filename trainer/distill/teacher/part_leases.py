@@ -53,7 +53,7 @@ class Parts:
         """Whether a shard is of a part that this process holds."""
         return number % self.count + 1 in self._held
 
-    def abandoned(self, name: str) -> Iterator[tuple[int, Lease]]:
+    def take_abandoned(self, name: str) -> Iterator[tuple[int, Lease]]:
         """Yield further parts with their leases; their processes were silent for long enough.
 
         Call it now and then: silence counts between two calls that are not far apart.

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from trainer.distill.logits.description import ShardPlan
 from trainer.tracking.picture import duration
-from trainer.tracking.progress import ProgressView, StepTimes, ViewConsole, choose_view, stamped
+from trainer.tracking.progress import ProgressView, StepTimes, ViewConsole, choose_view, stamp_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,24 +55,24 @@ class Tally:
 
     def begin(self) -> None:
         """Start the clock: the model is loaded."""
-        self._pace.seen(self._read)
+        self._pace.observe_step(self._read)
 
     def read(self, tokens: int) -> None:
         """Count tokens that were scored."""
         self._reading += tokens
         self._read += tokens
-        self._pace.seen(self._read)
+        self._pace.observe_step(self._read)
 
-    def written(self, plan: ShardPlan) -> None:
+    def count_written(self, plan: ShardPlan) -> None:
         """Count a shard that was scored and is on disk."""
         self._done.add(plan.number)
         self._reading -= plan.tokens
 
-    def found(self, plan: ShardPlan) -> None:
+    def count_found(self, plan: ShardPlan) -> None:
         """Count a shard that was on disk before."""
         self._done.add(plan.number)
 
-    def lost(self, plan: ShardPlan) -> None:
+    def uncount_lost(self, plan: ShardPlan) -> None:
         """Uncount a shard that has to be scored again."""
         self._done.discard(plan.number)
 
@@ -82,14 +82,14 @@ class Tally:
         tokens = sum(plan.tokens for plan in self._share)
         done = sum(plan.tokens for plan in self._share if plan.number in self._done)
         done += self._reading
-        seconds = self._pace.left(self._read + 1)  # for one token
+        seconds = self._pace.estimate_seconds_left(self._read + 1)  # for one token
         return Headway(
             shards_done=len(self._done),
             shards=len(self._share),
             tokens_done=done,
             tokens=tokens,
             tokens_per_second=None if seconds is None else 1 / seconds,
-            seconds_left=self._pace.left(self._read + tokens - done),
+            seconds_left=self._pace.estimate_seconds_left(self._read + tokens - done),
         )
 
 
@@ -113,7 +113,7 @@ class PlainTeacher:
         is_last = headway.shards_done == headway.shards
         if is_last or self._clock() - self._shown_at >= self._interval:
             self._shown_at = self._clock()
-            print(stamped(str(headway)), file=self._stream, flush=True)
+            print(stamp_line(str(headway)), file=self._stream, flush=True)
 
     def event(self, event: str, step: int, **details: Any) -> None:
         """See ProgressView; a teacher logs what happens."""

@@ -68,7 +68,7 @@ class Rows:
             together[~is_kept] = of_drawn
             return together
 
-        def placed(values: NDArray[np.float32]) -> NDArray[np.float32]:
+        def place_values(values: NDArray[np.float32]) -> NDArray[np.float32]:
             whole = np.zeros(length, np.float32)
             whole[places] = values
             return whole
@@ -78,9 +78,9 @@ class Rows:
             ids=entries(self.kept.reshape(-1), ids),
             logprobs=entries(self.kept_logprobs.reshape(-1), logprobs) if with_logprobs else None,
             counts=entries(np.zeros(count * kept, np.int32), counts),
-            tail=placed(self.tail),
-            dropped=placed(self.dropped),
-            entropy=placed(self.entropy),
+            tail=place_values(self.tail),
+            dropped=place_values(self.dropped),
+            entropy=place_values(self.entropy),
         )
 
     def _merged_draws(

@@ -105,10 +105,10 @@ class ShardRun(Generic[Items]):
                 except Interrupted:
                     # Not by the tally: what was written meanwhile is not counted yet.
                     if all(self._folder.is_there(plan.number) for plan in self._share):
-                        beat.done()
+                        beat.report_done()
                     end = Lease.release
                     raise
-                beat.done()
+                beat.report_done()
             if stay or self._parts.count == 1:  # nobody is there, or everybody ends
                 end = Lease.release
         finally:
@@ -140,7 +140,7 @@ class ShardRun(Generic[Items]):
                 self._take_over(stay, beat, writer)
                 if not self._between():
                     time.sleep(POLL)
-                for plan in self._requested():
+                for plan in self._iter_requested():
                     self._score(plan, beat, writer)
                 self._finish_writing()
 
@@ -148,14 +148,14 @@ class ShardRun(Generic[Items]):
         self, held: list[Lease], beat: TeacherHeartbeat, writer: ThreadPoolExecutor
     ) -> None:
         """Make the shards of parts whose process died, which is then as if this one's were more."""
-        for part, lease in self._parts.abandoned(self._name):
+        for part, lease in self._parts.take_abandoned(self._name):
             held.append(lease)
             more = self._shards[part - 1 :: self._parts.count]
             log.info("part %d of %d is taken over: its process is gone", part, self._parts.count)
             self._share.extend(more)
             for plan in more:
                 if self._is_there(plan):
-                    self._tally.found(plan)
+                    self._tally.count_found(plan)
                 elif not self._over():
                     self._score(plan, beat, writer)
             self._finish_writing()
@@ -173,18 +173,18 @@ class ShardRun(Generic[Items]):
     def _due(self) -> Iterator[ShardPlan]:
         """Yield the shards to score, in order, requested ones first."""
         for plan in self._share:
-            yield from self._requested()
+            yield from self._iter_requested()
             if self._is_there(plan):
-                self._tally.found(plan)
+                self._tally.count_found(plan)
             else:
                 yield plan
-        yield from self._requested()
+        yield from self._iter_requested()
 
-    def _requested(self) -> Iterator[ShardPlan]:
+    def _iter_requested(self) -> Iterator[ShardPlan]:
         wanted = set(self._folder.requests())
         for plan in self._share:
             if plan.number in wanted and not self._is_there(plan):
-                self._tally.lost(plan)
+                self._tally.uncount_lost(plan)
                 yield plan
 
     def _is_there(self, plan: ShardPlan) -> bool:
@@ -219,7 +219,7 @@ class ShardRun(Generic[Items]):
             plan, written = self._writing
             written.result()
             self._writing = None
-            self._tally.written(plan)
+            self._tally.count_written(plan)
 
     def _show(self, beat: TeacherHeartbeat) -> None:
         self._on_headway(asdict(self._tally.headway))
@@ -296,12 +296,12 @@ class TeacherRun(ShardRun[Window]):
         """Score the rounds of answers that students wrote, of which this part has each Nth."""
         scored = False
         for rounds in find_rounds(self._folder.path):
-            for plan in self._asked(rounds):
+            for plan in self._requested_answers(rounds):
                 if self._parts.has(plan.number) and not rounds.is_there(plan.number):
                     scored |= self._score_round(rounds, plan.number)
         return scored
 
-    def _asked(self, rounds: RoundsFolder) -> Sequence[ShardPlan]:
+    def _requested_answers(self, rounds: RoundsFolder) -> Sequence[ShardPlan]:
         """Return the answers of a student that asks for what this teacher's folder says.
 
         Why it does not is logged once, and read again each time: a share may be unreachable.
@@ -336,6 +336,6 @@ class TeacherRun(ShardRun[Window]):
             )
             for answer in answers
         ]
-        rounds.planned(number, answers)
+        rounds.plan_scores(number, answers)
         rounds.write(number, teacher.score(pieces, lambda _: self._check()))
         return True

@@ -45,8 +45,9 @@ def check_same_ids(
             if ours != theirs:
                 place, here, there = _difference(ours, theirs)
                 raise RefusedError(
-                    f"{documents.source(number)}: token {place} is {_named(encoder, here)} by"
-                    f" {tokenizer_dir} and {_named(teachers, there)} by the teacher {teacher_dir},"
+                    f"{documents.source(number)}: token {place} is"
+                    f" {_describe_token(encoder, here)} by {tokenizer_dir} and"
+                    f" {_describe_token(teachers, there)} by the teacher {teacher_dir},"
                     " so their tokenizers differ; take the GGUF file's own, or one that `trainer"
                     " distill trim-tokenizer` makes of it"
                 )
@@ -58,5 +59,5 @@ def _difference(ours: Ids, theirs: Ids) -> tuple[int, int | None, int | None]:
     return next((place, here, there) for place, (here, there) in pairs if here != there)
 
 
-def _named(encoder: Encoder, token: int | None) -> str:
+def _describe_token(encoder: Encoder, token: int | None) -> str:
     return "nothing" if token is None else f"{encoder.tokenizer.id_to_token(token)!r} ({token})"

@@ -68,13 +68,13 @@ class TorchEngine:
     @torch.no_grad()
     def prefill(self, batch: Sequence[NDArray[np.int32]]) -> Iterator[Tensor]:
         """See `Engine`."""
-        ids, rows, places = (part.to(self.device, non_blocking=True) for part in padded(batch))
+        ids, rows, places = (part.to(self.device, non_blocking=True) for part in pad_windows(batch))
         hidden = self._backbone(ids)
         for part in hidden[rows, places].split(rows_at_once(self.vocab_size, self.device)):
             yield self._head(part)
 
 
-def padded(batch: Sequence[NDArray[np.int32]]) -> tuple[Tensor, Tensor, Tensor]:
+def pad_windows(batch: Sequence[NDArray[np.int32]]) -> tuple[Tensor, Tensor, Tensor]:
     """Return windows as rows of one batch, and the row and place of each token but the last ones.
 
     Causal attention ignores the right, so padding there needs no mask. All are on the CPU: the

@@ -55,7 +55,7 @@ class Bpe:
         self.completions = _completions(self.merges)
         """The merge that completes each token in any text."""
 
-    def made(self, counts: NDArray[np.int64]) -> dict[str, int]:
+    def count_made_tokens(self, counts: NDArray[np.int64]) -> dict[str, int]:
         """Return how often each token is made, by itself or as a part of another.
 
         Args:
@@ -73,7 +73,7 @@ class Bpe:
         Ties are in the order of their merges: tokens that the corpus does not use are ranked by the
         tokenizer's own training.
         """
-        made = self.made(counts)
+        made = self.count_made_tokens(counts)
         ranks = {merge: rank for rank, merge in enumerate(self.merges)}
 
         def urgency(token: str) -> tuple[int, int]:

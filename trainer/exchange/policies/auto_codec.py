@@ -24,7 +24,7 @@ from trainer.planning.exchange_choice import (
     ExchangeCandidate,
     ExchangeLoad,
     element_bytes,
-    exposed,
+    exposed_seconds,
     first_within,
 )
 from trainer.planning.term import Term, term
@@ -119,7 +119,7 @@ class CodecChoice:
         self._emit("codec", codec=taken, step_ms=step_ms, exposed_ms=exposed_ms)
 
     def _estimate_exposed(self, exchange: ExchangeLoad, codec: str, out: float) -> Term:
-        return _measured_term(out) if codec == self.codec else exposed(exchange, codec)
+        return _measured_term(out) if codec == self.codec else exposed_seconds(exchange, codec)
 
     def _estimate_load(self, window: _Window) -> ExchangeLoad:
         """Return a link that would take as long as the exchange took."""

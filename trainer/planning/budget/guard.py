@@ -58,29 +58,29 @@ class Guard:
         """Money that the run has cost, all attempts together."""
         return self._before + self._accrual.money
 
-    def resumed(self, step: int) -> None:
+    def record_resumption(self, step: int) -> None:
         """Note the step at which this attempt begins."""
         self._step = step
 
-    def planned(self, total_steps: int) -> None:
+    def set_total_steps(self, total_steps: int) -> None:
         """Note the steps of the run, after the last of which there is a checkpoint."""
         self._total = total_steps
 
-    def stepped(self, step: int, now: float) -> None:
+    def record_step(self, step: int, now: float) -> None:
         """Note a completed step."""
         self._step = step
         self._done_at.append(now)
         self._progress_at = now
 
-    def progressed(self, now: float) -> None:
+    def record_progress(self, now: float) -> None:
         """Note something else that was completed: a validation, or a checkpoint."""
         self._progress_at = now
 
-    def saved(self, seconds: float) -> None:
+    def record_save(self, seconds: float) -> None:
         """Note the seconds of a save: with the longest of them a clean end takes longer."""
         self._stopping = max(self._stopping, STEP_PATIENCE + seconds)
 
-    def projected(self, now: float) -> float:
+    def project_cost(self, now: float) -> float:
         """Return what the run will have cost once its next checkpoint is saved and it has ended."""
         seconds = self._until_checkpoint(now) + self._stopping
         return self.spent + self._accrual.an_hour * seconds / 3600
@@ -97,7 +97,7 @@ class Guard:
         limit = self._budget.idle_stop
         if limit is not None and now - self._progress_at >= limit:
             return f"budget.idle_stop: no step was completed for {now - self._progress_at:.0f} s"
-        ceiling, projected = self._budget.ceiling, self.projected(now)
+        ceiling, projected = self._budget.ceiling, self.project_cost(now)
         if ceiling is None or projected <= ceiling:
             return None
         unit = self._budget.currency

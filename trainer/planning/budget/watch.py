@@ -90,35 +90,35 @@ class BudgetWatch:
         # Before anything costs: an attempt that is killed at once has begun all the same.
         self._record(begin=True)
 
-    def resumed(self, step: int) -> None:
+    def record_resumption(self, step: int) -> None:
         """Note that the run goes on after so many steps."""
         with self._lock:
             self._step = step
-            self._guard.resumed(step)
+            self._guard.record_resumption(step)
 
-    def stepped(self, step: int, watts: Mapping[int, float]) -> None:
+    def record_step(self, step: int, watts: Mapping[int, float]) -> None:
         """Note a step, which is progress, and the readings of power that came with it, by rank."""
         with self._lock:
             now = self._clock()
             self._step = step
-            self._guard.stepped(step, now)
+            self._guard.record_step(step, now)
             for rank, reading in watts.items():
                 if host := self._hosts.get(rank):
                     self._watts[host] = (now, reading)
 
-    def planned(self, total_steps: int) -> None:
+    def set_total_steps(self, total_steps: int) -> None:
         """Note the steps of the run, where they were not known when it began."""
         with self._lock:
-            self._guard.planned(total_steps)
+            self._guard.set_total_steps(total_steps)
 
-    def progressed(self) -> None:
+    def record_progress(self) -> None:
         """Note something that was completed, other than a step."""
         with self._lock:
-            self._guard.progressed(self._clock())
+            self._guard.record_progress(self._clock())
 
-    def saved(self, seconds: float) -> None:
+    def record_save(self, seconds: float) -> None:
         """Note how long a checkpoint took: a clean end takes one more."""
-        self._guard.saved(seconds)
+        self._guard.record_save(seconds)
 
     @property
     def ending(self) -> str | None:

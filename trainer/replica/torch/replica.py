@@ -129,11 +129,11 @@ class TorchReplica:
         )
         free = available_bytes(self._device)
 
-        def kept() -> int:
+        def count_kept_bytes() -> int:
             whole, tokens = plan(recompute=False), busy_tokens(config, accelerator=cuda)
             return whole.fixed + tokens * whole.per_token
 
-        recompute = needs_recomputation(config, self._device, kept, free)
+        recompute = needs_recomputation(config, self._device, count_kept_bytes, free)
         self._plan = plan_residents(
             model_dir, config, device, lambda some: plan(recompute=recompute, resident=some), free
         )

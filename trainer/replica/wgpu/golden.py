@@ -102,7 +102,7 @@ def layer_output(values: Mapping[str, Values], rope: tuple[Values, Values], size
     def heads(x: Values) -> Values:
         return x.reshape(sizes.samples, sizes.length, -1, sizes.head_dim).swapaxes(1, 2)
 
-    def turned(x: Values) -> Values:
+    def rotate_heads(x: Values) -> Values:
         first, second = np.split(x, 2, axis=-1)
         cosines, sines = rope
         pairs = [first * cosines - second * sines, second * cosines + first * sines]
@@ -111,8 +111,8 @@ def layer_output(values: Mapping[str, Values], rope: tuple[Values, Values], size
     x = values["x"]
     normed = norm("input_norm", x)
     group = sizes.heads // sizes.kv_heads
-    queries = turned(norm("q_norm", heads(linear("q", normed))))
-    keys = turned(norm("k_norm", heads(linear("k", normed)))).repeat(group, axis=1)
+    queries = rotate_heads(norm("q_norm", heads(linear("q", normed))))
+    keys = rotate_heads(norm("k_norm", heads(linear("k", normed)))).repeat(group, axis=1)
     scores = queries @ keys.swapaxes(2, 3) / np.sqrt(sizes.head_dim)
     future = np.triu(np.ones((sizes.length, sizes.length), bool), 1)
     weights = np.exp(np.where(future, -np.inf, scores))

@@ -306,7 +306,7 @@ def _read_inputs(
     else:
         inputs = read_inputs(config, run_id, log.info)
     if guards.budget is not None:
-        guards.budget.planned(inputs.plan.total_steps)
+        guards.budget.set_total_steps(inputs.plan.total_steps)
     for line in notes:
         log.info("%s", line)
     return inputs

@@ -250,7 +250,7 @@ def make_student(
             order=permute_epoch,
             timeout=teacher_timeout,
             on_wait=feed.waiting,
-            on_damage=feed.damaged,
+            on_damage=feed.record_damage,
         )
         return batches(stream, plan, step, position, prepare)
 

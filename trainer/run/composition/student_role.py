@@ -88,7 +88,7 @@ def run_student(
                     fresh.make(config, folder.description)
                 inputs = read_student_inputs(config, run_id, folder, validation, log.info)
                 if watch is not None:
-                    watch.planned(inputs.plan.total_steps)
+                    watch.set_total_steps(inputs.plan.total_steps)
                 student = build.make_student(
                     inputs,
                     partial(open_replica, inputs, place, moments=True),
@@ -112,7 +112,7 @@ def _await_scores(config: RunConfig, student: Student, stopper: BudgetStopper) -
     student.recorder.settle()
     student.recorder.emit({"event": "waiting", "reason": "for the scores of its checkpoints"})
     watched = Path(config.checkpoint.folder or config.output)
-    progressed = stopper.watch.progressed if stopper.watch else lambda: None
+    progressed = stopper.watch.record_progress if stopper.watch else lambda: None
     await_scores(watched, lambda: bool(stopper.stop), progressed)
     if stopper.stop:
         return False, stopper.stop.reason

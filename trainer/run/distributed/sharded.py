@@ -78,6 +78,6 @@ class ShardedSaves:
             return
         if error is None:
             path, seconds = self._sharded.folder / f"step-{step:06d}", time.monotonic() - began
-            recorder.saved(step, path, seconds)
+            recorder.record_checkpoint(step, path, seconds)
         else:
             recorder.not_saved(step, str(error))

@@ -40,9 +40,9 @@ class Background(Tracker):
         """Pass on a text."""
         self._put(lambda tracker: tracker.text(step, now, tag, content))
 
-    def restarted(self, step: int, now: float) -> None:
+    def on_restart(self, step: int, now: float) -> None:
         """Pass on a restart."""
-        self._put(lambda tracker: tracker.restarted(step, now))
+        self._put(lambda tracker: tracker.on_restart(step, now))
 
     def close(self, exit_code: int = 0, wait: float = LAST) -> None:
         """Let the tracker write the rest, a bounded time."""

@@ -18,7 +18,7 @@ class Tracker(Protocol):
     def text(self, step: int, now: float, tag: str, content: str) -> None:
         """Record a text."""
 
-    def restarted(self, step: int, now: float) -> None:
+    def on_restart(self, step: int, now: float) -> None:
         """Note that the run goes on after `step`: what was recorded of later steps is void."""
 
     def close(self, exit_code: int = 0) -> None:

@@ -49,7 +49,7 @@ class TensorBoardFile(Tracker):
         }
         self._write({"wall_time": now, "step": step, "summary": {"value": [value]}})
 
-    def restarted(self, step: int, now: float) -> None:
+    def on_restart(self, step: int, now: float) -> None:
         """Tell TensorBoard to drop the steps after `step`."""
         self._write({"wall_time": now, "step": step + 1, "session_log": {"status": "START"}})
 
@@ -74,15 +74,15 @@ class TensorBoardFile(Tracker):
 
         messages: Any = event_pb2  # its classes are built at run time, unseen by type checkers
 
-        def serialized(tree: dict[str, Any]) -> bytes:
+        def serialize_message(tree: dict[str, Any]) -> bytes:
             return _message(messages.Event(), tree).SerializeToString()
 
         try:
             if self._records is None:
                 self._records = RecordWriter(self._open())
                 version = {"wall_time": event["wall_time"], "file_version": "brain.Event:2"}
-                self._records.write(serialized(version))
-            self._records.write(serialized(event))
+                self._records.write(serialize_message(version))
+            self._records.write(serialize_message(event))
             self._outage.note_success()
         except OSError as error:
             self.close()

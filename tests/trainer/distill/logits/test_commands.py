@@ -70,7 +70,7 @@ def test_inspect_measures(tmp_path, kind):
     folder = tiny_folder(tmp_path, description, write=[0, 2])
     with TeacherHeartbeat(folder, "intel-1") as beat:
         beat.beat(shards_done=2, shards=3, tokens_per_second=812.0)
-        beat.failed("the disk is full")
+        beat.report_failure("the disk is full")
     result = call(inspect, tmp_path, "--json")
     assert result.exit_code == 0, result.exception
     said = json.loads(result.output)

@@ -29,7 +29,7 @@ def test_a_beat_is_read_as_it_was_written(folder):
         assert seen.beat.tokens_per_second == 812.5
         beat.beat(shards_done=3, shards=3, state="waiting")
         assert TeacherWatch(folder).look()[0].beat.state == "waiting"
-        beat.done()
+        beat.report_done()
     assert TeacherWatch(folder).look()[0].beat.state == "done"
 
 
@@ -37,7 +37,7 @@ def test_a_start_with_nothing_to_do_keeps_the_rate_of_the_device(folder):
     def start(**said):
         with TeacherHeartbeat(folder, "a") as beat:
             beat.beat(shards_done=3, shards=3, **said)
-            beat.done()
+            beat.report_done()
         [seen] = TeacherWatch(folder).look()
         return seen.beat.tokens_per_second, seen.beat.device
 
@@ -71,7 +71,7 @@ def test_silence_is_measured_by_change_on_the_readers_clock(folder):
         assert watch.look()[0].silent == 10
         path.write_text('{"half')
         assert watch.quiet() == 10, "what cannot be read is no sign of life"
-        beat.done()
+        beat.report_done()
 
 
 def test_those_that_ended_are_no_sign_of_life(folder):
@@ -79,13 +79,13 @@ def test_those_that_ended_are_no_sign_of_life(folder):
     watch = TeacherWatch(folder, clock)
     for name in ("a", "b"):
         with TeacherHeartbeat(folder, name) as beat:
-            beat.done() if name == "a" else beat.failed("the disk is full")
+            beat.report_done() if name == "a" else beat.report_failure("the disk is full")
     clock.now += 30
     assert [each.beat.state for each in watch.look()] == ["done", "failed"]
     assert watch.quiet() == 30
     with TeacherHeartbeat(folder, "c") as beat:
         assert watch.quiet() == 0
-        beat.done()
+        beat.report_done()
 
 
 def test_a_killed_teacher_falls_silent(folder):
@@ -118,5 +118,5 @@ def test_a_full_disk_stops_no_teacher(folder, caplog):
     (folder.path / "teachers").rename(folder.path / "gone")
     with TeacherHeartbeat(folder, "a") as beat:
         beat.beat(shards_done=1, shards=3)
-        beat.done()
+        beat.report_done()
     assert [each.message for each in caplog.records if "not written" in each.message]

@@ -140,7 +140,7 @@ def test_it_waits_for_a_slow_teacher(folder):
         def teach():
             time.sleep(1.2 * timeout)
             write(folder, 2)
-            beat.done()
+            beat.report_done()
 
         teacher = threading.Thread(target=teach)
         teacher.start()
@@ -155,7 +155,7 @@ def test_a_teacher_that_died_is_an_error(folder):
     beat = TeacherHeartbeat(folder, "intel-1", interval=3600)
     with pytest.raises(UnreachableError, match=r"shard-00004 .*intel-1 running, silent for"):
         keys(make(folder))
-    beat.failed("the disk is full")
+    beat.report_failure("the disk is full")
     with pytest.raises(UnreachableError, match="intel-1 the disk is full"):
         keys(make(folder))
 
@@ -170,7 +170,7 @@ def test_done_with_missing_shards_says_which_and_what_to_run(folder):
     for number in (4, 6):
         folder.shard_path(number).rename(folder.path / f"gone-{number}")
     with TeacherHeartbeat(folder, "intel-1") as beat:
-        beat.done()
+        beat.report_done()
     with pytest.raises(InputError, match=r"shards 4, 6 are missing .* run `trainer distill teach"):
         keys(make(folder))
 

@@ -29,7 +29,7 @@ class Attempt:
         for step in range(first, last + 1):
             self.now += each
             self.accrual.advance(self.now, {})
-            self.guard.stepped(step, self.now)
+            self.guard.record_step(step, self.now)
             if ending := self.guard.look(self.now):
                 return step, ending
         return None
@@ -72,7 +72,7 @@ def test_steps_that_become_slower_stop_it_between_checkpoints() -> None:
 
 def test_a_slow_disk_is_given_its_time() -> None:
     attempt = Attempt(ceiling=1000.0 + STOPPING)
-    attempt.guard.saved(200.0)
+    attempt.guard.record_save(200.0)
     ended = attempt.run()
     assert ended is not None
     assert attempt.guard.spent + 210.0 <= 1000.0 + STOPPING
@@ -95,5 +95,5 @@ def test_idle_stop() -> None:
     ending = attempt.guard.look(quiet + 1800)
     assert ending is not None
     assert ending == "budget.idle_stop: no step was completed for 1800 s"
-    attempt.guard.progressed(quiet + 1790)
+    attempt.guard.record_progress(quiet + 1790)
     assert attempt.guard.look(quiet + 1800) is None

@@ -175,12 +175,12 @@ def test_a_crash_loop_is_idle_all_the_time(desk: Desk) -> None:
     """Restarts are no progress: each attempt goes on with the idle time of the one before."""
     watch = desk.open(idle_stop=300, ceiling=None)
     desk.wait(watch, 30)
-    watch.stepped(7, {})
+    watch.record_step(7, {})
     for _ in range(3):
         assert desk.wait(watch, 70) is None
         watch.close(ended=False)
         watch = desk.open(idle_stop=300, ceiling=None)
-        watch.resumed(7)
+        watch.record_resumption(7)
     reason = desk.wait(watch, 200)
     assert reason is not None
     assert reason.startswith("budget.idle_stop")
@@ -188,14 +188,14 @@ def test_a_crash_loop_is_idle_all_the_time(desk: Desk) -> None:
 
 def test_the_power_that_workers_measure_counts_for_their_host(desk: Desk) -> None:
     watch = desk.open()
-    watch.stepped(1, {0: 250.0, 5: 9999.0})
+    watch.record_step(1, {0: 250.0, 5: 9999.0})
     desk.wait(watch, 60)
     watch.close()
     rack, home = [r for r in SpendLedger(desk.path).read() if r.seconds]
     assert (rack.measured, home.measured) == (0.0, 60.0)
     assert home.kwh == pytest.approx(250 * 60 / 3.6e6)
     watch = desk.open()
-    watch.stepped(1, {0: 250.0})
+    watch.record_step(1, {0: 250.0})
     assert watch.status["measured"] == ["home"]
     desk.wait(watch, 121)
     assert watch.status["measured"] == [], "an old reading holds no longer"
@@ -208,7 +208,7 @@ def test_a_killed_attempt_loses_no_second_of_what_only_sensors_tell(
     """Its last line says at what power it ran; the first one comes with the first reading."""
     hosts = [{"name": "home", "price_kwh": 0.36, "ranks": [0]}]
     killed = desk.open(hosts=hosts)
-    killed.stepped(1, {0: 500.0})
+    killed.record_step(1, {0: 500.0})
     desk.wait(killed, lasted)
     desk.wait(None, 20)
     again = desk.open(hosts=hosts)
@@ -248,9 +248,9 @@ class Stepping(BudgetWatch):
         self.time = Clock()
         super().__init__(*words, **named, clock=self.time)
 
-    def stepped(self, step: int, watts: Mapping[int, float]) -> None:
+    def record_step(self, step: int, watts: Mapping[int, float]) -> None:
         self.time.now += 10.0
-        super().stepped(step, watts)
+        super().record_step(step, watts)
 
 
 @pytest.fixture(scope="module")

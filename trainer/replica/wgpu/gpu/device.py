@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import wgpu
 
-from trainer.planning.vulkan_buffers import Kind, aligned, nbytes
+from trainer.planning.vulkan_buffers import Kind, align_size, nbytes
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.errors import DeviceError, LostError, OutOfMemoryError
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
@@ -83,7 +83,7 @@ class Device:
             OutOfMemoryError: it does not fit.
         """
         storage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
-        size = aligned(size)
+        size = align_size(size)
         with self.raise_device_errors():
             buffer = self.handle.create_buffer(size=size, usage=usage or storage)
         self.allocated += size

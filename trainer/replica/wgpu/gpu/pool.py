@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import psutil
 
 from trainer.planning.vulkan import USABLE
-from trainer.planning.vulkan_buffers import NF4_BLOCK, Kind, aligned, nbytes
+from trainer.planning.vulkan_buffers import NF4_BLOCK, Kind, align_size, nbytes
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.vulkan_adapter import Adapter
@@ -79,7 +79,7 @@ class MemoryPool:
             whole = min(fitting, key=lambda piece: piece.nbytes)
             free[:] = [piece for piece in free if piece is not whole]
         else:
-            whole = self._allocate(aligned(size), purpose)
+            whole = self._allocate(align_size(size), purpose)
         scales = None
         if kind == "nf4":
             blocks = -(-Array(None, shape).size // NF4_BLOCK)

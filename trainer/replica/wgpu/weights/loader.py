@@ -20,7 +20,7 @@ from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.device import Device
 from trainer.replica.wgpu.gpu.pool import MemoryPool
 from trainer.replica.wgpu.weights.floats import from_bf16, stored_values, to_bf16
-from trainer.replica.wgpu.weights.nf4_file import ABSMAX, quantized
+from trainer.replica.wgpu.weights.nf4_file import ABSMAX, open_quantized
 from trainer.system.errors import InputError
 
 _STEP = 1 << 22  # elements of a piece
@@ -61,7 +61,7 @@ def load_frozen(model_dir: Path, config: RunConfig, pool: MemoryPool) -> dict[st
         array = arrays[name]
         _upload_chunks(device, array, _convert_tensor(headers[name], array.kind, rounded))
     if packed:
-        with quantized(model_dir, packed, through_bf16=rounded) as codes:
+        with open_quantized(model_dir, packed, through_bf16=rounded) as codes:
             for name in packed:
                 _upload_chunks(device, arrays[name], _read_raw(codes[name]))
                 scales = arrays[name].scales

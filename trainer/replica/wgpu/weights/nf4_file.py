@@ -37,7 +37,7 @@ _STEP = 1 << 16  # elements at a time, which fit the processor's cache
 
 
 @contextmanager
-def quantized(
+def open_quantized(
     model_dir: Path, tensors: Mapping[str, TensorHeader], *, through_bf16: bool
 ) -> Iterator[dict[str, TensorHeader]]:
     """Yield the headers of every tensor's codes and absmax, quantising them if necessary.

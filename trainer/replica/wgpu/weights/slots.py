@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from trainer.model.layout import Block, GradientLayout
-from trainer.planning.vulkan_buffers import aligned
+from trainer.planning.vulkan_buffers import align_size
 from trainer.replica.wgpu.gpu.array import Array
 from trainer.replica.wgpu.gpu.pool import MemoryPool
 
@@ -68,5 +68,5 @@ def _tensor_starts(block: Block) -> list[int]:
     """Return each tensor's first element in the padded block, and the block's size."""
     starts = [0]
     for slot in block.tensors:
-        starts.append(starts[-1] + aligned(4 * slot.size) // 4)
+        starts.append(starts[-1] + align_size(4 * slot.size) // 4)
     return starts
