@@ -170,7 +170,7 @@ class Uv:
 def _raise_failure(program: str, result: subprocess.CompletedProcess[str]) -> None:
     if result.returncode != 0:
         lines = re.findall(r"^ *(?:ERROR|error|cause): *(.*)", result.stdout, re.M)
-        reason = ": ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
+        reason = ": ".join(dict.fromkeys(lines))
         raise LauncherError(
             f"{program} failed: {reason or f'exit code {result.returncode}'}",
             _last_lines(result.stdout),

@@ -333,11 +333,11 @@ def test_a_launcher_leaves_no_proxy_command(server: Server, tmp_path: Path, end:
     add_proxy(server)
     code = (
         "import sys\nsys.path.insert(0, sys.argv[1])\n"
-        "from launcher.hosts.ssh import connect\n"
+        "from launcher.hosts.ssh import connect_host\n"
         "from launcher.inventory.hosts import Host\n"
         "host = Host(name='far', address='127.0.0.1', ssh_port=int(sys.argv[2]),\n"
         "    ssh_args=('-F', sys.argv[3]), trainer_command=(sys.argv[4],))\n"
-        "print(connect(host).link().hello['pid'], flush=True)\n"
+        "print(connect_host(host).open_link().hello['pid'], flush=True)\n"
         "sys.stdin.read()\n"
     )
     trainer = Path(sys.executable).with_name("trainer")
@@ -369,7 +369,7 @@ def test_a_launcher_that_ends_meanwhile_leaves_no_proxy_command(server: Server) 
         "from launcher.inventory.hosts import Host\n"
         "host = Host(name='far', address='127.0.0.1', ssh_port=int(sys.argv[2]),\n"
         "    ssh_args=('-F', sys.argv[3]))\n"
-        "threading.Thread(target=ssh.connect, args=(host,), daemon=True).start()\n"
+        "threading.Thread(target=ssh.connect_host, args=(host,), daemon=True).start()\n"
         "import psutil\n"
         "while not login._OPEN: time.sleep(0.01)\n"
         "(one,) = login._OPEN\n"

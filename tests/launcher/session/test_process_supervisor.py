@@ -365,7 +365,7 @@ def test_the_keeper_survives_the_process_that_started_it(run_id: str, tmp_path: 
         "from launcher.plan.plan import ProcessPlan\n"
         "from launcher.runs.processes.session import SessionSupervisor\n"
         "plan = ProcessPlan(**json.loads(sys.argv[1]))\n"
-        f"SessionSupervisor(LocalConnection(), {run_id!r}).start(plan)\n"
+        f"SessionSupervisor(LocalConnection(), {run_id!r}).start_process(plan)\n"
     )
     plan = json.dumps({**process.__dict__})
     subprocess.run([sys.executable, "-c", starter, plan], check=True, timeout=60)

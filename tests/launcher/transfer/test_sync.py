@@ -302,7 +302,7 @@ def test_another_checkpoint_of_the_same_name_replaces_the_old_one(
             raise UnreachableError("the link is cut")
         return transfer(*arguments, **settings)  # pyright: ignore
 
-    monkeypatch.setattr(sync, "transfer", break_off)
+    monkeypatch.setattr(sync, "transfer_files", break_off)
     with pytest.raises(UnreachableError):
         sync.pull_folder(far, "checkpoints", "", here, said.append)
     assert not (here / "demo/step-000010/manifest.json").exists()
@@ -320,7 +320,7 @@ def test_logits_go_to_hosts_without_a_mounted_share(
     for host, synced in zip((near, far), done, strict=True):
         assert same(tmp_path / "logits/teacher", Path(str(host.share_folder), "logits/teacher"))
         assert synced.moved.files == 4
-    monkeypatch.setattr(share_checks, "_mount", lambda path: (f"10.0.0.1:{path}", "nfs4"))
+    monkeypatch.setattr(share_checks, "_last_mount", lambda path: (f"10.0.0.1:{path}", "nfs4"))
     make_checkpoint(tmp_path / "logits/another")
     [mounted] = sync.push_logits([near], tmp_path / "logits", said.append)
     assert mounted.describe == f"near: has them from 10.0.0.1:{near.share_folder}/logits"

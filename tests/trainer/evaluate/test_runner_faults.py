@@ -45,7 +45,7 @@ def test_a_damaged_checkpoint_is_named_once_and_left_out(
         if looks == 3:
             run.status("completed")
 
-    monkeypatch.setattr(Interruption, "wait", look)
+    monkeypatch.setattr(Interruption, "sleep", look)
     runner(run, probe, once=False).run()
     assert probe.seen == ["step-000001"]
     assert [record["step"] for record in run.records] == [1]
@@ -101,7 +101,7 @@ def aside(run: Run, monkeypatch: pytest.MonkeyPatch) -> Path:
     def come_back(_: Interruption, seconds: float) -> None:
         folder.rename(run.output)
 
-    monkeypatch.setattr(Interruption, "wait", come_back)
+    monkeypatch.setattr(Interruption, "sleep", come_back)
     return folder
 
 
@@ -173,7 +173,7 @@ def test_a_folder_that_cannot_be_written_for_a_while_is_waited_for(
     def end(_: Interruption, seconds: float) -> None:
         ballast.unlink() if fault == "full" else remount("rw")
 
-    monkeypatch.setattr(Interruption, "wait", end)
+    monkeypatch.setattr(Interruption, "sleep", end)
     probe = Probe(begin if when == "result" else lambda _: None)
     once = runner(run, probe, once=False)
     if when == "claim":

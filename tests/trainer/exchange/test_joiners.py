@@ -171,7 +171,9 @@ def test_part_of_a_frame_is_a_sign_of_life(problem: ExactProblem):
 
 def test_no_state_is_hashed_at_once(problem: ExactProblem, monkeypatch: pytest.MonkeyPatch):
     """2.3 GB/s of hashing on the event loop silences the coordinator, for a refused rank too."""
-    monkeypatch.setattr(TrainState, "digest", lambda _: pytest.fail("a whole state was hashed"))
+    monkeypatch.setattr(
+        TrainState, "compute_digest", lambda _: pytest.fail("a whole state was hashed")
+    )
     hashed: list[int] = []
     state = StateDelivery.make_state_frames
     monkeypatch.setattr(

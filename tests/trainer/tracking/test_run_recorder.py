@@ -40,7 +40,7 @@ class StuckStore:
         snapshot.close()
         return Path(f"step-{snapshot.step:06d}")
 
-    def publish(self) -> None:
+    def write_publication(self) -> None:
         pass
 
     def release(self) -> None:

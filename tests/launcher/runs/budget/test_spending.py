@@ -95,7 +95,7 @@ def test_two_names_of_one_machine_are_read_once(state: Path) -> None:
     SpendLedger(state / "spend.jsonl").append(LINES)
     place_ = SimpleNamespace(connection=LocalConnection(), folder=state, host="a")
     twice = SimpleNamespace(
-        ask=lambda read, **_: SimpleNamespace(
+        ask_hosts=lambda read, **_: SimpleNamespace(
             found={"a": read(place_), "b": read(place_)}, errors={}
         )
     )
