@@ -39,7 +39,7 @@ TRAINER = [str(BIN / "trainer")]
 IMPORT = [sys.executable, "-c", "import torch"]
 PLACE = ["--rank", "0", "--gpu-backend", "cpu", "--threads", "1"]
 PATIENCE = 180.0
-IN_THE_RUN = "in the run as rank"
+IN_THE_RUN = "joined as rank"
 
 
 class Spent(NamedTuple):

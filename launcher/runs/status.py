@@ -129,7 +129,7 @@ class RunView:
         return lines
 
     def takes_part(self, process: ProcessPlan) -> bool:
-        """Whether a process has found its place in the run."""
+        """Return whether a process has joined the run."""
         if process.role == "worker":
             return self.find_report(process).get("state") in JOINED
         if process.beat:

@@ -93,7 +93,7 @@ def test_a_lost_member_is_one_lost_worker_which_comes_back(cluster: Cluster) -> 
         (GROUP, signal.SIGSTOP, "has not answered for"),
     ):
         group = cluster.torch_worker(1, *flags)
-        group.says("in the run as rank 1")
+        group.says("joined as rank 1")
         cluster.wait_step(cluster.step + 2)
         lost = len(cluster.events("lost", rank=1))
         (member,) = members_of(group)

@@ -38,7 +38,7 @@ def test_a_run_from_up_to_its_checkpoints_on_the_share(cluster: Cluster) -> None
     assert len(run.records("step")) == 60
     assert {len(step["shares"]) for step in run.records("step")[-10:]} == {3}
     run.check()
-    assert "the run has ended for this worker" in operator.launch("logs", "worker-2").stdout
+    assert "run finished" in operator.launch("logs", "worker-2").stdout
     other = cluster.another_operator("other-laptop")
     assert other.status()["run_id"] == run.run_id
     assert run.run_id in other.launch("runs").stdout

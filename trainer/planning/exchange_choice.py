@@ -25,7 +25,7 @@ ROUNDS_CODEC = next(name for name, kind in CODECS.items() if kind.planned == "ro
 MOST_EXPOSED = 0.05
 """Share of a step that an exchange may add."""
 LEAST_ROUNDS = 20
-"""A run has at least so many rounds, or its replicas meet too seldom to learn as one."""
+"""Minimum outer steps of a run; below it replicas diverge."""
 OVERLAP = 0.5
 """Share of the last micro-batch's time during which finished blocks can travel."""
 

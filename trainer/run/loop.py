@@ -93,7 +93,7 @@ class Worker:
         """Do what an event asks for; return it if it is the end."""
         match event:
             case Admitted(rank=rank, state=state):
-                log.info("in the run as rank %d from step %d", rank, state.step)
+                log.info("joined as rank %d at step %d", rank, state.step)
                 self._state, self._owes_commit = state, False
                 self._inner = None
                 self._begin_rounds_if_due()

@@ -16,7 +16,7 @@ Float32 = NDArray[np.float32]
 class ReusedArray:
     """Gives out fp32 arrays `[n]`, one after another in the same memory if the last one is gone.
 
-    Gone is an array to which nothing refers any more, no view of it and no frame that is queued.
+    An array is free when nothing refers to it, no view of it and no frame that is queued.
     While one is in use the next has memory of its own, so at most one gradient is kept for later.
     """
 

@@ -23,7 +23,7 @@ MAX_CONTROL = 64 * 1024
 MAX_PAYLOAD = 1024 * 1024
 """Bytes of the largest payload of one frame."""
 MAX_WEIGHT = 2**32 - 1
-"""The largest weight that a header can say; a larger sum is told as this."""
+"""Largest loss weight that a header can encode; larger sums saturate."""
 CHUNK = MAX_PAYLOAD
 """Bytes of payload in the tensor frames we send: a sum needs whole blocks, so smaller is no use."""
 SHARED = 0x1

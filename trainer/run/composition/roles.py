@@ -251,7 +251,7 @@ def run_worker(config: RunConfig, run_id: str, place: Placement, coordinator: st
     worker = build.make_worker(inputs, choice, connect)
     on_signal(worker.interrupt)
     end = worker.run()
-    log.info("the run has ended for this worker: %s", end.reason)
+    log.info("run finished: %s", end.reason)
     return end.exit_code
 
 
