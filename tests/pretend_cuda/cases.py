@@ -233,6 +233,6 @@ _FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "no copy": (_PinnedCopies, "start", lambda *_: None),
     "no wait for the copy": (_PinnedCopies, "wait", lambda *_: True),
     "no wait for the gradient": (Stream, "wait_stream", lambda *_: None),
-    "an item in each micro-batch": (objective, "language", _asking),
+    "an item in each micro-batch": (objective, "language_loss", _asking),
 }
 """What is replaced, by what, which gets what it replaces."""

@@ -40,19 +40,19 @@ CLASSIFY = {"task": "classify"}
 DPO = {"task": "dpo"}
 TAUGHT = FP32 | FULL | {"distillation.alpha": 0.7}
 
-WORKER = {"TorchReplica._results": 1, "_Pinned.wait": 1}
+WORKER = {"TorchReplica._make_results": 1, "_PinnedCopies.wait": 1}
 """For the loss, and for the last block of the gradient, which no more work hides."""
-STUDENT = {"TorchReplica._results": 1, "StudentOptimizer.apply": 1}
+STUDENT = {"TorchReplica._make_results": 1, "StudentOptimizer.apply": 1}
 """For the loss, and for the gradient's norm, which may end the run."""
 RANK = {
-    "ParallelReplica._agree": 1,
+    "ParallelReplica._agree_on_groups": 1,
     "ParallelReplica.accumulate": 1,
     "ParallelAdamW._norm": 1,
 }
 """For what the mean divides by, for the loss and for the norm."""
-STAGE = RANK | {"Pipeline._run": 2}
+STAGE = RANK | {"Pipeline._run_schedule": 2}
 """torch's stages agree on their connections again for each new shape of a micro-batch."""
-SCALE = {"LossScale.settle": 1}
+SCALE = {"LossScale.unscale_gradients": 1}
 """For whether fp16 overflowed."""
 
 CASES: dict[str, tuple[str, Mapping[str, Any], Mapping[str, int]]] = {
@@ -65,13 +65,13 @@ CASES: dict[str, tuple[str, Mapping[str, Any], Mapping[str, int]]] = {
     "recomputed": ("worker", FP32 | {"training.gradient_checkpointing": "on"}, WORKER),
     "bf16": ("worker", BF16, WORKER),
     "fp16": ("worker", FP16, WORKER | SCALE),
-    "scores": ("scores", FP32, {"TorchReplica._score": 1}),
-    "scores-classifier": ("scores", FP32 | CLASSIFY, {"TorchReplica._score": 2}),
-    "scores-dpo": ("scores", FP32 | DPO, {"TorchReplica._score": 2}),
+    "scores": ("scores", FP32, {"TorchReplica._score_batch": 1}),
+    "scores-classifier": ("scores", FP32 | CLASSIFY, {"TorchReplica._score_batch": 2}),
+    "scores-dpo": ("scores", FP32 | DPO, {"TorchReplica._score_batch": 2}),
     "student": ("student", TAUGHT, STUDENT),
     "student-resumed": ("resumed", TAUGHT, STUDENT),
     "student-bf16": ("student", TAUGHT | BF16, STUDENT),
-    "generation": ("generation", FP32, {"TorchGenerator._continue": 5}),
+    "generation": ("generation", FP32, {"TorchGenerator._generate_batch": 5}),
     "teacher-topk": ("teacher", {"kind": "topk", "top_k": 20}, {"Scorer.score": 7}),
     "teacher-sampled": ("teacher", {"kind": "sampled"}, {"Scorer.score": 7}),
     "ddp": ("rank", FP32, RANK),
@@ -164,4 +164,4 @@ def test_a_gradient_that_is_read_too_early_is_wrong(place: Place, model: str, fa
 def test_a_value_that_the_host_asks_for_is_a_wait(place: Place, model: str) -> None:
     [found] = place.run(f"{HERE}:faulty", "an item in each micro-batch", model, place.real, world=0)
     assert found["far"] < EXACT
-    assert found["waits"] == WORKER | {"TorchReplica._loss": 2}
+    assert found["waits"] == WORKER | {"TorchReplica._compute_loss": 2}
