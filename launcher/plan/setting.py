@@ -31,7 +31,7 @@ class PlanContext:
     """Host name -> id that is equal for two names of one machine; surveyed hosts only."""
 
     script_digest: str = ""
-    """Of the script that this start names; empty: none."""
+    """The digest of the script that this start names; empty without one."""
 
     def get_machine_id(self, host: Host) -> str:
         """Return an id that is equal for two inventory names of one machine."""

@@ -1,7 +1,7 @@
 """A script as its operator named it: the bytes that were hashed are those that run. No torch.
 
-A script runs only where a command line names it. No config has a key for it, and what a host keeps
-of a run names no script.
+A script runs only where a command line names it, by its digest where another process made that
+command. No config has a key for it.
 """
 
 from __future__ import annotations

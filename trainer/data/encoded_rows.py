@@ -157,8 +157,8 @@ class EncodedFile:
     def measure_tokens(
         self,
         encoder: Encoder,  # noqa: ARG002 - as DataFile has it
-        max_seq_len: int,  # noqa: ARG002
-        budget: int | None = None,  # noqa: ARG002
+        max_seq_len: int,  # noqa: ARG002 - as DataFile has it
+        budget: int | None = None,  # noqa: ARG002 - as DataFile has it
     ) -> Measurement:
         """Return the tokens, which were counted when they were encoded."""
         return self.rows.part.measurement

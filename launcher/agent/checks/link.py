@@ -54,7 +54,7 @@ class ProbeResult:
     """The result on a worker's end. Speeds are in bit/s, times in s; None: not measured."""
 
     stage: str
-    """The last stage: `refused`, `silent`, `unreachable`, `stranger`, `up`, `down`, or `done`."""
+    """Last stage: `refused`, `silent`, `unreachable`, `unauthenticated`, `up`, `down`, `done`."""
     detail: str = ""
     round_trip: float | None = None
     up: float | None = None
@@ -142,7 +142,7 @@ def connect(address: str, port: int, token: str, name: str, deadline: float) -> 
     until = time.monotonic() + deadline
     while True:
         crossing = _probe_link(address, port, token, name, until)
-        again = crossing.stage in ("refused", "stranger", "unreachable")
+        again = crossing.stage in ("refused", "unauthenticated", "unreachable")
         if not again or time.monotonic() + _RETRY > until:
             return crossing
         time.sleep(_RETRY)
@@ -160,14 +160,14 @@ def _probe_link(address: str, port: int, token: str, name: str, until: float) ->
         return ProbeResult("unreachable", (error.strerror or str(error)).lower())
     round_trip = time.monotonic() - began
     up: float | None = None
-    stage = "stranger"
+    stage = "unauthenticated"
     with link:
         try:
             link.settimeout(max(0.1, until - time.monotonic()))
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.sendall(json.dumps({"token": token, "name": name}).encode() + b"\n")
             if _read_line(link) != b"ok":
-                return ProbeResult("stranger", "another program answers there")
+                return ProbeResult("unauthenticated", "another program answers there")
             stage = "done"  # connected; the measurement may still not take place
             _read_line(link)
             stage = "up"
@@ -181,7 +181,9 @@ def _probe_link(address: str, port: int, token: str, name: str, until: float) ->
             link.sendall(b"bye\n")
         except (OSError, ValueError) as error:
             said = (
-                "another program answers there" if stage == "stranger" else _describe_stall(error)
+                "another program answers there"
+                if stage == "unauthenticated"
+                else _describe_stall(error)
             )
             return ProbeResult(stage, said, round_trip, up)
     return ProbeResult("done", "", round_trip, up, down)

@@ -98,7 +98,7 @@ def judge_crossing(
             f"{target} refuses connections from {host}, though {head} listens there",
             f"a firewall rejects it, or {target} is another machine: {open_port}",
         )
-    if crossing.stage == "stranger":
+    if crossing.stage == "unauthenticated":
         return Finding(
             "fail",
             f"{target} is not {head}: {crossing.detail}",

@@ -115,9 +115,9 @@ class LossyCluster(SimulatedCluster):
         assert isinstance(own, ErrorFeedback)
         encode = own.encode
 
-        def applied(state: Any, flat: np.ndarray, *scalars: Any) -> None:
-            self._committed(state.step, flat)
-            apply(state, flat, *scalars)
+        def applied(state: Any, average: Any, rate: float, scale: float) -> None:
+            self._committed(state.step, average)
+            apply(state, average, rate, scale)
 
         def encoded(block: int, values: np.ndarray, *, settle: bool = False, batch: int = 0) -> Any:
             if settle:
@@ -134,9 +134,9 @@ class LossyCluster(SimulatedCluster):
 
         # Wrapped on the instance, for which mypy and pyright have no type: the product keeps no
         # account, and a subclass could not be put into a machine that builds its own policy.
-        policy.make_terms = terms  # type: ignore[method-assign]
-        policy.apply_update = applied  # type: ignore[method-assign]
-        own.encode = encoded  # type: ignore[method-assign]
+        policy.make_terms = terms
+        policy.apply_update = applied
+        own.encode = encoded
 
     def connect(self, worker: SimulatedWorker, certified: int | None = None) -> None:
         before = worker.session
@@ -194,7 +194,7 @@ class LossyCluster(SimulatedCluster):
                 yield from frames
 
         # Wrapped on the instance, as for the coordinator: the session is made by the product.
-        session._encode_with_feedback = watched  # type: ignore[method-assign]
+        session._encode_with_feedback = watched
 
     def _book(self, debtor: Debtor, ledger: Ledger | None) -> bool:
         """Book what the ledger has of a step; return whether that is all that was encoded."""

@@ -70,7 +70,7 @@ def watch(sums: GradientSum) -> Watched:
         return made
 
     # Wrapped on the instance: the coordinator makes its own sums.
-    sums.add_frame, sums.average_block = added, averaged  # type: ignore[method-assign]
+    sums.add_frame, sums.average_block = added, averaged
     return found
 
 

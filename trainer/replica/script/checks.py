@@ -104,7 +104,9 @@ def read_random_state(device: torch.device, *, whole: bool = False) -> list[Any]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
     if whole:
-        states += [random.getstate(), np.random.get_state()[1].tobytes()]  # type: ignore[union-attr]
+        numbers = np.random.get_state(legacy=False)["state"]
+        # A draw moves the position alone, until the block of numbers is used up.
+        states += [random.getstate(), numbers["key"].tobytes(), numbers["pos"]]
     return states
 
 

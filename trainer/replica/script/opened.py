@@ -18,8 +18,13 @@ from torch import Tensor, nn
 
 from trainer.config.script import Script
 from trainer.replica.script.start import Facts, ScriptStart, build_script_layout
-from trainer.system.errors import DoesNotFitError, InputError, TrainerError, first_line
-from trainer.system.errors import is_out_of_memory as is_memory
+from trainer.system.errors import (
+    DoesNotFitError,
+    InputError,
+    TrainerError,
+    first_line,
+    is_out_of_memory,
+)
 
 MODULE = "motley_script"
 """The name under which a script's module is found by its own classes."""
@@ -80,6 +85,7 @@ def open_script(script: Script, seed: int) -> OpenedScript:
     module.__file__ = str(script.path)
     sys.modules[MODULE] = module
     with script_errors(script, "the script"):
+        # Its operator's own command named it, by its digest; no config and no host can.
         exec(compile(script.content, str(script.path), "exec"), module.__dict__)  # noqa: S102
     parts = {name: getattr(module, name, None) for name in ("model", "dataset", "loss")}
     for name, part in parts.items():
@@ -140,7 +146,7 @@ def script_errors(script: Script, function: str) -> Iterator[None]:
     except TrainerError:
         raise
     except Exception as error:
-        if is_memory(error):
+        if is_out_of_memory(error):
             raise DoesNotFitError(
                 f"{script.path}: {function}: no memory for it ({first_line(error)}); lower"
                 " training.micro_batch_size"

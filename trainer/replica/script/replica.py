@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.config.run import RunConfig
-from trainer.replica.base import EvalResult, OnBlock, StepResult
+from trainer.replica.backend import BackendRequest, Opener, UnusableError, cuda_device
+from trainer.replica.base import EvalResult, OnBlock, Replica, StepResult
 from trainer.replica.microbatch import MicroBatchLimit
 from trainer.replica.script.checks import (
     check_buffers,
@@ -27,6 +28,7 @@ from trainer.replica.script.watchdog import Watchdog
 from trainer.replica.torch.gradient_stream import GradientStream
 from trainer.replica.torch.model import flatten_parameters, share_weights, trainable_parameters
 from trainer.replica.torch.precision import make_autocast
+from trainer.system.backends import RequestedBackend
 from trainer.system.errors import DoesNotFitError
 
 _Result = TypeVar("_Result")
@@ -184,6 +186,22 @@ class ScriptReplica:
         with torch.no_grad():
             for name, buffer in self._model.named_buffers():
                 buffer.copy_(buffers[name])
+
+
+def script_openers(opened: OpenedScript) -> dict[RequestedBackend, Opener]:
+    """Return what opens a script's replica on each backend."""
+
+    def open_on(device: str, request: BackendRequest) -> Replica:
+        return ScriptReplica(opened, request.config, device, request.threads)
+
+    def refuse(_: BackendRequest) -> Replica:
+        raise UnusableError("a script computes with torch")
+
+    return {
+        "cuda": lambda request: open_on(cuda_device(request.gpu), request),
+        "wgpu": refuse,
+        "cpu": lambda request: open_on("cpu", request),
+    }
 
 
 @contextmanager

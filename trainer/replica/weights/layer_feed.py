@@ -44,15 +44,15 @@ class LayerFeed:
     def hold(self, layer: int, following: int | None) -> None:
         """Wait until a layer is in memory, and begin to read the one that follows.
 
-        The layer that was held before is let go.
+        The layer that was held before is released.
 
         Raises:
             InputError: the layer cannot be read.
             RuntimeError: a weight of the layer before is still in use.
         """
         if self._held is None or self._held.layer != layer:
-            self._let_go()
-            slot = self._slot_of(layer) or self._begin(layer)
+            self._release_held()
+            slot = self._slot_of(layer) or self._start_reading(layer)
             try:
                 slot.reading.result()
             except BaseException:
@@ -60,7 +60,7 @@ class LayerFeed:
                 raise
             self._held = slot
         if following is not None and self._slot_of(following) is None:
-            self._begin(following)
+            self._start_reading(following)
 
     def tensor(self, layer: int, name: str) -> np.ndarray:
         """Return a weight's bytes, u8; nothing may refer to them when another layer is held.
@@ -80,12 +80,12 @@ class LayerFeed:
         """Join the reading thread and close the files; what is held is let go."""
         self._thread.shutdown(cancel_futures=True)
         self._weights.close()
-        self._let_go()
+        self._release_held()
 
     def _slot_of(self, layer: int) -> _Slot | None:
         return next((slot for slot in self._slots if slot.layer == layer), None)
 
-    def _begin(self, layer: int) -> _Slot:
+    def _start_reading(self, layer: int) -> _Slot:
         """Begin to read a layer into the slot that is not held."""
         slot = next(slot for slot in self._slots if slot is not self._held)
         slot.layer = layer
@@ -93,7 +93,7 @@ class LayerFeed:
         self.reads += 1
         return slot
 
-    def _let_go(self) -> None:
+    def _release_held(self) -> None:
         held, self._held = self._held, None
         views, self._views = self._views, []
         for name, view in views:

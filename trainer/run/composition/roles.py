@@ -335,7 +335,7 @@ def open_replica(
 
     train, openers = inputs.train, None
     if inputs.opened is not None:
-        from trainer.replica.script.openers import script_openers
+        from trainer.replica.script.replica import script_openers
 
         openers = script_openers(inputs.opened)
     choice = choose_replica(

@@ -30,7 +30,12 @@ CROSSINGS: dict[str, tuple[ProbeResult, bool, str, str]] = {
     "silent": (ProbeResult("silent", "no answer"), False, "lambda -> intel", "open TCP port 9000"),
     "answers lost": (ProbeResult("silent", "no answer"), True, "intel -> lambda: its", "open TCP"),
     "refused": (ProbeResult("refused", "x"), False, "though intel listens there", "firewall"),
-    "stranger": (ProbeResult("stranger", "x"), False, f"{TARGET} is not intel", "connect_address"),
+    "unauthenticated": (
+        ProbeResult("stranger", "x"),
+        False,
+        f"{TARGET} is not intel",
+        "connect_address",
+    ),
     "unreachable": (
         ProbeResult("unreachable", "no route to host"),
         False,

@@ -22,6 +22,7 @@ from tests.trainer.script_run import (
 from tests.waiting import PATIENCE
 from trainer.checkpoint.reader import find_checkpoint
 from trainer.config.script import read_script
+from trainer.replica.script.checks import read_random_state
 from trainer.replica.script.start import run_for_start
 from trainer.run.inputs import read_script_inputs
 from trainer.system.errors import InputError, RefusedError
@@ -127,6 +128,17 @@ def test_a_script_that_is_wrong_is_one_line(
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
     assert str(raised.value).startswith(str(path))
+
+
+def test_one_more_number_of_numpy_is_noticed() -> None:
+    """It moves the generator's position; its block of numbers changes at each 624th alone."""
+    device = torch.device("cpu")
+    np.random.seed(0)
+    np.random.rand()
+    before = read_random_state(device, whole=True)
+    assert read_random_state(device, whole=True) == before
+    np.random.rand()
+    assert read_random_state(device, whole=True) != before
 
 
 def test_what_a_script_raises_in_mid_run_is_the_end_of_the_run(tmp_path: Path) -> None:
