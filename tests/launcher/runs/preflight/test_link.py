@@ -31,7 +31,7 @@ CROSSINGS: dict[str, tuple[ProbeResult, bool, str, str]] = {
     "answers lost": (ProbeResult("silent", "no answer"), True, "intel -> lambda: its", "open TCP"),
     "refused": (ProbeResult("refused", "x"), False, "though intel listens there", "firewall"),
     "unauthenticated": (
-        ProbeResult("stranger", "x"),
+        ProbeResult("unauthenticated", "x"),
         False,
         f"{TARGET} is not intel",
         "connect_address",
