@@ -30,7 +30,7 @@ T = TypeVar("T")
 _FAILURES = {
     "silent": "no answer at {at}; open TCP port {port} in the firewall between them",
     "refused": "{at} refuses the connection; open TCP port {port} in its firewall",
-    "stranger": "another program answers at {at}; choose another port: --port",
+    "unauthenticated": "another program answers at {at}; choose another port: --port",
     "unreachable": "{at}: {detail}",
     "up": "small messages pass, larger ones do not ({detail}): compare the MTU, ip link",
     "down": "small messages pass, larger ones do not ({detail}): compare the MTU, ip link",
