@@ -24,6 +24,7 @@ from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import JoinRequest, Message, ShardAssignment, Shutdown
 from trainer.exchange.protocol.wire import Frame, IncompatibleError, run_tag
 from trainer.exchange.transport import same_host, tls
+from trainer.exchange.transport.event_loop import call_in_loop
 from trainer.exchange.transport.link import FLUSH, Link
 from trainer.exchange.transport.sockets import HANDSHAKE, connect_host, shake_hands
 from trainer.exchange.worker.session import Event, Session
@@ -127,7 +128,7 @@ class WorkerClient:
     def close(self, reason: str) -> None:
         """Say goodbye, send what is queued, and end the thread."""
         self.send(messages.Leave(reason=reason), 0)
-        self._loop.call_soon_threadsafe(self._close_link, reason)
+        call_in_loop(self._loop, self._close_link, reason)
         self._thread.join(timeout=2 * FLUSH)
 
     def _current_session(self) -> Session | None:
@@ -135,7 +136,7 @@ class WorkerClient:
         return self._served if self._served is self._session else None
 
     def _post_frames(self, session: Session, frames: Iterable[Frame]) -> None:
-        self._loop.call_soon_threadsafe(self._send_frames, session, frames)
+        call_in_loop(self._loop, self._send_frames, session, frames)
 
     # The thread's side
 

@@ -27,6 +27,7 @@ from trainer.exchange.protocol.messages import (
 )
 from trainer.exchange.protocol.wire import Frame, IncompatibleError, run_tag
 from trainer.exchange.transport import tls
+from trainer.exchange.transport.event_loop import call_in_loop
 from trainer.exchange.transport.link import Link
 from trainer.exchange.transport.sockets import HANDSHAKE, connect_host, shake_hands
 from trainer.system.errors import ProtocolError
@@ -76,7 +77,7 @@ class ReadingReporter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
+        call_in_loop(self._loop, self._over.set)
         self._thread.join(_INTERVAL)  # an attempt to connect may last longer, and ends by itself
 
     def _run_loop(self) -> None:

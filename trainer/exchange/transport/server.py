@@ -26,6 +26,7 @@ from trainer.exchange.protocol.members import RefusalError
 from trainer.exchange.protocol.messages import JoinRefused
 from trainer.exchange.protocol.wire import Frame, run_tag
 from trainer.exchange.transport import tls
+from trainer.exchange.transport.event_loop import call_in_loop
 from trainer.exchange.transport.link import FLUSH, Link
 from trainer.exchange.transport.listener import Listener
 from trainer.exchange.transport.recorder import Recorder
@@ -113,9 +114,7 @@ class GradientServer:
             except OSError as error:
                 raise InputError(f"--bind {host}:{port}: {error.strerror or error}") from None
             handle_stop_signals(
-                lambda number: loop.call_soon_threadsafe(
-                    self._stop_run, f"stopped by {number.name}"
-                )
+                lambda number: call_in_loop(loop, self._stop_run, f"stopped by {number.name}")
             )
             self._recorder.emit({"event": "listening", "address": f"{host}:{self.port}"})
             on_listening()
@@ -152,9 +151,9 @@ class GradientServer:
         return made
 
     def halt(self, error: TrainerError) -> None:
-        """End the run with an error's exit code; to be called from any thread while it serves."""
+        """End the run with an error's exit code; to be called from any thread."""
         assert self._finished is not None
-        self._finished.get_loop().call_soon_threadsafe(self._halt_run, error)
+        call_in_loop(self._finished.get_loop(), self._halt_run, error)
 
     def fail(self, error: Exception) -> None:
         """End the run after a defect: loudly, and with a last checkpoint if that is possible."""
