@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trainer.config.run import load_config
 from trainer.model.expert_parameters import converted_targets
 from trainer.model.families import (
     FAMILIES,
@@ -20,6 +21,7 @@ from trainer.model.families import (
     text_config,
 )
 from trainer.model.family import Family
+from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import (
     TensorHeader,
     read_config,
@@ -70,9 +72,20 @@ def check_trains(config: Mapping[str, Any], name: str, method: str) -> None:
 
 
 def check_folder_trains(folder: Path, name: str, method: str | None) -> None:
-    """Check a model's folder by `check_trains`; without a method or a config.json nothing is."""
-    if method is not None and (folder / "config.json").is_file():
-        check_trains(read_config(folder), name, method)
+    """Check a model's folder by `check_trains`, and weights of an unlisted family by the trainer.
+
+    Without a method or a config.json nothing is checked.
+
+    Raises:
+        InputError: it does not train by this method with the default settings.
+    """
+    if method is None or not (folder / "config.json").is_file():
+        return
+    tree = read_config(folder)
+    check_trains(tree, name, method)
+    if not find_family(tree, name).listed and any(folder.glob("*.safetensors")):
+        settings = {"model.path": str(folder), "data.train": name, "task": "causal-lm"}
+        build_layout(folder, load_config(None, {**settings, "method": method}))
 
 
 def read_shape(folder: Path) -> ModelShape:
@@ -219,8 +232,13 @@ def _unknown(tree: Mapping[str, Any]) -> str:
         return ""
     kind, names = str(tree.get("model_type", "unknown")), tree.get("architectures")
     shown = names[0] if isinstance(names, list) and names else kind
-    refused = known_family(tree).refused
-    return (f"{kind} is not trained here: {refused}; " if refused else "") + (
+    family, why = known_family(tree), ""
+    if family.refused:
+        why = f"{kind} is not trained here: {family.refused}; "
+    elif family.renamed:
+        names = ", ".join(family.renamed)
+        why = f"transformers renames linears of {kind} ({names}), and no adapter trains these; "
+    return why + (
         f"architecture {shown} is not known here; planned by the sizes of its config alone, which"
         " is an estimate"
     )

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from launcher.cli import run
 from tests.launcher.hollow_model import make_model
@@ -151,6 +153,39 @@ def test_what_does_not_train_is_refused_as_by_the_trainer(
         student = ["plan", "--shape", "7b", "--cluster", "1xT4", "--distill"]
         capsys.readouterr()
         assert run([*student, "--student", str(tmp_path)]) == 2
+        assert capsys.readouterr().err == f"launch: {refusal.value}\n"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "renamed"),
+    [("axk2", "self_attn.q_b_proj"), ("laguna", "mlp.shared_expert.up_proj")],
+)
+def test_linears_that_transformers_renames_are_refused_as_by_the_trainer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], model_type: str, renamed: str
+) -> None:
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16}
+    tree = {"model_type": model_type, "intermediate_size": 16, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(tree))
+    asked = ["plan", "--model", str(tmp_path), "--cluster", "1xT4"]
+    # By its config alone only the kind is known: it is named, and others of its linears may train.
+    assert run(asked) == 0
+    assert f"transformers renames linears of {model_type} (" in capsys.readouterr().out
+    shapes = {
+        "model.embed_tokens.weight": (16, 8),
+        f"model.layers.0.{renamed}.weight": (8, 8),
+        "model.layers.0.mlp.down_proj.weight": (8, 16),
+        "model.norm.weight": (8,),
+        "lm_head.weight": (16, 8),
+    }
+    save_file(
+        {name: np.ones(shape, np.float32) for name, shape in shapes.items()},
+        tmp_path / "model.safetensors",
+    )
+    given = {"model.path": str(tmp_path), "data.train": "none", "task": "causal-lm"}
+    with pytest.raises(InputError, match=f"renames {renamed} of its files") as refusal:
+        build_layout(tmp_path, load_config(None, given))
+    for method in ("lora", "qlora"):
+        assert run([*asked, "--method", method]) == 2
         assert capsys.readouterr().err == f"launch: {refusal.value}\n"
 
 

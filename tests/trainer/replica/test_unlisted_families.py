@@ -29,6 +29,7 @@ from trainer.model.families import FAMILIES, PLAIN
 from trainer.model.family_refusals import FULL_REFUSED, REFUSED, RENAMED
 from trainer.model.layout import build_layout
 from trainer.model.safetensors_headers import read_headers
+from trainer.planning.model_config import check_folder_trains
 from trainer.replica.torch.linear import LoraLinear
 from trainer.replica.torch.unlisted import check_class
 from trainer.system.errors import InputError
@@ -191,6 +192,9 @@ def test_others_are_refused_with_a_reason(tiny: Tiny, tmp_path: Path, model_type
         build_layout(folder, config)  # no weight is loaded
     assert BY_FILES[model_type] in str(refusal.value)
     assert "\n" not in str(refusal.value)
+    with pytest.raises(InputError) as planned:
+        check_folder_trains(folder, str(folder), "lora")
+    assert str(planned.value) == str(refusal.value)
 
 
 @pytest.mark.long
