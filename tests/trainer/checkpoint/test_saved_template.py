@@ -30,7 +30,14 @@ TRAINED_WITH = (
     "{% if add_generation_prompt %}### assistant:{% endif %}"
 )
 LATER = "{% for m in messages %}{{ m.content }}{% endfor %}"
-PATHS = ("", "adapter", "checkpoints", "checkpoints/step-000002", "checkpoints/latest")
+PATHS = (
+    "",
+    "adapter",
+    "checkpoints",
+    "checkpoints/step-000002",
+    "checkpoints/latest",
+    "checkpoints/best",
+)
 ASKED = [Sample("", messages=(ChatMessage("user", "hi"),))]
 
 
